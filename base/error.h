@@ -1,0 +1,41 @@
+// The errors ZeroRun reports on purpose, and the check for its own invariants. Used by every folder; any thread.
+//
+//   UserError       a user's mistake (config, arguments, files): programs end with exit code 2
+//   CommError       other ranks are missing, late or out of step: exit code 1
+//   InternalError   an invariant of ZeroRun itself does not hold: exit code 1, please report
+//
+// Every message names what was expected, what was found and what to do about it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace zerorun {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class UserError : public Error {
+ public:
+  using Error::Error;
+};
+
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+class InternalError : public Error {
+ public:
+  using Error::Error;
+};
+
+[[noreturn]] void fail_check(const char* condition, const char* file, int line, const std::string& detail);
+
+}  // namespace zerorun
+
+/// An invariant of ZeroRun's own code; `detail` (anything std::string takes) is only evaluated when it is broken.
+#define ZR_CHECK(condition, detail) \
+  ((condition) ? void(0) : ::zerorun::fail_check(#condition, __FILE__, __LINE__, detail))

@@ -1,0 +1,32 @@
+# Compiler flags for our own code, ccache and a fast linker where they are found, sanitizers by option.
+
+set(ZERORUN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,undefined' or 'thread'")
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(ZERORUN_CCACHE ccache)
+if(ZERORUN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # The sloppiness lets ccache serve files that use a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ZERORUN_CCACHE})
+endif()
+
+foreach(linker mold lld)
+  find_program(ZERORUN_LINKER_${linker} NAMES ${linker} ld.${linker})
+  if(ZERORUN_LINKER_${linker})
+    add_link_options(-fuse-ld=${linker})
+    break()
+  endif()
+endforeach()
+
+add_library(zerorun_flags INTERFACE)
+# Contraction to fused multiply-add would make results depend on the machine: off.
+target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off)
+target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
+
+if(ZERORUN_SANITIZE)
+  add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${ZERORUN_SANITIZE})
+endif()

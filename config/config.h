@@ -1,0 +1,79 @@
+// ds_config.json, read strictly, as one fully resolved value. No LibTorch; owned by whoever loads it; immutable
+// after loading by convention, so any thread may read it.
+//
+// `load_config` reads JSON with `//` and `#` comments and trailing commas. Every mistake is a UserError that names
+// file:line:column, the JSON path, what was expected, what was found, and the remedy.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zerorun {
+
+/// train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x world size, always.
+struct BatchConfig {
+  int64_t train_batch_size = 1;
+  int64_t micro_batch_size_per_gpu = 1;
+  int64_t gradient_accumulation_steps = 1;
+};
+
+enum class OptimizerType { adam_w, adam, sgd };
+
+/// `type` "Adam" means adam_w unless params.adam_w_mode is false, as in DeepSpeed.
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::adam_w;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  bool bias_correction = true;
+  double momentum = 0.0;   // SGD
+  double dampening = 0.0;  // SGD
+  bool nesterov = false;   // SGD
+};
+
+enum class SchedulerType { warmup_lr, warmup_decay_lr };
+enum class WarmupType { log, linear };
+
+struct SchedulerConfig {
+  SchedulerType type = SchedulerType::warmup_lr;
+  double warmup_min_lr = 0.0;
+  std::optional<double> warmup_max_lr;  // absent: the optimizer's lr (WarmupLR); 0.001 is filled in for WarmupDecayLR
+  int64_t warmup_num_steps = 1000;
+  WarmupType warmup_type = WarmupType::log;
+  int64_t total_num_steps = 0;  // WarmupDecayLR
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  int64_t reduce_bucket_size = 500'000'000;     // elements, an upper bound
+  int64_t allgather_bucket_size = 500'000'000;  // elements, an upper bound
+  bool overlap_comm = false;
+};
+
+struct Config {
+  BatchConfig batch;
+  std::optional<OptimizerConfig> optimizer;
+  std::optional<SchedulerConfig> scheduler;
+  ZeroConfig zero;
+  double gradient_clipping = 1.0;  // 0 turns it off; DeepSpeed's default when omitted is 1.0
+  std::optional<int64_t> steps_per_print;
+  bool wall_clock_breakdown = false;
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1.0;
+  /// One line for each accepted setting that changes nothing here, with the reason.
+  std::vector<std::string> notes;
+};
+
+/// Reads and resolves `file` for `world_size` ranks. Throws UserError.
+Config load_config(const std::filesystem::path& file, int world_size);
+
+/// The same from text; `origin` stands for the file name in messages. Throws UserError.
+Config parse_config(std::string_view text, const std::string& origin, int world_size);
+
+}  // namespace zerorun

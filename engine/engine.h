@@ -1,0 +1,105 @@
+// ZeroRun from a user's side: initialize() lays a module's parameters into buckets and returns the Engine that runs
+// ZeRO on them. One engine a model and rank; used by one thread at a time. The header a newcomer reads first.
+//
+//   auto model = Gpt(options);                                    // any torch::nn::Module
+//   auto engine = zerorun::initialize(*model, "ds_config.json");
+//   for (auto& batch : loader) {
+//     auto loss = model->loss(batch);
+//     engine.backward(loss);  // scales, accumulates, reduces while it runs
+//     engine.step();          // at the accumulation boundary: clip, update, gather, schedule
+//   }
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+
+namespace zerorun {
+
+/// A set of parameters with their own hyperparameters; what is not given comes from the config's optimizer.
+struct ParameterGroup {
+  std::vector<at::Tensor> parameters;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+  std::optional<std::pair<double, double>> betas;
+};
+
+struct InitializeOptions {
+  std::shared_ptr<Communicator> communicator;    // default: connect() by the environment
+  torch::optim::Optimizer* optimizer = nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
+  std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
+  std::optional<int64_t> bucket_numel;           // bucket bound in elements, in place of the layout's own choice
+};
+
+/// Model-state and buffer bytes that this rank holds, by category.
+struct BytesByCategory {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t master = 0;   // fp32 master weights apart from the parameters (none under fp32 training)
+  int64_t moments = 0;  // optimizer state
+  int64_t buckets = 0;  // communication buffers
+  int64_t buffers = 0;  // the module's buffers and frozen parameters
+
+  int64_t model_states() const { return parameters + gradients + master + moments; }
+};
+
+class Engine {
+ public:
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+  ~Engine();
+
+  /// Runs backward on loss / gradient_accumulation_steps (loss itself is not changed) and sends gradients on their
+  /// way. Several calls before a step add up. `loss`: a scalar that requires grad. `retain_graph`, `create_graph` as
+  /// in LibTorch.
+  void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
+
+  /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. A
+  /// non-finite gradient skips the update on every rank. Throws UserError when backward did not go through the engine
+  /// or a parameter has left its bucket.
+  void step();
+
+  void train();
+  void eval();
+
+  /// True while the micro-step under way ends with an optimizer step.
+  bool is_gradient_accumulation_boundary() const;
+
+  /// Learning rate of each parameter group, as the next optimizer step will use it.
+  std::vector<double> get_lr() const;
+  /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer step;
+  /// 0 before the first.
+  double get_global_grad_norm() const;
+  bool was_step_applied() const;   // whether the last step() changed the parameters
+  int64_t global_steps() const;    // optimizer steps taken or skipped
+  int64_t skipped_steps() const;
+  BytesByCategory bytes_by_category() const;
+  /// What DESIGN's ZeRO formula gives for the model states of this stage and world size, in bytes.
+  double formula_bytes() const;
+
+  const Config& config() const;
+  Communicator& communicator();
+
+ private:
+  friend Engine initialize(torch::nn::Module&, const Config&, InitializeOptions);
+  struct State;
+  explicit Engine(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves the
+/// parameters into buckets; the leaves stay the same objects. Throws UserError.
+Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
+/// The same with the config read from `ds_config`.
+Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config, InitializeOptions options = {});
+
+}  // namespace zerorun
