@@ -1,4 +1,5 @@
-// The errors ZeroRun reports on purpose, and the check for its own invariants. Used by every folder; any thread.
+// The errors ZeroRun reports on purpose, and the check for its own invariants. Used by every folder; any
+// thread.
 //
 //   UserError       a user's mistake (config, arguments, files): programs end with exit code 2
 //   CommError       other ranks are missing, late or out of step: exit code 1
@@ -36,6 +37,7 @@ class InternalError : public Error {
 
 }  // namespace zerorun
 
-/// An invariant of ZeroRun's own code; `detail` (anything std::string takes) is only evaluated when it is broken.
+/// An invariant of ZeroRun's own code; `detail` (anything std::string takes) is only evaluated when it is
+/// broken.
 #define ZR_CHECK(condition, detail) \
   ((condition) ? void(0) : ::zerorun::fail_check(#condition, __FILE__, __LINE__, detail))

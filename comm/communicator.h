@@ -1,7 +1,8 @@
-// Collectives among ranks. A Communicator is owned by one rank and used by one thread of it at a time; ranks issue
-// the same collectives in the same order. Each collective returns a Work; until its wait() has returned, the tensors
-// given to it belong to the communicator. Reductions are sums in rank order: the bits depend neither on bucket sizes
-// nor on timing. Every wait has a deadline; a missed one throws CommError naming collective, label and missing ranks.
+// Collectives among ranks. A Communicator is owned by one rank and used by one thread of it at a time; ranks
+// issue the same collectives in the same order. Each collective returns a Work; until its wait() has
+// returned, the tensors given to it belong to the communicator. Sums are taken in rank order: their bits
+// depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed one throws CommError
+// naming collective, label and missing ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,27 +16,40 @@
 namespace zerorun {
 
 enum class Collective { reduce_scatter, all_gather, all_reduce, broadcast, barrier };
-inline constexpr int kCollectives = 5;
 const char* name_of(Collective collective);
+
+/// What a collective moves and for whom: `label` ("bucket 3") names it in errors.
+struct CollectiveCall {
+  Collective kind;
+  at::Tensor output;
+  at::Tensor input;
+  int root;
+  std::string label;
+};
+
+/// "reduce_scatter of bucket 3"
+std::string describe(Collective kind, const std::string& label);
 
 /// A collective under way.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the output is there and the input may be written again. Call it exactly once. Throws CommError.
+  /// Returns when the output is there and the input may be written again. Call it exactly once. Throws
+  /// CommError.
   virtual void wait() = 0;
 };
 
-/// Algorithmic volume sent by one rank, in elements: (N-1)/N of the full tensor for a reduce-scatter or an
-/// all-gather, 2(N-1)/N for an all-reduce, (N-1)/N for a broadcast.
+/// Elements that this rank has sent, by collective: (N-1)/N of the whole for a reduce-scatter or an
+/// all-gather, N-1 times the tensor for an all-reduce (it is made for a few scalars) and, on the root, for a
+/// broadcast.
 class Volume {
  public:
-  void add(Collective collective, int64_t numel, int world_size);
-  double elements(Collective collective) const { return elements_[static_cast<int>(collective)]; }
+  void add(const CollectiveCall& call, int rank, int world_size);
+  double elements(Collective kind) const { return elements_[static_cast<size_t>(kind)]; }
   void reset() { elements_ = {}; }
 
  private:
-  std::array<double, kCollectives> elements_{};
+  std::array<double, 5> elements_{};
 };
 
 class Communicator {
@@ -49,30 +63,34 @@ class Communicator {
   int world_size() const { return world_size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  /// A zero-filled 1-D tensor of `numel` elements in the memory this communicator moves fastest, aligned to 64 bytes.
+  /// A zero-filled 1-D tensor in the memory that this communicator moves fastest, aligned to 64 bytes.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
+  /// Bytes this communicator holds for collectives under way and to come.
+  virtual int64_t scratch_bytes() const { return 0; }
 
-  // Tensors are 1-D and contiguous. `label` names what is moved ("bucket 3") in errors.
+  // Tensors are 1-D, contiguous and on the CPU.
 
-  /// output (numel / N) = sum over ranks of slice `rank` of their input. `output` may be that slice of `input` itself.
+  /// output (numel / N) = sum over ranks of slice `rank` of their input. `output` may be that slice of
+  /// `input`.
   [[nodiscard]] std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, std::string label);
-  /// Slice r of output = input of rank r. `input` may be slice `rank` of `output` itself.
+  /// Slice r of output = input of rank r. `input` may be slice `rank` of `output`.
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label);
-  /// tensor = sum over ranks, in rank order.
+  /// tensor = sum over ranks. Made for a few scalars: every rank sends all of them to every other.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
+  /// tensor = the root's.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
   Volume& volume() { return volume_; }
 
  protected:
-  virtual std::unique_ptr<Work> start_reduce_scatter(at::Tensor output, at::Tensor input, std::string label) = 0;
-  virtual std::unique_ptr<Work> start_all_gather(at::Tensor output, at::Tensor input, std::string label) = 0;
-  virtual std::unique_ptr<Work> start_all_reduce(at::Tensor tensor, std::string label) = 0;
-  virtual std::unique_ptr<Work> start_broadcast(at::Tensor tensor, int root, std::string label) = 0;
-  virtual std::unique_ptr<Work> start_barrier(std::string label) = 0;
+  /// Starts `call`, whose tensors have been checked. Several may be under way; they end in the order of their
+  /// waits.
+  virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
 
  private:
+  std::unique_ptr<Work> count_and_start(CollectiveCall call);
+
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;

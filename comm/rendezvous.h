@@ -9,8 +9,8 @@
 
 namespace zerorun {
 
-/// What RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and ZERORUN_TIMEOUT
-/// (seconds) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
+/// What RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
+/// ZERORUN_TIMEOUT (seconds) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
 struct Environment {
   int rank = 0;
   int world_size = 1;
@@ -24,8 +24,8 @@ struct Environment {
   static Environment read();
 };
 
-/// Joins the other ranks over Gloo and returns when all are there. Throws UserError (port in use, bad variables) or
-/// CommError naming the ranks that did not join within the deadline.
+/// Joins the other ranks over Gloo and returns when all are there. Throws UserError (port in use, bad
+/// variables) or CommError naming the ranks that did not join within the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 
 }  // namespace zerorun

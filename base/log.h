@@ -1,0 +1,11 @@
+// Log lines of the runtime, on stderr. Thread-safe. Callers decide which rank speaks: usually rank 0 alone.
+#pragma once
+
+#include <string>
+
+namespace zerorun {
+
+void log_info(const std::string& message);
+void log_warning(const std::string& message);
+
+}  // namespace zerorun

@@ -1,0 +1,273 @@
+// gloo/*.h come from comm/gloo_declarations.
+#define USE_C10D_GLOO 1
+#include "comm/gloo_communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/deadline.h"
+#include "comm/rank_order_sum.h"
+
+namespace zerorun {
+namespace {
+
+using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+using Message = c10::intrusive_ptr<c10d::Work>;
+
+// Gloo's and c10d's errors without the backtrace they carry.
+std::string first_line(const char* message) {
+  std::string text = message;
+  return text.substr(0, text.find('\n'));
+}
+
+// Receive buffers, kept for the next collective of the same size.
+class Scratch {
+ public:
+  at::Tensor take(int64_t numel, at::ScalarType dtype) {
+    auto fits = std::find_if(free_.begin(), free_.end(), [&](const at::Tensor& tensor) {
+      return tensor.numel() == numel && tensor.scalar_type() == dtype;
+    });
+    if (fits == free_.end()) {
+      at::Tensor fresh = at::empty({numel}, at::TensorOptions().dtype(dtype));
+      bytes_ += static_cast<int64_t>(fresh.nbytes());
+      return fresh;
+    }
+    at::Tensor tensor = std::move(*fits);
+    free_.erase(fits);
+    return tensor;
+  }
+
+  void give_back(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<at::Tensor> free_;
+  int64_t bytes_ = 0;
+};
+
+class GlooWork : public Work {
+ public:
+  GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, CollectiveCall call, int tag,
+           std::chrono::milliseconds timeout)
+      : group_(std::move(group)),
+        scratch_(std::move(scratch)),
+        call_(std::move(call)),
+        tag_(tag),
+        timeout_(timeout) {
+    rank_ = group_->getRank();
+    world_size_ = group_->getSize();
+    start();
+  }
+
+  void wait() override {
+    finish(receives_);
+    finish(sends_);
+    if (!received_.defined()) return;
+    std::vector<const void*> slices;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      slices.push_back(rank == rank_ ? own_.const_data_ptr() : received_slot(rank).const_data_ptr());
+    }
+    sum_in_rank_order(call_.output, slices);
+    scratch_->give_back(std::move(received_));
+  }
+
+ private:
+  struct PeerMessage {
+    int rank;
+    Message message;
+  };
+
+  // The first receives are posted before the sends: Gloo sends a message once it is expected.
+  void start() {
+    switch (call_.kind) {
+      case Collective::reduce_scatter:
+        receive_to_sum(call_.input.narrow(0, rank_ * call_.output.numel(), call_.output.numel()));
+        for_each_peer([&](int peer) {
+          send(peer, call_.input.narrow(0, peer * call_.output.numel(), call_.output.numel()));
+        });
+        break;
+      case Collective::all_gather: {
+        const int64_t slice = call_.input.numel();
+        for_each_peer([&](int peer) { receive(peer, call_.output.narrow(0, peer * slice, slice)); });
+        for_each_peer([&](int peer) { send(peer, call_.input); });
+        at::Tensor own = call_.output.narrow(0, rank_ * slice, slice);
+        if (own.const_data_ptr() != call_.input.const_data_ptr()) own.copy_(call_.input);
+        break;
+      }
+      case Collective::all_reduce:
+      case Collective::barrier:
+        receive_to_sum(call_.input);
+        for_each_peer([&](int peer) { send(peer, call_.input); });
+        break;
+      case Collective::broadcast:
+        if (rank_ == call_.root) {
+          for_each_peer([&](int peer) { send(peer, call_.input); });
+        } else {
+          receive(call_.root, call_.output);
+        }
+        break;
+    }
+  }
+
+  void receive_to_sum(at::Tensor own) {
+    own_ = std::move(own);
+    received_ = scratch_->take(own_.numel() * (world_size_ - 1), own_.scalar_type());
+    for_each_peer([&](int peer) { receive(peer, received_slot(peer)); });
+  }
+
+  at::Tensor received_slot(int peer) const {
+    return received_.narrow(0, (peer < rank_ ? peer : peer - 1) * own_.numel(), own_.numel());
+  }
+
+  template <typename Body>
+  void for_each_peer(Body body) {
+    for (int step = 1; step < world_size_; ++step) body((rank_ + step) % world_size_);
+  }
+
+  void send(int peer, at::Tensor tensor) {
+    if (tensor.numel() == 0) return;
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    sends_.push_back({peer, group_->send(tensors, peer, tag_)});
+  }
+
+  void receive(int peer, at::Tensor tensor) {
+    if (tensor.numel() == 0) return;
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    receives_.push_back({peer, group_->recv(tensors, peer, tag_)});
+  }
+
+  // Looks at every message even after a failure: the error names all ranks that are missing.
+  void finish(std::vector<PeerMessage>& messages) {
+    std::vector<int> missing;
+    std::string reason;
+    for (auto& [peer, message] : messages) {
+      try {
+        message->wait(reason.empty() ? deadline_.remaining() : std::chrono::milliseconds(1));
+      } catch (const std::exception& error) {
+        missing.push_back(peer);
+        if (reason.empty()) reason = first_line(error.what());
+      }
+    }
+    messages.clear();
+    if (missing.empty()) return;
+    const std::string what = describe(call_.kind, call_.label);
+    if (Deadline::Clock::now() >= deadline_.end()) throw CommError(missed_deadline(what, missing, timeout_));
+    throw CommError(what + ": lost the connection to " + name_ranks(missing) +
+                    ", which has probably ended (" + reason + ")");
+  }
+
+  Gloo group_;
+  std::shared_ptr<Scratch> scratch_;
+  CollectiveCall call_;
+  int tag_;
+  std::chrono::milliseconds timeout_;
+  Deadline deadline_{timeout_};
+  int rank_ = 0;
+  int world_size_ = 0;
+  std::vector<PeerMessage> sends_;
+  std::vector<PeerMessage> receives_;
+  at::Tensor own_;       // this rank's addend
+  at::Tensor received_;  // the others' addends, in rank order
+};
+
+class GlooCommunicator : public Communicator {
+ public:
+  GlooCommunicator(Gloo group, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
+      : Communicator(group->getRank(), group->getSize(), timeout),
+        store_(std::move(store)),
+        group_(std::move(group)) {}
+
+  int64_t scratch_bytes() const override { return scratch_->bytes(); }
+
+ private:
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    // Tags only need to differ among collectives under way.
+    next_tag_ = (next_tag_ + 1) & 0x3fffffff;
+    return std::make_unique<GlooWork>(group_, scratch_, std::move(call), next_tag_, timeout());
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  Gloo group_;
+  std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
+  int next_tag_ = 0;
+};
+
+std::string address_of(const Environment& environment) {
+  return environment.master_addr + ":" + std::to_string(environment.master_port);
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Environment& environment, const Deadline& deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = environment.rank == 0 && !environment.agent_store;
+  options.waitWorkers = false;
+  options.timeout = deadline.remaining();
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  } catch (const std::exception& error) {
+    if (options.isServer) {
+      throw UserError(
+          "rank 0 cannot listen on " + address_of(environment) +
+          " (MASTER_ADDR, MASTER_PORT): the port is in use or the address is not this machine's; choose "
+          "another --master_port, or leave it out to get a free one (" +
+          first_line(error.what()) + ")");
+    }
+    throw CommError("rank " + std::to_string(environment.rank) + " did not reach rank 0 at " +
+                    address_of(environment) + " (MASTER_ADDR, MASTER_PORT): " + first_line(error.what()));
+  }
+}
+
+// Waits until every rank has opened the store, so that an error can name those that did not.
+void await_all_ranks(c10d::Store& store, const Environment& environment, const Deadline& deadline) {
+  const std::string prefix = "zerorun/joined/";
+  store.set(prefix + std::to_string(environment.rank), std::vector<uint8_t>{1});
+  std::vector<int> missing;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    try {
+      store.wait({prefix + std::to_string(rank)}, deadline.remaining());
+    } catch (const std::exception&) {
+      missing.push_back(rank);
+    }
+  }
+  if (!missing.empty())
+    throw CommError(missed_deadline("rendezvous at " + address_of(environment), missing, deadline.timeout()));
+}
+
+std::shared_ptr<::gloo::transport::Device> choose_device(const Environment& environment) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  if (environment.master_addr == "127.0.0.1" || environment.master_addr == "localhost") {
+    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment) {
+  Deadline deadline(environment.timeout);
+  auto store = open_store(environment, deadline);
+  await_all_ranks(*store, environment, deadline);
+  auto options = c10d::ProcessGroupGloo::Options::create(deadline.remaining());
+  options->threads = 1;
+  options->devices.push_back(choose_device(environment));
+  try {
+    auto group =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(store, environment.rank, environment.world_size, options);
+    return std::make_shared<GlooCommunicator>(std::move(group), store, environment.timeout);
+  } catch (const std::exception& error) {
+    throw CommError("rank " + std::to_string(environment.rank) +
+                    " could not connect to the other ranks: " + first_line(error.what()) +
+                    " (on several hosts GLOO_SOCKET_IFNAME names the network interface)");
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,19 @@
+// Ranks as processes, on one host or several, over TCP by LibTorch's Gloo.
+//
+// Gloo's own reduce-scatter sends twice the algorithmic volume and adds in an order of its own, so only its
+// point-to-point messages are used: each rank sends slice j straight to rank j and adds what it receives in
+// rank order, and an all-gather receives in place. Messages travel while the ranks compute; adding is done in
+// wait().
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.h"
+#include "comm/rendezvous.h"
+
+namespace zerorun {
+
+/// Joins the ranks named by `environment` (world size > 1). Throws UserError or CommError as connect() does.
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment);
+
+}  // namespace zerorun

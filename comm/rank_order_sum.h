@@ -1,0 +1,15 @@
+// The one place where gradients of several ranks are added.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+namespace zerorun {
+
+/// output[i] = ((slices[0][i] + slices[1][i]) + slices[2][i]) + ...: rank order, whoever computes it, so that
+/// every communicator gives the same bits. `slices` are as long as `output`, one a rank; one of them may be
+/// `output`. dtypes: float32, float64, int64.
+void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices);
+
+}  // namespace zerorun

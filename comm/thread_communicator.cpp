@@ -1,0 +1,177 @@
+#include "comm/thread_communicator.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/deadline.h"
+#include "comm/rank_order_sum.h"
+
+namespace zerorun {
+namespace {
+
+// One collective: every rank brings its call, does its own part when all have arrived, and leaves when all
+// are done.
+struct Meeting {
+  explicit Meeting(int world_size) : calls(world_size), arrived(world_size), done(world_size) {}
+
+  std::vector<CollectiveCall> calls;
+  std::vector<char> arrived;
+  std::vector<char> done;
+};
+
+class ThreadGroup {
+ public:
+  explicit ThreadGroup(int world_size) : world_size_(world_size) {}
+
+  /// The meeting of the collective with this number; the rank's call is laid down in it.
+  std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
+    std::lock_guard lock(mutex_);
+    auto& meeting = meetings_[number];
+    if (!meeting) meeting = std::make_shared<Meeting>(world_size_);
+    meeting->calls[rank] = call;
+    meeting->arrived[rank] = 1;
+    changed_.notify_all();
+    auto held = meeting;
+    if (absent(held->arrived).empty()) meetings_.erase(number);
+    return held;
+  }
+
+  void mark_done(Meeting& meeting, int rank) {
+    std::lock_guard lock(mutex_);
+    meeting.done[rank] = 1;
+    changed_.notify_all();
+  }
+
+  /// Waits until every entry of `present` (arrived or done) is set.
+  void await(const std::vector<char>& present, const std::string& what, std::chrono::milliseconds timeout) {
+    Deadline deadline(timeout);
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline.end(), [&] { return absent(present).empty(); })) {
+      throw CommError(missed_deadline(what, absent(present), timeout));
+    }
+  }
+
+ private:
+  static std::vector<int> absent(const std::vector<char>& present) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < present.size(); ++rank) {
+      if (!present[rank]) ranks.push_back(static_cast<int>(rank));
+    }
+    return ranks;
+  }
+
+  const int world_size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, std::shared_ptr<Meeting>> meetings_;
+};
+
+class ThreadWork : public Work {
+ public:
+  ThreadWork(std::shared_ptr<ThreadGroup> group, std::shared_ptr<Meeting> meeting, int rank,
+             std::chrono::milliseconds timeout)
+      : group_(std::move(group)), meeting_(std::move(meeting)), rank_(rank), timeout_(timeout) {}
+
+  void wait() override {
+    const CollectiveCall& mine = meeting_->calls[rank_];
+    const std::string what = describe(mine.kind, mine.label);
+    group_->await(meeting_->arrived, what, timeout_);
+    check_agreement(mine, what);
+    at::Tensor result = do_part(mine);
+    group_->mark_done(*meeting_, rank_);
+    group_->await(meeting_->done, what, timeout_);
+    // Others were reading this rank's tensor until now.
+    if (result.defined()) mine.output.copy_(result);
+  }
+
+ private:
+  void check_agreement(const CollectiveCall& mine, const std::string& what) const {
+    for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
+      const CollectiveCall& other = meeting_->calls[rank];
+      if (other.kind == mine.kind && other.input.numel() == mine.input.numel()) continue;
+      throw CommError("ranks disagree on what comes next: rank " + std::to_string(rank_) + " is in " + what +
+                      " (" + std::to_string(mine.input.numel()) + " elements), rank " + std::to_string(rank) +
+                      " in " + describe(other.kind, other.label) + " (" +
+                      std::to_string(other.input.numel()) + " elements)");
+    }
+  }
+
+  // Reads other ranks' inputs and writes only what no other rank reads; a result that must wait is returned.
+  at::Tensor do_part(const CollectiveCall& mine) const {
+    const auto& calls = meeting_->calls;
+    switch (mine.kind) {
+      case Collective::reduce_scatter: {
+        const size_t offset = mine.output.nbytes() * rank_;
+        sum_in_rank_order(mine.output, inputs_at(offset));
+        return {};
+      }
+      case Collective::all_gather:
+        for (size_t rank = 0; rank < calls.size(); ++rank) {
+          at::Tensor slice =
+              mine.output.narrow(0, static_cast<int64_t>(rank) * mine.input.numel(), mine.input.numel());
+          const at::Tensor& source = calls[rank].input;
+          if (slice.const_data_ptr() != source.const_data_ptr()) slice.copy_(source);
+        }
+        return {};
+      case Collective::all_reduce: {
+        at::Tensor total = at::empty_like(mine.output);
+        sum_in_rank_order(total, inputs_at(0));
+        return total;
+      }
+      case Collective::broadcast:
+        if (rank_ != mine.root) mine.output.copy_(calls[mine.root].input);
+        return {};
+      case Collective::barrier:
+        return {};
+    }
+    return {};
+  }
+
+  std::vector<const void*> inputs_at(size_t offset) const {
+    std::vector<const void*> slices;
+    for (const auto& call : meeting_->calls) {
+      slices.push_back(static_cast<const char*>(call.input.const_data_ptr()) + offset);
+    }
+    return slices;
+  }
+
+  std::shared_ptr<ThreadGroup> group_;
+  std::shared_ptr<Meeting> meeting_;
+  int rank_;
+  std::chrono::milliseconds timeout_;
+};
+
+class ThreadCommunicator : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank, int world_size,
+                     std::chrono::milliseconds timeout)
+      : Communicator(rank, world_size, timeout), group_(std::move(group)) {}
+
+ private:
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    auto meeting = group_->arrive(next_++, rank(), call);
+    return std::make_unique<ThreadWork>(group_, std::move(meeting), rank(), timeout());
+  }
+
+  std::shared_ptr<ThreadGroup> group_;
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_size,
+                                                                     std::chrono::milliseconds timeout) {
+  auto group = std::make_shared<ThreadGroup>(world_size);
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < world_size; ++rank) {
+    communicators.push_back(std::make_shared<ThreadCommunicator>(group, rank, world_size, timeout));
+  }
+  return communicators;
+}
+
+}  // namespace zerorun
