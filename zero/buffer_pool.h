@@ -1,0 +1,34 @@
+// Flat float32 buffers that gradients travel in, reused from bucket to bucket. Owned by the gradient reducer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace zerorun {
+
+class BufferPool {
+ public:
+  /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
+  /// bucket.
+  BufferPool(Communicator& communicator, int64_t common_numel)
+      : communicator_(&communicator), common_numel_(common_numel) {}
+
+  /// A 1-D tensor of `numel` elements with arbitrary contents: the smallest free buffer that holds it, or a
+  /// new one.
+  at::Tensor take(int64_t numel);
+  void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
+
+  int64_t bytes() const { return bytes_; }  // of all buffers ever made; none is freed before the pool
+
+ private:
+  Communicator* communicator_;
+  int64_t common_numel_;
+  std::vector<at::Tensor> free_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,56 @@
+#include "zero/layout.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
+                            int64_t allgather_bucket_size) {
+  constexpr int64_t kMaxBytes = int64_t{32} << 20;
+  const int64_t wanted =
+      std::min({reduce_bucket_size, allgather_bucket_size, total_numel / 16, kMaxBytes / element_size});
+  return std::max<int64_t>(wanted, 1);
+}
+
+Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t element_size,
+                   int64_t bucket_numel) {
+  ZR_CHECK(world_size >= 1 && element_size >= 1 && kAlignmentBytes % element_size == 0,
+           "world size " + std::to_string(world_size) + ", element size " + std::to_string(element_size));
+  const int64_t alignment = kAlignmentBytes / element_size;
+  Layout layout;
+  layout.placements.resize(parameters.size());
+  std::map<int, int> open;  // group -> the bucket being filled
+
+  for (int index = static_cast<int>(parameters.size()) - 1; index >= 0; --index) {
+    const LayoutParameter& parameter = parameters[index];
+    const int64_t numel = round_up(parameter.numel, alignment);
+    auto [entry, first] = open.try_emplace(parameter.group, 0);
+    if (first || layout.buckets[entry->second].numel + numel > bucket_numel) {
+      entry->second = static_cast<int>(layout.buckets.size());
+      layout.buckets.push_back({.group = parameter.group, .numel = 0, .slice_numel = 0, .parameters = {}});
+    }
+    BucketLayout& bucket = layout.buckets[entry->second];
+    layout.placements[index] = {.bucket = entry->second, .offset = bucket.numel};
+    bucket.parameters.push_back(index);
+    bucket.numel += numel;
+  }
+
+  for (BucketLayout& bucket : layout.buckets) {
+    bucket.slice_numel = round_up((bucket.numel + world_size - 1) / world_size, alignment);
+    bucket.numel = bucket.slice_numel * world_size;
+  }
+  return layout;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,50 @@
+// Where each parameter lives: the only owner of offsets. Pure arithmetic, no LibTorch; immutable once made.
+//
+// [Note: layout] Parameters are laid into buckets in reverse order of registration, roughly the order in
+// which backward produces their gradients. A bucket is padded so that N ranks own equal slices; slices and
+// offsets are aligned.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace zerorun {
+
+/// Parameter offsets and slices start at multiples of this many bytes: a cache line, and a full AVX-512
+/// register.
+inline constexpr int64_t kAlignmentBytes = 64;
+
+struct LayoutParameter {
+  int64_t numel;
+  int group;  // parameters of one bucket share their group, hence their hyperparameters
+};
+
+struct Placement {
+  int bucket;
+  int64_t offset;  // elements from the bucket's start
+};
+
+struct BucketLayout {
+  int group;
+  int64_t numel;                // with padding, N times slice_numel
+  int64_t slice_numel;          // what one rank owns
+  std::vector<int> parameters;  // indices, by rising offset
+};
+
+struct Layout {
+  std::vector<Placement> placements;  // one a parameter
+  std::vector<BucketLayout> buckets;
+};
+
+/// The bucket size in elements that the layout aims at: min(both bounds of the config, a sixteenth of the
+/// parameters, 32 MiB), so that there is always something left to overlap with.
+int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
+                            int64_t allgather_bucket_size);
+
+/// `bucket_numel` bounds a bucket's parameters, their alignment included; a lone larger one gets a bucket of
+/// its own.
+Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t element_size,
+                   int64_t bucket_numel);
+
+}  // namespace zerorun
