@@ -1,8 +1,8 @@
-// ds_config.json, read strictly, as one fully resolved value. No LibTorch; owned by whoever loads it; immutable
-// after loading by convention, so any thread may read it.
+// ds_config.json, read strictly, as one fully resolved value. No LibTorch; owned by whoever loads it;
+// immutable after loading by convention, so any thread may read it.
 //
-// `load_config` reads JSON with `//` and `#` comments and trailing commas. Every mistake is a UserError that names
-// file:line:column, the JSON path, what was expected, what was found, and the remedy.
+// `load_config` reads JSON with `//` and `#` comments and trailing commas. Every mistake is a UserError that
+// names file:line:column, the JSON path, what was expected, what was found, and the remedy.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ enum class WarmupType { log, linear };
 struct SchedulerConfig {
   SchedulerType type = SchedulerType::warmup_lr;
   double warmup_min_lr = 0.0;
-  std::optional<double> warmup_max_lr;  // absent: the optimizer's lr (WarmupLR); 0.001 is filled in for WarmupDecayLR
+  /// Absent: the optimizer's lr (WarmupLR only; for WarmupDecayLR 0.001 is filled in, as in DeepSpeed).
+  std::optional<double> warmup_max_lr;
   int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::log;
   int64_t total_num_steps = 0;  // WarmupDecayLR

@@ -1,0 +1,27 @@
+// Reads the literals of JSON numbers as integers without going through floating point. Pure functions; any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace zerorun {
+
+enum class IntegerOutcome { exact, fractional, out_of_range };
+
+struct IntegerReading {
+  IntegerOutcome outcome;
+  int64_t value = 0;  // if exact
+};
+
+/// `literal` is a valid JSON number; 5e8 and 2.0 are integers, 1.5 is fractional.
+IntegerReading read_integer(std::string_view literal);
+
+/// Whether a valid JSON number is zero as written: 0, -0.0, 0e5, but not 1e-999, which a double can only hold
+/// as 0.
+bool is_written_zero(std::string_view literal);
+
+/// Whether `text` is a JSON number.
+bool is_number(std::string_view text);
+
+}  // namespace zerorun

@@ -1,0 +1,74 @@
+#include "config/suggestion.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "config/diagnostics.h"
+#include "config/key_table.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::size_t max_shown_places = 3;
+
+bool same_letter(char a, char b) {
+  return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+}
+
+// Two mistakes in a three-letter word leave nothing of it; long words may carry more of them.
+int tolerance(std::size_t length) {
+  return length <= 3 ? 1 : std::max(2, static_cast<int>(length) / 3);
+}
+
+}  // namespace
+
+int edit_distance(std::string_view a, std::string_view b) {
+  // Three rows of the usual table: the row before last is needed for swapped neighbours.
+  std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) last[j] = static_cast<int>(j);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const int change = last[j - 1] + (same_letter(a[i - 1], b[j - 1]) ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, change});
+      if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1])) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    std::swap(before, last);
+    std::swap(last, row);
+  }
+  return last[b.size()];
+}
+
+std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
+  std::string_view best;
+  int best_distance = tolerance(word.size()) + 1;
+  for (const std::string_view candidate : candidates) {
+    if (candidate.size() + static_cast<std::size_t>(best_distance) <= word.size())
+      continue;  // too far to measure
+    const int distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string unknown_key_remedy(std::string_view section, std::string_view name) {
+  if (name.find('.') != std::string_view::npos)
+    return "write it inside the object of its section: dots do not nest";
+  const std::vector<std::string> places = paths_of(name);
+  if (!places.empty() && places.size() <= max_shown_places) {
+    std::string list;
+    for (const std::string& place : places) list += (list.empty() ? "" : " or ") + place;
+    return "the key belongs elsewhere: " + list;
+  }
+  if (const auto meant = nearest(name, keys_of(section)); !meant.empty()) {
+    return "did you mean " + quoted(meant) + "?";
+  }
+  return "remove it (remarks can be written as // comments)";
+}
+
+}  // namespace zerorun
