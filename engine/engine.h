@@ -1,5 +1,6 @@
-// ZeroRun from a user's side: initialize() lays a module's parameters into buckets and returns the Engine that runs
-// ZeRO on them. One engine a model and rank; used by one thread at a time. The header a newcomer reads first.
+// ZeroRun from a user's side: initialize() lays a module's parameters into buckets and returns the Engine
+// that runs ZeRO on them. One engine a model and rank; used by one thread at a time. The header a newcomer
+// reads first.
 //
 //   auto model = Gpt(options);                                    // any torch::nn::Module
 //   auto engine = zerorun::initialize(*model, "ds_config.json");
@@ -34,10 +35,11 @@ struct ParameterGroup {
 };
 
 struct InitializeOptions {
-  std::shared_ptr<Communicator> communicator;    // default: connect() by the environment
-  torch::optim::Optimizer* optimizer = nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
+  std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
+  torch::optim::Optimizer* optimizer =
+      nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
-  std::optional<int64_t> bucket_numel;           // bucket bound in elements, in place of the layout's own choice
+  std::optional<int64_t> bucket_numel;  // bucket bound in elements, in place of the layout's own choice
 };
 
 /// Model-state and buffer bytes that this rank holds, by category.
@@ -58,14 +60,14 @@ class Engine {
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
 
-  /// Runs backward on loss / gradient_accumulation_steps (loss itself is not changed) and sends gradients on their
-  /// way. Several calls before a step add up. `loss`: a scalar that requires grad. `retain_graph`, `create_graph` as
-  /// in LibTorch.
+  /// Runs backward on loss / gradient_accumulation_steps (loss itself is not changed) and sends gradients on
+  /// their way. Several calls before a step add up. `loss`: a scalar that requires grad. `retain_graph`,
+  /// `create_graph` as in LibTorch.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
 
   /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. A
-  /// non-finite gradient skips the update on every rank. Throws UserError when backward did not go through the engine
-  /// or a parameter has left its bucket.
+  /// non-finite gradient skips the update on every rank. Throws UserError when backward did not go through
+  /// the engine or a parameter has left its bucket.
   void step();
 
   void train();
@@ -76,11 +78,11 @@ class Engine {
 
   /// Learning rate of each parameter group, as the next optimizer step will use it.
   std::vector<double> get_lr() const;
-  /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer step;
-  /// 0 before the first.
+  /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer
+  /// step; 0 before the first.
   double get_global_grad_norm() const;
-  bool was_step_applied() const;   // whether the last step() changed the parameters
-  int64_t global_steps() const;    // optimizer steps taken or skipped
+  bool was_step_applied() const;  // whether the last step() changed the parameters
+  int64_t global_steps() const;   // optimizer steps taken or skipped
   int64_t skipped_steps() const;
   BytesByCategory bytes_by_category() const;
   /// What DESIGN's ZeRO formula gives for the model states of this stage and world size, in bytes.
@@ -96,10 +98,11 @@ class Engine {
   std::unique_ptr<State> state_;
 };
 
-/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves the
-/// parameters into buckets; the leaves stay the same objects. Throws UserError.
+/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves
+/// the parameters into buckets; the leaves stay the same objects. Throws UserError.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`.
-Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config, InitializeOptions options = {});
+Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
+                  InitializeOptions options = {});
 
 }  // namespace zerorun

@@ -1,0 +1,161 @@
+#include "engine/model_parameters.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using GroupOf = std::unordered_map<c10::TensorImpl*, int>;
+
+void add_group(GroupOf& groups, const std::vector<at::Tensor>& parameters, int group) {
+  for (const at::Tensor& parameter : parameters) {
+    auto [entry, fresh] = groups.try_emplace(parameter.unsafeGetTensorImpl(), group);
+    if (!fresh) {
+      throw UserError("a parameter is in parameter group " + std::to_string(entry->second) +
+                      " and again in group " + std::to_string(group) + ": put it in one");
+    }
+  }
+}
+
+// Empty when the caller made no groups.
+GroupOf read_groups(const InitializeOptions& options) {
+  GroupOf groups;
+  int group = 0;
+  if (options.optimizer) {
+    for (const auto& each : options.optimizer->param_groups()) add_group(groups, each.params(), group++);
+  } else {
+    for (const auto& each : options.parameter_groups) add_group(groups, each.parameters, group++);
+  }
+  return groups;
+}
+
+void check_trainable(const std::string& name, const at::Tensor& tensor) {
+  const std::string parameter = "parameter " + name;
+  if (!tensor.device().is_cpu()) {
+    throw UserError(parameter + " is on " + tensor.device().str() +
+                    ": this version trains on the CPU; move the model there");
+  }
+  if (tensor.scalar_type() != at::kFloat) {
+    throw UserError(parameter + " has dtype " + c10::toString(tensor.scalar_type()) +
+                    ": this version trains float32; convert it with module->to(torch::kFloat32)");
+  }
+  if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
+    throw UserError(parameter +
+                    " is not a dense tensor without gaps: make it so with .contiguous() before initialize()");
+  }
+  if (!tensor.is_leaf())
+    throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
+}
+
+// Two leaves over the same memory would become two separate parameters in their buckets.
+void check_no_shared_memory(const std::vector<NamedParameter>& parameters) {
+  struct Extent {
+    const char* begin;
+    const char* end;
+    const std::string* name;
+  };
+  std::vector<Extent> extents;
+  for (const auto& [name, tensor, group] : parameters) {
+    auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+    if (tensor.numel() > 0) extents.push_back({begin, begin + tensor.nbytes(), &name});
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin >= extents[i - 1].end) continue;
+    throw UserError(
+        "parameters " + *extents[i - 1].name + " and " + *extents[i].name +
+        " share memory without being one tensor: to tie them, register the same tensor in both places");
+  }
+}
+
+// FNV-1a: only has to tell accidents apart, and to be the same in every process.
+int64_t fingerprint(const std::string& text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
+  return static_cast<int64_t>(hash >> 1);
+}
+
+}  // namespace
+
+ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOptions& options) {
+  const GroupOf groups = read_groups(options);
+  size_t found_in_groups = 0;
+  ModelParameters result;
+  if (!groups.empty()) {
+    result.groups = static_cast<int>(options.optimizer ? options.optimizer->param_groups().size()
+                                                       : options.parameter_groups.size());
+  }
+
+  std::unordered_set<c10::TensorImpl*> seen;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const auto group = groups.find(tensor.unsafeGetTensorImpl());
+    if (group != groups.end()) ++found_in_groups;
+    if (!tensor.requires_grad()) {
+      result.others.push_back(tensor);
+      continue;
+    }
+    if (!groups.empty() && group == groups.end()) {
+      throw UserError("parameter " + item.key() +
+                      " requires grad but is in no parameter group: add it to one, or freeze it with "
+                      "requires_grad_(false)");
+    }
+    check_trainable(item.key(), tensor);
+    result.trained.push_back({item.key(), tensor, groups.empty() ? 0 : group->second});
+  }
+  if (found_in_groups != groups.size()) {
+    throw UserError("the parameter groups hold " + std::to_string(groups.size() - found_in_groups) +
+                    " parameter(s) that the model does not: pass the model's own parameters()");
+  }
+  if (result.trained.empty())
+    throw UserError("the model has no parameter that requires grad: nothing to train");
+  check_no_shared_memory(result.trained);
+
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) result.others.push_back(item.value());
+  }
+  return result;
+}
+
+void check_ranks_agree(const ModelParameters& model, const std::string& settings,
+                       Communicator& communicator) {
+  std::string description = settings;
+  for (const auto& [name, tensor, group] : model.trained) {
+    description += "\n" + name + " " + c10::str(tensor.sizes()) + " " + std::to_string(group);
+  }
+  for (const at::Tensor& tensor : model.others) description += "\n" + c10::str(tensor.sizes());
+
+  at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);
+  int64_t* data = prints.mutable_data_ptr<int64_t>();
+  data[communicator.rank()] = fingerprint(description);
+  communicator.all_reduce(prints, "the ranks' model descriptions")->wait();
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    if (data[rank] == data[0]) continue;
+    throw UserError(
+        "rank " + std::to_string(rank) +
+        " has another model or another config than rank 0 (names, shapes, groups and order of parameters and "
+        "buffers, stage, buckets and batch sizes must agree): build both the same way on every rank");
+  }
+}
+
+void broadcast_others(const ModelParameters& model, Communicator& communicator) {
+  c10::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : model.others) {
+    at::Tensor flat = tensor.detach().contiguous().view({-1});
+    communicator.broadcast(flat, 0, "a frozen parameter or buffer")->wait();
+    if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
+  }
+}
+
+}  // namespace zerorun

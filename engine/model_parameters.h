@@ -1,0 +1,33 @@
+// What a module brings to initialize(): which parameters are trained, in which group, and what else all ranks
+// share.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/engine.h"
+#include "zero/buckets.h"
+
+namespace zerorun {
+
+struct ModelParameters {
+  std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
+  std::vector<at::Tensor> others;       // frozen parameters and buffers
+  int groups = 1;
+};
+
+/// Collects and checks. The group of a parameter comes from `options.optimizer`, else
+/// options.parameter_groups, else is 0. Throws UserError naming a parameter that cannot be trained here or is
+/// in no group, or in two.
+ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOptions& options);
+
+/// Throws UserError on every rank unless all ranks have the same parameters and `settings` (whatever else
+/// must agree).
+void check_ranks_agree(const ModelParameters& model, const std::string& settings, Communicator& communicator);
+
+/// Rank 0's values everywhere.
+void broadcast_others(const ModelParameters& model, Communicator& communicator);
+
+}  // namespace zerorun

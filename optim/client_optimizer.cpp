@@ -1,0 +1,137 @@
+#include "optim/client_optimizer.h"
+
+#include <ATen/ops/full_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <typeinfo>
+#include <utility>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using torch::optim::Adagrad;
+using torch::optim::AdagradOptions;
+using torch::optim::AdagradParamState;
+
+// Tensors in one parameter's state, by optimizer: torch::optim has no common way to ask.
+std::vector<at::Tensor> state_tensors(const torch::optim::OptimizerParamState& state) {
+  if (auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state)) {
+    return {adam->exp_avg(), adam->exp_avg_sq(), adam->max_exp_avg_sq()};
+  }
+  if (auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
+    return {adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq()};
+  }
+  if (auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) return {sgd->momentum_buffer()};
+  if (auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return {adagrad->sum()};
+  if (auto* rmsprop = dynamic_cast<const torch::optim::RMSpropParamState*>(&state)) {
+    return {rmsprop->square_avg(), rmsprop->momentum_buffer(), rmsprop->grad_avg()};
+  }
+  return {};
+}
+
+// Adagrad alone makes its state when it is constructed.
+bool is_fresh(const torch::optim::Optimizer& optimizer) {
+  for (const auto& [parameter, state] : optimizer.state()) {
+    auto* adagrad = dynamic_cast<const AdagradParamState*>(state.get());
+    if (!adagrad || adagrad->step() != 0) return false;
+  }
+  return true;
+}
+
+int moment_bytes_of(const torch::optim::Optimizer& optimizer) {
+  const auto& defaults = optimizer.defaults();
+  if (auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&defaults)) return adam->amsgrad() ? 12 : 8;
+  if (auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&defaults))
+    return adamw->amsgrad() ? 12 : 8;
+  if (auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&defaults))
+    return sgd->momentum() != 0 ? 4 : 0;
+  if (auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&defaults)) {
+    return 4 + (rmsprop->momentum() > 0 ? 4 : 0) + (rmsprop->centered() ? 4 : 0);
+  }
+  return 4;
+}
+
+class ClientOptimizer : public ShardOptimizer {
+ public:
+  ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards)
+      : optimizer_(&optimizer), shards_(std::move(shards)) {
+    optimizer.state().clear();
+    for (auto& group : optimizer.param_groups()) group.params().clear();
+    for (Shard& shard : shards_) {
+      shard.values.mutable_grad() = shard.gradient;
+      auto& group = optimizer.param_groups()[shard.group];
+      group.params().push_back(shard.values);
+      if (dynamic_cast<Adagrad*>(&optimizer)) {
+        auto state = std::make_unique<AdagradParamState>();
+        const auto& options = static_cast<const AdagradOptions&>(group.options());
+        state->step(0).sum(at::full_like(shard.values, options.initial_accumulator_value()));
+        optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
+      }
+    }
+  }
+
+  void step(double gradient_divisor, const std::function<void(int)>& updated) override {
+    c10::NoGradGuard no_grad;
+    if (gradient_divisor != 1) {
+      for (Shard& shard : shards_) shard.gradient.div_(gradient_divisor);
+    }
+    optimizer_->step();
+    for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
+  }
+
+  double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
+  void set_lr(int group, double lr) override { optimizer_->param_groups()[group].options().set_lr(lr); }
+  int groups() const override { return static_cast<int>(optimizer_->param_groups().size()); }
+
+  int64_t state_bytes() const override {
+    size_t total = 0;
+    for (const auto& [parameter, state] : optimizer_->state()) {
+      for (const at::Tensor& tensor : state_tensors(*state)) {
+        if (tensor.defined()) total += tensor.nbytes();
+      }
+    }
+    return static_cast<int64_t>(total);
+  }
+
+  int moment_bytes() const override { return moment_bytes_of(*optimizer_); }
+
+ private:
+  torch::optim::Optimizer* optimizer_;
+  std::vector<Shard> shards_;
+};
+
+}  // namespace
+
+void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
+  const std::string name = c10::demangle(typeid(optimizer).name());
+  const auto& type = typeid(optimizer);
+  const bool element_wise = type == typeid(torch::optim::Adam) || type == typeid(torch::optim::AdamW) ||
+                            type == typeid(torch::optim::SGD) || type == typeid(Adagrad) ||
+                            type == typeid(torch::optim::RMSprop);
+  if (!element_wise) {
+    throw UserError(
+        "optimizer " + name +
+        " may look at whole parameters, which are spread over ranks: expected torch::optim::Adam, AdamW, "
+        "SGD, Adagrad or RMSprop, or name an optimizer in the config");
+  }
+  if (!is_fresh(optimizer)) {
+    throw UserError(
+        "optimizer " + name +
+        " has been stepped before initialize(): its state belongs to whole parameters; pass it in fresh");
+  }
+}
+
+std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
+                                                      std::vector<Shard> shards) {
+  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,18 @@
+// The norm of gradients that lie in slices on many ranks. Pure functions on memory, any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace zerorun {
+
+/// Sum of squares in float64. Infinite or NaN exactly when some value is: float32 squares cannot overflow
+/// float64. The same bits on every machine: sixteen fixed partial sums, whatever the width of the vector
+/// registers.
+double sum_of_squares(const float* values, int64_t numel);
+
+/// The factor 1/d that gradients are multiplied with so that their norm is at most `limit` (0: no limit), as
+/// its inverse d >= 1: d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py,
+/// unscale_and_clip_grads).
+double clip_divisor(double norm, double limit);
+
+}  // namespace zerorun
