@@ -1,0 +1,34 @@
+// A training run as a csv file, a line a step. Owned by rank 0's main(); one thread.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+namespace zerorun {
+
+struct StepRecord {
+  int64_t step = 0;   // from 0
+  double loss = 0.0;  // mean over ranks and micro-steps
+  double grad_norm = 0.0;
+  double lr = 0.0;  // as this step used it
+  double loss_scale = 1.0;
+  int64_t skipped = 0;  // steps skipped so far
+};
+
+/// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.
+class CsvLog {
+ public:
+  /// Throws UserError when the file cannot be written.
+  explicit CsvLog(const std::string& file);
+  /// The line is in the file when this returns. Throws UserError.
+  void write(const StepRecord& record);
+
+ private:
+  void flush();
+
+  std::string file_;
+  std::ofstream stream_;
+};
+
+}  // namespace zerorun

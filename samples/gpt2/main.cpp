@@ -1,0 +1,162 @@
+// gpt2: trains a GPT-2 on the bytes of text files under ZeRO and writes some text with it.
+//
+//   zerorun --num_gpus 2 gpt2 --deepspeed ds_config.json --data FILE...
+//
+// Every rank runs this program; rank 0 does the talking.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "base/program.h"            // run_program
+#include "comm/rendezvous.h"         // Environment, connect
+#include "config/config.h"           // load_config
+#include "engine/engine.h"           // initialize, Engine
+#include "samples/common/csv_log.h"  // CsvLog
+#include "samples/common/text.h"     // printable, with_commas
+#include "samples/gpt2/corpus.h"     // read_corpus
+#include "samples/gpt2/generate.h"   // generate
+#include "samples/gpt2/model.h"      // Gpt2
+#include "samples/gpt2/options.h"    // parse_options
+#include "samples/gpt2/report.h"     // memory_table, Progress
+#include "samples/gpt2/sampler.h"    // Sampler
+#include "samples/gpt2/weights.h"    // load_weights, save_weights
+
+namespace zerorun {
+namespace {
+
+Corpus open_corpus(const ProgramOptions& options) {
+  std::vector<std::filesystem::path> files(options.data.begin(), options.data.end());
+  if (files.empty()) files = own_sources(ZERORUN_SOURCE_DIR);
+  return read_corpus(files, options.model.positions + 1);
+}
+
+Sampler make_sampler(const ProgramOptions& options, const Corpus& corpus, const Config& config,
+                     int world_size) {
+  return Sampler({.corpus_size = static_cast<int64_t>(corpus.bytes.size()),
+                  .seq = options.model.positions,
+                  .micro_batch = config.batch.micro_batch_size_per_gpu,
+                  .accumulation = config.batch.gradient_accumulation_steps,
+                  .world_size = world_size,
+                  .seed = options.model.seed,
+                  .sequential = options.sequential});
+}
+
+// (micro-batch, seq) tokens.
+at::Tensor make_batch(const Corpus& corpus, const std::vector<int64_t>& offsets, int64_t seq) {
+  at::Tensor tokens = at::empty({static_cast<int64_t>(offsets.size()), seq}, at::kLong);
+  auto* token = tokens.mutable_data_ptr<int64_t>();
+  for (const int64_t offset : offsets) {
+    token = std::copy_n(corpus.bytes.begin() + offset, seq, token);
+  }
+  return tokens;
+}
+
+void introduce(const ProgramOptions& options, const Corpus& corpus, const Sampler& sampler, Engine& engine,
+               const Gpt2& model) {
+  int64_t parameters = 0;
+  for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
+  const Config& config = engine.config();
+  std::printf("gpt2: %s parameters, %lld layers, hidden %lld; ZeRO stage %d on %d %s\n",
+              with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
+              static_cast<long long>(options.model.hidden), config.zero.stage,
+              engine.communicator().world_size(), engine.communicator().world_size() == 1 ? "rank" : "ranks");
+  std::printf("data: %s, %s bytes", corpus.description.c_str(),
+              with_commas(static_cast<int64_t>(corpus.bytes.size())).c_str());
+  if (options.sequential) {
+    std::printf(", read from front to back\n");
+  } else {
+    std::printf(", %s samples, %s steps an epoch\n", with_commas(sampler.windows()).c_str(),
+                with_commas(sampler.steps_per_epoch()).c_str());
+    if (sampler.dropped_per_epoch() > 0) {
+      std::printf("data: each epoch's last %lld samples do not fill a batch of %lld and are dropped\n",
+                  static_cast<long long>(sampler.dropped_per_epoch()),
+                  static_cast<long long>(sampler.train_batch_size()));
+    }
+  }
+  std::printf("%s", memory_table(engine.bytes_by_category(), engine.formula_bytes()).c_str());
+  std::fflush(stdout);
+}
+
+// One optimizer step. Every rank gets the same record.
+StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& corpus,
+                      const Sampler& sampler) {
+  Communicator& communicator = engine.communicator();
+  const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
+  StepRecord record{.step = step, .lr = engine.get_lr().front()};
+  double loss_sum = 0.0;
+  for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    const std::vector<int64_t> offsets = sampler.offsets(step, micro_step, communicator.rank());
+    at::Tensor loss = model->loss(make_batch(corpus, offsets, model->options().positions));
+    engine.backward(loss);
+    engine.step();
+    loss_sum += loss.item<double>();
+  }
+  at::Tensor total = at::full({1}, loss_sum, at::kDouble);
+  communicator.all_reduce(total, "loss")->wait();
+  record.loss = total.item<double>() / static_cast<double>(micro_steps * communicator.world_size());
+  record.grad_norm = engine.get_global_grad_norm();
+  record.skipped = engine.skipped_steps();
+  return record;
+}
+
+void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Corpus& corpus,
+           const Sampler& sampler) {
+  const bool talks = engine.communicator().rank() == 0;
+  std::optional<CsvLog> csv;
+  std::optional<Progress> progress;
+  if (talks && !options.csv.empty()) csv.emplace(options.csv);
+  if (talks) {
+    progress.emplace(options.steps, sampler.train_batch_size() * options.model.positions,
+                     engine.config().steps_per_print);
+  }
+  engine.train();
+  for (int64_t step = 0; step < options.steps; ++step) {
+    const StepRecord record = train_step(step, model, engine, corpus, sampler);
+    if (csv) csv->write(record);
+    if (progress) progress->step_done(record);
+  }
+  if (progress) progress->finish();
+}
+
+// Ranks share the cores, unless the launcher or the user has decided.
+void share_cores(int world_size) {
+  if (std::getenv("OMP_NUM_THREADS")) return;
+  at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world_size));
+}
+
+int run(int argc, char** argv) {
+  const std::optional<ProgramOptions> options = parse_options(argc, argv);
+  if (!options) return 0;
+  const Environment environment = Environment::read();
+  const Config config = load_config(options->deepspeed.config_file(), environment.world_size);
+  const Corpus corpus = open_corpus(*options);
+  const Sampler sampler = make_sampler(*options, corpus, config, environment.world_size);
+  share_cores(environment.world_size);
+
+  Gpt2 model(options->model);
+  if (!options->init.empty()) load_weights(*model, options->init);
+  InitializeOptions initialize_options;
+  initialize_options.communicator = connect(environment);
+  Engine engine = initialize(*model, config, initialize_options);
+  const bool talks = environment.rank == 0;
+  if (talks) introduce(*options, corpus, sampler, engine, model);
+
+  train(*options, model, engine, corpus, sampler);
+  if (talks && !options->save.empty()) save_weights(*model, options->save);
+
+  if (options->generate > 0) {
+    engine.eval();
+    const std::string text = generate(model, options->prompt, options->generate, options->model.seed);
+    if (talks) std::printf("text: %s\n", printable(options->prompt + text).c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace zerorun
+
+int main(int argc, char** argv) {
+  return zerorun::run_program([&] { return zerorun::run(argc, argv); });
+}

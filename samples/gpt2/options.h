@@ -1,0 +1,30 @@
+// The command line of `gpt2`, checked. Owned by main(); immutable after parsing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "samples/common/arguments.h"
+#include "samples/gpt2/model.h"
+
+namespace zerorun {
+
+struct ProgramOptions {
+  DeepspeedFlags deepspeed;
+  Gpt2Options model;  // positions: --seq, seed: --seed
+  int64_t steps = 800;
+  std::vector<std::string> data;  // empty: ZeroRun's own sources
+  std::string init;
+  std::string save;
+  std::string csv;
+  bool sequential = false;
+  int64_t generate = 200;  // bytes of text at the end
+  std::string prompt = "\n";
+};
+
+/// Nothing: --help was asked for and has been printed. Throws UserError naming the flag.
+std::optional<ProgramOptions> parse_options(int argc, char** argv);
+
+}  // namespace zerorun

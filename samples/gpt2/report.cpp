@@ -1,0 +1,98 @@
+#include "samples/gpt2/report.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "samples/common/text.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::chrono::milliseconds kLiveInterval(100);
+constexpr int kLiveWidth = 88;
+
+double seconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string minutes(double seconds) {
+  const auto whole = static_cast<int64_t>(std::ceil(seconds));
+  if (whole < 3600) return format("%d:%02d", static_cast<int>(whole / 60), static_cast<int>(whole % 60));
+  return format("%lldh%02d", static_cast<long long>(whole / 3600), static_cast<int>(whole / 60 % 60));
+}
+
+// The launcher reads the ranks' output through a pipe and says whether it has a terminal itself.
+bool on_terminal() {
+  const char* variable = std::getenv("ZERORUN_TERMINAL");
+  return variable ? std::string_view(variable) == "1" : ::isatty(STDOUT_FILENO) == 1;
+}
+
+}  // namespace
+
+std::string memory_table(const BytesByCategory& bytes, double formula_bytes) {
+  auto row = [](const char* name, int64_t count) {
+    return format("  %-14s %16s %10.2f MiB", name, with_commas(count).c_str(),
+                  static_cast<double>(count) / 0x1p20);
+  };
+  const auto formula = std::llround(formula_bytes);
+  std::string table = "bytes on each rank\n";
+  table += row("parameters", bytes.parameters) + "\n";
+  table += row("gradients", bytes.gradients) + "\n";
+  table += row("master", bytes.master) + "\n";
+  table += row("moments", bytes.moments) + "\n";
+  table += row("model states", bytes.model_states());
+  table += format("   ZeRO formula %s (ratio %.3f)\n", with_commas(formula).c_str(),
+                  static_cast<double>(bytes.model_states()) / formula_bytes);
+  table += row("buckets", bytes.buckets) + "\n";
+  table += row("buffers", bytes.buffers) + "\n";
+  return table;
+}
+
+Progress::Progress(int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print)
+    : steps_(steps),
+      tokens_per_step_(tokens_per_step),
+      steps_per_print_(steps_per_print),
+      terminal_(on_terminal()) {}
+
+std::string Progress::line(const StepRecord& record, Clock::time_point now) const {
+  const auto done = static_cast<double>(record.step + 1);
+  const double elapsed = seconds(now - start_);
+  const double rate = done * static_cast<double>(tokens_per_step_) / elapsed;
+  const double remaining = elapsed / done * static_cast<double>(steps_ - record.step - 1);
+  return format("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %.0f tokens/s  ETA %s",
+                static_cast<long long>(record.step + 1), static_cast<long long>(steps_), record.loss,
+                record.lr, record.grad_norm, rate, minutes(remaining).c_str());
+}
+
+void Progress::step_done(const StepRecord& record) {
+  const Clock::time_point now = Clock::now();
+  if (!first_loss_) first_loss_ = record.loss;
+  last_ = record;
+  if (terminal_) {
+    const bool due = !last_shown_ || now - *last_shown_ >= kLiveInterval || record.step + 1 == steps_;
+    if (!due) return;
+    last_shown_ = now;
+    std::printf("\r%-*s", kLiveWidth, line(record, now).c_str());
+  } else if (steps_per_print_ && (record.step + 1) % *steps_per_print_ == 0) {
+    std::printf("%s\n", line(record, now).c_str());
+  }
+  std::fflush(stdout);
+}
+
+void Progress::finish() {
+  if (!first_loss_) return;
+  const double elapsed = seconds(Clock::now() - start_);
+  const auto steps = static_cast<double>(last_.step + 1);
+  std::printf("%s%.0f steps in %s: loss %.4f -> %.4f, %.0f tokens/s", terminal_ ? "\n" : "", steps,
+              minutes(elapsed).c_str(), *first_loss_, last_.loss,
+              steps * static_cast<double>(tokens_per_step_) / elapsed);
+  if (last_.skipped > 0) std::printf(", %lld steps skipped", static_cast<long long>(last_.skipped));
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,50 @@
+// Which bytes of the corpus each step reads: pure arithmetic without LibTorch. Immutable, so any thread may
+// ask.
+//
+// Samples are numbered over all steps, micro-steps and ranks; a step's samples are the same numbers whatever
+// the world size is, as long as train_batch_size is. What a number means depends only on seed and corpus:
+//   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in an order of its own
+//   sequential  window after window from the start, wrapping around at size - seq
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace zerorun {
+
+struct SamplerOptions {
+  int64_t corpus_size = 0;
+  int64_t seq = 0;
+  int64_t micro_batch = 1;
+  int64_t accumulation = 1;
+  int64_t world_size = 1;
+  uint64_t seed = 0;
+  bool sequential = false;
+};
+
+class Sampler {
+ public:
+  /// Throws UserError when the corpus has too few samples for one step.
+  explicit Sampler(const SamplerOptions& options);
+
+  /// Where in the corpus the samples of one rank's micro-step start.
+  std::vector<int64_t> offsets(int64_t step, int64_t micro_step, int64_t rank) const;
+  /// The same for one sample by its number.
+  int64_t offset(int64_t sample) const;
+
+  int64_t train_batch_size() const {
+    return options_.micro_batch * options_.accumulation * options_.world_size;
+  }
+  int64_t windows() const { return options_.corpus_size / options_.seq; }
+  /// Shuffled order: an epoch's last windows that do not fill a batch are not read in that epoch.
+  int64_t steps_per_epoch() const { return windows() / train_batch_size(); }
+  int64_t dropped_per_epoch() const { return windows() % train_batch_size(); }
+
+ private:
+  SamplerOptions options_;
+};
+
+/// A pseudo-random permutation of [0, size), chosen by `key`: where `index` goes.
+int64_t permute(int64_t index, int64_t size, uint64_t key);
+
+}  // namespace zerorun

@@ -1,0 +1,119 @@
+#include "samples/gpt2/weights.h"
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "samples/gpt2/safetensors.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::string_view kPrefix = "transformer.";
+constexpr const char* kHead = "lm_head.weight";
+
+std::optional<at::ScalarType> scalar_type(std::string_view dtype) {
+  if (dtype == "F32") return at::kFloat;
+  if (dtype == "F16") return at::kHalf;
+  if (dtype == "BF16") return at::kBFloat16;
+  return std::nullopt;
+}
+
+const char* dtype_name(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "F32";
+    case at::kHalf:
+      return "F16";
+    case at::kBFloat16:
+      return "BF16";
+    default:
+      throw UserError(std::string("parameters of type ") + at::toString(type) + " cannot be saved");
+  }
+}
+
+// Causal masks that older files carry as buffers.
+bool is_mask(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
+// The name that a parameter has in the file.
+std::string name_in(const SafetensorsReader& reader, const std::string& parameter) {
+  if (reader.tensors().contains(parameter)) return parameter;
+  if (parameter.starts_with(kPrefix)) {
+    const std::string short_name = parameter.substr(kPrefix.size());
+    if (reader.tensors().contains(short_name)) return short_name;
+  }
+  return {};
+}
+
+at::Tensor read_tensor(SafetensorsReader& reader, const std::string& name) {
+  const TensorInfo& info = reader.tensors().at(name);
+  const std::string where = reader.file().string() + ": tensor '" + name + "': ";
+  const std::optional<at::ScalarType> type = scalar_type(info.dtype);
+  if (!type) throw UserError(where + "expected F32, F16 or BF16, found " + info.dtype);
+  std::vector<std::byte> bytes = reader.read(name);
+  return at::from_blob(bytes.data(), info.shape, at::TensorOptions(*type))
+      .to(at::kFloat, false, /*copy=*/true);
+}
+
+void check_superfluous(SafetensorsReader& reader, const std::set<std::string>& used) {
+  for (const auto& [name, info] : reader.tensors()) {
+    if (used.contains(name) || is_mask(name) || name == kHead) continue;
+    throw UserError(reader.file().string() + ": tensor '" + name + "' (" + to_string(info) +
+                    ") is no parameter of this model: give the model the size that the file has (--layers)");
+  }
+}
+
+// The model's head is its token embedding: a file with another head would be read as a different model.
+void check_head(SafetensorsReader& reader, const std::string& embedding) {
+  if (embedding.empty() || !reader.tensors().contains(kHead)) return;
+  if (at::equal(read_tensor(reader, kHead), read_tensor(reader, embedding))) return;
+  throw UserError(reader.file().string() + ": tensor '" + kHead + "' differs from '" + embedding +
+                  "': expected a model whose head is tied to its embedding");
+}
+
+}  // namespace
+
+void load_weights(torch::nn::Module& model, const std::filesystem::path& file) {
+  at::NoGradGuard no_grad;
+  SafetensorsReader reader(file);
+  std::set<std::string> used;
+  for (auto& parameter : model.named_parameters()) {
+    const std::string name = name_in(reader, parameter.key());
+    const std::vector<int64_t> shape = parameter->sizes().vec();
+    if (name.empty()) {
+      throw UserError(file.string() + ": tensor '" + parameter.key() + "' is missing (expected " +
+                      to_string(shape) + "; the file has " + std::to_string(reader.tensors().size()) +
+                      " tensors)");
+    }
+    const TensorInfo& info = reader.tensors().at(name);
+    if (info.shape != shape) {
+      throw UserError(file.string() + ": tensor '" + name + "': expected shape " + to_string(shape) +
+                      ", found " + to_string(info.shape) + ": give the model the size that the file has");
+    }
+    parameter->copy_(read_tensor(reader, name));
+    used.insert(name);
+  }
+  check_superfluous(reader, used);
+  check_head(reader, name_in(reader, "transformer.wte.weight"));
+}
+
+void save_weights(const torch::nn::Module& model, const std::filesystem::path& file) {
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> whole;  // keeps the memory that `tensors` refers to
+  std::map<std::string, TensorToWrite> tensors;
+  for (const auto& parameter : model.named_parameters()) {
+    const at::Tensor& tensor = whole[parameter.key()] = parameter->detach().to(at::kCPU).contiguous();
+    tensors[parameter.key()] = {dtype_name(tensor.scalar_type()),
+                                tensor.sizes().vec(),
+                                {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}};
+  }
+  write_safetensors(file, tensors);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,83 @@
+// mlp: the smallest program to copy. A classifier with 256 inputs, 128 hidden units and 10 classes learns,
+// under ZeRO, what a fixed random teacher says about random points.
+//
+//   zerorun --num_gpus 2 mlp --deepspeed ds_config.json
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <optional>
+
+#include "base/program.h"
+#include "engine/engine.h"
+#include "samples/common/arguments.h"
+#include "samples/common/csv_log.h"
+
+namespace {
+
+constexpr int64_t kInputs = 256, kHidden = 128, kClasses = 10;
+
+at::Tensor random_normal(at::IntArrayRef shape, uint64_t seed) {
+  return at::normal(0.0, 1.0, shape, at::make_generator<at::CPUGeneratorImpl>(seed));
+}
+
+int run(int argc, char** argv) {
+  zerorun::DeepspeedFlags deepspeed;
+  int64_t steps = 300;
+  uint64_t seed = 1;
+  std::string csv_file;
+  CLI::App app("Trains a small classifier on made-up data under ZeRO.", "mlp");
+  app.option_defaults()->always_capture_default();
+  deepspeed.add_to(app);
+  app.add_option("--steps", steps, "optimizer steps")->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", seed, "of initial weights and data");
+  app.add_option("--csv", csv_file, "where to write a line a step")->type_name("FILE");
+  if (!zerorun::parse_arguments(app, argc, argv)) return 0;
+
+  torch::manual_seed(seed);
+  torch::nn::Sequential model(torch::nn::Linear(kInputs, kHidden), torch::nn::ReLU(),
+                              torch::nn::Linear(kHidden, kClasses));
+  zerorun::Engine engine = zerorun::initialize(*model, deepspeed.config_file());
+
+  zerorun::Communicator& ranks = engine.communicator();
+  const zerorun::BatchConfig& batch = engine.config().batch;
+  const int64_t steps_per_print = engine.config().steps_per_print.value_or(steps);
+  const at::Tensor teacher = random_normal({kInputs, kClasses}, seed);
+  std::optional<zerorun::CsvLog> csv;
+  if (ranks.rank() == 0 && !csv_file.empty()) csv.emplace(csv_file);
+
+  for (int64_t step = 0, batches = 0; step < steps; ++step) {
+    const double lr = engine.get_lr().front();
+    at::Tensor sums =
+        at::zeros({2}, at::kDouble);  // of losses and accuracies over micro-steps, then over ranks too
+    for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
+      const uint64_t batch_seed =
+          seed + 1 + batches * ranks.world_size() + ranks.rank();  // another batch on each rank
+      at::Tensor points = random_normal({batch.micro_batch_size_per_gpu, kInputs}, batch_seed);
+      at::Tensor labels = at::matmul(points, teacher).argmax(1);
+      at::Tensor logits = model->forward(points);
+      at::Tensor loss = torch::nn::functional::cross_entropy(logits, labels);
+      engine.backward(loss);
+      engine.step();
+      sums[0] += loss.detach();
+      sums[1] += logits.argmax(1).eq(labels).to(at::kDouble).mean();
+    }
+    ranks.all_reduce(sums, "loss and accuracy")->wait();
+    sums /= batch.gradient_accumulation_steps * ranks.world_size();
+    if (ranks.rank() != 0) continue;
+    if (csv) {
+      csv->write(
+          {step, sums[0].item<double>(), engine.get_global_grad_norm(), lr, 1.0, engine.skipped_steps()});
+    }
+    if ((step + 1) % steps_per_print == 0) {
+      std::printf("step %lld  loss %.4f  accuracy %.3f\n", static_cast<long long>(step + 1),
+                  sums[0].item<double>(), sums[1].item<double>());
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return zerorun::run_program([&] { return run(argc, argv); });
+}

@@ -1,0 +1,492 @@
+// The engine on small modules: what a backward may do to it, what step() refuses, and training that must
+// equal a plain LibTorch run over the whole batch.
+#include "engine/engine.h"
+
+#include <catch2/catch.hpp>
+#include <limits>
+#include <mutex>
+
+#include "base/error.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+using torch::nn::Linear;
+
+std::string sgd_config(int stage, int accumulation = 1, double clipping = 0) {
+  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) +
+         R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "gradient_clipping": )" +
+         std::to_string(clipping) + R"(, "zero_optimization": {"overlap_comm": true, "stage": )" +
+         std::to_string(stage) + "}}";
+}
+
+std::string no_optimizer_config(int stage) {
+  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": )" +
+         std::to_string(stage) + "}}";
+}
+
+Engine make_engine(torch::nn::Module& model, const std::string& config,
+                   std::shared_ptr<Communicator> communicator, InitializeOptions options = {}) {
+  options.communicator = std::move(communicator);
+  return initialize(model, parse_config(config, "test config", options.communicator->world_size()), options);
+}
+
+// Values from a generator of its own: rank-threads share LibTorch's global one.
+at::Tensor values(at::IntArrayRef sizes, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return torch::randn(sizes, generator);
+}
+
+void fill(torch::nn::Module& model, uint64_t seed) {
+  torch::NoGradGuard no_grad;
+  for (at::Tensor& parameter : model.parameters()) parameter.copy_(values(parameter.sizes(), seed++) * 0.3);
+}
+
+// Two layers, a branch that is not always taken, and a frozen scale.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", Linear(5, 7));
+    branch = register_module("branch", Linear(7, 7));
+    last = register_module("last", Linear(7, 3));
+    scale = register_parameter("scale", torch::full({1}, 2.0), /*requires_grad=*/false);
+    counter = register_buffer("counter", torch::zeros({2}));
+    fill(*this, 100);
+  }
+  at::Tensor forward(const at::Tensor& x, bool with_branch) {
+    at::Tensor hidden = torch::tanh(first(x));
+    if (with_branch) hidden = torch::tanh(branch(hidden));
+    return last(hidden) * scale;
+  }
+  Linear first{nullptr}, branch{nullptr}, last{nullptr};
+  at::Tensor scale, counter;
+};
+TORCH_MODULE(Net);
+
+at::Tensor sample(int step, int micro, int rank) {
+  return values({2, 5}, 1000 + step * 100 + micro * 10 + rank);
+}
+
+// What plain LibTorch computes in one process: SGD on the mean of all ranks' and micro-steps' gradients.
+std::vector<at::Tensor> plain_sgd(
+    int world, int accumulation, int steps,
+    const std::function<at::Tensor(Net&, int step, int micro, int rank)>& loss_of) {
+  Net model;
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    for (int micro = 0; micro < accumulation; ++micro) {
+      for (int rank = 0; rank < world; ++rank)
+        (loss_of(model, step, micro, rank) / (world * accumulation)).backward();
+    }
+    optimizer.step();
+  }
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& parameter : model->parameters()) result.push_back(parameter.detach().clone());
+  return result;
+}
+
+void check_close(const torch::nn::Module& model, const std::vector<at::Tensor>& expected) {
+  const auto parameters = model.parameters();
+  REQUIRE(parameters.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!torch::allclose(parameters[i], expected[i], 1e-5, 1e-7)) {
+      throw std::runtime_error("parameter " + std::to_string(i) + " differs from the plain run");
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("A branch taken on some ranks, in some steps, by none: equal to a plain run") {
+  const int stage = GENERATE(0, 1, 2);
+  const int accumulation = GENERATE(1, 3);
+  CAPTURE(stage, accumulation);
+  auto loss_of = [](Net& model, int step, int micro, int rank) {
+    const bool with_branch = step != 0 && (step + micro + rank) % 2 == 0 && step != 3;
+    return model->forward(sample(step, micro, rank), with_branch).square().sum();
+  };
+  const auto expected = plain_sgd(3, accumulation, 6, loss_of);
+  run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage, accumulation), communicator);
+    for (int step = 0; step < 6; ++step) {
+      for (int micro = 0; micro < accumulation; ++micro) {
+        engine.backward(loss_of(model, step, micro, communicator->rank()));
+        engine.step();
+      }
+    }
+    check_close(*model, expected);
+  });
+}
+
+TEST_CASE("Several backwards before a step add up, also at the boundary") {
+  const int stage = GENERATE(0, 1, 2);
+  const int accumulation = GENERATE(1, 2);
+  CAPTURE(stage, accumulation);
+  auto first_loss = [](Net& model, int step, int micro, int rank) {
+    return model->forward(sample(step, micro, rank), false).square().sum();
+  };
+  auto second_loss = [](Net& model, int step, int micro, int rank) {
+    return model->forward(sample(step, micro + 5, rank), true).abs().sum();
+  };
+  const auto expected = plain_sgd(2, accumulation, 4, [&](Net& model, int step, int micro, int rank) {
+    return first_loss(model, step, micro, rank) + second_loss(model, step, micro, rank);
+  });
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage, accumulation), communicator);
+    for (int step = 0; step < 4; ++step) {
+      for (int micro = 0; micro < accumulation; ++micro) {
+        engine.backward(first_loss(model, step, micro, communicator->rank()));
+        engine.backward(second_loss(model, step, micro, communicator->rank()));
+        engine.step();
+      }
+    }
+    check_close(*model, expected);
+  });
+}
+
+namespace {
+
+// Recomputes its forward inside backward by a nested backward, as activation checkpointing does: hooks of the
+// parameters inside fire in the nested graph.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, int64_t layer_address) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = layer_address;
+    torch::NoGradGuard no_grad;
+    return layer(layer_address)->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    torch::AutoGradMode grad(true);
+    at::Tensor output = layer(context->saved_data["layer"].toInt())->forward(x);
+    output.backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+  static torch::nn::LinearImpl* layer(int64_t address) {
+    return reinterpret_cast<torch::nn::LinearImpl*>(address);
+  }
+};
+
+at::Tensor recomputed(const Linear& layer, const at::Tensor& x) {
+  return Recomputed::apply(x, reinterpret_cast<int64_t>(layer.get()));
+}
+
+}  // namespace
+
+TEST_CASE("A parameter used plainly and recomputed in backward is reduced once and whole") {
+  const int stage = GENERATE(0, 1, 2);
+  CAPTURE(stage);
+  // The recomputation starts in step 2, when the engine already expects one gradient a parameter.
+  auto loss_of = [](Net& model, int step, int micro, int rank) {
+    at::Tensor hidden = torch::tanh(model->first(sample(step, micro, rank)));
+    if (step >= 2)
+      hidden = torch::tanh(recomputed(model->branch, hidden)) + recomputed(model->branch, hidden);
+    return model->last(torch::tanh(model->branch(hidden))).square().sum();
+  };
+  const auto expected = plain_sgd(2, 1, 5, loss_of);
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    for (int step = 0; step < 5; ++step) {
+      engine.backward(loss_of(model, step, 0, communicator->rank()));
+      engine.step();
+    }
+    check_close(*model, expected);
+  });
+}
+
+TEST_CASE("Tied weights are one parameter") {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      weight = register_parameter("weight", values({4, 4}, 1));
+      register_parameter("again", weight);
+    }
+    at::Tensor weight;
+  };
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Tied model;
+    Engine engine = make_engine(model, sgd_config(2), communicator);
+    engine.backward((model.weight.matmul(model.weight)).sum());
+    engine.step();
+    at::Tensor expected = values({4, 4}, 1).requires_grad_(true);
+    expected.matmul(expected).sum().backward();
+    if (!torch::allclose(model.weight, expected.detach() - 0.1 * expected.grad()))
+      throw std::runtime_error("differs");
+    if (engine.bytes_by_category().parameters != 16 * 4 * 2) throw std::runtime_error("counted twice");
+  });
+}
+
+TEST_CASE("Leaves keep their identity, rank 0's parameters and buffers go everywhere") {
+  run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    fill(*model, 7 * (communicator->rank() + 1));
+    {
+      torch::NoGradGuard no_grad;
+      model->counter.fill_(communicator->rank() + 5);
+      model->scale.fill_(communicator->rank() + 3);
+    }
+    auto before = model->parameters();
+    Engine engine = make_engine(*model, sgd_config(1), communicator);
+    auto after = model->parameters();
+    Net rank0;
+    fill(*rank0, 7);
+    for (size_t i = 0; i < before.size(); ++i) {
+      if (!before[i].is_same(after[i])) throw std::runtime_error("another tensor");
+      const bool frozen = !before[i].requires_grad();
+      if (!torch::equal(after[i], frozen ? torch::full({1}, 3.0) : rank0->parameters()[i])) {
+        throw std::runtime_error("not rank 0's value");
+      }
+    }
+    if (!torch::equal(model->counter, torch::full({2}, 5.0))) throw std::runtime_error("not rank 0's buffer");
+  });
+}
+
+TEST_CASE("A non-finite gradient on one rank skips the step on all, at every stage") {
+  const int stage = GENERATE(0, 1, 2);
+  CAPTURE(stage);
+  const std::string scheduled =
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}},
+          "zero_optimization": {"stage": )" +
+      std::to_string(stage) + "}}";
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, scheduled, communicator);
+    for (int step = 0; step < 4; ++step) {
+      const bool poison = step == 2 && communicator->rank() == 1;
+      const double lr = engine.get_lr()[0];
+      const at::Tensor before = model->first->weight.detach().clone();
+      at::Tensor loss = model->forward(sample(step, 0, communicator->rank()), true).sum();
+      engine.backward(poison ? loss * std::numeric_limits<float>::infinity() : loss);
+      engine.step();
+      const bool same = torch::equal(model->first->weight, before);
+      // Steps 0 and 1 have a learning rate of 0, step 3 repeats what step 2 would have done.
+      if (engine.was_step_applied() == (step == 2)) throw std::runtime_error("applied or skipped wrongly");
+      if (step == 2 && (!same || std::isfinite(engine.get_global_grad_norm()) || engine.get_lr()[0] != lr)) {
+        throw std::runtime_error("the skipped step left a trace");
+      }
+      if (step == 3 && same) throw std::runtime_error("training did not go on");
+    }
+    if (engine.skipped_steps() != 1 || engine.global_steps() != 4) throw std::runtime_error("miscounted");
+  });
+}
+
+TEST_CASE("Clipping bounds the update by the norm over all ranks") {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(2, 1, 0.01), communicator);
+    std::vector<at::Tensor> before;
+    for (const auto& parameter : model->parameters()) before.push_back(parameter.detach().clone());
+    engine.backward(model->forward(sample(0, 0, communicator->rank()), true).square().sum());
+    engine.step();
+    double moved = 0;
+    const auto after = model->parameters();
+    for (size_t i = 0; i < after.size(); ++i) moved += (after[i] - before[i]).square().sum().item<double>();
+    if (engine.get_global_grad_norm() < 0.01) throw std::runtime_error("the test needs a larger gradient");
+    if (std::abs(std::sqrt(moved) - 0.1 * 0.01) > 1e-6) throw std::runtime_error("moved by another length");
+  });
+}
+
+TEST_CASE("Client optimizers train as on whole parameters") {
+  const int stage = GENERATE(0, 1, 2);
+  const std::string kind = GENERATE("sgd", "adam", "adamw", "adagrad", "rmsprop");
+  CAPTURE(stage, kind);
+  auto make = [&](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    using namespace torch::optim;
+    if (kind == "sgd") return std::make_unique<SGD>(parameters, SGDOptions(0.1).momentum(0.9).nesterov(true));
+    if (kind == "adam") return std::make_unique<Adam>(parameters, AdamOptions(0.01).weight_decay(0.1));
+    if (kind == "adamw") return std::make_unique<AdamW>(parameters, AdamWOptions(0.01).amsgrad(true));
+    if (kind == "adagrad") {
+      return std::make_unique<Adagrad>(parameters, AdagradOptions(0.01).initial_accumulator_value(0.2));
+    }
+    return std::make_unique<RMSprop>(parameters, RMSpropOptions(0.01).centered(true));
+  };
+  auto trained = [](Net& model) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& parameter : model->parameters()) {
+      if (parameter.requires_grad()) parameters.push_back(parameter);
+    }
+    return parameters;
+  };
+  Net plain;
+  auto plain_optimizer = make(trained(plain));
+  for (int step = 0; step < 4; ++step) {
+    plain_optimizer->zero_grad();
+    for (int rank = 0; rank < 2; ++rank)
+      (plain->forward(sample(step, 0, rank), true).square().sum() / 2).backward();
+    plain_optimizer->step();
+  }
+  std::vector<at::Tensor> expected;
+  for (const auto& parameter : plain->parameters()) expected.push_back(parameter.detach().clone());
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    auto optimizer = make(trained(model));
+    InitializeOptions options;
+    options.optimizer = optimizer.get();
+    Engine engine = make_engine(*model, no_optimizer_config(stage), communicator, options);
+    for (int step = 0; step < 4; ++step) {
+      engine.backward(model->forward(sample(step, 0, communicator->rank()), true).square().sum());
+      engine.step();
+    }
+    check_close(*model, expected);
+  });
+}
+
+TEST_CASE("What step() and backward() refuse") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(1), communicator);
+    auto loss = [&] { return model->forward(sample(0, 0, 0), true).sum(); };
+    CHECK_THROWS_WITH(engine.step(), Contains("without engine.backward"));
+    CHECK_THROWS_WITH(engine.backward(torch::ones({3}, torch::requires_grad())), Contains("3 elements"));
+    CHECK_THROWS_WITH(engine.backward(torch::ones({})), Contains("does not require grad"));
+
+    SECTION("a bare loss.backward()") {
+      loss().backward();
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("did not go through the engine") && Contains("last."));
+    }
+    SECTION("a parameter replaced by set_data") {
+      model->branch->weight.set_data(torch::zeros({7, 7}));
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("branch.weight") && Contains("left its bucket"));
+    }
+    SECTION("a parameter converted away and back by Module::to") {
+      model->to(torch::kDouble);
+      model->to(torch::kFloat);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("left its bucket"));
+    }
+    SECTION("a backward that threw") {
+      at::Tensor bad = model->forward(sample(0, 0, 0), true);
+      bad.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in the middle"); });
+      CHECK_THROWS_WITH(engine.backward(bad.sum()), Contains("in the middle"));
+      CHECK_THROWS_WITH(engine.step(), Contains("backward() that threw"));
+    }
+    SECTION("a graph kept over a step would use new weights in silence") {
+      at::Tensor kept = loss();
+      engine.backward(kept, /*retain_graph=*/true);
+      engine.step();
+      CHECK_THROWS_WITH(engine.backward(kept), Contains("modified by an inplace operation"));
+    }
+  });
+}
+
+TEST_CASE("What initialize() refuses, by name") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    auto initialize_with = [&](const std::string& config, InitializeOptions options = {}) {
+      return make_engine(*model, config, communicator, std::move(options));
+    };
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    InitializeOptions with_sgd;
+    with_sgd.optimizer = &sgd;
+    CHECK_THROWS_WITH(initialize_with(no_optimizer_config(1)), Contains("no optimizer"));
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), with_sgd), Contains("both"));
+
+    torch::optim::LBFGS lbfgs(model->parameters(), 0.1);
+    InitializeOptions with_lbfgs;
+    with_lbfgs.optimizer = &lbfgs;
+    CHECK_THROWS_WITH(initialize_with(no_optimizer_config(1), with_lbfgs), Contains("LBFGS"));
+
+    InitializeOptions part;
+    part.parameter_groups.push_back(
+        {.parameters = {model->first->weight}, .lr = {}, .weight_decay = {}, .betas = {}});
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), part),
+                      Contains("first.bias") && Contains("no parameter group"));
+    part.parameter_groups.push_back(part.parameter_groups[0]);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), part), Contains("group 0") && Contains("group 1"));
+
+    model->last->to(torch::kDouble);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("last.weight") && Contains("Double"));
+  });
+}
+
+TEST_CASE("Ranks with different models are told apart, not left hanging") {
+  CHECK_THROWS_WITH(run_ranks(3,
+                              [&](std::shared_ptr<Communicator> communicator) {
+                                Linear model(communicator->rank() == 2 ? 4 : 5, 3);
+                                make_engine(*model, sgd_config(1), communicator);
+                              }),
+                    Contains("rank 2 has another model"));
+}
+
+TEST_CASE("A rank that stops taking part is named by the deadline") {
+  CHECK_THROWS_WITH(
+      run_ranks(
+          3,
+          [&](std::shared_ptr<Communicator> communicator) {
+            Net model;
+            Engine engine = make_engine(*model, sgd_config(2), communicator);
+            if (communicator->rank() == 1) return;
+            engine.backward(model->forward(sample(0, 0, 0), true).sum());
+            engine.step();
+          },
+          std::chrono::milliseconds(500)),
+      Contains("reduce_scatter of gradients of bucket") && Contains("rank 1 did not take part"));
+}
+
+TEST_CASE("Hooks that were there keep running, and stay when the engine has gone") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    struct Count : torch::autograd::PostAccumulateGradHook {
+      explicit Count(int& calls) : calls(&calls) {}
+      void operator()(const at::Tensor&) override { ++*calls; }
+      int* calls;
+    };
+    Net model;
+    int calls = 0;
+    torch::autograd::impl::set_post_acc_grad_hooks(model->first->bias, std::make_unique<Count>(calls));
+    {
+      Engine engine = make_engine(*model, sgd_config(2), communicator);
+      engine.backward(model->forward(sample(0, 0, 0), true).sum());
+      engine.step();
+    }
+    CHECK(calls == 1);
+    model->forward(sample(0, 0, 0), true).sum().backward();
+    CHECK(calls == 2);
+    CHECK(model->first->weight.grad().defined());
+  });
+}
+
+TEST_CASE("Sparse gradients are densified") {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Embedding model(torch::nn::EmbeddingOptions(6, 3).sparse(true));
+    fill(*model, 5);
+    at::Tensor before = model->weight.detach().clone();
+    Engine engine = make_engine(*model, sgd_config(2), communicator);
+    engine.backward(model->forward(torch::tensor({1, 1, 4})).sum());
+    engine.step();
+    at::Tensor expected = before.clone();
+    expected[1] -= 0.2;
+    expected[4] -= 0.1;
+    if (!torch::allclose(model->weight, expected)) throw std::runtime_error("differs");
+  });
+}
+
+TEST_CASE("Channels-last parameters keep their strides and train alike") {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Conv2d model(torch::nn::Conv2dOptions(3, 4, 3));
+    fill(*model, 9);
+    model->weight.set_data(model->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    const auto strides = model->weight.strides().vec();
+    torch::nn::Conv2d plain(torch::nn::Conv2dOptions(3, 4, 3));
+    fill(*plain, 9);
+    at::Tensor x = values({2, 3, 6, 6}, 11);
+    plain->forward(x).square().sum().backward();
+    Engine engine = make_engine(*model, sgd_config(1), communicator);
+    engine.backward(model->forward(x).square().sum());
+    engine.step();
+    if (model->weight.strides().vec() != strides) throw std::runtime_error("strides changed");
+    if (!torch::allclose(model->weight, plain->weight.detach() - 0.1 * plain->weight.grad(), 1e-4, 1e-5)) {
+      throw std::runtime_error("differs");
+    }
+  });
+}
+
+}  // namespace zerorun::testing

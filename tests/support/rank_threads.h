@@ -1,0 +1,18 @@
+// Ranks as threads of the test process.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace zerorun::testing {
+
+using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
+
+/// Runs `body` once for each rank, each in a thread of its own; rethrows what the lowest failing rank threw.
+void run_ranks(int world_size, const RankBody& body,
+               std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
+}  // namespace zerorun::testing

@@ -1,0 +1,140 @@
+#include "tests/support/tiny_gpt2.h"
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+
+#include "samples/gpt2/model.h"
+#include "samples/gpt2/sampler.h"
+#include "samples/gpt2/weights.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int64_t kSeq = 32;
+constexpr size_t kTextBytes = 32768;
+// FNV-1a of those bytes, whose sha256 is 6b24a465de31c6e83313e6c43a8c3a83c7d21329ac17ef28dd916d14bf0a72ba.
+constexpr uint64_t kTextHash = 0xcc70d9aadc57e883ULL;
+
+uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (uint8_t byte : bytes) hash = (hash ^ byte) * 1099511628211ULL;
+  return hash;
+}
+
+Gpt2 load_model() {
+  static std::mutex construction;  // initial values are drawn from the generator that all threads share
+  std::lock_guard lock(construction);
+  Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
+  load_weights(*model, ZERORUN_SOURCE_DIR "/tests/golden/data/init_tiny_seed1234.safetensors");
+  return model;
+}
+
+at::Tensor read_batch(const std::vector<int64_t>& offsets) {
+  at::Tensor tokens = at::empty({static_cast<int64_t>(offsets.size()), kSeq}, at::kLong);
+  int64_t* token = tokens.mutable_data_ptr<int64_t>();
+  for (int64_t offset : offsets) token = std::copy_n(golden_text().begin() + offset, kSeq, token);
+  return tokens;
+}
+
+InitializeOptions initialize_options(const RunOptions& options, torch::nn::Module& model,
+                                     std::shared_ptr<Communicator> communicator) {
+  InitializeOptions result;
+  result.communicator = std::move(communicator);
+  result.bucket_numel = options.bucket_numel;
+  if (options.group_weight_decay) {
+    ParameterGroup matrices{
+        .parameters = {}, .lr = {}, .weight_decay = *options.group_weight_decay, .betas = {}};
+    ParameterGroup vectors{.parameters = {}, .lr = {}, .weight_decay = 0.0, .betas = {}};
+    for (const at::Tensor& parameter : model.parameters()) {
+      (parameter.dim() >= 2 ? matrices : vectors).parameters.push_back(parameter);
+    }
+    result.parameter_groups = {matrices, vectors};
+  }
+  return result;
+}
+
+}  // namespace
+
+const std::vector<uint8_t>& golden_text() {
+  static const std::vector<uint8_t> text = [] {
+    const char* path = "/usr/share/common-licenses/GPL-3";
+    std::ifstream file(path, std::ios::binary);
+    std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+    bytes.resize(std::min(bytes.size(), kTextBytes));
+    if (bytes.size() != kTextBytes || fnv1a(bytes) != kTextHash) {
+      std::printf("skipped: %s is not the text that the golden traces were made with\n", path);
+      std::exit(77);
+    }
+    return bytes;
+  }();
+  return text;
+}
+
+double RunResult::mean_loss(size_t step) const {
+  double sum = 0;
+  size_t count = 0;
+  for (const auto& rank : losses[step]) {
+    for (double loss : rank) sum += loss;
+    count += rank.size();
+  }
+  return sum / static_cast<double>(count);
+}
+
+RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& options) {
+  at::set_num_threads(1);
+  golden_text();
+  const Config config = parse_config(config_text, "test config", options.world_size);
+  const int64_t micro_steps = config.batch.gradient_accumulation_steps;
+  const Sampler sampler({.corpus_size = static_cast<int64_t>(kTextBytes),
+                         .seq = kSeq,
+                         .micro_batch = config.batch.micro_batch_size_per_gpu,
+                         .accumulation = micro_steps,
+                         .world_size = options.world_size,
+                         .seed = 0,
+                         .sequential = true});
+  RunResult result;
+  result.losses.resize(options.steps, std::vector<std::vector<double>>(options.world_size));
+
+  run_ranks(options.world_size, [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Gpt2 model = load_model();
+    Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
+    communicator->volume().reset();
+    for (int64_t step = 0; step < options.steps; ++step) {
+      if (rank == 0) result.lrs.push_back(engine.get_lr());
+      for (int64_t micro = 0; micro < micro_steps; ++micro) {
+        at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)));
+        result.losses[step][rank].push_back(loss.item<double>());
+        engine.backward(loss);
+        engine.step();
+      }
+      if (rank == 0) result.grad_norms.push_back(engine.get_global_grad_norm());
+    }
+    if (rank != 0) return;
+    for (const auto& item : model->named_parameters()) {
+      result.parameters.emplace_back(item.key(), item.value().detach().clone());
+    }
+    result.bytes = engine.bytes_by_category();
+    result.formula_bytes = engine.formula_bytes();
+    result.reduce_scattered = communicator->volume().elements(Collective::reduce_scatter);
+    result.all_gathered = communicator->volume().elements(Collective::all_gather);
+  });
+  return result;
+}
+
+void check_same_bits(const RunResult& a, const RunResult& b) {
+  CHECK(a.losses == b.losses);
+  CHECK(a.grad_norms == b.grad_norms);
+  REQUIRE(a.parameters.size() == b.parameters.size());
+  for (size_t i = 0; i < a.parameters.size(); ++i) {
+    INFO(a.parameters[i].first);
+    CHECK(torch::equal(a.parameters[i].second, b.parameters[i].second));
+  }
+}
+
+}  // namespace zerorun::testing
