@@ -1,0 +1,45 @@
+// A communicator that can be told to move nothing from now on: what a step costs when communication is free.
+// For benchmarks only, since ranks then train apart from one another.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "comm/communicator.h"
+
+namespace zerorun {
+
+class SilenceableCommunicator : public Communicator {
+ public:
+  explicit SilenceableCommunicator(std::shared_ptr<Communicator> real)
+      : Communicator(real->rank(), real->world_size(), real->timeout()), real_(std::move(real)) {}
+
+  void silence() { silent_ = true; }
+
+ private:
+  struct Nothing : Work {
+    void wait() override {}
+  };
+
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    if (silent_) return std::make_unique<Nothing>();
+    switch (call.kind) {
+      case Collective::reduce_scatter:
+        return real_->reduce_scatter(call.output, call.input, call.label);
+      case Collective::all_gather:
+        return real_->all_gather(call.output, call.input, call.label);
+      case Collective::all_reduce:
+        return real_->all_reduce(call.output, call.label);
+      case Collective::broadcast:
+        return real_->broadcast(call.output, call.root, call.label);
+      case Collective::barrier:
+        break;
+    }
+    return real_->barrier(call.label);
+  }
+
+  std::shared_ptr<Communicator> real_;
+  bool silent_ = false;
+};
+
+}  // namespace zerorun
