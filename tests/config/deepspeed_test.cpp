@@ -1,0 +1,36 @@
+// What ZeroRun says to configurations whose fate in DeepSpeed is known.
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "tests/config/refusal.h"
+
+using namespace zerorun::test;
+
+namespace {
+
+std::string with_line_breaks(std::string text) {
+  for (std::size_t at; (at = text.find("\\n")) != std::string::npos;) text.replace(at, 2, "\n");
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("what DeepSpeed refuses is refused, and so are the mistakes that it swallows") {
+  int rows = 0;
+  for (const std::string& line : data_lines("deepspeed_verdicts.tsv")) {
+    INFO(line);
+    const auto fields = split(line, '\t');
+    const std::string text = fields.size() > 3 ? with_line_breaks(fields[3]) : "";
+    const auto found = refusals(text);
+    if (fields.at(2) == "-") {
+      CHECK(found.empty());
+      // Whether an optimizer is missing is not known before the program says whether it brings its own.
+      CHECK((fields.at(1) == "takes" || fields.at(0) == "opt_missing_s2"));
+    } else {
+      REQUIRE(!found.empty());
+      CHECK(found[0].path == fields.at(2));
+    }
+    ++rows;
+  }
+  CHECK(rows == 79);
+}

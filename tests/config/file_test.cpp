@@ -1,0 +1,77 @@
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "base/error.h"
+#include "config/config.h"
+
+using namespace zerorun;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A folder of its own, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "zerorun-config-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()));
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+
+  fs::path write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ / name, std::ios::binary) << text;
+    return path_ / name;
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string refusal_of(const fs::path& file) {
+  try {
+    load_config(file, 1);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a file is loaded, and its mistakes carry its name") {
+  const Folder folder;
+  const fs::path sound =
+      folder.write("sound.json", "\xEF\xBB\xBF{\r\n  \"train_batch_size\": 8, // all\r\n}\r\n");
+  CHECK(load_config(sound, 2).batch.micro_batch_size_per_gpu == 4);
+  const fs::path wrong = folder.write("wrong.json", "{\n  \"train_batch_size\": 0\n}");
+  CHECK_THAT(refusal_of(wrong), Catch::StartsWith(wrong.string() + ":2:23: train_batch_size: expected "));
+  const fs::path empty = folder.write("empty.json", "");
+  CHECK_THAT(refusal_of(empty), Catch::StartsWith(empty.string() + ":1:1: top level: expected an object"));
+}
+
+TEST_CASE("what cannot be read as a file is named") {
+  const Folder folder;
+  const fs::path missing = folder.path() / "missing.json";
+  CHECK_THAT(refusal_of(missing),
+             Catch::StartsWith(missing.string() + ": ") && Catch::Contains("no such file"));
+  CHECK_THAT(refusal_of(folder.path()),
+             Catch::StartsWith(folder.path().string() + ": ") && Catch::Contains("found a directory"));
+  fs::create_symlink(folder.path() / "loop", folder.path() / "loop");
+  CHECK_THAT(refusal_of(folder.path() / "loop"), Catch::Contains("cannot be opened: "));
+  CHECK_THAT(refusal_of("/dev/zero"), Catch::Contains("more than 16 MiB"));
+  if (geteuid() != 0) {  // nothing is unreadable to root
+    const fs::path closed = folder.write("closed.json", "{}");
+    fs::permissions(closed, fs::perms::none);
+    CHECK_THAT(refusal_of(closed), Catch::Contains("cannot be opened: Permission denied"));
+  }
+}
+
+TEST_CASE("a world without ranks is no user's mistake") {
+  CHECK_THROWS_AS(parse_config("{\"train_batch_size\": 1}", "conf", 0), InternalError);
+}

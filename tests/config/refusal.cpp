@@ -1,0 +1,82 @@
+#include "tests/config/refusal.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace zerorun::test {
+
+std::vector<std::string> split(const std::string& line, char separator) {
+  std::vector<std::string> fields;
+  std::istringstream stream(line);
+  for (std::string field; std::getline(stream, field, separator);) fields.push_back(field);
+  return fields;
+}
+
+namespace {
+
+/// Takes `text` up to `mark` away, and the mark with it.
+std::string take(std::string& text, const std::string& mark, bool last = false) {
+  const std::size_t at = last ? text.rfind(mark) : text.find(mark);
+  REQUIRE(at != std::string::npos);
+  const std::string taken = text.substr(0, at);
+  text.erase(0, at + mark.size());
+  return taken;
+}
+
+int number(const std::string& text) {
+  REQUIRE(!text.empty());
+  REQUIRE(text.find_first_not_of("0123456789") == std::string::npos);
+  return std::stoi(text);
+}
+
+Refusal take_apart(std::string line) {
+  INFO(line);
+  Refusal refusal;
+  REQUIRE(take(line, ":") == "conf");
+  refusal.line = number(take(line, ":"));
+  refusal.column = number(take(line, ": "));
+  refusal.path = take(line, ": expected ");
+  refusal.expected = take(line, ", found ");
+  refusal.found = take(line, "; ", true);
+  refusal.remedy = line;
+  REQUIRE(refusal.line >= 1);
+  REQUIRE(refusal.column >= 1);
+  for (const std::string* part : {&refusal.path, &refusal.expected, &refusal.found, &refusal.remedy}) {
+    REQUIRE(!part->empty());
+  }
+  return refusal;
+}
+
+}  // namespace
+
+std::vector<Refusal> refusals(std::string_view text, int world_size) {
+  std::vector<Refusal> result;
+  try {
+    parse_config(text, "conf", world_size);
+  } catch (const UserError& error) {
+    for (const std::string& line : split(error.what(), '\n')) result.push_back(take_apart(line));
+    REQUIRE(!result.empty());
+  }
+  return result;
+}
+
+std::vector<std::string> data_lines(const std::string& name) {
+  const std::string path = std::string(ZERORUN_SOURCE_DIR) + "/tests/config/data/" + name;
+  std::ifstream stream(path);
+  INFO(path);
+  REQUIRE(stream);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.empty() && line.front() != '#') lines.push_back(line);
+  }
+  return lines;
+}
+
+std::string with(const std::string& settings) {
+  return "{\"train_micro_batch_size_per_gpu\": 2,\n" + settings + "}";
+}
+
+}  // namespace zerorun::test

@@ -1,0 +1,38 @@
+// What the tests of config/ share: a refused configuration as data, and lines of a data file. Used by tests
+// only.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+
+namespace zerorun::test {
+
+/// One line of a refusal, taken apart: "ORIGIN:LINE:COLUMN: PATH: expected EXPECTED, found FOUND; REMEDY".
+struct Refusal {
+  int line = 0;
+  int column = 0;
+  std::string path;
+  std::string expected;
+  std::string found;
+  std::string remedy;
+
+  /// "LINE:COLUMN PATH"
+  std::string place() const { return std::to_string(line) + ":" + std::to_string(column) + " " + path; }
+};
+
+/// What parse_config refuses in `text`; empty if it takes it. Fails the test if a line has another form.
+std::vector<Refusal> refusals(std::string_view text, int world_size = 1);
+
+/// The lines of a file in tests/config/data, without empty ones and those that begin with '#'.
+std::vector<std::string> data_lines(const std::string& name);
+
+std::vector<std::string> split(const std::string& line, char separator);
+
+/// A minimal configuration with `settings` (members of the top level, such as `"a": 1`) added on a second
+/// line.
+std::string with(const std::string& settings);
+
+}  // namespace zerorun::test

@@ -1,0 +1,315 @@
+// What each accepted setting becomes, and how each wrong one is refused.
+#include <catch2/catch.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/config/refusal.h"
+
+using namespace zerorun;
+using namespace zerorun::test;
+
+namespace {
+
+Config parse(const std::string& settings) {
+  return parse_config(with(settings), "conf", 1);
+}
+
+OptimizerConfig optimizer(const std::string& type, const std::string& params) {
+  const Config config = parse(R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}");
+  REQUIRE(config.optimizer);
+  return *config.optimizer;
+}
+
+SchedulerConfig scheduler(const std::string& type, const std::string& params) {
+  const Config config = parse(R"("scheduler": {"type": ")" + type + R"(", "params": {)" + params + "}}");
+  REQUIRE(config.scheduler);
+  return *config.scheduler;
+}
+
+struct Row {
+  std::string settings;  // with an '@' before the place where the mistake is
+  std::string path;
+  std::string expected;
+  std::string found;
+  std::string remedy;
+};
+
+/// Each row is refused by exactly one message with this place and these texts in it.
+void check_refused(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    INFO(row.settings);
+    const std::size_t mark = row.settings.find('@');
+    REQUIRE(mark != std::string::npos);
+    std::string settings = row.settings;
+    settings.erase(mark, 1);
+    const auto found = refusals(with(settings));
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
+    CHECK_THAT(found[0].expected, Catch::Contains(row.expected));
+    CHECK_THAT(found[0].found, Catch::Contains(row.found));
+    CHECK_THAT(found[0].remedy, Catch::Contains(row.remedy));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("what is left out has DeepSpeed's defaults") {
+  const Config config = parse("");
+  CHECK(config.batch.train_batch_size == 2);
+  CHECK(!config.optimizer);
+  CHECK(!config.scheduler);
+  CHECK(config.zero.stage == 0);
+  CHECK(config.zero.reduce_bucket_size == 500'000'000);
+  CHECK(config.zero.allgather_bucket_size == 500'000'000);
+  CHECK(!config.zero.overlap_comm);
+  CHECK(config.gradient_clipping == 1.0);
+  CHECK(!config.steps_per_print);
+  CHECK(!config.wall_clock_breakdown);
+  CHECK(!config.prescale_gradients);
+  CHECK(config.gradient_predivide_factor == 1.0);
+  CHECK(config.notes.empty());
+}
+
+TEST_CASE("settings arrive in the configuration") {
+  const Config config =
+      parse(R"("gradient_clipping": 0.1, "steps_per_print": 1e1, "wall_clock_breakdown": true,
+    "prescale_gradients": true, "gradient_predivide_factor": 2,
+    "zero_optimization": {"stage": 2.0, "reduce_bucket_size": 5e3, "allgather_bucket_size": 15099494,
+                          "overlap_comm": true})");
+  CHECK(config.gradient_clipping == 0.1);
+  CHECK(config.steps_per_print == 10);
+  CHECK(config.wall_clock_breakdown);
+  CHECK(config.prescale_gradients);
+  CHECK(config.gradient_predivide_factor == 2.0);
+  CHECK(config.zero.stage == 2);
+  CHECK(config.zero.reduce_bucket_size == 5000);
+  CHECK(config.zero.allgather_bucket_size == 15'099'494);
+  CHECK(config.zero.overlap_comm);
+  CHECK(parse(R"("gradient_clipping": 0)").gradient_clipping == 0.0);
+  const Config nulls = parse(R"("steps_per_print": null, "optimizer": null, "scheduler": null,
+                                "zero_optimization": {"overlap_comm": null})");
+  CHECK(!nulls.steps_per_print);
+  CHECK(!nulls.optimizer);
+  CHECK(nulls.notes.empty());
+}
+
+TEST_CASE("the type and adam_w_mode decide how weight decays") {
+  CHECK(optimizer("Adam", "").type == OptimizerType::adam_w);
+  CHECK(optimizer("Adam", R"("adam_w_mode": true)").type == OptimizerType::adam_w);
+  CHECK(optimizer("Adam", R"("adam_w_mode": false)").type == OptimizerType::adam);
+  CHECK(optimizer("AdamW", "").type == OptimizerType::adam_w);
+  CHECK(optimizer("AdamW", R"("adam_w_mode": false)").type == OptimizerType::adam_w);
+  CHECK(optimizer("adamw", "").type == OptimizerType::adam_w);
+  CHECK(optimizer("ADAM", "").type == OptimizerType::adam_w);
+  CHECK(optimizer("SGD", "").type == OptimizerType::sgd);
+  CHECK(parse(R"("optimizer": {"type": "SGD"})").optimizer->type == OptimizerType::sgd);
+}
+
+TEST_CASE("weight decay defaults to 0, but to 0.01 where torch's AdamW is asked for") {
+  CHECK(optimizer("AdamW", "").weight_decay == 0.0);
+  CHECK(optimizer("Adam", "").weight_decay == 0.0);
+  CHECK(optimizer("SGD", "").weight_decay == 0.0);
+  CHECK(optimizer("AdamW", R"("torch_adam": true)").weight_decay == 0.01);
+  CHECK(optimizer("Adam", R"("torch_adam": true)").weight_decay == 0.01);
+  CHECK(optimizer("Adam", R"("torch_adam": true, "adam_w_mode": false)").weight_decay == 0.0);
+  CHECK(optimizer("AdamW", R"("weight_decay": 0.5, "torch_adam": true)").weight_decay == 0.5);
+}
+
+TEST_CASE("optimizer parameters arrive, each with its default") {
+  const OptimizerConfig adam = optimizer("AdamW", R"("lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
+                                                     "weight_decay": 0.1, "bias_correction": false)");
+  CHECK(adam.lr == 3e-4);
+  CHECK(adam.beta1 == 0.8);
+  CHECK(adam.beta2 == 0.95);
+  CHECK(adam.eps == 1e-6);
+  CHECK(adam.weight_decay == 0.1);
+  CHECK(!adam.bias_correction);
+  const OptimizerConfig usual = optimizer("Adam", "");
+  CHECK(usual.lr == 1e-3);
+  CHECK(usual.beta1 == 0.9);
+  CHECK(usual.beta2 == 0.999);
+  CHECK(usual.eps == 1e-8);
+  CHECK(usual.bias_correction);
+  const OptimizerConfig sgd =
+      optimizer("SGD", R"("lr": 0.05, "momentum": 0.9, "nesterov": true, "weight_decay": 0.01)");
+  CHECK(sgd.lr == 0.05);
+  CHECK(sgd.momentum == 0.9);
+  CHECK(sgd.nesterov);
+  CHECK(sgd.weight_decay == 0.01);
+  CHECK(optimizer("SGD", R"("momentum": 0.9, "dampening": 0.5)").dampening == 0.5);
+}
+
+TEST_CASE("scheduler parameters arrive, and warmup_max_lr defaults by type") {
+  CHECK(!scheduler("WarmupLR", "").warmup_max_lr);
+  CHECK(!scheduler("WarmupLR", R"("warmup_max_lr": null)").warmup_max_lr);
+  CHECK(scheduler("WarmupDecayLR", R"("total_num_steps": 20)").warmup_max_lr == 0.001);
+  const SchedulerConfig usual = scheduler("WarmupLR", "");
+  CHECK(usual.type == SchedulerType::warmup_lr);
+  CHECK(usual.warmup_min_lr == 0.0);
+  CHECK(usual.warmup_num_steps == 1000);
+  CHECK(usual.warmup_type == WarmupType::log);
+  const SchedulerConfig decay = scheduler("WarmupDecayLR", R"("warmup_min_lr": 1e-5, "warmup_max_lr": 0.002,
+      "warmup_num_steps": 1, "warmup_type": "linear", "total_num_steps": 15e1, "last_batch_iteration": -1)");
+  CHECK(decay.type == SchedulerType::warmup_decay_lr);
+  CHECK(decay.warmup_min_lr == 1e-5);
+  CHECK(decay.warmup_max_lr == 0.002);
+  CHECK(decay.warmup_num_steps == 1);
+  CHECK(decay.warmup_type == WarmupType::linear);
+  CHECK(decay.total_num_steps == 150);
+  CHECK(parse(R"("scheduler": {"type": "WarmupLR"})").scheduler->warmup_num_steps == 1000);
+}
+
+TEST_CASE("a setting that changes nothing is told once with its line, and not at its default") {
+  struct Note {
+    std::string settings;
+    std::string text;
+  };
+  const std::vector<Note> notes = {
+      {R"("zero_allow_untested_optimizer": true)", "zero_allow_untested_optimizer: true changes nothing: "},
+      {R"("zero_optimization": {"contiguous_gradients": false})",
+       "zero_optimization.contiguous_gradients: false"},
+      {R"("zero_optimization": {"reduce_scatter": false})", "zero_optimization.reduce_scatter: false"},
+      {R"("zero_optimization": {"allgather_partitions": false})",
+       "zero_optimization.allgather_partitions: false"},
+      {R"("zero_optimization": {"round_robin_gradients": true})",
+       "zero_optimization.round_robin_gradients: true"},
+      {R"("optimizer": {"type": "Adam", "params": {"fused": true}})", "optimizer.params.fused: true"},
+      {R"("optimizer": {"type": "Adam", "params": {"set_grad_none": false}})",
+       "optimizer.params.set_grad_none: false"},
+      {R"("optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}})",
+       "optimizer.params.adam_w_mode: false"}};
+  for (const Note& note : notes) {
+    INFO(note.settings);
+    const Config config = parse(note.settings);
+    REQUIRE(config.notes.size() == 1);
+    CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2: " + note.text));
+  }
+  CHECK(parse(R"("zero_allow_untested_optimizer": false, "zero_optimization": {"contiguous_gradients": true,
+      "reduce_scatter": true, "allgather_partitions": true, "round_robin_gradients": false},
+      "fp16": {"enabled": false}, "bf16": {"enabled": false},
+      "optimizer": {"type": "Adam", "params": {"fused": false, "set_grad_none": true, "adam_w_mode": false,
+                    "amsgrad": false}})")
+            .notes.empty());
+}
+
+TEST_CASE("fp16 and bf16 may be named with all their keys while they are off") {
+  CHECK(parse(R"("fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16, "opt_level": "O2"},
+                 "bf16": {"check_grad_overflow": true})")
+            .notes.empty());
+  check_refused(
+      {{R"("fp16": {"enabled": @true, "loss_scale": 0})", "fp16.enabled", "false", "true", "leave"},
+       {R"("bf16": {"enabled": @true})", "bf16.enabled", "false", "true", "leave"},
+       {R"("fp16": @true)", "fp16", "an object", "true", "{\"enabled\": false}"},
+       {R"("fp16": {"enabled": @"auto"})", "fp16.enabled", "true or false", "\"auto\"", "true or false"},
+       {R"("fp16": {@"loss_scal": 0})", "fp16.loss_scal", "known key", "loss_scal", "\"loss_scale\""}});
+}
+
+TEST_CASE("wrong values are refused at their place") {
+  check_refused({
+      {R"("gradient_clipping": @-1)", "gradient_clipping", "at least 0", "-1", "0 for no clipping"},
+      {R"("gradient_clipping": @true)", "gradient_clipping", "a number", "true", "largest gradient norm"},
+      {R"("gradient_clipping": @null)", "gradient_clipping", "a number", "null", "leave the key out"},
+      {R"("gradient_clipping": @1e-400)", "gradient_clipping", "a number", "too small for a double", "write"},
+      {R"("gradient_clipping": @[1])", "gradient_clipping", "a number", "an array", "write"},
+      {R"("steps_per_print": @0)", "steps_per_print", "at least 1", "0", "leave the key out"},
+      {R"("steps_per_print": @1.5)", "steps_per_print", "an integer", "1.5", "write"},
+      {R"("steps_per_print": @1e30)", "steps_per_print", "an integer", "1e30, too large for 64 bits",
+       "write"},
+      {R"("steps_per_print": @"8")", "steps_per_print", "an integer", "\"8\"", "write 8 without the quotes"},
+      {R"("wall_clock_breakdown": @"true")", "wall_clock_breakdown", "true or false", "\"true\"",
+       "without the quotes"},
+      {R"("wall_clock_breakdown": @1)", "wall_clock_breakdown", "true or false", "1", "write true or false"},
+      {R"("gradient_predivide_factor": @0.0)", "gradient_predivide_factor", "greater than 0", "0.0", "write"},
+      {R"("optimizer": @[])", "optimizer", "an object", "an array", "write"},
+      {R"("optimizer": @{})", "optimizer.type", "Adam or AdamW or SGD", "nothing", "write Adam"},
+      {R"("optimizer": {"type": @1})", "optimizer.type", "Adam", "1", "write Adam"},
+      {R"("optimizer": {"type": @"AdamX"})", "optimizer.type", "Adam", "AdamX", "did you mean \"Adam\"?"},
+      {R"("optimizer": {"type": @"sgd"})", "optimizer.type", "SGD", "sgd", "did you mean \"SGD\"?"},
+      {R"("optimizer": {"type": @"Lamb"})", "optimizer.type", "Adam", "only DeepSpeed offers so far",
+       "write"},
+      {R"("optimizer": {"type": "Adam", "params": {"lr": @-1}})", "optimizer.params.lr", "at least 0", "-1",
+       "such as 1e-3"},
+      {R"("optimizer": {"type": "Adam", "params": {"lr": @"1e-3"}})", "optimizer.params.lr", "a number",
+       "\"1e-3\"", "write 1e-3 without"},
+      {R"("optimizer": {"type": "Adam", "params": {"betas": @0.9}})", "optimizer.params.betas", "two numbers",
+       "0.9", "[0.9, 0.999]"},
+      {R"("optimizer": {"type": "Adam", "params": {"betas": @[0.9]}})", "optimizer.params.betas",
+       "two numbers", "an array", "[0.9, 0.999]"},
+      {R"("optimizer": {"type": "Adam", "params": {"betas": [0.9, @1.0]}})", "optimizer.params.betas[1]",
+       "less than 1", "1.0", "write"},
+      {R"("optimizer": {"type": "Adam", "params": {"betas": @"auto"}})", "optimizer.params.betas",
+       "two numbers", "\"auto\"", "[0.9, 0.999]"},
+      {R"("optimizer": {"type": "Adam", "params": {"amsgrad": @true}})", "optimizer.params.amsgrad", "false",
+       "true", "leave"},
+      {R"("optimizer": {"type": "Adam", "params": {@"momentum": 0.9}})", "optimizer.params.momentum",
+       "a parameter of Adam", "one of SGD", "remove"},
+      {R"("optimizer": {"type": "SGD", "params": {@"eps": 0.9}})", "optimizer.params.eps",
+       "a parameter of SGD", "Adam or AdamW", "remove"},
+      {R"("optimizer": {"type": "SGD", "params": {"nesterov": @true}})", "optimizer.params.nesterov", "false",
+       "true", "momentum above 0"},
+      {R"("optimizer": {"type": "AdamW", "params": {"torch_adam": true, "bias_correction": @false}})",
+       "optimizer.params.bias_correction", "true", "false", "remove one"},
+      {R"("optimizer": {"type": "AdamW", "params": {@"max_grad_norm": 1}})", "optimizer.params.max_grad_norm",
+       "present name", "max_grad_norm", "gradient_clipping"},
+      {R"("optimizer": {"type": "AdamW", @"eps": 1})", "optimizer.eps", "known key", "\"eps\"",
+       "optimizer.params.eps"},
+      {R"("scheduler": {"type": @"warmuplr"})", "scheduler.type", "WarmupLR", "warmuplr",
+       "did you mean \"WarmupLR\"?"},
+      {R"("scheduler": {"type": @"OneCycle"})", "scheduler.type", "WarmupLR", "only DeepSpeed offers so far",
+       "write"},
+      {R"("scheduler": @{"params": {}})", "scheduler.type", "WarmupLR", "nothing", "write"},
+      {R"("scheduler": @{"type": "WarmupDecayLR"})", "scheduler.params", "total_num_steps", "nothing",
+       "write"},
+      {R"("scheduler": {"type": "WarmupDecayLR", "params": @{}})", "scheduler.params.total_num_steps",
+       "an integer", "nothing", "whole run"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {@"total_num_steps": 9}})",
+       "scheduler.params.total_num_steps", "a parameter of WarmupLR", "one of WarmupDecayLR", "remove"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @0}})",
+       "scheduler.params.warmup_num_steps", "at least 1", "0", "1000"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @10.5}})",
+       "scheduler.params.warmup_num_steps", "an integer", "10.5", "1000"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": @"cubic"}})",
+       "scheduler.params.warmup_type", "log or linear", "cubic", "write"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": @[1, 2]}})",
+       "scheduler.params.warmup_max_lr", "a number", "an array", "one learning rate"},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": @5}})",
+       "scheduler.params.last_batch_iteration", "-1", "5", "leave the key out"},
+      {R"("zero_optimization": @true)", "zero_optimization", "an object", "true", "{\"stage\": 2}"},
+      {R"("zero_optimization": {"stage": @3})", "zero_optimization.stage", "0, 1 or 2",
+       "only DeepSpeed offers so far", "write 2"},
+      {R"("zero_optimization": {"stage": @4})", "zero_optimization.stage", "an integer", "4", "0, 1 or 2"},
+      {R"("zero_optimization": {"stage": @true})", "zero_optimization.stage", "an integer", "true",
+       "0, 1 or 2"},
+      {R"("zero_optimization": {"reduce_bucket_size": @0})", "zero_optimization.reduce_bucket_size",
+       "at least 1", "0", "5e8"},
+      {R"("zero_optimization": {"allgather_bucket_size": @0.5})", "zero_optimization.allgather_bucket_size",
+       "an integer", "0.5", "5e8"},
+      {R"("zero_optimization": {"reduce_bucket_size": @"auto"})", "zero_optimization.reduce_bucket_size",
+       "an integer", "\"auto\"", "training frameworks: write a number of elements"},
+      {R"("zero_optimization": {"overlap_comm": @"yes"})", "zero_optimization.overlap_comm", "true or false",
+       "\"yes\"", "write"},
+      {R"("zero_optimization": {"reduce_scatter": @"no"})", "zero_optimization.reduce_scatter",
+       "true or false", "\"no\"", "write"},
+  });
+}
+
+TEST_CASE("all mistakes are told together, in the order of the file") {
+  const auto found = refusals(
+      "{\"optimizer\": {\"type\": \"Adam\", \"params\":\n"
+      "{\"lr\": \"auto\",\n\"lrr\": 1}},\n \"stage\": 2,\n"
+      " \"gradient_clipping\": -1,\n \"train_batch_size\": 0, \"aio\": {}}");
+  std::vector<std::string> places;
+  for (const Refusal& refusal : found) places.push_back(refusal.place());
+  CHECK(places == std::vector<std::string>{"2:8 optimizer.params.lr", "3:1 optimizer.params.lrr", "4:2 stage",
+                                           "5:23 gradient_clipping", "6:22 train_batch_size", "6:25 aio"});
+}
+
+TEST_CASE("what a message quotes from the file is short and cannot steer a terminal") {
+  const auto found =
+      refusals(with("\"" + std::string(100, 'k') + "\\u001b[31m\": 1, \"gradient_clipping\": \"" +
+                    std::string(1, 'x') + std::string(5000, 'y') + "\""));
+  REQUIRE(found.size() == 2);
+  CHECK_THAT(found[0].path, Catch::EndsWith("k?[31m"));
+  CHECK(found[0].found.size() < 80);
+  CHECK(found[1].found.size() < 80);
+}
