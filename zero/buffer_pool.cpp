@@ -29,4 +29,9 @@ at::Tensor BufferPool::take(int64_t numel) {
   return buffer.as_strided({numel}, {1}, 0);
 }
 
+void BufferPool::free_all() {
+  for (const at::Tensor& buffer : free_) bytes_ -= static_cast<int64_t>(buffer.storage().nbytes());
+  free_.clear();
+}
+
 }  // namespace zerorun

@@ -22,7 +22,10 @@ class BufferPool {
   at::Tensor take(int64_t numel);
   void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
 
-  int64_t bytes() const { return bytes_; }  // of all buffers ever made; none is freed before the pool
+  /// Frees the buffers that are not in use.
+  void free_all();
+
+  int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
   Communicator* communicator_;

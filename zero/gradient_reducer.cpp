@@ -93,14 +93,11 @@ void GradientReducer::start_backward(bool boundary) {
     next_in_plan_ = 0;
     for (BucketState& state : states_) state.departed = false;
   }
-  for (BucketState& state : states_) {
-    state.missing = 0;
-    state.completed_at = 0;
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    states_[bucket].missing = static_cast<int>(buckets_->layout(bucket).parameters.size());
+    states_[bucket].completed_at = 0;
   }
-  for (size_t index = 0; index < parameters_.size(); ++index) {
-    parameters_[index].arrivals = 0;
-    if (parameters_[index].expected > 0) ++states_[buckets_->bucket_of(static_cast<int>(index))].missing;
-  }
+  for (ParameterState& state : parameters_) state.arrivals = 0;
 }
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
@@ -141,7 +138,7 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
 }
 
 void GradientReducer::depart_ready() {
-  if (!reducing_ || !planned_) return;
+  if (!reducing_) return;
   while (next_in_plan_ < plan_.size() && states_[plan_[next_in_plan_]].missing == 0)
     depart(plan_[next_in_plan_++]);
 }
@@ -201,7 +198,12 @@ void GradientReducer::finish_backward() {
   in_backward_ = false;
   if (reducing_) {
     while (next_in_plan_ < plan_.size()) depart(plan_[next_in_plan_++]);
-    if (!planned_) make_plan();
+    if (!planned_) {
+      make_plan();
+      // Buffers that only the unplanned order needed are not kept.
+      finish_reduction();
+      pool_.free_all();
+    }
   }
   for (ParameterState& state : parameters_) state.expected = std::max(state.expected, state.arrivals);
 }
