@@ -1,0 +1,44 @@
+// The launcher's stdout and stderr: what ranks print goes through a LineMultiplexer into two OutputQueues.
+// Owned by launch(), used by the Job on the main thread.
+#pragma once
+
+#include <poll.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/line_multiplexer.h"
+#include "launcher/output_queue.h"
+
+namespace zerorun {
+
+class Console {
+ public:
+  explicit Console(int ranks);
+
+  void feed(int rank, Stream stream, std::string_view bytes);
+  void close(int rank, Stream stream);
+  /// "zerorun: `message`" on stderr.
+  void notice(const std::string& message);
+
+  /// False while the reader is so far behind that ranks should wait.
+  bool takes_more(Stream stream) const;
+  bool is_flushed() const;
+  void append_poll_entries(std::vector<pollfd>& entries) const;
+  void write_some();
+  /// True once nobody can read stdout any more (`zerorun ... | head`).
+  bool stdout_is_gone() const;
+
+ private:
+  OutputQueue& queue(Stream stream) { return queues_[static_cast<int>(stream)]; }
+  void take_and_write();
+
+  Display display_;
+  LineMultiplexer lines_;
+  std::array<OutputQueue, 2> queues_;
+  bool loss_told_ = false;
+};
+
+}  // namespace zerorun

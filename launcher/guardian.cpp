@@ -1,0 +1,98 @@
+#include "launcher/guardian.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <set>
+#include <string>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+// Messages through the pipe are one pid_t each (so writes are atomic): a group to guard, its negative to
+// forget it, or this. Nothing but process groups is ever sent, and those are at least 2.
+constexpr pid_t kGoodbye = 0;
+constexpr char kName[] = "zr-guardian";
+
+void take_own_name(int argc, char** argv) {
+  prctl(PR_SET_NAME, kName);
+  if (argc < 1) return;
+  char* begin = argv[0];
+  char* end = argv[argc - 1] + std::strlen(argv[argc - 1]);
+  const size_t room = end - begin;
+  std::memset(begin, 0, room);
+  std::memcpy(begin, kName, std::min(room, sizeof kName - 1));
+}
+
+void leave_the_launchers_world(int pipe_end) {
+  setsid();
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Whoever waits for the end of the launcher's output or for a lock of its must not wait for us.
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd : {0, 1, 2}) ::dup2(nothing, fd);
+  if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
+  ::close_range(pipe_end + 1, ~0U, 0);
+  if (::chdir("/") != 0) return;  // only a courtesy to whoever wants to unmount our folder
+}
+
+[[noreturn]] void guard(int pipe_end) {
+  std::set<pid_t> groups;
+  while (true) {
+    pid_t message = 0;
+    const ssize_t size = ::read(pipe_end, &message, sizeof message);
+    if (size < 0 && errno == EINTR) continue;
+    if (size != sizeof message) break;
+    if (message == kGoodbye) _exit(0);
+    if (message > 0) groups.insert(message);
+    if (message < 0) groups.erase(-message);
+  }
+  for (pid_t group : groups) ::kill(-group, SIGKILL);
+  _exit(0);
+}
+
+}  // namespace
+
+Guardian::Guardian(int argc, char** argv) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(std::string("cannot open a pipe: ") + std::strerror(errno));
+  UniqueFd read_end(ends[0]);
+  pipe_ = UniqueFd(ends[1]);
+  pid_ = ::fork();
+  if (pid_ < 0) throw Error(std::string("cannot start the guardian process: ") + std::strerror(errno));
+  if (pid_ == 0) {
+    pipe_.reset();
+    take_own_name(argc, argv);
+    leave_the_launchers_world(read_end.get());
+    guard(read_end.get());
+  }
+}
+
+Guardian::~Guardian() {
+  send(kGoodbye);
+  pipe_.reset();
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
+}
+
+void Guardian::guard_own_group() const {
+  send(::getpid());
+}
+
+void Guardian::forget(pid_t group) const {
+  send(-group);
+}
+
+void Guardian::send(pid_t message) const {
+  // It fails only if somebody killed the guardian: the job goes on without it.
+  [[maybe_unused]] ssize_t written = ::write(pipe_.get(), &message, sizeof message);
+}
+
+}  // namespace zerorun

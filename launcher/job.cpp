@@ -1,0 +1,265 @@
+#include "launcher/job.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "base/error.h"
+#include "launcher/rank_status.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Grace of 3 s and these two stay within the 5 s that the end of a job may take.
+constexpr milliseconds kKillPatience(1000);
+constexpr milliseconds kFlushPatience(500);
+// Groups of orphans whose parent is elsewhere vanish without a signal to us.
+constexpr milliseconds kTick(50);
+// `timeout -s INT` and shell wrappers send one Ctrl-C twice; no hand is that fast.
+constexpr milliseconds kSameInterruption(100);
+constexpr size_t kReadSize = 1 << 16;
+// Bounds a drain should somebody fill the pipe as fast as we empty it; a pipe holds at most this by default
+// limits.
+constexpr int kReadsPerDrain = 16;
+
+}  // namespace
+
+Job::Job(JobPlan plan, Console& console, Signals& signals, const Guardian& guardian)
+    : plan_(std::move(plan)),
+      console_(console),
+      signals_(signals),
+      guardian_(guardian),
+      buffer_(kReadSize, '\0') {}
+
+Job::~Job() {
+  if (phase_ == Phase::over) return;
+  signal_groups(SIGKILL);
+  for (const Rank& rank : ranks_) {
+    if (!rank.status) ::waitpid(rank.process.pid, nullptr, 0);
+  }
+}
+
+int Job::run() {
+  for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
+    Rank started;
+    started.process = start_rank(static_cast<int>(rank), plan_.file, plan_.arguments,
+                                 plan_.environments[rank], signals_, guardian_);
+    ranks_.push_back(std::move(started));
+  }
+  while (phase_ != Phase::over) {
+    wait_for_something();
+    handle_signals();
+    if (console_.stdout_is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
+    enter_phase_that_is_due();
+  }
+  if (failed_rank_) return exit_code_of(*ranks_[*failed_rank_].status);
+  return interrupted_by_ ? 128 + *interrupted_by_ : 0;
+}
+
+void Job::move_to(Phase phase) {
+  ZR_CHECK(phase > phase_, "the job cannot go from phase " + std::to_string(static_cast<int>(phase_)) +
+                               " to phase " + std::to_string(static_cast<int>(phase)));
+  phase_ = phase;
+  deadline_.reset();
+}
+
+void Job::enter_phase_that_is_due() {
+  if (phase_ == Phase::ending || phase_ == Phase::killing) look_for_empty_groups();
+  const bool late = deadline_ && Clock::now() >= *deadline_;
+  if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone()) {
+    begin_flushing();
+  } else if (phase_ == Phase::running && all_ranks_ended()) {
+    begin_ending(plan_.grace);  // all is well, but processes that ranks started are still there
+  } else if (phase_ == Phase::ending && late) {
+    begin_killing();
+  } else if (phase_ == Phase::killing && late) {
+    report_survivors();
+    begin_flushing();
+  }
+  if (phase_ == Phase::flushing && (console_.is_flushed() || late)) move_to(Phase::over);
+}
+
+void Job::begin_ending(milliseconds grace) {
+  if (grace == milliseconds(0)) {
+    begin_killing();
+    return;
+  }
+  move_to(Phase::ending);
+  deadline_ = Clock::now() + grace;
+  signal_groups(SIGTERM);
+  signal_groups(SIGCONT);  // a stopped process takes SIGTERM only when it goes on
+}
+
+void Job::begin_killing() {
+  move_to(Phase::killing);
+  deadline_ = Clock::now() + kKillPatience;
+  signal_groups(SIGKILL);
+}
+
+void Job::begin_flushing() {
+  move_to(Phase::flushing);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    drain(static_cast<int>(rank));
+    // Whoever has left the rank's group and still holds the pipe is no part of the job.
+    for (Stream stream : kStreams) console_.close(static_cast<int>(rank), stream);
+  }
+  report_failure();
+  // A reader may be as slow as it likes, but not when the job is to end soon.
+  if (failed_rank_ || interrupted_by_) deadline_ = Clock::now() + kFlushPatience;
+}
+
+void Job::wait_for_something() {
+  std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
+  std::vector<std::pair<int, Stream>> sources = {{-1, Stream::out}};  // beside entries
+  for (size_t rank = 0; rank < ranks_.size() && phase_ < Phase::flushing; ++rank) {
+    const RankProcess& process = ranks_[rank].process;
+    for (Stream stream : kStreams) {
+      const UniqueFd& pipe = stream == Stream::out ? process.out : process.err;
+      if (!pipe.is_open() || !console_.takes_more(stream)) continue;
+      entries.push_back({pipe.get(), POLLIN, 0});
+      sources.emplace_back(rank, stream);
+    }
+  }
+  console_.append_poll_entries(entries);
+
+  int timeout = -1;
+  if (deadline_) {
+    const auto left = std::chrono::ceil<milliseconds>(*deadline_ - Clock::now());
+    timeout = static_cast<int>(std::clamp(left, milliseconds(0), kTick).count());
+  }
+  ::poll(entries.data(), entries.size(), timeout);
+  for (size_t i = 1; i < sources.size(); ++i) {
+    if (entries[i].revents != 0) read_some(sources[i].first, sources[i].second);
+  }
+  console_.write_some();
+}
+
+void Job::handle_signals() {
+  while (std::optional<int> signal = signals_.next()) {
+    if (*signal == SIGCHLD) {
+      reap();
+    } else {
+      handle_interruption(*signal);
+    }
+  }
+}
+
+void Job::handle_interruption(int signal) {
+  const auto now = Clock::now();
+  const bool first = !interrupted_by_;
+  if (first && !failed_rank_) {
+    interrupted_by_ = signal;
+    interrupted_at_ = now;
+  }
+  if (phase_ == Phase::running) {
+    console_.notice(signal == SIGPIPE  ? "nobody reads stdout any more: ending the job"
+                    : signal == SIGINT ? "SIGINT: ending the job (Ctrl-C once more kills it at once)"
+                                       : signal_name(signal) + ": ending the job");
+    begin_ending(plan_.grace);
+  } else if (phase_ == Phase::ending && signal == SIGINT &&
+             (first || now - interrupted_at_ > kSameInterruption)) {
+    begin_killing();
+  } else if (phase_ == Phase::flushing) {
+    move_to(Phase::over);
+  }
+}
+
+void Job::reap() {
+  while (true) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid < 0 && errno == EINTR) continue;
+    if (pid <= 0) break;
+    // Others than ranks are their orphans, which fall to us (see launch.cpp), or a guardian that somebody
+    // killed.
+    auto rank =
+        std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.process.pid == pid; });
+    if (rank == ranks_.end() || rank->status) continue;
+    rank->status = status;
+    handle_rank_end(static_cast<int>(rank - ranks_.begin()));
+  }
+  look_for_empty_groups();
+}
+
+void Job::handle_rank_end(int rank) {
+  drain(rank);
+  const int status = *ranks_[rank].status;
+  if (phase_ != Phase::running || succeeded(status)) return;
+  failed_rank_ = rank;
+  begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.grace);
+}
+
+void Job::look_for_empty_groups() {
+  for (Rank& rank : ranks_) {
+    if (!rank.group_exists || !rank.status || ::kill(-rank.process.pid, 0) == 0 || errno != ESRCH) continue;
+    rank.group_exists = false;
+    guardian_.forget(rank.process.pid);
+  }
+}
+
+void Job::signal_groups(int signal) {
+  for (const Rank& rank : ranks_) {
+    if (rank.group_exists) ::kill(-rank.process.pid, signal);
+  }
+}
+
+Job::ReadResult Job::read_some(int rank, Stream stream) {
+  RankProcess& process = ranks_[rank].process;
+  UniqueFd& pipe = stream == Stream::out ? process.out : process.err;
+  if (!pipe.is_open()) return ReadResult::end;
+  const ssize_t size = ::read(pipe.get(), buffer_.data(), buffer_.size());
+  if (size < 0) return errno == EINTR ? ReadResult::some : ReadResult::nothing;
+  if (size == 0) {
+    pipe.reset();
+    console_.close(rank, stream);
+    return ReadResult::end;
+  }
+  const std::string_view bytes(buffer_.data(), size);
+  if (stream == Stream::err) ranks_[rank].last_lines.feed(bytes);
+  console_.feed(rank, stream, bytes);
+  return ReadResult::some;
+}
+
+void Job::drain(int rank) {
+  for (Stream stream : kStreams) {
+    for (int reads = 0; reads < kReadsPerDrain && read_some(rank, stream) == ReadResult::some; ++reads)
+      continue;
+  }
+}
+
+bool Job::all_ranks_ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.status.has_value(); });
+}
+
+bool Job::all_groups_gone() const {
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.group_exists; });
+}
+
+void Job::report_survivors() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].group_exists) continue;
+    console_.notice("processes of rank " + std::to_string(rank) + " (process group " +
+                    std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
+  }
+}
+
+void Job::report_failure() {
+  if (!failed_rank_) return;
+  const Rank& rank = ranks_[*failed_rank_];
+  std::string report = "rank " + std::to_string(*failed_rank_) + " " + describe_end(*rank.status);
+  const std::vector<std::string> lines = rank.last_lines.lines();
+  if (was_user_mistake(*rank.status) || lines.empty()) {
+    console_.notice(report);
+    return;
+  }
+  console_.notice(report + "; its last lines on stderr:");
+  for (const std::string& line : lines) console_.notice("  " + line);
+}
+
+}  // namespace zerorun

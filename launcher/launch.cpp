@@ -1,0 +1,115 @@
+#include "launcher/launch.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "launcher/console.h"
+#include "launcher/guardian.h"
+#include "launcher/job.h"
+#include "launcher/machine.h"
+#include "launcher/ports.h"
+#include "launcher/program_path.h"
+#include "launcher/rank_environment.h"
+#include "launcher/signals.h"
+#include "launcher/slots.h"
+
+extern char** environ;
+
+namespace zerorun {
+namespace {
+
+/// Opens what the caller left closed of stdin, stdout and stderr: else a pipe of ours would take its number.
+void fill_standard_descriptors() {
+  for (int fd : {0, 1, 2}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    [[maybe_unused]] int lowest_free = ::open("/dev/null", O_RDWR);  // which is fd
+  }
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::vector<std::string> inherited_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry && *entry; ++entry) entries.emplace_back(*entry);
+  return entries;
+}
+
+std::string machine_line(int gpus, int ranks) {
+  const std::string running =
+      std::to_string(ranks) + (ranks == 1 ? " rank runs on CPU" : " ranks run on CPU");
+  if (gpus == 0) return "no GPU found: " + running;
+  return std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
+         " found, but this version trains on CPU only: " + running;
+}
+
+/// How many ranks run, and on which devices.
+struct Placement {
+  int gpus = 0;
+  int ranks = 1;
+  std::string visible_devices;
+};
+
+Placement place(const LaunchOptions& options) {
+  Placement placement;
+  placement.gpus = count_gpus();
+  std::vector<int> slots;
+  if (!options.include.empty()) {
+    slots = parse_include(options.include, this_hostname());
+    check_slots(slots, placement.gpus);
+  }
+  const std::string users_list = placement.gpus > 0 ? variable("CUDA_VISIBLE_DEVICES") : "";
+  if (options.ranks) {
+    placement.ranks = *options.ranks;
+  } else if (!slots.empty()) {
+    placement.ranks = static_cast<int>(slots.size());
+  } else {
+    const size_t visible = users_list.empty() ? placement.gpus : split_devices(users_list).size();
+    placement.ranks = std::max<int>(1, visible);
+  }
+  placement.visible_devices = choose_visible_devices(slots, users_list, placement.gpus, placement.ranks);
+  return placement;
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options, int argc, char** argv) {
+  fill_standard_descriptors();
+  JobPlan plan;
+  plan.file = find_program(options.command.front());
+  plan.arguments = options.command;
+  plan.grace = options.grace;
+
+  const Placement placement = place(options);
+  JobEnvironment shared;
+  shared.world_size = placement.ranks;
+  shared.master_addr = options.master_addr;
+  shared.master_port = options.master_port ? *options.master_port : find_free_port();
+  shared.timeout_seconds = options.timeout_seconds;
+  shared.threads_per_rank = std::max(1, count_usable_cores() / placement.ranks);
+  shared.visible_devices = placement.visible_devices;
+  shared.terminal = ::isatty(STDOUT_FILENO) == 1;
+  const std::vector<std::string> inherited = inherited_environment();
+  for (int rank = 0; rank < placement.ranks; ++rank) {
+    plan.environments.push_back(rank_environment(inherited, shared, rank));
+  }
+
+  // Processes whose rank has ended fall to us, not to the system's first process: we end them and collect
+  // them, also in containers whose first process collects nobody.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Signals signals;
+  Guardian guardian(argc, argv);
+  Console console(placement.ranks);
+  console.notice(machine_line(placement.gpus, placement.ranks));
+  return Job(std::move(plan), console, signals, guardian).run();
+}
+
+}  // namespace zerorun

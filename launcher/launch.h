@@ -1,0 +1,11 @@
+// Runs a job on this machine: from options to the exit code. Called once, on the main thread.
+#pragma once
+
+#include "launcher/launch_options.h"
+
+namespace zerorun {
+
+/// `argc` and `argv` are main's. Returns the launcher's exit code; throws UserError or Error.
+int launch(const LaunchOptions& options, int argc, char** argv);
+
+}  // namespace zerorun

@@ -1,0 +1,172 @@
+#include "launcher/launch_options.h"
+
+// CLI::App: options, their help, and the split between ours and the program's
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int kMostRanks = 4096;
+constexpr int kHighestPort = 65535;
+constexpr double kLongestTimeout = 1e6;
+constexpr double kLongestGrace = 3600;
+
+constexpr char kDescription[] =
+    "Runs PROGRAM as the ranks of one job on this machine. What follows PROGRAM is passed to it untouched.";
+
+constexpr char kExamples[] = R"(Examples:
+  zerorun --num_gpus 2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
+  zerorun --include localhost:0,2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
+  zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
+
+Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
+ZERORUN_TIMEOUT and, on machines with GPUs or with --include, CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is set to the
+cores divided by the ranks unless it is set already. Ranks read nothing from stdin.
+
+Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
+128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
+
+// DeepSpeed's options that this launcher does not have: worth a better answer than "unknown".
+constexpr std::array<std::string_view, 24> kNotOffered = {"-H",
+                                                          "--hostfile",
+                                                          "-e",
+                                                          "--exclude",
+                                                          "--num_nodes",
+                                                          "--node_rank",
+                                                          "--launcher",
+                                                          "--launcher_args",
+                                                          "--module",
+                                                          "--no_python",
+                                                          "--no_local_rank",
+                                                          "--no_ssh",
+                                                          "--no_ssh_check",
+                                                          "--force_multi",
+                                                          "--save_pid",
+                                                          "--ssh_port",
+                                                          "--enable_each_rank_log",
+                                                          "--elastic_training",
+                                                          "--min_elastic_nodes",
+                                                          "--max_elastic_nodes",
+                                                          "--bind_cores_to_rank",
+                                                          "--bind_core_list",
+                                                          "--venv_script",
+                                                          "--autotuning"};
+
+[[noreturn]] void refuse_option(const std::string& argument) {
+  const std::string name = argument.substr(0, argument.find('='));
+  if (std::count(kNotOffered.begin(), kNotOffered.end(), name) > 0) {
+    throw UserError(name +
+                    ": DeepSpeed's launcher has this option, zerorun does not offer it: leave it out "
+                    "(zerorun --help lists the options)");
+  }
+  throw UserError(name +
+                  ": unknown option in front of the program's name: options of the program go behind it "
+                  "(zerorun --help lists ours)");
+}
+
+class UsageFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: zerorun [OPTIONS] PROGRAM [ARGUMENTS OF PROGRAM...]\n";
+  }
+};
+
+/// A number above `low` (or equal to it, if `low_allowed`), and at most `high`.
+CLI::Validator seconds(double low, bool low_allowed, double high) {
+  auto check = [=](std::string& text) -> std::string {
+    double value = NAN;
+    const bool number = CLI::detail::lexical_cast(text, value);
+    if (number && (value > low || (low_allowed && value == low)) && value <= high) return {};
+    return "expected a number of seconds, " + std::string(low_allowed ? "0" : "more than 0") + " to " +
+           std::to_string(static_cast<int>(high)) + "; found '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator whole_number(int low, int high) {
+  auto check = [=](std::string& text) -> std::string {
+    int value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return {};
+    return "expected a whole number from " + std::to_string(low) + " to " + std::to_string(high) +
+           "; found '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
+std::vector<std::string> command_of(const CLI::App& app) {
+  std::vector<std::string> command = app.remaining();
+  if (!command.empty() && command.front() == "--") {
+    command.erase(command.begin());
+  } else if (!command.empty() && command.front().starts_with("-")) {
+    refuse_option(command.front());
+  }
+  if (command.empty()) {
+    throw UserError("no program given: write zerorun --num_gpus 2 PROGRAM ARGUMENTS... (see zerorun --help)");
+  }
+  return command;
+}
+
+}  // namespace
+
+std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
+  LaunchOptions options;
+  int ranks = 0;
+  int master_port = 0;
+  double grace_seconds = 3;
+
+  CLI::App app(kDescription, "zerorun");
+  app.prefix_command();
+  auto formatter = std::make_shared<UsageFormatter>();
+  formatter->column_width(40);
+  app.formatter(formatter);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "zerorun " ZERORUN_VERSION);
+  CLI::Option* num_gpus = app.add_option("--num_gpus,--num_accelerators", ranks,
+                                         "Ranks to run; without it one per GPU, or one where there is no GPU")
+                              ->type_name("N")
+                              ->check(whole_number(1, kMostRanks));
+  app.add_option("-i,--include", options.include,
+                 "Slots of this machine to use, one rank each: localhost:0,2")
+      ->type_name("HOST:SLOTS")
+      ->excludes(num_gpus);
+  app.add_option("--master_addr", options.master_addr, "Address where the ranks meet")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  CLI::Option* port =
+      app.add_option("--master_port", master_port, "Port where the ranks meet; without it a free one")
+          ->type_name("PORT")
+          ->check(whole_number(1, kHighestPort));
+  app.add_option("--timeout", options.timeout_seconds, "Deadline of every collective, in seconds")
+      ->type_name("SECONDS")
+      ->check(seconds(0, false, kLongestTimeout))
+      ->capture_default_str();
+  app.add_option("--grace", grace_seconds, "When the job is ended: time between SIGTERM and SIGKILL")
+      ->type_name("SECONDS")
+      ->check(seconds(0, true, kLongestGrace))
+      ->capture_default_str();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return Information{app.help()};
+  } catch (const CLI::CallForVersion& version) {
+    return Information{std::string(version.what()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    throw UserError(std::string(error.what()) + " (see zerorun --help)");
+  }
+  options.command = command_of(app);
+  if (options.master_addr.empty()) throw UserError("--master_addr: expected an address, found an empty text");
+  if (num_gpus->count() > 0) options.ranks = ranks;
+  if (port->count() > 0) options.master_port = master_port;
+  options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
+  return options;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,30 @@
+// The command line of `zerorun`. Pure: neither looks at the machine nor prints.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace zerorun {
+
+struct LaunchOptions {
+  std::optional<int> ranks;  // --num_gpus
+  std::string include;       // --include, unparsed; empty if not given
+  std::string master_addr = "127.0.0.1";
+  std::optional<int> master_port;  // none: a free one
+  double timeout_seconds = 600;
+  std::chrono::milliseconds grace{3000};
+  std::vector<std::string> command;  // the program and its arguments, untouched
+};
+
+/// A text that the user asked for instead of a job (--help, --version).
+struct Information {
+  std::string text;
+};
+
+/// Throws UserError.
+std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv);
+
+}  // namespace zerorun

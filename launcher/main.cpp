@@ -1,0 +1,36 @@
+// zerorun: starts the ranks of a training job and stays with them until the last one has ended.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <variant>
+
+#include "base/error.h"
+#include "launcher/launch.h"
+#include "launcher/launch_options.h"
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUserMistake = 2;
+
+int tell(const std::exception& error, int exit_code) {
+  std::fprintf(stderr, "zerorun: %s\n", error.what());
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    auto parsed = zerorun::parse_launch_options(argc, argv);
+    if (const auto* information = std::get_if<zerorun::Information>(&parsed)) {
+      std::fputs(information->text.c_str(), stdout);
+      return std::fflush(stdout) == 0 ? 0 : kFailure;
+    }
+    return zerorun::launch(std::get<zerorun::LaunchOptions>(parsed), argc, argv);
+  } catch (const zerorun::UserError& error) {
+    return tell(error, kUserMistake);
+  } catch (const std::exception& error) {
+    return tell(error, kFailure);
+  }
+}

@@ -1,0 +1,34 @@
+// Bytes on their way to one of the launcher's own streams. Writing never blocks, so a reader that has stalled
+// cannot keep the launcher from ending the ranks. Owned by the Console, used by one thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "launcher/unique_fd.h"
+
+namespace zerorun {
+
+class OutputQueue {
+ public:
+  explicit OutputQueue(int fd);
+
+  void push(std::string_view bytes);
+  /// Writes what the reader takes at once.
+  void write_some();
+  size_t pending() const { return bytes_.size() - written_; }
+  /// What to poll for POLLOUT while bytes are pending.
+  int fd() const { return own_.is_open() ? own_.get() : fd_; }
+  /// The errno of a write that failed, 0 if none did. From then on bytes are dropped.
+  int error() const { return error_; }
+
+ private:
+  UniqueFd own_;
+  int fd_;
+  std::string bytes_;
+  size_t written_ = 0;
+  int error_ = 0;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,55 @@
+#include "launcher/program_path.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+bool is_runnable_file(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+[[noreturn]] void refuse(const std::string& program, const std::string& reason) {
+  throw UserError("cannot run '" + program + "': " + reason);
+}
+
+void check_file(const std::string& program) {
+  struct stat info {};
+  if (::stat(program.c_str(), &info) != 0) {
+    if (errno == ENOENT) refuse(program, "no such file: build it first, or correct the path");
+    refuse(program, std::strerror(errno));
+  }
+  if (S_ISDIR(info.st_mode)) refuse(program, "it is a directory: name the program inside it");
+  if (!S_ISREG(info.st_mode)) refuse(program, "it is not a regular file");
+  if (::access(program.c_str(), X_OK) != 0) refuse(program, "it is not executable: chmod +x " + program);
+}
+
+}  // namespace
+
+std::string find_program(const std::string& program) {
+  if (program.empty()) refuse(program, "the name of the program is empty");
+  if (program.find('/') != std::string::npos) {
+    check_file(program);
+    return program;
+  }
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path ? path : "/usr/local/bin:/usr/bin:/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    std::string candidate = (folder.empty() ? "." : folder) + "/" + program;
+    if (is_runnable_file(candidate)) return candidate;
+  }
+  if (is_runnable_file(program))
+    refuse(program, "it is not in PATH: write ./" + program + " for the one in this folder");
+  refuse(program, "no program of this name in PATH: give its path, such as build/bin/" + program);
+}
+
+}  // namespace zerorun

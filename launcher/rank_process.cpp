@@ -1,0 +1,107 @@
+#include "launcher/rank_process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+struct Pipe {
+  UniqueFd read_end;
+  UniqueFd write_end;
+};
+
+[[noreturn]] void out_of_resources(int rank, const std::string& what) {
+  throw Error("cannot start rank " + std::to_string(rank) + ": " + what + ": " + std::strerror(errno) +
+              " (start fewer ranks, or raise the limits that `ulimit -a` shows)");
+}
+
+Pipe open_pipe(int rank) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) out_of_resources(rank, "no pipe");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const std::string& string : strings) result.push_back(const_cast<char*>(string.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+/// Everything the child needs, made before the fork: after it only async-signal-safe calls are allowed.
+struct ChildPlan {
+  const char* file;
+  char* const* arguments;
+  char* const* environment;
+  int in, out, err, failure;
+  pid_t launcher;
+};
+
+[[noreturn]] void become_rank(const ChildPlan& plan, const Signals& signals, const Guardian& guardian) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != plan.launcher) _exit(127);  // it died before the line above could take effect
+  guardian.guard_own_group();
+  signals.restore_in_child();
+  ::dup2(plan.in, 0);
+  ::dup2(plan.out, 1);
+  ::dup2(plan.err, 2);
+  ::execve(plan.file, plan.arguments, plan.environment);
+  const int error = errno;
+  [[maybe_unused]] ssize_t written = ::write(plan.failure, &error, sizeof error);
+  _exit(127);
+}
+
+[[noreturn]] void report_exec_failure(const std::string& file, int error) {
+  std::string remedy;
+  if (error == ENOEXEC)
+    remedy = ": not a program for this machine (a script needs a first line such as #!/bin/sh)";
+  if (error == ENOENT) remedy = ": the interpreter or loader it asks for is missing";
+  if (error == E2BIG) remedy = ": shorten the arguments or the environment";
+  throw UserError("cannot run '" + file + "': " + std::strerror(error) + remedy);
+}
+
+}  // namespace
+
+RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
+                       const std::vector<std::string>& environment, const Signals& signals,
+                       const Guardian& guardian) {
+  Pipe out = open_pipe(rank);
+  Pipe err = open_pipe(rank);
+  Pipe failure = open_pipe(rank);  // closed by a successful exec
+  UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!in.is_open()) out_of_resources(rank, "/dev/null");
+
+  const std::vector<char*> argument_pointers = pointers(arguments);
+  const std::vector<char*> environment_pointers = pointers(environment);
+  const ChildPlan plan = {
+      file.c_str(),        argument_pointers.data(), environment_pointers.data(), in.get(),
+      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     ::getpid()};
+  const pid_t pid = ::fork();
+  if (pid < 0) out_of_resources(rank, "no process");
+  if (pid == 0) become_rank(plan, signals, guardian);
+
+  failure.write_end.reset();
+  int error = 0;
+  ssize_t size = 0;
+  do size = ::read(failure.read_end.get(), &error, sizeof error);
+  while (size < 0 && errno == EINTR);
+  if (size == sizeof error) {
+    ::waitpid(pid, nullptr, 0);
+    guardian.forget(pid);
+    report_exec_failure(file, error);
+  }
+  for (const UniqueFd* end : {&out.read_end, &err.read_end}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
+  return {pid, std::move(out.read_end), std::move(err.read_end)};
+}
+
+}  // namespace zerorun

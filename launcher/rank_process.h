@@ -1,0 +1,28 @@
+// Starts one rank: a child that leads a process group of its own, dies with the launcher, and writes into two
+// pipes. Used by the Job on the main thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "launcher/guardian.h"
+#include "launcher/signals.h"
+#include "launcher/unique_fd.h"
+
+namespace zerorun {
+
+struct RankProcess {
+  pid_t pid = -1;  // also the number of its process group
+  UniqueFd out;    // read ends, non-blocking
+  UniqueFd err;
+};
+
+/// `file` is what is run, `arguments` begins with the name that the program sees as its own. Throws UserError
+/// if the system cannot run the file, Error if it is out of processes or descriptors.
+RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
+                       const std::vector<std::string>& environment, const Signals& signals,
+                       const Guardian& guardian);
+
+}  // namespace zerorun

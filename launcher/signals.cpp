@@ -1,0 +1,50 @@
+#include "launcher/signals.h"
+
+#include <sys/signalfd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+Signals::Signals() {
+  // With SIGCHLD ignored by whoever started us, the kernel would throw the ranks' exit codes away.
+  std::signal(SIGCHLD, SIG_DFL);
+  std::signal(SIGPIPE, SIG_IGN);
+  sigset_t ours;
+  sigemptyset(&ours);
+  for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&ours, signal);
+  if (!is_ignored(SIGHUP)) sigaddset(&ours, SIGHUP);
+  sigprocmask(SIG_BLOCK, &ours, &mask_before_);
+  fd_ = UniqueFd(::signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_.is_open()) throw Error(std::string("cannot listen for signals: ") + std::strerror(errno));
+}
+
+Signals::~Signals() {
+  sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+  std::signal(SIGPIPE, SIG_DFL);
+}
+
+std::optional<int> Signals::next() {
+  signalfd_siginfo info;
+  if (::read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+void Signals::restore_in_child() const {
+  for (int signal : {SIGPIPE, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+}
+
+}  // namespace zerorun

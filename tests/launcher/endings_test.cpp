@@ -1,0 +1,181 @@
+// How jobs end: failures, grace, interruptions.
+#include <signal.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "tests/launcher/launched.h"
+
+using Catch::Matchers::Contains;
+using zerorun::testing::Launched;
+using zerorun::testing::Result;
+
+namespace {
+
+// How long the end of a job may take at the default grace.
+constexpr double kEndDeadline = 5;
+
+const std::string kWaitFor = "wait_for() { while [ ! -e $DIR/$1 ]; do sleep 0.02; done; }\n";
+
+}  // namespace
+
+TEST_CASE("the launcher's exit code is that of the first rank to fail") {
+  for (int code : {1, 3, 77, 255}) {
+    Launched job({.options = {"--num_gpus", "2"},
+                  .script = "if [ $RANK = 1 ]; then exit " + std::to_string(code) + "; fi; sleep 300"});
+    Result result = job.finish(kEndDeadline);
+    CHECK(result.exit_code == code);
+    CHECK_THAT(result.err, Contains("zerorun: rank 1 exited with code " + std::to_string(code)));
+    CHECK_THAT(result.err, !Contains("rank 0"));
+    job.wait_until_nothing_is_left();
+  }
+}
+
+TEST_CASE("a rank killed by a signal is reported in words") {
+  Launched job(
+      {.options = {"--num_gpus", "3"}, .script = "if [ $RANK = 2 ]; then kill -9 $$; fi; sleep 300"});
+  Result result = job.finish(kEndDeadline);
+  CHECK(result.exit_code == 128 + SIGKILL);
+  CHECK_THAT(result.err, Contains("zerorun: rank 2 killed by signal 9 (SIGKILL)\n"));
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("the report ends with the rank's last lines on stderr") {
+  Launched job(
+      {.options = {"--num_gpus", "2"},
+       .script =
+           "[ $RANK = 1 ] || sleep 300\n"
+           "for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; echo not this; printf 'partial' >&2; exit 4"});
+  Result result = job.finish(kEndDeadline);
+  CHECK(result.exit_code == 4);
+  CHECK_THAT(result.err,
+             Catch::Matchers::EndsWith("zerorun: rank 1 exited with code 4; its last lines on stderr:\n"
+                                       "zerorun:   line 4\nzerorun:   line 5\nzerorun:   line 6\n"
+                                       "zerorun:   line 7\nzerorun:   partial\n"));
+}
+
+TEST_CASE("exit code 2: the rank has told the mistake itself, and others get no extra time") {
+  Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
+                .script = kWaitFor + "if [ $RANK = 1 ]; then trap '' TERM; : >$DIR/up; sleep 300; fi\n"
+                                     "wait_for up; echo error: no such file >&2; exit 2"});
+  Result result = job.finish(kEndDeadline);
+  CHECK(result.exit_code == 2);
+  CHECK_THAT(result.err, Contains("\nerror: no such file\n") && !Contains("last lines"));
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a rank may end early with success, and is no zombie then") {
+  Launched job(
+      {.options = {"--num_gpus", "2"},
+       .script = kWaitFor + "if [ $RANK = 0 ]; then : >$DIR/ended; exit 0; fi; wait_for go; echo done"});
+  job.wait_for_file("ended");
+  bool collected = false;
+  for (int i = 0; i < 500 && !collected; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    // Guardian, rank 1 and its sleep: rank 0 is gone.
+    collected = zerorun::testing::count_zombies(job.pid()) == 0 && job.processes().size() <= 3;
+  }
+  CHECK(collected);
+  job.create_file("go");
+  Result result = job.finish();
+  CHECK(result.exit_code == 0);
+  CHECK(result.out == "done\n");
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("ranks have time to end by themselves") {
+  Launched job({.options = {"--num_gpus", "2", "--grace", "60"},
+                .script = kWaitFor + "if [ $RANK = 1 ]; then wait_for up; exit 3; fi\n"
+                                     "trap 'sleep 0.5; echo saved; exit 0' TERM; : >$DIR/up\n"
+                                     "while :; do sleep 0.05; done"});
+  Result result = job.finish();
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(result.out, Contains("saved"));
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed after the grace, within 5 s by default") {
+  Launched job({.options = {"--num_gpus", "2"},
+                .script = kWaitFor + "if [ $RANK = 1 ]; then wait_for up; exit 3; fi\n"
+                                     "trap '' TERM; : >$DIR/up; while :; do sleep 0.1; done"});
+  job.wait_for_file("up");
+  Result result = job.finish(kEndDeadline);
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(result.err, !Contains("do not end"));  // killed while the launcher was there to see it
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a stopped rank is ended, and can still take SIGTERM") {
+  Launched job({.options = {"--num_gpus", "2", "--grace", "4"},
+                .script = kWaitFor +
+                          "if [ $RANK = 1 ]; then trap 'echo took SIGTERM; exit 0' TERM; : >$DIR/up\n"
+                          "kill -STOP $$; while :; do sleep 0.05; done; fi\n"
+                          "wait_for up; sleep 0.3; exit 3"});
+  Result result = job.finish();
+  CHECK(result.exit_code == 3);
+  CHECK_THAT(result.out, Contains("took SIGTERM"));
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a signal to the launcher ends the job") {
+  struct {
+    int signal;
+    std::string name;
+  } const cases[] = {{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}};
+  for (const auto& [signal, name] : cases) {
+    Launched job(
+        {.options = {"--num_gpus", "2"},
+         .script = "trap 'echo bye $RANK; exit 5' TERM; : >$DIR/up$RANK; while :; do sleep 0.05; done"});
+    job.wait_for_file("up0");
+    job.wait_for_file("up1");
+    job.signal(signal);
+    Result result = job.finish(kEndDeadline);
+    CHECK(result.exit_code == 128 + signal);
+    CHECK_THAT(result.out, Contains("bye 0") && Contains("bye 1"));
+    CHECK_THAT(result.err,
+               Contains("zerorun: " + name + ": ending the job") && !Contains("exited with code"));
+    job.wait_until_nothing_is_left();
+  }
+}
+
+TEST_CASE("Ctrl-C on the terminal ends the job, ranks that ignore SIGTERM included") {
+  Launched job({.options = {"--num_gpus", "2", "--grace", "0.5"},
+                .script = "trap '' TERM INT; echo up $RANK; while :; do sleep 0.05; done",
+                .on_terminal = true});
+  job.wait_for_output("up 0");
+  job.wait_for_output("up 1");
+  job.type("\x03");
+  CHECK(job.finish(kEndDeadline).exit_code == 128 + SIGINT);
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("a second Ctrl-C kills at once, one sent twice in a row does not") {
+  Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
+                .script = "trap 'echo got it' TERM; : >$DIR/up$RANK; while :; do sleep 0.05; done"});
+  job.wait_for_file("up0");
+  job.wait_for_file("up1");
+  job.signal(SIGINT);
+  job.signal(SIGINT);
+  job.wait_for_output("got it");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(zerorun::testing::is_alive(job.pid()));
+  job.signal(SIGINT);
+  CHECK(job.finish(kEndDeadline).exit_code == 128 + SIGINT);
+  job.wait_until_nothing_is_left();
+}
+
+TEST_CASE("under nohup a hang-up does not end the job") {
+  Launched job({.script = kWaitFor + "echo up; wait_for go; echo done", .ignored_signals = {SIGHUP}});
+  job.wait_for_output("up");
+  job.signal(SIGHUP);
+  job.create_file("go");
+  Result result = job.finish();
+  CHECK(result.exit_code == 0);
+  CHECK(result.out == "up\ndone\n");
+}
+
+TEST_CASE("exit codes are seen even if whoever starts the launcher ignores SIGCHLD") {
+  Launched job({.script = "exit 3", .ignored_signals = {SIGCHLD, SIGPIPE}});
+  CHECK(job.finish().exit_code == 3);
+}

@@ -1,0 +1,157 @@
+// What ranks are given: variables, arguments, descriptors; and programs that cannot be started.
+#include <sched.h>
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/launcher/launched.h"
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::Matches;
+using zerorun::testing::Launched;
+using zerorun::testing::Result;
+
+namespace {
+
+int usable_cores() {
+  cpu_set_t set;
+  REQUIRE(sched_getaffinity(0, sizeof set, &set) == 0);
+  return CPU_COUNT(&set);
+}
+
+}  // namespace
+
+TEST_CASE("every rank has its variables") {
+  Launched job(
+      {.options = {"--num_gpus", "2", "--timeout", "12", "--master_port", "23456"},
+       .script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $LOCAL_SIZE $MASTER_ADDR $MASTER_PORT "
+                 "$ZERORUN_TIMEOUT ${ZERORUN_TERMINAL-unset} >$DIR/rank$RANK"});
+  CHECK(job.finish().exit_code == 0);
+  for (std::string rank : {"0", "1"}) {
+    std::string line;
+    std::getline(std::ifstream(job.folder() + "/rank" + rank), line);
+    CHECK(line == rank + " " + rank + " 2 2 2 127.0.0.1 23456 12 unset");
+  }
+}
+
+TEST_CASE("a free port is chosen, the same for all ranks") {
+  Launched job({.options = {"--num_gpus", "2"}, .script = "echo $MASTER_PORT >$DIR/port$RANK"});
+  CHECK(job.finish().exit_code == 0);
+  int ports[2] = {0, 1};
+  for (int rank : {0, 1}) std::ifstream(job.folder() + "/port" + std::to_string(rank)) >> ports[rank];
+  CHECK(ports[0] == ports[1]);
+  CHECK(ports[0] > 1023);
+  CHECK(ports[0] < 65536);
+}
+
+TEST_CASE("included slots are one rank each and become the visible devices") {
+  Launched job(
+      {.options = {"--include", "localhost:0,2"}, .script = "echo $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES"});
+  Result result = job.finish();
+  if (result.exit_code == 2 && result.err.find("slot 2 does not exist") != std::string::npos)
+    return;  // one or two GPUs
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out, Contains("0/2 0,2\n") && Contains("1/2 0,2\n"));
+}
+
+TEST_CASE("threads: cores divided by ranks, at least one, unless set") {
+  const int cores = usable_cores();
+  const std::string script = "echo threads=$OMP_NUM_THREADS";
+  CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out ==
+        "threads=" + std::to_string(cores) + "\n");
+  CHECK(
+      Launched({.options = {"--num_gpus", "1"}, .script = script, .environment = {{"OMP_NUM_THREADS", "7"}}})
+          .finish()
+          .out == "threads=7\n");
+  // More ranks than cores.
+  Launched many({.options = {"--num_gpus", std::to_string(cores + 3)}, .script = script});
+  Result result = many.finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.err, Contains(std::to_string(cores + 3) + " ranks run on CPU"));
+  for (int rank = 1; rank < cores + 3; ++rank) CHECK_THAT(result.out, Contains("threads=1\n"));
+}
+
+TEST_CASE("without --num_gpus on a machine without GPUs there is one rank, and it is said") {
+  Launched job({.script = "echo $WORLD_SIZE"});
+  Result result = job.finish();
+  struct stat info {};
+  if (::stat("/dev/nvidia0", &info) == 0) return;
+  CHECK(result.out == "1\n");
+  CHECK(result.err == "zerorun: no GPU found: 1 rank runs on CPU\n");
+}
+
+TEST_CASE("arguments reach the program untouched") {
+  Launched job(
+      {.options = {"--num_gpus", "1"},
+       .script = "for argument; do printf '<%s>\\n' \"$argument\"; done",
+       .arguments = {"two words", "--num_gpus", "7", "-i", "", "--help", "--", "*", "$HOME", "a\\b\"c'"}});
+  CHECK(job.finish().out ==
+        "<two words>\n<--num_gpus>\n<7>\n<-i>\n<>\n<--help>\n<-->\n<*>\n<$HOME>\n<a\\b\"c'>\n");
+}
+
+TEST_CASE("ranks inherit no descriptors of the launcher") {
+  Result result = Launched(std::vector<std::string>{"--num_gpus", "3", "/bin/ls", "/proc/self/fd"}).finish();
+  CHECK(result.exit_code == 0);
+  std::map<std::string, int> seen;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) ++seen[line.substr(line.rfind(' ') + 1)];
+  CHECK(seen ==
+        std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 3}, {"3", 3}});  // 3: the folder that ls reads
+}
+
+TEST_CASE("ranks inherit no blocked or ignored signals of the launcher") {
+  Result result =
+      Launched(std::vector<std::string>{"/bin/grep", "-E", "SigBlk|SigIgn", "/proc/self/status"}).finish();
+  CHECK(result.out == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+}
+
+TEST_CASE("mistakes end with exit code 2 and one message") {
+  struct {
+    std::vector<std::string> arguments;
+    std::string message;
+  } const cases[] = {
+      {{"--num_gpus", "2", "/nowhere/prog"}, "zerorun: cannot run '/nowhere/prog': no such file"},
+      {{"--num_gpus", "2", "/etc/passwd"}, "chmod +x /etc/passwd"},
+      {{"--num_gpus", "none", "/bin/true"}, "--num_gpus"},
+      {{"--num_gpu", "2", "/bin/true"}, "--num_gpu: unknown option"},
+      {{"-i", "a:0@b:0", "/bin/true"}, "several hosts are not offered"},
+      {{}, "no program given"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    Result result = Launched(arguments).finish();
+    CAPTURE(arguments);
+    CHECK(result.exit_code == 2);
+    CHECK(result.out.empty());
+    CHECK_THAT(result.err, Contains(message) && Matches("zerorun: [^\n]*\n"));
+  }
+}
+
+TEST_CASE("help and version are no mistakes") {
+  for (const char* option : {"--help", "-h", "--version"}) {
+    Result result = Launched(std::vector<std::string>{option}).finish();
+    CHECK(result.exit_code == 0);
+    CHECK_THAT(result.out, Contains("zerorun"));
+    CHECK(result.err.empty());
+  }
+}
+
+TEST_CASE("a file that the system cannot run is refused, and nothing is left") {
+  Launched folder({.script = ":"});
+  CHECK(folder.finish().exit_code == 0);
+  const std::string file = folder.folder() + "/prog";
+  for (std::string content : {"no program", "#!/nowhere/interpreter\n"}) {
+    std::ofstream(file) << content;
+    REQUIRE(::chmod(file.c_str(), 0755) == 0);
+    Launched job(std::vector<std::string>{"--num_gpus", "2", file});
+    Result result = job.finish();
+    CHECK(result.exit_code == 2);
+    CHECK_THAT(result.err, Contains("cannot run '" + file + "'"));
+    job.wait_until_nothing_is_left();
+  }
+}

@@ -1,0 +1,46 @@
+#include "launcher/line_tail.h"
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "launcher/rank_status.h"
+
+using zerorun::LineTail;
+using Lines = std::vector<std::string>;
+
+TEST_CASE("the tail keeps the last five lines that are not blank") {
+  LineTail tail;
+  tail.feed("1\n2\n\n3\n  \n4\n5\n6");
+  tail.feed("6\n7");
+  CHECK(tail.lines() == Lines{"3", "4", "5", "66", "7"});
+  CHECK(tail.lines() == Lines{"3", "4", "5", "66", "7"});
+}
+
+TEST_CASE("a line drawn over counts with its last text") {
+  LineTail tail;
+  tail.feed("10%\r20%\r30%\r\nend\r\n");
+  CHECK(tail.lines() == Lines{"30%", "end"});
+}
+
+TEST_CASE("long lines are cut and control characters made visible") {
+  LineTail tail;
+  tail.feed(std::string(LineTail::kLongestLine + 1, 'x') + "\na\x1b[2J\tb\n");
+  CHECK(tail.lines() == Lines{std::string(LineTail::kLongestLine, 'x') + " ...", "a?[2J\tb"});
+}
+
+TEST_CASE("ends in words and exit codes") {
+  const int exited_with_3 = 3 << 8;  // the encoding of wait(2) on Linux
+  const int exited_with_2 = 2 << 8;
+  CHECK(zerorun::describe_end(exited_with_3) == "exited with code 3");
+  CHECK(zerorun::exit_code_of(exited_with_3) == 3);
+  CHECK(zerorun::was_user_mistake(exited_with_2));
+  CHECK_FALSE(zerorun::was_user_mistake(exited_with_3));
+  CHECK_FALSE(zerorun::was_user_mistake(SIGINT));
+  CHECK(zerorun::succeeded(0));
+  CHECK_FALSE(zerorun::succeeded(SIGKILL));
+  CHECK(zerorun::describe_end(SIGKILL) == "killed by signal 9 (SIGKILL)");
+  CHECK(zerorun::exit_code_of(SIGKILL) == 137);
+  CHECK(zerorun::describe_end(SIGSEGV | 0x80) == "killed by signal 11 (SIGSEGV)");  // with a core file
+}
