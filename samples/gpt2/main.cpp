@@ -70,7 +70,7 @@ void introduce(const ProgramOptions& options, const Corpus& corpus, const Sample
     std::printf(", %s samples, %s steps an epoch\n", with_commas(sampler.windows()).c_str(),
                 with_commas(sampler.steps_per_epoch()).c_str());
     if (sampler.dropped_per_epoch() > 0) {
-      std::printf("data: each epoch's last %lld samples do not fill a batch of %lld and are dropped\n",
+      std::printf("data: an epoch's last batch is incomplete (%lld of %lld samples) and is dropped\n",
                   static_cast<long long>(sampler.dropped_per_epoch()),
                   static_cast<long long>(sampler.train_batch_size()));
     }

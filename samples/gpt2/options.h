@@ -14,7 +14,7 @@ namespace zerorun {
 struct ProgramOptions {
   DeepspeedFlags deepspeed;
   Gpt2Options model;  // positions: --seq, seed: --seed
-  int64_t steps = 800;
+  int64_t steps = 700;
   std::vector<std::string> data;  // empty: ZeroRun's own sources
   std::string init;
   std::string save;

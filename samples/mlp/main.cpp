@@ -47,11 +47,10 @@ int run(int argc, char** argv) {
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
     const double lr = engine.get_lr().front();
-    at::Tensor sums =
-        at::zeros({2}, at::kDouble);  // of losses and accuracies over micro-steps, then over ranks too
+    at::Tensor sums = at::zeros({2}, at::kDouble);  // of loss and accuracy over micro-steps and ranks
     for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
-      const uint64_t batch_seed =
-          seed + 1 + batches * ranks.world_size() + ranks.rank();  // another batch on each rank
+      // Each rank has data of its own: its share of the global batch.
+      const uint64_t batch_seed = seed + 1 + batches * ranks.world_size() + ranks.rank();
       at::Tensor points = random_normal({batch.micro_batch_size_per_gpu, kInputs}, batch_seed);
       at::Tensor labels = at::matmul(points, teacher).argmax(1);
       at::Tensor logits = model->forward(points);
@@ -71,6 +70,7 @@ int run(int argc, char** argv) {
     if ((step + 1) % steps_per_print == 0) {
       std::printf("step %lld  loss %.4f  accuracy %.3f\n", static_cast<long long>(step + 1),
                   sums[0].item<double>(), sums[1].item<double>());
+      std::fflush(stdout);
     }
   }
   return 0;

@@ -1,0 +1,164 @@
+#include "samples/gpt2/safetensors.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "tests/samples/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+std::string file_bytes(const std::string& header, const std::string& data) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
+}
+
+// What the reader says about a file with these contents.
+std::string message_for(const std::string& header, const std::string& data) {
+  const TemporaryFolder folder;
+  const auto file = folder.write("x.safetensors", file_bytes(header, data));
+  return user_error([&] { SafetensorsReader{file}; });
+}
+
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin,
+                  uint64_t end) {
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":[" +
+         std::to_string(begin) + "," + std::to_string(end) + "]}";
+}
+
+TEST_CASE("a file of another writer is read by name") {
+  SafetensorsReader reader(ZERORUN_SOURCE_DIR "/tests/golden/data/init_tiny_seed1234.safetensors");
+  CHECK(reader.tensors().size() == 28);
+  const TensorInfo& info = reader.tensors().at("transformer.h.0.attn.c_attn.weight");
+  CHECK(to_string(info) == "F32 [64, 192]");
+  CHECK(reader.read("transformer.h.0.attn.c_attn.weight").size() == 64 * 192 * 4);
+  const std::vector<std::byte> ones = reader.read("transformer.ln_f.weight");
+  for (size_t i = 0; i < 64; ++i) {
+    float value;
+    std::memcpy(&value, ones.data() + 4 * i, 4);
+    CHECK(value == 1.0f);
+  }
+}
+
+TEST_CASE("what is written is read back") {
+  const TemporaryFolder folder;
+  const std::string floats = "0123456789abcdefghijklmn", halves = "xyz!";
+  const std::map<std::string, TensorToWrite> tensors = {
+      {"w", {"F32", {2, 3}, std::as_bytes(std::span(floats))}},
+      {"a/\"quoted\"", {"BF16", {2}, std::as_bytes(std::span(halves))}},
+      {"empty", {"F32", {0, 7}, {}}},
+      {"scalar", {"F32", {}, std::as_bytes(std::span(halves))}}};
+  write_safetensors(folder / "x.safetensors", tensors);
+  SafetensorsReader reader(folder / "x.safetensors");
+  REQUIRE(reader.tensors().size() == tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    CHECK(reader.tensors().at(name).dtype == tensor.dtype);
+    CHECK(reader.tensors().at(name).shape == tensor.shape);
+    const std::vector<std::byte> bytes = reader.read(name);
+    CHECK(std::equal(bytes.begin(), bytes.end(), tensor.bytes.begin(), tensor.bytes.end()));
+  }
+}
+
+TEST_CASE("the written bytes follow the format") {
+  const TemporaryFolder folder;
+  const std::string first = "AAAABBBB", second = "CCCC";
+  write_safetensors(folder / "x.safetensors", {{"b", {"F32", {1}, std::as_bytes(std::span(second))}},
+                                               {"a", {"F32", {2, 1}, std::as_bytes(std::span(first))}}});
+  const std::string bytes = read_file(folder / "x.safetensors");
+  uint64_t length;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  CHECK(length % 8 == 0);
+  CHECK(bytes[8] == '{');
+  CHECK(bytes.substr(8 + length) == "AAAABBBBCCCC");
+  const auto header = nlohmann::json::parse(bytes.substr(8, length));
+  CHECK(header["a"] == nlohmann::json::parse(R"({"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]})"));
+  CHECK(header["b"] == nlohmann::json::parse(R"({"dtype": "F32", "shape": [1], "data_offsets": [8, 12]})"));
+  CHECK(header["__metadata__"]["format"] == "pt");
+}
+
+TEST_CASE("a failed write leaves the old file and nothing else") {
+  const TemporaryFolder folder;
+  const std::string data = "AAAA";
+  const std::map<std::string, TensorToWrite> tensors = {{"a", {"F32", {1}, std::as_bytes(std::span(data))}}};
+  std::filesystem::create_directory(folder / "taken");
+  folder.write("taken/file", "old");
+  // Renaming a file onto a folder fails after everything has been written.
+  CHECK_THAT(user_error([&] { write_safetensors(folder / "taken", tensors); }),
+             Contains("cannot be written"));
+  CHECK_THAT(user_error([&] { write_safetensors(folder / "none" / "x", tensors); }),
+             Contains("cannot be written"));
+  CHECK(read_file(folder / "taken/file") == "old");
+  const std::filesystem::directory_iterator entries((folder / "taken").parent_path());
+  CHECK(std::distance(begin(entries), end(entries)) == 1);
+}
+
+TEST_CASE("files that are none name the path") {
+  const TemporaryFolder folder;
+  CHECK_THAT(user_error([&] { SafetensorsReader{folder / "absent"}; }), Contains("absent: no such file"));
+  CHECK_THAT(user_error([&] { SafetensorsReader{folder / ""}; }), Contains("not a file"));
+  CHECK_THAT(user_error([&] { SafetensorsReader{folder.write("empty", "")}; }), Contains("it has 0 bytes"));
+  CHECK_THAT(user_error([&] { SafetensorsReader{folder.write("text", "plain text, no tensors")}; }),
+             Contains("announce a header of"));
+}
+
+TEST_CASE("absurd header lengths are refused before any memory is taken") {
+  const TemporaryFolder folder;
+  for (const uint64_t length : {uint64_t{17}, uint64_t{100'000'001}, ~uint64_t{0}, ~uint64_t{0} - 7}) {
+    std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
+    const auto file = folder.write("x", bytes + "{}              ");
+    CHECK_THAT(user_error([&] { SafetensorsReader{file}; }), Contains("announce a header of"));
+  }
+}
+
+TEST_CASE("malformed headers say what is wrong") {
+  const std::string data(16, 'x');
+  const std::string good = entry("a", "F32", "[4]", 0, 16);
+  REQUIRE(message_for("{" + good + "}", data) == "no error");
+  REQUIRE(message_for("{\"__metadata__\":{\"k\":\"v\"}," + good + "}   ", data) == "no error");
+  REQUIRE(message_for("{}", "") == "no error");
+
+  CHECK_THAT(message_for("{" + good, data), Contains("not valid JSON"));
+  CHECK_THAT(message_for("[]", ""), Contains("not a JSON object"));
+  CHECK_THAT(message_for("{" + good + "," + good + "}", data), Contains("tensor 'a' is there twice"));
+  CHECK_THAT(message_for("{\"a\":3}", data), Contains("tensor 'a': expected dtype, shape"));
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[-4]", 0, 16) + "}", data), Contains("expected dtype"));
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[4.0]", 0, 16) + "}", data), Contains("expected dtype"));
+  CHECK_THAT(message_for("{" + entry("a", "F13", "[4]", 0, 16) + "}", data), Contains("unknown dtype 'F13'"));
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[3]", 0, 16) + "}", data),
+             Contains("F32 [3] takes 12 bytes") && Contains("[0, 16]"));
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[4]", 16, 0) + "}", data), Contains("data_offsets"));
+  CHECK_THAT(message_for("{" + entry("a", "U8", "[4294967296,4294967296,16]", 0, 0) + "}", ""),
+             Contains("more than 2^64"));
+}
+
+TEST_CASE("tensors cover the data once") {
+  const std::string data(16, 'x');
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[4]", 0, 16) + "}", data.substr(1)),
+             Contains("cut off") && Contains("'a' ends at byte 16") && Contains("holds 15"));
+  CHECK_THAT(message_for("{" + entry("a", "F32", "[4]", 0, 16) + "}", data + "y"),
+             Contains("1 bytes at the end"));
+  CHECK_THAT(
+      message_for("{" + entry("a", "F32", "[3]", 0, 12) + "," + entry("b", "F32", "[2]", 8, 16) + "}", data),
+      Contains("'b' starts at byte 8") && Contains("inside the tensor before it"));
+  CHECK_THAT(
+      message_for("{" + entry("a", "F32", "[1]", 0, 4) + "," + entry("b", "F32", "[2]", 8, 16) + "}", data),
+      Contains("'b' starts at byte 8") && Contains("after a hole: expected 4"));
+}
+
+TEST_CASE("any truncation of a good file is an error") {
+  const TemporaryFolder folder;
+  const std::string whole =
+      file_bytes("{" + entry("a", "F32", "[3]", 0, 12) + "," + entry("b", "U8", "[2]", 12, 14) + "}",
+                 std::string(14, 'x'));
+  for (size_t size = 0; size < whole.size(); ++size) {
+    const auto file = folder.write("x", whole.substr(0, size));
+    CHECK(user_error([&] { SafetensorsReader{file}; }) != "no error");
+  }
+  CHECK(user_error([&] { SafetensorsReader{folder.write("x", whole)}; }) == "no error");
+}
+
+}  // namespace
+}  // namespace zerorun::testing
