@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
@@ -67,8 +68,9 @@ class GlooWork : public Work {
   }
 
   void wait() override {
-    finish(receives_);
-    finish(sends_);
+    const Deadline deadline(timeout_);
+    finish(receives_, deadline);
+    finish(sends_, deadline);
     if (!received_.defined()) return;
     std::vector<const void*> slices;
     for (int rank = 0; rank < world_size_; ++rank) {
@@ -81,7 +83,8 @@ class GlooWork : public Work {
  private:
   struct PeerMessage {
     int rank;
-    Message message;
+    Message message;      // null when it could not be posted
+    std::string failure;  // why
   };
 
   // The first receives are posted before the sends: Gloo sends a message once it is expected.
@@ -134,33 +137,59 @@ class GlooWork : public Work {
   void send(int peer, at::Tensor tensor) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    sends_.push_back({peer, group_->send(tensors, peer, tag_)});
+    sends_.push_back(post(peer, [&] { return group_->send(tensors, peer, tag_); }));
   }
 
   void receive(int peer, at::Tensor tensor) {
     if (tensor.numel() == 0) return;
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    receives_.push_back({peer, group_->recv(tensors, peer, tag_)});
+    receives_.push_back(post(peer, [&] { return group_->recv(tensors, peer, tag_); }));
   }
 
-  // Looks at every message even after a failure: the error names all ranks that are missing.
-  void finish(std::vector<PeerMessage>& messages) {
-    std::vector<int> missing;
+  // A connection that is known to be lost is told of by wait(), like one that gets lost later.
+  template <typename Start>
+  static PeerMessage post(int peer, Start start) {
+    try {
+      return {peer, start(), ""};
+    } catch (const std::exception& error) {
+      return {peer, nullptr, first_line(error.what())};
+    }
+  }
+
+  // Why the message did not go through; empty when it did.
+  static std::string failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
+    if (!posted.message) return posted.failure;
+    try {
+      posted.message->wait(timeout);
+      return "";
+    } catch (const std::exception& error) {
+      return first_line(error.what());
+    }
+  }
+
+  // Looks at every message even after a failure, so that the error names all ranks that are missing. After a
+  // lost connection a rank that is merely late (Gloo says so by the word timeout) is not one of them.
+  void finish(std::vector<PeerMessage>& messages, const Deadline& deadline) {
+    std::vector<int> lost;
+    std::vector<int> late;
     std::string reason;
-    for (auto& [peer, message] : messages) {
-      try {
-        message->wait(reason.empty() ? deadline_.remaining() : std::chrono::milliseconds(1));
-      } catch (const std::exception& error) {
-        missing.push_back(peer);
-        if (reason.empty()) reason = first_line(error.what());
-      }
+    for (PeerMessage& posted : messages) {
+      const bool first = lost.empty() && late.empty();
+      const std::string failure =
+          failure_of(posted, first ? deadline.remaining() : std::chrono::milliseconds(1));
+      if (failure.empty()) continue;
+      const bool timed_out =
+          failure.find("imed out") != std::string::npos || failure.find("imeout") != std::string::npos;
+      (timed_out ? late : lost).push_back(posted.rank);
+      if (!timed_out && reason.empty()) reason = failure;
     }
     messages.clear();
-    if (missing.empty()) return;
     const std::string what = describe(call_.kind, call_.label);
-    if (Deadline::Clock::now() >= deadline_.end()) throw CommError(missed_deadline(what, missing, timeout_));
-    throw CommError(what + ": lost the connection to " + name_ranks(missing) +
-                    ", which has probably ended (" + reason + ")");
+    if (!lost.empty()) {
+      throw CommError(what + ": lost the connection to " + name_ranks(lost) + ", which has probably ended (" +
+                      reason + ")");
+    }
+    if (!late.empty()) throw CommError(missed_deadline(what, late, timeout_));
   }
 
   Gloo group_;
@@ -168,7 +197,6 @@ class GlooWork : public Work {
   CollectiveCall call_;
   int tag_;
   std::chrono::milliseconds timeout_;
-  Deadline deadline_{timeout_};
   int rank_ = 0;
   int world_size_ = 0;
   std::vector<PeerMessage> sends_;
@@ -210,7 +238,11 @@ c10::intrusive_ptr<c10d::Store> open_store(const Environment& environment, const
   options.waitWorkers = false;
   options.timeout = deadline.remaining();
   try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+    if (!environment.agent_store) return store;
+    // The agent's store outlives the ranks: each of its attempts needs keys of its own, as torch.distributed
+    // has it.
+    return c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + environment.attempt, store);
   } catch (const std::exception& error) {
     if (options.isServer) {
       throw UserError(

@@ -64,6 +64,7 @@ Environment Environment::read() {
     environment.master_port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
   }
   environment.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  environment.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return environment;
 }
 

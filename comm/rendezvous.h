@@ -17,7 +17,8 @@ struct Environment {
   int local_rank = 0;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  bool agent_store = false;
+  bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
+  std::string attempt = "0";  // how often the agent has restarted the ranks
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
   /// Throws UserError naming the variable that is missing or malformed.

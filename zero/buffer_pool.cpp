@@ -23,15 +23,28 @@ at::Tensor BufferPool::take(int64_t numel) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
-    buffer = communicator_->allocate(std::max(numel, common_numel_), at::kFloat);
-    bytes_ += static_cast<int64_t>(buffer.nbytes());
+    buffer = make(std::max(numel, common_numel_));
   }
   return buffer.as_strided({numel}, {1}, 0);
 }
 
-void BufferPool::free_all() {
-  for (const at::Tensor& buffer : free_) bytes_ -= static_cast<int64_t>(buffer.storage().nbytes());
-  free_.clear();
+void BufferPool::reserve(int count) {
+  for (int made = 0; made < count; ++made) give_back(make(common_numel_));
+}
+
+void BufferPool::trim(int count) {
+  std::sort(free_.begin(), free_.end(),
+            [](const at::Tensor& a, const at::Tensor& b) { return capacity(a) > capacity(b); });
+  while (static_cast<int>(free_.size()) > count) {
+    bytes_ -= static_cast<int64_t>(free_.back().storage().nbytes());
+    free_.pop_back();
+  }
+}
+
+at::Tensor BufferPool::make(int64_t numel) {
+  at::Tensor buffer = communicator_->allocate(numel, at::kFloat);
+  bytes_ += static_cast<int64_t>(buffer.nbytes());
+  return buffer;
 }
 
 }  // namespace zerorun

@@ -22,12 +22,16 @@ class BufferPool {
   at::Tensor take(int64_t numel);
   void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
 
-  /// Frees the buffers that are not in use.
-  void free_all();
+  /// Makes `count` buffers of the common size, so that the first use allocates nothing.
+  void reserve(int count);
+  /// Frees all but the `count` largest of the buffers that are not in use.
+  void trim(int count);
 
   int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
+  at::Tensor make(int64_t numel);
+
   Communicator* communicator_;
   int64_t common_numel_;
   std::vector<at::Tensor> free_;

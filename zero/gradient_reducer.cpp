@@ -17,15 +17,18 @@ namespace {
 
 // Reductions that may be under way behind the bucket being filled. The sums are computed by whoever waits,
 // and two buckets later the other ranks' gradients are usually there.
-constexpr int kSlack = 2;
+constexpr int kSlackWithOverlap = 2;
 
+// The largest bucket that is not there for a lone large parameter, if there is one.
 int64_t common_bucket_numel(const Buckets& buckets) {
-  int64_t largest = 0;
+  int64_t shared = 0;
+  int64_t lone = 0;
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     const BucketLayout& layout = buckets.layout(bucket);
-    if (layout.parameters.size() > 1) largest = std::max(largest, layout.numel);
+    int64_t& largest = layout.parameters.size() > 1 ? shared : lone;
+    largest = std::max(largest, layout.numel);
   }
-  return largest;
+  return shared > 0 ? shared : lone;
 }
 
 }  // namespace
@@ -56,6 +59,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
       parameters_(buckets.parameters().size()),
       plan_(buckets.count()) {
   std::iota(plan_.begin(), plan_.end(), 0);
+  if (policy.reduce_every_backward) pool_.reserve(slack() + 1);
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     BucketState& state = states_[bucket];
     const BucketLayout& layout = buckets.layout(bucket);
@@ -83,6 +87,10 @@ GradientReducer::~GradientReducer() {
       torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(hook->earlier));
     }
   }
+}
+
+int GradientReducer::slack() const {
+  return overlap_ ? kSlackWithOverlap : 0;
 }
 
 void GradientReducer::start_backward(bool boundary) {
@@ -166,7 +174,7 @@ void GradientReducer::depart(int bucket) {
   flight.work = communicator_->reduce_scatter(own, flight.buffer, "gradients of " + buckets_->label(bucket));
   flights_.push_back(std::move(flight));
   ++reductions_in_flight_;
-  while (reductions_in_flight_ > (overlap_ ? kSlack : 0)) retire_one_reduction();
+  while (reductions_in_flight_ > slack()) retire_one_reduction();
   if (!overlap_) finish_reduction();
 }
 
@@ -202,7 +210,7 @@ void GradientReducer::finish_backward() {
       make_plan();
       // Buffers that only the unplanned order needed are not kept.
       finish_reduction();
-      pool_.free_all();
+      pool_.trim(slack() + 1);
     }
   }
   for (ParameterState& state : parameters_) state.expected = std::max(state.expected, state.arrivals);

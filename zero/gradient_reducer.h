@@ -92,6 +92,7 @@ class GradientReducer {
     at::Tensor addend;  // own slice to add to sums of earlier micro-steps; undefined when reduced in place
   };
 
+  int slack() const;
   void on_gradient(int parameter, const at::Tensor& tensor);
   void place(int parameter, const at::Tensor& gradient);
   void depart_ready();

@@ -102,10 +102,10 @@ TEST_CASE("Model states take the bytes of the ZeRO formula within 5 percent") {
     CHECK(run.formula_bytes == Approx(per_parameter * parameters));
     CHECK(run.bytes.master == 0);
     if (stage != 2) continue;
-    // No full gradient outlives its bucket: at most the bucket being filled and two on their way; the largest
+    // No full gradient outlives its bucket: at most two being filled and two on their way; the largest
     // buckets here are lone matrices of 16,384 elements.
     CHECK(static_cast<double>(run.bytes.gradients) == Approx(4 * parameters / n).epsilon(0.05));
-    CHECK(run.bytes.buckets <= 3 * (16384 + 16 * world) * 4);
+    CHECK(run.bytes.buckets <= 4 * (16384 + 16 * world) * 4);
   }
 }
 
