@@ -179,7 +179,7 @@ class GlooWork : public Work {
           failure_of(posted, first ? deadline.remaining() : std::chrono::milliseconds(1));
       if (failure.empty()) continue;
       const bool timed_out =
-          failure.find("imed out") != std::string::npos || failure.find("imeout") != std::string::npos;
+          failure.find("Timed out") != std::string::npos || failure.find("timeout") != std::string::npos;
       (timed_out ? late : lost).push_back(posted.rank);
       if (!timed_out && reason.empty()) reason = failure;
     }

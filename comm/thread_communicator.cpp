@@ -48,11 +48,10 @@ class ThreadGroup {
   }
 
   /// Waits until every entry of `present` (arrived or done) is set.
-  void await(const std::vector<char>& present, const std::string& what, std::chrono::milliseconds timeout) {
-    Deadline deadline(timeout);
+  void await(const std::vector<char>& present, const std::string& what, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_until(lock, deadline.end(), [&] { return absent(present).empty(); })) {
-      throw CommError(missed_deadline(what, absent(present), timeout));
+      throw CommError(missed_deadline(what, absent(present), deadline.timeout()));
     }
   }
 
@@ -80,11 +79,12 @@ class ThreadWork : public Work {
   void wait() override {
     const CollectiveCall& mine = meeting_->calls[rank_];
     const std::string what = describe(mine.kind, mine.label);
-    group_->await(meeting_->arrived, what, timeout_);
+    const Deadline deadline(timeout_);
+    group_->await(meeting_->arrived, what, deadline);
     check_agreement(mine, what);
     at::Tensor result = do_part(mine);
     group_->mark_done(*meeting_, rank_);
-    group_->await(meeting_->done, what, timeout_);
+    group_->await(meeting_->done, what, deadline);
     // Others were reading this rank's tensor until now.
     if (result.defined()) mine.output.copy_(result);
   }
@@ -93,7 +93,9 @@ class ThreadWork : public Work {
   void check_agreement(const CollectiveCall& mine, const std::string& what) const {
     for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
       const CollectiveCall& other = meeting_->calls[rank];
-      if (other.kind == mine.kind && other.input.numel() == mine.input.numel()) continue;
+      const bool same_tensors =
+          other.input.numel() == mine.input.numel() && other.input.scalar_type() == mine.input.scalar_type();
+      if (other.kind == mine.kind && other.root == mine.root && same_tensors) continue;
       throw CommError("ranks disagree on what comes next: rank " + std::to_string(rank_) + " is in " + what +
                       " (" + std::to_string(mine.input.numel()) + " elements), rank " + std::to_string(rank) +
                       " in " + describe(other.kind, other.label) + " (" +

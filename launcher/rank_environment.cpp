@@ -55,6 +55,8 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(job.threads_per_rank);
+  // LibTorch's own warnings and backtraces would bury the one message that says what is wrong.
+  if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
 
   std::vector<std::string> environment;
   for (const std::string& entry : inherited) {

@@ -70,8 +70,9 @@ class ClientOptimizer : public ShardOptimizer {
       auto& group = optimizer.param_groups()[shard.group];
       group.params().push_back(shard.values);
       if (dynamic_cast<Adagrad*>(&optimizer)) {
+        // As its constructor does it: by the defaults, whatever a group says.
         auto state = std::make_unique<AdagradParamState>();
-        const auto& options = static_cast<const AdagradOptions&>(group.options());
+        const auto& options = static_cast<const AdagradOptions&>(optimizer.defaults());
         state->step(0).sum(at::full_like(shard.values, options.initial_accumulator_value()));
         optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
       }

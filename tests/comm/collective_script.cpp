@@ -1,0 +1,236 @@
+#include "tests/comm/collective_script.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int64_t kSliceSizes[] = {0, 1, 16, 1000, 5000};
+
+// Values of very different sizes: any other order of adding gives other bits.
+template <typename T>
+T value_of(int rank, int64_t seed, int64_t index) {
+  uint64_t bits = static_cast<uint64_t>(rank + 1) * 0x9e3779b97f4a7c15ULL ^
+                  static_cast<uint64_t>(seed * 1'000'003 + index + 1) * 0xc2b2ae3d27d4eb4fULL;
+  bits = (bits ^ (bits >> 29)) * 0xbf58476d1ce4e5b9ULL;
+  bits ^= bits >> 32;
+  const auto mantissa = static_cast<int64_t>(bits & 0xffffff) - 0x800000;
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(mantissa) << 30;
+  return static_cast<T>(std::ldexp(static_cast<double>(mantissa), static_cast<int>(bits >> 60)));
+}
+
+template <typename T>
+std::vector<T> values_of(int rank, int64_t seed, int64_t numel) {
+  std::vector<T> values(numel);
+  for (int64_t i = 0; i < numel; ++i) values[i] = value_of<T>(rank, seed, i);
+  return values;
+}
+
+template <typename T>
+at::Tensor tensor_of(const std::vector<T>& values) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())},
+                                at::TensorOptions().dtype(at::CppTypeToScalarType<T>()));
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<T>());
+  return tensor;
+}
+
+template <typename T>
+std::vector<T> sum_of_ranks(int world_size, int64_t seed, int64_t numel) {
+  std::vector<T> total = values_of<T>(0, seed, numel);
+  for (int rank = 1; rank < world_size; ++rank) {
+    const std::vector<T> addend = values_of<T>(rank, seed, numel);
+    for (int64_t i = 0; i < numel; ++i) total[i] += addend[i];
+  }
+  return total;
+}
+
+template <typename T>
+std::vector<T> gathered(int world_size, int64_t seed, int64_t slice) {
+  std::vector<T> all;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::vector<T> part = values_of<T>(rank, seed, slice);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+template <typename T>
+std::vector<T> slice_of(const std::vector<T>& values, int rank, int64_t slice) {
+  return {values.begin() + rank * slice, values.begin() + (rank + 1) * slice};
+}
+
+// Not "text" + std::to_string(number): g++ 12 raises a false alarm for it under AddressSanitizer.
+std::string numbered(std::string text, int number) {
+  return text.append(std::to_string(number));
+}
+
+class Script {
+ public:
+  explicit Script(Communicator& communicator)
+      : comm_(communicator), rank_(communicator.rank()), world_(communicator.world_size()) {}
+
+  std::string run() {
+    run_type<float>("float32");
+    run_type<double>("float64");
+    run_type<int64_t>("int64");
+    many_under_way();
+    comm_.barrier("the end")->wait();
+    check_volume();
+    return wrong_.empty() ? std::to_string(right_) + " results right" : wrong_;
+  }
+
+ private:
+  template <typename T>
+  void run_type(const std::string& type) {
+    for (int64_t slice : kSliceSizes) {
+      const std::string size = " of " + type + " x " + std::to_string(slice);
+      reduce_scatters<T>(size, slice);
+      all_gathers<T>(size, slice);
+      at::Tensor tensor = tensor_of(values_of<T>(rank_, ++seed_, slice));
+      comm_.all_reduce(tensor, "script")->wait();
+      expect("all_reduce" + size, tensor, sum_of_ranks<T>(world_, seed_, slice));
+      for (int root = 0; root < world_; ++root) {
+        tensor = tensor_of(values_of<T>(rank_, ++seed_, slice));
+        comm_.broadcast(tensor, root, "script")->wait();
+        expect("broadcast" + size, tensor, values_of<T>(root, seed_, slice));
+      }
+    }
+  }
+
+  template <typename T>
+  void reduce_scatters(const std::string& size, int64_t slice) {
+    std::vector<T> mine = values_of<T>(rank_, ++seed_, slice * world_);
+    const auto wanted = slice_of(sum_of_ranks<T>(world_, seed_, slice * world_), rank_, slice);
+    at::Tensor input = tensor_of(mine);
+    at::Tensor output = at::empty({slice}, input.options());
+    comm_.reduce_scatter(output, input, "script")->wait();
+    expect("reduce_scatter" + size, output, wanted);
+    expect("reduce_scatter" + size + ": the input", input, mine);
+
+    comm_.reduce_scatter(input.narrow(0, rank_ * slice, slice), input, "script")->wait();
+    std::copy(wanted.begin(), wanted.end(), mine.begin() + rank_ * slice);
+    expect("reduce_scatter in place" + size, input, mine);
+  }
+
+  template <typename T>
+  void all_gathers(const std::string& size, int64_t slice) {
+    const auto mine = values_of<T>(rank_, ++seed_, slice);
+    const auto wanted = gathered<T>(world_, seed_, slice);
+    at::Tensor input = tensor_of(mine);
+    at::Tensor output = at::zeros({slice * world_}, input.options());
+    comm_.all_gather(output, input, "script")->wait();
+    expect("all_gather" + size, output, wanted);
+    expect("all_gather" + size + ": the input", input, mine);
+
+    output.zero_();
+    at::Tensor own = output.narrow(0, rank_ * slice, slice);
+    own.copy_(input);
+    comm_.all_gather(output, own, "script")->wait();
+    expect("all_gather in place" + size, output, wanted);
+  }
+
+  // Twelve collectives of several kinds and sizes start before any is waited for; then in order, in reverse
+  // and shuffled.
+  void many_under_way() {
+    constexpr int kCount = 12;
+    for (int order = 0; order < 3; ++order) {
+      std::vector<std::unique_ptr<Work>> works;
+      std::vector<at::Tensor> outputs;
+      std::vector<std::vector<float>> wanted;
+      for (int i = 0; i < kCount; ++i) {
+        const int64_t slice = 7 + 500 * (i % 5);
+        ++seed_;
+        const std::string label = numbered("bucket ", i);
+        if (i % 3 == 0) {
+          at::Tensor input = tensor_of(values_of<float>(rank_, seed_, slice * world_));
+          outputs.push_back(at::empty({slice}));
+          works.push_back(comm_.reduce_scatter(outputs.back(), input, label));
+          wanted.push_back(slice_of(sum_of_ranks<float>(world_, seed_, slice * world_), rank_, slice));
+        } else if (i % 3 == 1) {
+          outputs.push_back(at::empty({slice * world_}));
+          works.push_back(
+              comm_.all_gather(outputs.back(), tensor_of(values_of<float>(rank_, seed_, slice)), label));
+          wanted.push_back(gathered<float>(world_, seed_, slice));
+        } else {
+          outputs.push_back(tensor_of(values_of<float>(rank_, seed_, slice)));
+          works.push_back(comm_.all_reduce(outputs.back(), label));
+          wanted.push_back(sum_of_ranks<float>(world_, seed_, slice));
+        }
+      }
+      for (int i = 0; i < kCount; ++i)
+        works[order == 0 ? i : order == 1 ? kCount - 1 - i : i * 5 % kCount]->wait();
+      for (int i = 0; i < kCount; ++i) expect(numbered("under way, number ", i), outputs[i], wanted[i]);
+    }
+  }
+
+  void check_volume() {
+    Volume& volume = comm_.volume();
+    volume.reset();
+    const int64_t slice = 30;
+    at::Tensor part = at::ones({slice});
+    at::Tensor whole = at::ones({slice * world_});
+    comm_.reduce_scatter(part, whole, "volume")->wait();
+    comm_.reduce_scatter(part, whole, "volume")->wait();
+    comm_.all_gather(whole, part, "volume")->wait();
+    comm_.all_reduce(part, "volume")->wait();
+    comm_.broadcast(part, world_ - 1, "volume")->wait();
+    comm_.barrier("volume")->wait();
+    const int others = world_ - 1;
+    const bool root = rank_ == world_ - 1;
+    // (N-1)/N of N x 30 elements is (N-1) x 30.
+    expect_volume(Collective::reduce_scatter, 2 * others * 30);
+    expect_volume(Collective::all_gather, others * 30);
+    expect_volume(Collective::all_reduce, others * 30);
+    expect_volume(Collective::broadcast, root ? others * 30 : 0);
+    expect_volume(Collective::barrier, 0);
+    volume.reset();
+    expect_volume(Collective::reduce_scatter, 0);
+  }
+
+  void expect_volume(Collective kind, double wanted) {
+    const double got = comm_.volume().elements(kind);
+    note(std::abs(got - wanted) < 1e-6,
+         std::string("volume of ") + name_of(kind) + ": " + std::to_string(got));
+  }
+
+  template <typename T>
+  void expect(const std::string& what, const at::Tensor& got, const std::vector<T>& wanted) {
+    note(got.numel() == static_cast<int64_t>(wanted.size()) &&
+             (wanted.empty() ||
+              std::memcmp(got.const_data_ptr(), wanted.data(), wanted.size() * sizeof(T)) == 0),
+         what);
+  }
+
+  void note(bool holds, const std::string& what) {
+    if (holds) {
+      ++right_;
+    } else {
+      wrong_ += "rank " + std::to_string(rank_) + ": wrong " + what + "\n";
+    }
+  }
+
+  Communicator& comm_;
+  const int rank_;
+  const int world_;
+  int64_t seed_ = 0;
+  int right_ = 0;
+  std::string wrong_;
+};
+
+}  // namespace
+
+std::string run_collective_script(Communicator& communicator) {
+  return Script(communicator).run();
+}
+
+std::string script_success(int world_size) {
+  const int sizes = 3 * 5;                  // dtypes x slice sizes
+  const int each = 3 + 3 + 1 + world_size;  // reduce-scatters, all-gathers, all-reduce, broadcasts
+  return std::to_string(sizes * each + 3 * 12 + 6) + " results right";
+}
+
+}  // namespace zerorun::testing

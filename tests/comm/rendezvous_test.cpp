@@ -1,0 +1,227 @@
+// How ranks find each other, and what is said when they do not.
+#include "comm/rendezvous.h"
+
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <map>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/error.h"
+#include "tests/comm/rank_processes.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using std::chrono::milliseconds;
+using testing::Ending;
+using testing::run_processes;
+using Variables = std::map<std::string, std::string>;
+
+const Variables kGood = {{"RANK", "1"},
+                         {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "1"},
+                         {"MASTER_ADDR", "10.0.0.7"},
+                         {"MASTER_PORT", "29500"}};
+
+// Sets exactly these of the variables that Environment reads; puts the old ones back in the end.
+class ScopedVariables {
+ public:
+  explicit ScopedVariables(const Variables& variables) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+                             "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT"}) {
+      if (const char* value = std::getenv(name)) saved_[name] = value;
+      unsetenv(name);
+      names_.push_back(name);
+    }
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~ScopedVariables() {
+    for (const std::string& name : names_) {
+      if (saved_.contains(name)) {
+        setenv(name.c_str(), saved_[name].c_str(), 1);
+      } else {
+        unsetenv(name.c_str());
+      }
+    }
+  }
+
+ private:
+  std::vector<std::string> names_;
+  Variables saved_;
+};
+
+Variables with(const std::string& name, const std::string& value) {
+  Variables variables = kGood;
+  variables[name] = value;
+  return variables;
+}
+
+std::string sum_of_all(Communicator& communicator) {
+  at::Tensor tensor = at::full({3}, communicator.rank() + 1);
+  communicator.all_reduce(tensor, "greeting")->wait();
+  return std::to_string(tensor.sum().item<double>());
+}
+
+[[noreturn]] void stay() {
+  for (;;) pause();
+}
+
+}  // namespace
+
+TEST_CASE("environment: all variables are read") {
+  ScopedVariables variables(with("ZERORUN_TIMEOUT", "2.5"));
+  const Environment environment = Environment::read();
+  CHECK(environment.rank == 1);
+  CHECK(environment.world_size == 4);
+  CHECK(environment.local_rank == 1);
+  CHECK(environment.master_addr == "10.0.0.7");
+  CHECK(environment.master_port == 29500);
+  CHECK_FALSE(environment.agent_store);
+  CHECK(environment.timeout == milliseconds(2500));
+}
+
+TEST_CASE("environment: without variables there is one rank, which connects to nobody") {
+  ScopedVariables variables({});
+  const Environment environment = Environment::read();
+  CHECK(environment.world_size == 1);
+  CHECK(environment.rank == 0);
+  CHECK(environment.timeout == std::chrono::minutes(10));
+  auto communicator = connect();
+  CHECK(communicator->world_size() == 1);
+  CHECK(sum_of_all(*communicator) == "3.000000");
+}
+
+TEST_CASE("environment: a world of one needs no address") {
+  ScopedVariables variables({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}});
+  CHECK(connect()->world_size() == 1);
+}
+
+TEST_CASE("environment: torchrun's agent store is noticed") {
+  {
+    ScopedVariables variables(with("TORCHELASTIC_USE_AGENT_STORE", "True"));
+    CHECK(Environment::read().agent_store);
+  }
+  ScopedVariables variables(with("TORCHELASTIC_USE_AGENT_STORE", "False"));
+  CHECK_FALSE(Environment::read().agent_store);
+}
+
+TEST_CASE("environment: a missing variable is named") {
+  for (const auto& [name, value] : kGood) {
+    Variables rest = kGood;
+    rest.erase(name);
+    ScopedVariables variables(rest);
+    CHECK_THROWS_AS(Environment::read(), UserError);
+    CHECK_THROWS_WITH(Environment::read(), Contains("environment variable " + name + " is not set"));
+    ScopedVariables empty(with(name, ""));
+    CHECK_THROWS_WITH(Environment::read(), Contains("environment variable " + name + " is not set"));
+  }
+}
+
+TEST_CASE("environment: a malformed variable is named with its value") {
+  const std::pair<const char*, const char*> cases[] = {{"RANK", "two"},
+                                                       {"RANK", "-1"},
+                                                       {"RANK", "4"},
+                                                       {"RANK", "1 "},
+                                                       {"RANK", "1.0"},
+                                                       {"RANK", "99999999999"},
+                                                       {"WORLD_SIZE", "0"},
+                                                       {"WORLD_SIZE", "4x"},
+                                                       {"LOCAL_RANK", "-2"},
+                                                       {"LOCAL_RANK", "4"},
+                                                       {"MASTER_PORT", "0"},
+                                                       {"MASTER_PORT", "65536"},
+                                                       {"MASTER_PORT", "http"},
+                                                       {"ZERORUN_TIMEOUT", "0"},
+                                                       {"ZERORUN_TIMEOUT", "-1"},
+                                                       {"ZERORUN_TIMEOUT", "10s"},
+                                                       {"ZERORUN_TIMEOUT", "nan"},
+                                                       {"ZERORUN_TIMEOUT", "inf"}};
+  for (const auto& [name, value] : cases) {
+    ScopedVariables variables(with(name, value));
+    CHECK_THROWS_AS(Environment::read(), UserError);
+    CHECK_THROWS_WITH(Environment::read(),
+                      Contains(std::string("environment variable ") + name + "=" + value + ": expected"));
+  }
+}
+
+TEST_CASE("rendezvous: a port in use is named") {
+  const testing::OccupiedPort occupied;
+  const auto endings = run_processes(1, [&](int) {
+    testing::set_rank_variables(0, 2, occupied.port(), milliseconds(20000));
+    return sum_of_all(*connect());
+  });
+  CHECK_THAT(endings[0].text, StartsWith("UserError: ") &&
+                                  Contains("127.0.0.1:" + std::to_string(occupied.port())) &&
+                                  Contains("port is in use") && Contains("--master_port"));
+  CHECK(endings[0].seconds < 15);
+}
+
+TEST_CASE("rendezvous: ranks that never join are named at the deadline") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(1, [&](int) {
+    testing::set_rank_variables(0, 4, port, milliseconds(1500));
+    return sum_of_all(*connect());
+  });
+  CHECK(endings[0].text == "CommError: rendezvous at 127.0.0.1:" + std::to_string(port) +
+                               ": ranks 1, 2, 3 did not take part within 1.5 s (the limit set by --timeout)");
+  CHECK(endings[0].seconds >= 1.5);
+  CHECK(endings[0].seconds < 12);
+}
+
+TEST_CASE("rendezvous: ranks that have joined name the one that did not") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) {
+    testing::set_rank_variables(rank, 3, port, milliseconds(2500));
+    return sum_of_all(*connect());
+  });
+  for (const Ending& ending : endings) {
+    CHECK_THAT(ending.text,
+               StartsWith("CommError: rendezvous at 127.0.0.1:") && Contains(": rank 2 did not"));
+  }
+}
+
+TEST_CASE("rendezvous: without rank 0 the others say whom they did not reach") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(1, [&](int) {
+    testing::set_rank_variables(1, 2, port, milliseconds(1500));
+    return sum_of_all(*connect());
+  });
+  CHECK_THAT(endings[0].text,
+             StartsWith("CommError: rank 1 did not reach rank 0 at 127.0.0.1:" + std::to_string(port)));
+  CHECK(endings[0].seconds < 15);
+}
+
+TEST_CASE("rendezvous: rank 0 is a client where torchrun's agent keeps the store, restart after restart") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(
+      5,
+      [&](int index) -> std::string {
+        if (index == 4) {
+          c10d::TCPStoreOptions options;
+          options.port = static_cast<uint16_t>(port);
+          options.isServer = true;
+          options.waitWorkers = false;
+          auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+          stay();
+        }
+        const int restart = index / 2;
+        // torchrun starts anew what has ended; the ranks need not be equally fast.
+        if (restart == 1) sleep(index == 2 ? 5 : 3);
+        testing::set_rank_variables(index % 2, 2, port, milliseconds(10000));
+        setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+        setenv("TORCHELASTIC_RESTART_COUNT", std::to_string(restart).c_str(), 1);
+        return sum_of_all(*connect());
+      },
+      4);
+  for (int index = 0; index < 4; ++index) {
+    INFO("restart " << index / 2 << ", rank " << index % 2);
+    CHECK(endings[index].text == "9.000000");
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,223 @@
+// torch::optim optimizers on shards against the same optimizers on whole tensors: equal to the bit.
+#include "optim/client_optimizer.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "base/error.h"
+#include "tests/optim/shards.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using testing::no_update;
+using testing::Tensors;
+using torch::optim::OptimizerParamGroup;
+
+constexpr int kSteps = 8;
+
+using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<OptimizerParamGroup> groups)>;
+
+template <typename Optimizer, typename Options>
+Make maker(Options options) {
+  return [options](std::vector<OptimizerParamGroup> groups) {
+    return std::make_unique<Optimizer>(std::move(groups), options);
+  };
+}
+
+std::vector<OptimizerParamGroup> groups_of(const Tensors& tensors) {
+  std::vector<OptimizerParamGroup> groups;
+  for (size_t i = 0; i < tensors.values.size(); ++i) {
+    if (static_cast<int>(groups.size()) <= tensors.groups[i]) groups.emplace_back(std::vector<at::Tensor>{});
+    groups[tensors.groups[i]].params().push_back(tensors.values[i]);
+  }
+  return groups;
+}
+
+// Slices of 96 elements and fewer, so that no slice has another vector width than the whole.
+Tensors two_groups() {
+  Tensors tensors;
+  for (int group : {0, 1, 0}) tensors.add(16 * 6, group);
+  return tensors;
+}
+
+std::vector<at::Tensor> train_whole(const Make& make, double divisor) {
+  Tensors tensors = two_groups();
+  auto optimizer = make(groups_of(tensors));
+  for (int step = 0; step < kSteps; ++step) {
+    tensors.set_gradients(step);
+    for (size_t i = 0; i < tensors.values.size(); ++i) {
+      tensors.values[i].mutable_grad() = tensors.gradients[i].clone().div_(divisor);
+    }
+    optimizer->step();
+  }
+  return tensors.values;
+}
+
+std::vector<at::Tensor> train_shards(const Make& make, double divisor, int slices) {
+  Tensors tensors = two_groups();
+  // As a user makes it: over the model's own parameters, before those are moved into buckets.
+  auto optimizer = make(groups_of(two_groups()));
+  check_client_optimizer(*optimizer);
+  auto sharded = make_client_optimizer(*optimizer, tensors.shards(slices));
+  for (int step = 0; step < kSteps; ++step) {
+    tensors.set_gradients(step);
+    sharded->step(divisor, no_update);
+  }
+  return tensors.values;
+}
+
+void check_same_bits(const Make& make) {
+  for (double divisor : {1.0, 2.7}) {
+    const std::vector<at::Tensor> whole = train_whole(make, divisor);
+    const at::Tensor start = two_groups().values[0];
+    CHECK_FALSE(at::equal(whole[0], start));
+    for (int slices : {1, 2, 3, 6}) {
+      const std::vector<at::Tensor> sharded = train_shards(make, divisor, slices);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        INFO("divisor " << divisor << ", " << slices << " slices, tensor " << i);
+        CHECK(at::equal(whole[i], sharded[i]));
+      }
+    }
+  }
+}
+
+int64_t state_bytes_after_a_step(const Make& make) {
+  Tensors tensors = two_groups();
+  auto optimizer = make(groups_of(two_groups()));
+  auto sharded = make_client_optimizer(*optimizer, tensors.shards(2));
+  tensors.set_gradients(0);
+  sharded->step(1, no_update);
+  CHECK(sharded->state_bytes() == 3 * 16 * 6 * int64_t{sharded->moment_bytes()});
+  return sharded->state_bytes();
+}
+
+}  // namespace
+
+TEST_CASE("client Adam and AdamW on shards equal whole tensors to the bit") {
+  check_same_bits(maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01)));
+  check_same_bits(maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01).weight_decay(0.1).amsgrad(true)));
+  check_same_bits(maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01)));
+  check_same_bits(maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).amsgrad(true)));
+}
+
+TEST_CASE("client SGD on shards equals whole tensors to the bit") {
+  check_same_bits(maker<torch::optim::SGD>(torch::optim::SGDOptions(0.05)));
+  check_same_bits(maker<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9).dampening(0.2)));
+  check_same_bits(maker<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.1)));
+}
+
+TEST_CASE("client Adagrad on shards equals whole tensors to the bit") {
+  using torch::optim::AdagradOptions;
+  check_same_bits(maker<torch::optim::Adagrad>(AdagradOptions(0.05)));
+  check_same_bits(maker<torch::optim::Adagrad>(
+      AdagradOptions(0.05).initial_accumulator_value(0.5).lr_decay(0.1).weight_decay(0.1)));
+}
+
+TEST_CASE("client RMSprop on shards equals whole tensors to the bit") {
+  using torch::optim::RMSpropOptions;
+  check_same_bits(maker<torch::optim::RMSprop>(RMSpropOptions(0.01)));
+  check_same_bits(
+      maker<torch::optim::RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true).weight_decay(0.1)));
+}
+
+TEST_CASE("client: groups keep their own options") {
+  check_same_bits([](std::vector<OptimizerParamGroup> groups) {
+    groups[1].set_options(
+        std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.5).weight_decay(0)));
+    return std::make_unique<torch::optim::AdamW>(std::move(groups), torch::optim::AdamWOptions(0.01));
+  });
+}
+
+TEST_CASE("client Adagrad: the accumulators start as LibTorch starts them, whatever a group says") {
+  using torch::optim::AdagradOptions;
+  check_same_bits([](std::vector<OptimizerParamGroup> groups) {
+    groups[1].set_options(
+        std::make_unique<AdagradOptions>(AdagradOptions(0.05).initial_accumulator_value(3)));
+    return std::make_unique<torch::optim::Adagrad>(std::move(groups),
+                                                   AdagradOptions(0.05).initial_accumulator_value(0.5));
+  });
+}
+
+TEST_CASE("client: learning rates read and set by group take effect") {
+  Tensors tensors = two_groups();
+  torch::optim::SGD optimizer(groups_of(two_groups()), torch::optim::SGDOptions(0.5));
+  auto sharded = make_client_optimizer(optimizer, tensors.shards());
+  REQUIRE(sharded->groups() == 2);
+  CHECK(sharded->lr(0) == 0.5);
+  CHECK(sharded->lr(1) == 0.5);
+  sharded->set_lr(1, 0);
+  CHECK(sharded->lr(0) == 0.5);
+  CHECK(sharded->lr(1) == 0);
+  tensors.set_gradients(0);
+  sharded->step(1, no_update);
+  const Tensors start = two_groups();
+  CHECK_FALSE(at::equal(tensors.values[0], start.values[0]));
+  CHECK(at::equal(tensors.values[1], start.values[1]));
+}
+
+TEST_CASE("client: each shard is told of once, in order, when it is final") {
+  Tensors tensors = two_groups();
+  torch::optim::Adam optimizer(groups_of(two_groups()), torch::optim::AdamOptions(0.5));
+  const std::vector<Shard> shards = tensors.shards(2);
+  auto sharded = make_client_optimizer(optimizer, shards);
+  tensors.set_gradients(0);
+  std::vector<at::Tensor> told;
+  sharded->step(1, [&](int index) {
+    CHECK(index == static_cast<int>(told.size()));
+    told.push_back(shards[index].values.clone());
+  });
+  REQUIRE(told.size() == shards.size());
+  for (size_t i = 0; i < told.size(); ++i) CHECK(at::equal(told[i], shards[i].values));
+}
+
+TEST_CASE("client: bytes of state are those of the optimizer's own formula") {
+  constexpr int64_t kBytes = 3 * 16 * 6 * 4;  // of one tensor a parameter
+  using namespace torch::optim;
+  CHECK(state_bytes_after_a_step(maker<Adam>(AdamOptions(0.01))) == 2 * kBytes);
+  CHECK(state_bytes_after_a_step(maker<Adam>(AdamOptions(0.01).amsgrad(true))) == 3 * kBytes);
+  CHECK(state_bytes_after_a_step(maker<AdamW>(AdamWOptions(0.01))) == 2 * kBytes);
+  CHECK(state_bytes_after_a_step(maker<AdamW>(AdamWOptions(0.01).amsgrad(true))) == 3 * kBytes);
+  CHECK(state_bytes_after_a_step(maker<SGD>(SGDOptions(0.01))) == 0);
+  CHECK(state_bytes_after_a_step(maker<SGD>(SGDOptions(0.01).momentum(0.9))) == kBytes);
+  CHECK(state_bytes_after_a_step(maker<Adagrad>(AdagradOptions(0.01))) == kBytes);
+  CHECK(state_bytes_after_a_step(maker<RMSprop>(RMSpropOptions(0.01))) == kBytes);
+  CHECK(state_bytes_after_a_step(maker<RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true))) ==
+        3 * kBytes);
+}
+
+TEST_CASE("client: an optimizer that looks at whole parameters is refused by name") {
+  const Tensors tensors = two_groups();
+  torch::optim::LBFGS lbfgs(tensors.values, torch::optim::LBFGSOptions(1));
+  CHECK_THROWS_AS(check_client_optimizer(lbfgs), UserError);
+  CHECK_THROWS_WITH(check_client_optimizer(lbfgs), Contains("torch::optim::LBFGS") && Contains("AdamW"));
+
+  struct OwnAdam : torch::optim::Adam {
+    using Adam::Adam;
+  };
+  OwnAdam own(tensors.values, torch::optim::AdamOptions(1));
+  CHECK_THROWS_WITH(check_client_optimizer(own), Contains("OwnAdam"));
+}
+
+TEST_CASE("client: an optimizer that has been stepped is refused") {
+  const std::vector<Make> makes = {
+      maker<torch::optim::Adam>(torch::optim::AdamOptions(0.01)),
+      maker<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01)),
+      maker<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9)),
+      maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.01)),
+      maker<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)),
+  };
+  for (const Make& make : makes) {
+    const Tensors tensors = two_groups();
+    auto optimizer = make(groups_of(tensors));
+    CHECK_NOTHROW(check_client_optimizer(*optimizer));
+    for (const at::Tensor& values : tensors.values) values.mutable_grad() = at::ones_like(values);
+    optimizer->step();
+    CHECK_THROWS_AS(check_client_optimizer(*optimizer), UserError);
+    CHECK_THROWS_WITH(check_client_optimizer(*optimizer), Contains("stepped") && Contains("torch::optim::"));
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,272 @@
+// The fused optimizer against the update rules written out in float64, and against torch::optim.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/optim/shards.h"
+
+namespace zerorun {
+namespace {
+
+using testing::no_update;
+using testing::Tensors;
+
+constexpr int kSteps = 20;
+
+// One element under one optimizer, by the papers' formulas: Adam (Kingma and Ba), AdamW (Loshchilov and
+// Hutter), SGD with momentum as PyTorch defines it (the first step's buffer is the gradient itself).
+class Element {
+ public:
+  Element(const OptimizerConfig& config, double value) : config_(config), value_(value) {}
+
+  double value() const { return value_; }
+
+  void step(double gradient) {
+    ++steps_;
+    if (config_.type == OptimizerType::sgd) return step_sgd(gradient);
+    if (config_.type == OptimizerType::adam_w) {
+      value_ *= 1 - config_.lr * config_.weight_decay;
+    } else {
+      gradient += config_.weight_decay * value_;
+    }
+    first_ = config_.beta1 * first_ + (1 - config_.beta1) * gradient;
+    second_ = config_.beta2 * second_ + (1 - config_.beta2) * gradient * gradient;
+    const double correction1 = config_.bias_correction ? 1 - std::pow(config_.beta1, steps_) : 1;
+    const double correction2 = config_.bias_correction ? 1 - std::pow(config_.beta2, steps_) : 1;
+    value_ -= config_.lr * (first_ / correction1) / (std::sqrt(second_ / correction2) + config_.eps);
+  }
+
+ private:
+  void step_sgd(double gradient) {
+    gradient += config_.weight_decay * value_;
+    if (config_.momentum != 0) {
+      first_ = steps_ == 1 ? gradient : config_.momentum * first_ + (1 - config_.dampening) * gradient;
+      gradient = config_.nesterov ? gradient + config_.momentum * first_ : first_;
+    }
+    value_ -= config_.lr * gradient;
+  }
+
+  OptimizerConfig config_;
+  double value_;
+  double first_ = 0;
+  double second_ = 0;
+  int steps_ = 0;
+};
+
+// What `config` makes of `tensors` in kSteps steps.
+std::vector<std::vector<double>> expected(const std::vector<OptimizerConfig>& groups, const Tensors& tensors,
+                                          double divisor) {
+  std::vector<std::vector<double>> result;
+  for (size_t i = 0; i < tensors.values.size(); ++i) {
+    const int64_t numel = tensors.values[i].numel();
+    std::vector<Element> elements;
+    const float* start = tensors.values[i].const_data_ptr<float>();
+    for (int64_t j = 0; j < numel; ++j) elements.emplace_back(groups[tensors.groups[i]], start[j]);
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor gradient = testing::gradient_of(static_cast<int64_t>(i), step, numel);
+      const float* g = gradient.const_data_ptr<float>();
+      for (int64_t j = 0; j < numel; ++j) elements[j].step(g[j] / divisor);
+    }
+    result.emplace_back();
+    for (const Element& element : elements) result.back().push_back(element.value());
+  }
+  return result;
+}
+
+void train(ShardOptimizer& optimizer, Tensors& tensors, double divisor = 1) {
+  for (int step = 0; step < kSteps; ++step) {
+    tensors.set_gradients(step);
+    optimizer.step(divisor, no_update);
+  }
+}
+
+Tensors some_tensors() {
+  Tensors tensors;
+  for (int64_t numel : {1, 15, 16, 17, 64, 257}) tensors.add(numel);
+  return tensors;
+}
+
+void check_against_formulas(const std::vector<OptimizerConfig>& groups, Tensors tensors, double divisor = 1) {
+  const auto wanted = expected(groups, tensors, divisor);
+  auto optimizer = make_fused_optimizer(groups, tensors.shards());
+  train(*optimizer, tensors, divisor);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const float* got = tensors.values[i].const_data_ptr<float>();
+    for (size_t j = 0; j < wanted[i].size(); ++j) {
+      // Values are of order 1: twenty roundings of float32.
+      if (std::abs(got[j] - wanted[i][j]) <= 3e-6) continue;
+      FAIL_CHECK("tensor " << i << " element " << j << ": " << got[j] << ", expected " << wanted[i][j]);
+      return;
+    }
+  }
+  CHECK(!wanted.empty());
+}
+
+OptimizerConfig adam(OptimizerType type) {
+  OptimizerConfig config;
+  config.type = type;
+  config.lr = 0.01;
+  config.beta1 = 0.8;
+  config.beta2 = 0.95;
+  config.eps = 1e-3;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+OptimizerConfig sgd(double momentum) {
+  OptimizerConfig config;
+  config.type = OptimizerType::sgd;
+  config.lr = 0.05;
+  config.momentum = momentum;
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("fused AdamW follows the formulas") {
+  check_against_formulas({adam(OptimizerType::adam_w)}, some_tensors());
+  OptimizerConfig defaults;
+  check_against_formulas({defaults}, some_tensors());
+}
+
+TEST_CASE("fused Adam with L2 regularisation follows the formulas") {
+  check_against_formulas({adam(OptimizerType::adam)}, some_tensors());
+}
+
+TEST_CASE("fused Adam without bias correction follows the formulas") {
+  for (OptimizerType type : {OptimizerType::adam_w, OptimizerType::adam}) {
+    OptimizerConfig config = adam(type);
+    config.bias_correction = false;
+    check_against_formulas({config}, some_tensors());
+  }
+}
+
+TEST_CASE("fused SGD follows the formulas") {
+  OptimizerConfig dampened = sgd(0.9);
+  dampened.dampening = 0.3;
+  OptimizerConfig nesterov = sgd(0.9);
+  nesterov.nesterov = true;
+  for (OptimizerConfig config : {sgd(0), sgd(0.9), dampened, nesterov}) {
+    check_against_formulas({config}, some_tensors());
+    config.weight_decay = 0.1;
+    check_against_formulas({config}, some_tensors());
+  }
+}
+
+TEST_CASE("fused: gradients are divided by the divisor first") {
+  check_against_formulas({adam(OptimizerType::adam_w)}, some_tensors(), 8);
+  check_against_formulas({adam(OptimizerType::adam)}, some_tensors(), 2.7);
+  check_against_formulas({sgd(0.9)}, some_tensors(), 2.7);
+}
+
+TEST_CASE("fused: each group has its own settings") {
+  OptimizerConfig other = adam(OptimizerType::adam_w);
+  other.lr = 0.002;
+  other.weight_decay = 0;
+  other.beta1 = 0.5;
+  OptimizerConfig uncorrected = adam(OptimizerType::adam_w);
+  uncorrected.bias_correction = false;
+  Tensors tensors;
+  for (int group : {0, 1, 2, 1, 0}) tensors.add(48, group);
+  check_against_formulas({adam(OptimizerType::adam_w), other, uncorrected}, tensors);
+}
+
+TEST_CASE("fused: torch::optim on whole parameters gives the same") {
+  const Tensors start = some_tensors();
+  auto check = [&](const OptimizerConfig& config, auto make_torch) {
+    Tensors fused = start;
+    for (auto& values : fused.values) values = values.clone();
+    auto optimizer = make_fused_optimizer({config}, fused.shards());
+    train(*optimizer, fused);
+
+    std::vector<at::Tensor> parameters;
+    for (const auto& values : start.values) parameters.push_back(values.clone());
+    auto plain = make_torch(parameters);
+    for (int step = 0; step < kSteps; ++step) {
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        parameters[i].mutable_grad() =
+            testing::gradient_of(static_cast<int64_t>(i), step, parameters[i].numel());
+      }
+      plain.step();
+    }
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      CHECK((parameters[i] - fused.values[i]).abs().max().item<float>() < 3e-6);
+    }
+  };
+  using Parameters = std::vector<at::Tensor>;
+  check(adam(OptimizerType::adam_w), [](const Parameters& parameters) {
+    return torch::optim::AdamW(
+        parameters, torch::optim::AdamWOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1));
+  });
+  check(adam(OptimizerType::adam), [](const Parameters& parameters) {
+    return torch::optim::Adam(parameters,
+                              torch::optim::AdamOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1));
+  });
+  OptimizerConfig nesterov = sgd(0.9);
+  nesterov.nesterov = true;
+  nesterov.weight_decay = 0.1;
+  check(nesterov, [](const Parameters& parameters) {
+    return torch::optim::SGD(parameters,
+                             torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.1));
+  });
+}
+
+// What stages 0 and 1 rely on: a rank that updates everything gets the bits that ranks get from their slices.
+TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whole") {
+  OptimizerConfig momentum = sgd(0.9);
+  momentum.weight_decay = 0.1;
+  for (const OptimizerConfig& config : {adam(OptimizerType::adam_w), adam(OptimizerType::adam), momentum}) {
+    std::vector<at::Tensor> results;
+    for (int slices : {1, 2, 3, 6}) {
+      Tensors tensors;
+      tensors.add(16 * 6 * 1011);  // large enough that LibTorch divides it among threads
+      auto optimizer = make_fused_optimizer({config}, tensors.shards(slices));
+      train(*optimizer, tensors, 2.7);
+      results.push_back(tensors.values[0]);
+    }
+    for (const at::Tensor& result : results) CHECK(at::equal(result, results[0]));
+  }
+}
+
+TEST_CASE("fused: shards without elements are fine, and each is told of once, in order, when it is final") {
+  Tensors tensors;
+  tensors.add(32);
+  tensors.add(0);
+  tensors.add(48);
+  for (const OptimizerConfig& config : {adam(OptimizerType::adam_w), sgd(0.9), sgd(0)}) {
+    auto optimizer = make_fused_optimizer({config}, tensors.shards());
+    tensors.set_gradients(0);
+    std::vector<at::Tensor> told;
+    optimizer->step(1, [&](int index) {
+      CHECK(index == static_cast<int>(told.size()));
+      told.push_back(tensors.values[index].clone());
+    });
+    REQUIRE(told.size() == 3);
+    for (size_t i = 0; i < 3; ++i) CHECK(at::equal(told[i], tensors.values[i]));
+  }
+}
+
+TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
+  Tensors tensors;
+  tensors.add(32, 0);
+  tensors.add(48, 1);
+  auto adam_optimizer =
+      make_fused_optimizer({adam(OptimizerType::adam_w), adam(OptimizerType::adam_w)}, tensors.shards());
+  CHECK(adam_optimizer->state_bytes() == 80 * 8);
+  CHECK(adam_optimizer->moment_bytes() == 8);
+  CHECK(make_fused_optimizer({sgd(0.9), sgd(0)}, tensors.shards())->state_bytes() == 32 * 4);
+  CHECK(make_fused_optimizer({sgd(0.9)}, {})->moment_bytes() == 4);
+  CHECK(make_fused_optimizer({sgd(0)}, {})->moment_bytes() == 0);
+
+  CHECK(adam_optimizer->groups() == 2);
+  CHECK(adam_optimizer->lr(1) == 0.01);
+  adam_optimizer->set_lr(1, 0);
+  CHECK(adam_optimizer->lr(0) == 0.01);
+  CHECK(adam_optimizer->lr(1) == 0);
+  const at::Tensor before = tensors.values[1].clone();
+  tensors.set_gradients(0);
+  adam_optimizer->step(1, no_update);
+  CHECK(at::equal(tensors.values[1], before));
+  CHECK_FALSE(at::equal(tensors.values[0], testing::uniform(32, 0)));
+}
+
+}  // namespace zerorun

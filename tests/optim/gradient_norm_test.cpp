@@ -1,0 +1,118 @@
+// The sum of squares against wider and compensated sums; the clipping factor by its formula.
+#include "optim/gradient_norm.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace zerorun {
+namespace {
+
+long double wide_sum(const std::vector<float>& values) {
+  long double total = 0;
+  for (float value : values) total += static_cast<long double>(value) * value;
+  return total;
+}
+
+double kahan_sum(const std::vector<float>& values) {
+  double total = 0;
+  double lost = 0;
+  for (float value : values) {
+    const double addend = static_cast<double>(value) * value - lost;
+    const double next = total + addend;
+    lost = (next - total) - addend;
+    total = next;
+  }
+  return total;
+}
+
+// Sixteen partial sums taken one after the other: what the header promises, bit by bit.
+double sixteen_sums(const std::vector<float>& values) {
+  double sums[16] = {};
+  for (size_t i = 0; i < values.size(); ++i) sums[i % 16] += static_cast<double>(values[i]) * values[i];
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+std::vector<float> random_values(std::mt19937_64& random, size_t count) {
+  std::normal_distribution<float> mantissa;
+  std::uniform_int_distribution<int> exponent(-20, 20);
+  std::vector<float> values(count);
+  for (float& value : values) value = std::ldexp(mantissa(random), exponent(random));
+  return values;
+}
+
+double sum_of(const std::vector<float>& values) {
+  return sum_of_squares(values.data(), static_cast<int64_t>(values.size()));
+}
+
+}  // namespace
+
+TEST_CASE("sum of squares: right to a few units in the last place for every size up to 1000") {
+  std::mt19937_64 random(7);
+  for (size_t count = 0; count <= 1000; ++count) {
+    const std::vector<float> values = random_values(random, count);
+    const double got = sum_of(values);
+    INFO(count << " values");
+    // All terms are positive: at most count / 16 + 16 roundings of half a unit each.
+    const double bound = (static_cast<double>(count) / 16 + 16) * std::numeric_limits<double>::epsilon() / 2;
+    REQUIRE(std::abs(got - static_cast<double>(wide_sum(values))) <= bound * got);
+    REQUIRE(std::abs(got - kahan_sum(values)) <= bound * got);
+    REQUIRE(got == sixteen_sums(values));
+  }
+}
+
+TEST_CASE("sum of squares: wherever the memory starts") {
+  std::mt19937_64 random(8);
+  const std::vector<float> values = random_values(random, 300);
+  for (size_t start = 0; start < 40; ++start) {
+    const std::vector<float> tail(values.begin() + static_cast<std::ptrdiff_t>(start), values.end());
+    REQUIRE(sum_of_squares(values.data() + start, static_cast<int64_t>(tail.size())) == sixteen_sums(tail));
+  }
+}
+
+TEST_CASE("sum of squares: the largest and smallest float32 neither overflow nor vanish") {
+  const float largest = std::numeric_limits<float>::max();
+  CHECK(sum_of(std::vector<float>(1000, largest)) ==
+        Approx(1000.0 * static_cast<double>(largest) * largest).epsilon(1e-12));
+  const float smallest = std::numeric_limits<float>::denorm_min();
+  CHECK(sum_of({smallest}) == static_cast<double>(smallest) * smallest);
+  CHECK(sum_of({}) == 0);
+}
+
+TEST_CASE("sum of squares: one infinity or NaN anywhere shows") {
+  std::mt19937_64 random(9);
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (size_t count : {1, 15, 16, 17, 33, 100}) {
+    std::vector<float> values = random_values(random, count);
+    REQUIRE(std::isfinite(sum_of(values)));
+    for (size_t place = 0; place < count; ++place) {
+      const float kept = values[place];
+      for (float bad : {infinity, -infinity}) {
+        values[place] = bad;
+        REQUIRE(std::isinf(sum_of(values)));
+      }
+      values[place] = std::numeric_limits<float>::quiet_NaN();
+      REQUIRE(std::isnan(sum_of(values)));
+      values[place] = kept;
+    }
+  }
+}
+
+TEST_CASE("clip divisor: (norm + 1e-6) / limit where that exceeds 1, else 1") {
+  CHECK(clip_divisor(10, 1) == (10 + 1e-6) / 1);
+  CHECK(clip_divisor(3, 0.1) == (3 + 1e-6) / 0.1);
+  CHECK(clip_divisor(1, 1) == 1 + 1e-6);
+  CHECK(clip_divisor(0.999, 1) == 1);
+  CHECK(clip_divisor(0, 1) == 1);
+}
+
+TEST_CASE("clip divisor: a limit of 0 or below clips nothing") {
+  CHECK(clip_divisor(1e30, 0) == 1);
+  CHECK(clip_divisor(1e30, -1) == 1);
+}
+
+}  // namespace zerorun

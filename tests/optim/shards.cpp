@@ -1,0 +1,45 @@
+#include "tests/optim/shards.h"
+
+#include <random>
+
+namespace zerorun::testing {
+
+at::Tensor uniform(int64_t numel, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<float> distribution(0.01f, 1.0f);
+  at::Tensor tensor = at::empty({numel});
+  float* values = tensor.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < numel; ++i) values[i] = (random() % 2 ? 1.0f : -1.0f) * distribution(random);
+  return tensor;
+}
+
+at::Tensor gradient_of(int64_t index, int step, int64_t numel) {
+  return uniform(numel, 1'000'003 * static_cast<uint64_t>(index + 1) + static_cast<uint64_t>(step));
+}
+
+void Tensors::add(int64_t numel, int group) {
+  values.push_back(uniform(numel, values.size()));
+  gradients.push_back(at::zeros({numel}));
+  groups.push_back(group);
+}
+
+void Tensors::set_gradients(int step) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i].copy_(gradient_of(static_cast<int64_t>(i), step, gradients[i].numel()));
+  }
+}
+
+std::vector<Shard> Tensors::shards(int slices) const {
+  std::vector<Shard> shards;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int64_t length = values[i].numel() / slices;
+    for (int slice = 0; slice < slices; ++slice) {
+      shards.push_back({.values = values[i].narrow(0, slice * length, length),
+                        .gradient = gradients[i].narrow(0, slice * length, length),
+                        .group = groups[i]});
+    }
+  }
+  return shards;
+}
+
+}  // namespace zerorun::testing

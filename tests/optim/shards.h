@@ -1,0 +1,33 @@
+// Shards with reproducible contents, as whole tensors or as the slices of several ranks.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "optim/shard_optimizer.h"
+
+namespace zerorun::testing {
+
+/// `numel` values between -1 and 1 that only `seed` decides, never exactly 0.
+at::Tensor uniform(int64_t numel, uint64_t seed);
+
+/// The gradient of tensor number `index` in step `step`.
+at::Tensor gradient_of(int64_t index, int step, int64_t numel);
+
+/// Tensors of one size each, all in parameter group `group`.
+struct Tensors {
+  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> gradients;
+  std::vector<int> groups;
+
+  void add(int64_t numel, int group = 0);
+  /// Fills the gradients with those of `step`.
+  void set_gradients(int step);
+  /// Every tensor as `slices` shards of equal length, over the same memory.
+  std::vector<Shard> shards(int slices = 1) const;
+};
+
+inline void no_update(int) {}
+
+}  // namespace zerorun::testing
