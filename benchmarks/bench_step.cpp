@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/program.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/silenceable_communicator.h"
 #include "comm/rendezvous.h"
@@ -32,6 +33,7 @@ struct Options {
 struct Variant {
   int stage;
   bool communicates;
+  std::shared_ptr<SilenceableCommunicator> communicator;
   Gpt2 model;
   Engine engine;
   std::vector<double> milliseconds;
@@ -54,8 +56,7 @@ std::vector<Variant> make_variants(const Options& options, std::shared_ptr<Commu
       auto own = std::make_shared<SilenceableCommunicator>(communicator);
       initialize_options.communicator = own;
       Engine engine = initialize(*model, make_config(options, stage), initialize_options);
-      if (!communicates) own->silence();
-      variants.push_back({stage, communicates, model, std::move(engine), {}});
+      variants.push_back({stage, communicates, own, model, std::move(engine), {}});
     }
   }
   return variants;
@@ -116,8 +117,12 @@ int run_rank(const Options& options) {
   auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
   const at::Tensor tokens = torch::randint(
       0, options.model.vocab, {options.micro_batch, options.model.positions}, generator, torch::kLong);
-  constexpr int kWarmUp = 2;  // the first step plans, the second is the first with overlap
+  // The first step communicates in all variants, since it is where ranks agree on the order of buckets.
+  constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
+    for (Variant& variant : variants) {
+      if (round > -kWarmUp && !variant.communicates) variant.communicator->silence();
+    }
     for (Variant& variant : variants) {
       const double milliseconds = time_step(variant, tokens, *communicator);
       if (round >= 0) variant.milliseconds.push_back(milliseconds);
@@ -150,5 +155,6 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); });
+  return zerorun::run_program(
+      [&] { return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); }); });
 }

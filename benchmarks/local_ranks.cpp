@@ -59,7 +59,7 @@ int run_local_ranks(int world_size, const std::function<int()>& body) {
   int result = 0;
   for (size_t left = children.size(); left > 0; --left) {
     int status = 0;
-    wait(&status);
+    if (wait(&status) < 0) throw Error("cannot wait for the ranks");
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (code == 0 || result != 0) continue;
     result = code;

@@ -16,6 +16,9 @@ class SilenceableCommunicator : public Communicator {
 
   void silence() { silent_ = true; }
 
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return real_->allocate(numel, dtype); }
+  int64_t scratch_bytes() const override { return real_->scratch_bytes(); }
+
  private:
   struct Nothing : Work {
     void wait() override {}

@@ -34,8 +34,8 @@ std::string describe(Collective kind, const std::string& label);
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the output is there and the input may be written again. Call it exactly once. Throws
-  /// CommError.
+  /// Returns when the output is there and the input may be written again. Call it once; a Work that is
+  /// dropped without it leaves its tensors in an unknown state. Throws CommError.
   virtual void wait() = 0;
 };
 

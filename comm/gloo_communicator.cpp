@@ -3,6 +3,7 @@
 #include "comm/gloo_communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/set.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -28,28 +29,42 @@ std::string first_line(const char* message) {
   return text.substr(0, text.find('\n'));
 }
 
-// Receive buffers, kept for the next collective of the same size.
+// Receive buffers, kept for the next collective: as many as were ever in use at once.
 class Scratch {
  public:
   at::Tensor take(int64_t numel, at::ScalarType dtype) {
-    auto fits = std::find_if(free_.begin(), free_.end(), [&](const at::Tensor& tensor) {
-      return tensor.numel() == numel && tensor.scalar_type() == dtype;
-    });
-    if (fits == free_.end()) {
-      at::Tensor fresh = at::empty({numel}, at::TensorOptions().dtype(dtype));
-      bytes_ += static_cast<int64_t>(fresh.nbytes());
-      return fresh;
+    const int64_t wanted = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    auto best = free_.end();
+    auto largest = free_.end();
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      if (largest == free_.end() || it->numel() > largest->numel()) largest = it;
+      if (it->numel() >= wanted && (best == free_.end() || it->numel() < best->numel())) best = it;
     }
-    at::Tensor tensor = std::move(*fits);
-    free_.erase(fits);
-    return tensor;
+    at::Tensor bytes;
+    if (best != free_.end()) {
+      bytes = std::move(*best);
+      free_.erase(best);
+    } else {
+      if (largest != free_.end()) {  // too small, and a larger one takes its place
+        bytes_ -= largest->numel();
+        free_.erase(largest);
+      }
+      bytes = at::empty({wanted}, at::TensorOptions().dtype(at::kByte));
+      bytes_ += wanted;
+    }
+    return bytes.narrow(0, 0, wanted).view(dtype);
   }
 
-  void give_back(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
+  void give_back(const at::Tensor& tensor) {
+    const int64_t capacity = static_cast<int64_t>(tensor.storage().nbytes());
+    at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+    free_.push_back(bytes.set_(tensor.storage(), 0, {capacity}, {1}));
+  }
+
   int64_t bytes() const { return bytes_; }
 
  private:
-  std::vector<at::Tensor> free_;
+  std::vector<at::Tensor> free_;  // whole storages, as bytes
   int64_t bytes_ = 0;
 };
 
@@ -77,7 +92,7 @@ class GlooWork : public Work {
       slices.push_back(rank == rank_ ? own_.const_data_ptr() : received_slot(rank).const_data_ptr());
     }
     sum_in_rank_order(call_.output, slices);
-    scratch_->give_back(std::move(received_));
+    scratch_->give_back(std::exchange(received_, at::Tensor()));
   }
 
  private:
@@ -216,15 +231,21 @@ class GlooCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
-    // Tags only need to differ among collectives under way.
-    next_tag_ = (next_tag_ + 1) & 0x3fffffff;
-    return std::make_unique<GlooWork>(group_, scratch_, std::move(call), next_tag_, timeout());
+    return std::make_unique<GlooWork>(group_, scratch_, std::move(call), tag_of(call), timeout());
+  }
+
+  // Numbers need only differ among collectives under way. Kind and size go in too: ranks that are out of step
+  // then miss each other, and their deadline, in place of taking each other's messages.
+  int tag_of(const CollectiveCall& call) {
+    number_ = (number_ + 1) & 0xffff;
+    const auto size = static_cast<uint64_t>(call.input.numel()) * 5 + static_cast<uint64_t>(call.kind);
+    return number_ << 14 | static_cast<int>(size * 0x9e3779b97f4a7c15ULL >> 50);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
   Gloo group_;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
-  int next_tag_ = 0;
+  int number_ = 0;
 };
 
 std::string address_of(const Environment& environment) {
@@ -290,15 +311,14 @@ std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environm
   await_all_ranks(*store, environment, deadline);
   auto options = c10d::ProcessGroupGloo::Options::create(deadline.remaining());
   options->threads = 1;
-  options->devices.push_back(choose_device(environment));
   try {
+    options->devices.push_back(choose_device(environment));
     auto group =
         c10::make_intrusive<c10d::ProcessGroupGloo>(store, environment.rank, environment.world_size, options);
     return std::make_shared<GlooCommunicator>(std::move(group), store, environment.timeout);
   } catch (const std::exception& error) {
-    throw CommError("rank " + std::to_string(environment.rank) +
-                    " could not connect to the other ranks: " + first_line(error.what()) +
-                    " (on several hosts GLOO_SOCKET_IFNAME names the network interface)");
+    throw CommError("rank " + std::to_string(environment.rank) + " could not connect to the other ranks: " +
+                    first_line(error.what()) + " (GLOO_SOCKET_IFNAME names the network interface to use)");
   }
 }
 

@@ -13,6 +13,7 @@ constexpr int64_t kBlock = 2048;
 
 template <typename T>
 void sum(T* output, int64_t numel, std::span<const void* const> slices) {
+  if (slices.size() == 1 && slices[0] == output) return;
   std::array<T, kBlock> total;
   for (int64_t begin = 0; begin < numel; begin += kBlock) {
     const int64_t length = std::min(kBlock, numel - begin);

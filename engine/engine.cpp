@@ -5,7 +5,8 @@
 
 #include <cmath>
 #include <deque>
-#include <exception>
+#include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -68,6 +69,7 @@ struct Engine::State {
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;
   double grad_norm = 0;
+  bool finite = true;  // all gradients of the last optimizer step were
   bool step_applied = false;
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
@@ -94,11 +96,56 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
     OptimizerConfig own = base;
     own.lr = group.lr.value_or(base.lr);
     own.weight_decay = group.weight_decay.value_or(base.weight_decay);
+    if (group.betas && base.type == OptimizerType::sgd) {
+      throw UserError(
+          "a parameter group has betas, and the config's optimizer is SGD, which has none: leave them out");
+    }
     if (group.betas) std::tie(own.beta1, own.beta2) = *group.betas;
     groups.push_back(own);
   }
   if (groups.empty()) groups.push_back(base);
   return groups;
+}
+
+// Everything besides the model that must be the same on all ranks.
+std::string describe_settings(const Config& config, const InitializeOptions& options) {
+  std::ostringstream text;
+  text << std::hexfloat << config.zero.stage << ' ' << config.zero.reduce_bucket_size << ' '
+       << config.zero.allgather_bucket_size << ' ' << config.zero.overlap_comm << ' '
+       << options.bucket_numel.value_or(0) << ' ' << config.batch.train_batch_size << ' '
+       << config.batch.gradient_accumulation_steps << ' ' << config.gradient_clipping << ' '
+       << config.prescale_gradients << ' ' << config.gradient_predivide_factor;
+  if (config.optimizer) {
+    for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
+      text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '
+           << group.beta2 << ' ' << group.eps << ' ' << group.weight_decay << ' ' << group.bias_correction
+           << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov;
+    }
+  }
+  if (options.optimizer) {
+    text << " client";
+    for (const auto& group : options.optimizer->param_groups()) text << ' ' << group.options().get_lr();
+  }
+  if (config.scheduler) {
+    const SchedulerConfig& schedule = *config.scheduler;
+    text << " schedule " << static_cast<int>(schedule.type) << ' ' << schedule.warmup_min_lr << ' '
+         << schedule.warmup_max_lr.value_or(-1) << ' ' << schedule.warmup_num_steps << ' '
+         << static_cast<int>(schedule.warmup_type) << ' ' << schedule.total_num_steps;
+  }
+  return text.str();
+}
+
+void check_world_size(const Config& config, const Communicator& communicator) {
+  const BatchConfig& batch = config.batch;
+  const int64_t product =
+      batch.micro_batch_size_per_gpu * batch.gradient_accumulation_steps * communicator.world_size();
+  if (batch.train_batch_size == product) return;
+  throw UserError("the config was read for another number of ranks: train_batch_size " +
+                  std::to_string(batch.train_batch_size) + " is not micro-batch " +
+                  std::to_string(batch.micro_batch_size_per_gpu) + " x accumulation " +
+                  std::to_string(batch.gradient_accumulation_steps) + " x " +
+                  std::to_string(communicator.world_size()) +
+                  " ranks; give load_config() the world size of the communicator");
 }
 
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
@@ -136,7 +183,7 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
     communicator->broadcast(buckets.flat(bucket), 0, "initial values of " + buckets.label(bucket))->wait();
   }
   broadcast_others(parameters, *communicator);
-  for (const at::Tensor& tensor : parameters.others) buffer_bytes += static_cast<int64_t>(tensor.nbytes());
+  for (const auto& [name, tensor] : parameters.others) buffer_bytes += static_cast<int64_t>(tensor.nbytes());
 
   // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
   // hence the same bits.
@@ -162,13 +209,8 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   check_one_optimizer(config, options);
   ModelParameters parameters = collect_parameters(model, options);
   auto communicator = options.communicator ? options.communicator : connect();
-  std::string settings = "stage " + std::to_string(config.zero.stage) + ", buckets " +
-                         std::to_string(config.zero.reduce_bucket_size) + " " +
-                         std::to_string(config.zero.allgather_bucket_size) + " " +
-                         std::to_string(options.bucket_numel.value_or(0)) + ", batch " +
-                         std::to_string(config.batch.train_batch_size) + " " +
-                         std::to_string(config.batch.gradient_accumulation_steps);
-  check_ranks_agree(parameters, settings, *communicator);
+  check_world_size(config, *communicator);
+  check_ranks_agree(parameters, describe_settings(config, options), *communicator);
   if (communicator->rank() == 0) {
     for (const std::string& note : config.notes) log_info(note);
   }
@@ -202,12 +244,12 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   state.reducer.start_backward(is_gradient_accumulation_boundary());
   try {
     loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
+    state.reducer.finish_backward();
   } catch (...) {
     state.reducer.abandon_backward();
     state.backward_failed = true;
     throw;
   }
-  state.reducer.finish_backward();
   state.has_gradients = true;
 }
 
@@ -221,7 +263,7 @@ void Engine::step() {
   if (!boundary) return;
 
   state.grad_norm = state.reduce_and_measure();
-  if (std::isfinite(state.grad_norm)) {
+  if (state.finite) {
     StepTimer::Scope scope(state.timer, Phase::update);
     state.update(state.grad_norm);
     state.step_applied = true;
@@ -248,6 +290,12 @@ void Engine::State::check_before_step() const {
         "call engine.backward(loss) in place of loss.backward()");
   }
   for (size_t index = 0; index < parameters.size(); ++index) {
+    if (!parameters[index].tensor.requires_grad()) {
+      throw UserError(
+          "parameter " + parameters[index].name +
+          " was frozen after initialize(): freeze parameters before, or give them a learning rate of 0 in a "
+          "parameter group of their own");
+    }
     if (buckets.in_place(static_cast<int>(index))) continue;
     throw UserError(
         "parameter " + parameters[index].name +
@@ -288,6 +336,7 @@ double Engine::State::reduce_and_measure() {
     if (any_late) continue;
     double total = 0;
     for (int r = 0; r < ranks; ++r) total += data[r];
+    finite = std::isfinite(total);
     return static_cast<float>(std::sqrt(total) / averaging.after);
   }
 }

@@ -85,7 +85,8 @@ class Engine {
   int64_t global_steps() const;   // optimizer steps taken or skipped
   int64_t skipped_steps() const;
   BytesByCategory bytes_by_category() const;
-  /// What DESIGN's ZeRO formula gives for the model states of this stage and world size, in bytes.
+  /// What the ZeRO formula (docs/architecture.md) gives for the model states of this stage and world size, in
+  /// bytes.
   double formula_bytes() const;
 
   const Config& config() const;

@@ -56,25 +56,51 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
     throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
 }
 
-// Two leaves over the same memory would become two separate parameters in their buckets.
-void check_no_shared_memory(const std::vector<NamedParameter>& parameters) {
+void check_shared(const NamedTensor& other) {
+  if (!other.tensor.device().is_cpu()) {
+    throw UserError(other.name + " is on " + other.tensor.device().str() +
+                    ": this version trains on the CPU; move the model there");
+  }
+  for (int64_t dim = 0; dim < other.tensor.dim(); ++dim) {
+    if (other.tensor.stride(dim) != 0 || other.tensor.size(dim) < 2) continue;
+    throw UserError(other.name +
+                    " is an expanded tensor, whose elements share memory: register a .contiguous() one");
+  }
+}
+
+// A parameter that moves into its bucket would part from whatever shared its memory.
+void check_no_shared_memory(const ModelParameters& model) {
   struct Extent {
     const char* begin;
     const char* end;
     const std::string* name;
+    bool trained;
   };
   std::vector<Extent> extents;
-  for (const auto& [name, tensor, group] : parameters) {
+  auto add = [&](const std::string& name, const at::Tensor& tensor, bool trained) {
+    if (tensor.numel() == 0 || tensor.layout() != at::kStrided) return;
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
     auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-    if (tensor.numel() > 0) extents.push_back({begin, begin + tensor.nbytes(), &name});
-  }
+    extents.push_back({begin, begin + (last + 1) * tensor.element_size(), &name, trained});
+  };
+  for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
+  for (const auto& [name, tensor] : model.others) add(name, tensor, false);
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < extents.size(); ++i) {
-    if (extents[i].begin >= extents[i - 1].end) continue;
-    throw UserError(
-        "parameters " + *extents[i - 1].name + " and " + *extents[i].name +
-        " share memory without being one tensor: to tie them, register the same tensor in both places");
+  const Extent* reaching = nullptr;          // the furthest end so far
+  const Extent* reaching_trained = nullptr;  // and among trained ones
+  for (const Extent& extent : extents) {
+    const Extent* overlapped = extent.trained ? reaching : reaching_trained;
+    if (overlapped && extent.begin < overlapped->end) {
+      throw UserError(
+          *overlapped->name + " and " + *extent.name +
+          " share memory without being one tensor: to tie parameters, register the same tensor in both "
+          "places; a buffer needs memory of its own");
+    }
+    if (!reaching || extent.end > reaching->end) reaching = &extent;
+    if (extent.trained && (!reaching_trained || extent.end > reaching_trained->end))
+      reaching_trained = &extent;
   }
 }
 
@@ -91,10 +117,6 @@ ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOpt
   const GroupOf groups = read_groups(options);
   size_t found_in_groups = 0;
   ModelParameters result;
-  if (!groups.empty()) {
-    result.groups = static_cast<int>(options.optimizer ? options.optimizer->param_groups().size()
-                                                       : options.parameter_groups.size());
-  }
 
   std::unordered_set<c10::TensorImpl*> seen;
   for (const auto& item : model.named_parameters()) {
@@ -103,7 +125,7 @@ ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOpt
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad()) {
-      result.others.push_back(tensor);
+      result.others.push_back({item.key(), tensor});
       continue;
     }
     if (!groups.empty() && group == groups.end()) {
@@ -120,21 +142,25 @@ ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOpt
   }
   if (result.trained.empty())
     throw UserError("the model has no parameter that requires grad: nothing to train");
-  check_no_shared_memory(result.trained);
-
   for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) result.others.push_back(item.value());
+    if (item.value().defined()) result.others.push_back({item.key(), item.value()});
   }
+  for (const NamedTensor& other : result.others) check_shared(other);
+  check_no_shared_memory(result);
   return result;
 }
 
 void check_ranks_agree(const ModelParameters& model, const std::string& settings,
                        Communicator& communicator) {
   std::string description = settings;
+  auto describe = [&](const std::string& name, const at::Tensor& tensor) {
+    description += c10::str("\n", name, " ", tensor.scalar_type(), tensor.sizes(), tensor.strides());
+  };
   for (const auto& [name, tensor, group] : model.trained) {
-    description += "\n" + name + " " + c10::str(tensor.sizes()) + " " + std::to_string(group);
+    describe(name, tensor);
+    description += " " + std::to_string(group);
   }
-  for (const at::Tensor& tensor : model.others) description += "\n" + c10::str(tensor.sizes());
+  for (const auto& [name, tensor] : model.others) describe(name, tensor);
 
   at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* data = prints.mutable_data_ptr<int64_t>();
@@ -144,16 +170,17 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     if (data[rank] == data[0]) continue;
     throw UserError(
         "rank " + std::to_string(rank) +
-        " has another model or another config than rank 0 (names, shapes, groups and order of parameters and "
-        "buffers, stage, buckets and batch sizes must agree): build both the same way on every rank");
+        " has another model or another config than rank 0: names, order, shapes, strides, dtypes and groups "
+        "of "
+        "parameters and buffers and all settings must agree; build both the same way on every rank");
   }
 }
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
   c10::NoGradGuard no_grad;
-  for (const at::Tensor& tensor : model.others) {
+  for (const auto& [name, tensor] : model.others) {
     at::Tensor flat = tensor.detach().contiguous().view({-1});
-    communicator.broadcast(flat, 0, "a frozen parameter or buffer")->wait();
+    communicator.broadcast(flat, 0, name)->wait();
     if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
   }
 }

@@ -4,6 +4,7 @@
 
 #include <torch/nn/module.h>
 
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -12,10 +13,14 @@
 
 namespace zerorun {
 
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
 struct ModelParameters {
   std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
-  std::vector<at::Tensor> others;       // frozen parameters and buffers
-  int groups = 1;
+  std::vector<NamedTensor> others;      // frozen parameters and buffers
 };
 
 /// Collects and checks. The group of a parameter comes from `options.optimizer`, else

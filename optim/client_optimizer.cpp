@@ -66,7 +66,6 @@ class ClientOptimizer : public ShardOptimizer {
     optimizer.state().clear();
     for (auto& group : optimizer.param_groups()) group.params().clear();
     for (Shard& shard : shards_) {
-      shard.values.mutable_grad() = shard.gradient;
       auto& group = optimizer.param_groups()[shard.group];
       group.params().push_back(shard.values);
       if (dynamic_cast<Adagrad*>(&optimizer)) {
@@ -81,10 +80,13 @@ class ClientOptimizer : public ShardOptimizer {
 
   void step(double gradient_divisor, const std::function<void(int)>& updated) override {
     c10::NoGradGuard no_grad;
-    if (gradient_divisor != 1) {
-      for (Shard& shard : shards_) shard.gradient.div_(gradient_divisor);
+    // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
+    for (Shard& shard : shards_) {
+      if (gradient_divisor != 1) shard.gradient.div_(gradient_divisor);
+      shard.values.mutable_grad() = shard.gradient;
     }
     optimizer_->step();
+    for (Shard& shard : shards_) shard.values.mutable_grad().reset();
     for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
   }
 

@@ -24,6 +24,9 @@ std::string make_label(int bucket, const BucketLayout& layout,
 Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator)
     : parameters_(std::move(parameters)), layout_(std::move(layout)) {
   c10::NoGradGuard no_grad;
+  for (const auto& [name, tensor, group] : parameters_) {
+    shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
+  }
   for (int bucket = 0; bucket < static_cast<int>(layout_.buckets.size()); ++bucket) {
     const BucketLayout& bucket_layout = layout_.buckets[bucket];
     flats_.push_back(communicator.allocate(bucket_layout.numel, at::kFloat));
@@ -43,8 +46,8 @@ at::Tensor Buckets::slice(int bucket, const at::Tensor& flat, int rank) const {
 }
 
 at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
-  const at::Tensor& shape = parameters_[parameter].tensor;
-  return flat.as_strided(shape.sizes(), shape.strides(),
+  const Shape& shape = shapes_[parameter];
+  return flat.as_strided(shape.sizes, shape.strides,
                          flat.storage_offset() + layout_.placements[parameter].offset);
 }
 
@@ -54,16 +57,19 @@ void Buckets::clear_padding(int bucket, at::Tensor& flat) const {
   auto clear_until = [&](int64_t begin) { std::memset(data + end, 0, (begin - end) * sizeof(float)); };
   for (int index : layout(bucket).parameters) {
     clear_until(layout_.placements[index].offset);
-    end = layout_.placements[index].offset + parameters_[index].tensor.numel();
+    end = layout_.placements[index].offset + shapes_[index].numel;
   }
   clear_until(layout(bucket).numel);
 }
 
 bool Buckets::in_place(int parameter) const {
   const at::Tensor& tensor = parameters_[parameter].tensor;
+  const Shape& shape = shapes_[parameter];
+  if (tensor.sizes() != shape.sizes || tensor.strides() != shape.strides) return false;
+  if (shape.numel == 0) return true;
   const at::Tensor& flat = flats_[bucket_of(parameter)];
-  return tensor.numel() == 0 || (tensor.storage().is_alias_of(flat.storage()) &&
-                                 tensor.storage_offset() == layout_.placements[parameter].offset);
+  return tensor.storage().is_alias_of(flat.storage()) &&
+         tensor.storage_offset() == flat.storage_offset() + layout_.placements[parameter].offset;
 }
 
 void Buckets::bump_versions() const {
@@ -72,7 +78,7 @@ void Buckets::bump_versions() const {
 
 int64_t Buckets::numel() const {
   int64_t total = 0;
-  for (const auto& parameter : parameters_) total += parameter.tensor.numel();
+  for (const Shape& shape : shapes_) total += shape.numel;
   return total;
 }
 

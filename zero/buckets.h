@@ -52,7 +52,15 @@ class Buckets {
   int64_t bytes() const;  // of the storages
 
  private:
+  // As they were when the parameter moved in: the user's tensor may be given others.
+  struct Shape {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    int64_t numel;
+  };
+
   std::vector<NamedParameter> parameters_;
+  std::vector<Shape> shapes_;  // one a parameter
   Layout layout_;
   std::vector<at::Tensor> flats_;
   std::vector<std::string> labels_;

@@ -34,16 +34,17 @@ int64_t common_bucket_numel(const Buckets& buckets) {
 }  // namespace
 
 // Calls the hook that was there before, then hands the gradient over.
-struct GradientHook : torch::autograd::PostAccumulateGradHook {
-  GradientHook(GradientReducer& reducer, int parameter, std::unique_ptr<PostAccumulateGradHook> earlier)
-      : reducer(&reducer), parameter(parameter), earlier(std::move(earlier)) {}
+struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
+  Hook(std::shared_ptr<GradientReducer*> reducer, int parameter,
+       std::unique_ptr<PostAccumulateGradHook> earlier)
+      : reducer(std::move(reducer)), parameter(parameter), earlier(std::move(earlier)) {}
 
   void operator()(const at::Tensor& tensor) override {
     if (earlier) (*earlier)(tensor);
-    reducer->on_gradient(parameter, tensor);
+    if (*reducer) (*reducer)->on_gradient(parameter, tensor);
   }
 
-  GradientReducer* reducer;
+  std::shared_ptr<GradientReducer*> reducer;
   int parameter;
   std::unique_ptr<PostAccumulateGradHook> earlier;
 };
@@ -57,9 +58,10 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
       pool_(communicator, common_bucket_numel(buckets)),
       states_(buckets.count()),
       parameters_(buckets.parameters().size()),
+      self_(std::make_shared<GradientReducer*>(this)),
       plan_(buckets.count()) {
   std::iota(plan_.begin(), plan_.end(), 0);
-  if (policy.reduce_every_backward) pool_.reserve(slack() + 1);
+  if (policy.reduce_every_backward) pool_.reserve(std::min(slack() + 1, buckets.count()));
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     BucketState& state = states_[bucket];
     const BucketLayout& layout = buckets.layout(bucket);
@@ -74,16 +76,18 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
   for (size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& tensor = buckets.parameters()[index].tensor;
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
-    auto hook = std::make_unique<GradientHook>(*this, static_cast<int>(index), std::move(slot));
+    auto hook = std::make_unique<Hook>(self_, static_cast<int>(index), std::move(slot));
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
+    tensor.mutable_grad().reset();  // what a backward before initialize() left is no part of this training
   }
 }
 
 GradientReducer::~GradientReducer() {
+  *self_ = nullptr;
   for (const NamedParameter& parameter : buckets_->parameters()) {
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(parameter.tensor);
-    auto* hook = dynamic_cast<GradientHook*>(slot.get());
-    if (hook && hook->reducer == this) {
+    auto* hook = dynamic_cast<Hook*>(slot.get());
+    if (hook && hook->reducer == self_) {
       torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(hook->earlier));
     }
   }
@@ -115,6 +119,11 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
     return;
   }
   at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
+  if (!gradient.defined()) {
+    throw UserError(
+        "the gradient of parameter " + buckets_->parameters()[parameter].name +
+        " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
+  }
   if (!buckets_->in_place(parameter)) return;  // step() names it
   place(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient);
 
@@ -237,7 +246,7 @@ void GradientReducer::make_plan() {
     if (parameters_[index].arrivals != 1) data[count + buckets_->bucket_of(static_cast<int>(index))] = 1;
   }
   communicator_->all_reduce(votes, "the plan of departures")->wait();
-  std::sort(plan_.begin(), plan_.end(), [&](int a, int b) {
+  std::stable_sort(plan_.begin(), plan_.end(), [&](int a, int b) {
     return std::tuple(data[count + a] > 0, data[a]) < std::tuple(data[count + b] > 0, data[b]);
   });
   planned_ = true;

@@ -14,8 +14,8 @@
 // gradient goes to the bucket's late buffer. At the boundary ranks agree (one all-reduce that is there
 // anyway) which buckets have late gradients anywhere, and reduce_late() adds those in.
 //
-// [Note: scaling] Gradients are summed as they come. The one factor (1 / ranks, accumulation, clipping) is
-// applied by the optimizer pass, so nothing on the way rounds.
+// [Note: scaling] Nothing scales gradients on their way. The seed of backward carries what belongs before the
+// sum over ranks (accumulation, predivision), one division in the optimizer pass the rest (ranks, clipping).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -67,7 +67,7 @@ class GradientReducer {
   int64_t buffer_bytes() const;
 
  private:
-  friend struct GradientHook;
+  struct Hook;
 
   struct BucketState {
     at::Tensor buffer;         // gradients of this rank; between uses undefined where buffers are pooled
@@ -80,7 +80,7 @@ class GradientReducer {
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
-    int expected = 0;  // the most that any backward has brought
+    int expected = 1;  // the most that any backward has brought
     bool written =
         false;  // the buffer holds a gradient of this window (of this backward where buffers are pooled)
   };
@@ -110,6 +110,9 @@ class GradientReducer {
   std::vector<ParameterState> parameters_;
   std::deque<Flight> flights_;
   int reductions_in_flight_ = 0;
+
+  /// What the hooks hold: null once this reducer has gone, should somebody else still hold a hook.
+  std::shared_ptr<GradientReducer*> self_;
 
   std::vector<int> plan_;    // buckets in order of departure
   bool planned_ = false;     // false: the order of the layout, at the end of backward

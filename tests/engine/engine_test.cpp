@@ -182,20 +182,25 @@ at::Tensor recomputed(const Linear& layer, const at::Tensor& x) {
 TEST_CASE("A parameter used plainly and recomputed in backward is reduced once and whole") {
   const int stage = GENERATE(0, 1, 2);
   CAPTURE(stage);
-  // The recomputation starts in step 2, when the engine already expects one gradient a parameter.
+  const int accumulation = GENERATE(1, 2);
+  CAPTURE(accumulation);
+  // The recomputation starts in step 2, when the engine already expects one gradient a parameter; on rank 1 a
+  // step later.
   auto loss_of = [](Net& model, int step, int micro, int rank) {
     at::Tensor hidden = torch::tanh(model->first(sample(step, micro, rank)));
-    if (step >= 2)
+    if (step >= 2 + rank)
       hidden = torch::tanh(recomputed(model->branch, hidden)) + recomputed(model->branch, hidden);
     return model->last(torch::tanh(model->branch(hidden))).square().sum();
   };
-  const auto expected = plain_sgd(2, 1, 5, loss_of);
+  const auto expected = plain_sgd(2, accumulation, 5, loss_of);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
-    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    Engine engine = make_engine(*model, sgd_config(stage, accumulation), communicator);
     for (int step = 0; step < 5; ++step) {
-      engine.backward(loss_of(model, step, 0, communicator->rank()));
-      engine.step();
+      for (int micro = 0; micro < accumulation; ++micro) {
+        engine.backward(loss_of(model, step, micro, communicator->rank()));
+        engine.step();
+      }
     }
     check_close(*model, expected);
   });
@@ -331,6 +336,7 @@ TEST_CASE("Client optimizers train as on whole parameters") {
     options.optimizer = optimizer.get();
     Engine engine = make_engine(*model, no_optimizer_config(stage), communicator, options);
     for (int step = 0; step < 4; ++step) {
+      optimizer->zero_grad();  // a habit, and harmless
       engine.backward(model->forward(sample(step, 0, communicator->rank()), true).square().sum());
       engine.step();
     }
@@ -356,6 +362,17 @@ TEST_CASE("What step() and backward() refuse") {
       model->branch->weight.set_data(torch::zeros({7, 7}));
       engine.backward(loss());
       CHECK_THROWS_WITH(engine.step(), Contains("branch.weight") && Contains("left its bucket"));
+    }
+    SECTION("a parameter replaced by a larger one, or an empty one") {
+      const int64_t rows = GENERATE(0, 500);
+      model->branch->bias.set_data(torch::zeros({rows}));
+      engine.backward(model->forward(sample(0, 0, 0), false).sum());
+      CHECK_THROWS_WITH(engine.step(), Contains("branch.bias") && Contains("left its bucket"));
+    }
+    SECTION("a parameter frozen behind the engine's back") {
+      model->last->bias.requires_grad_(false);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("last.bias") && Contains("frozen after"));
     }
     SECTION("a parameter converted away and back by Module::to") {
       model->to(torch::kDouble);
@@ -403,6 +420,20 @@ TEST_CASE("What initialize() refuses, by name") {
     part.parameter_groups.push_back(part.parameter_groups[0]);
     CHECK_THROWS_WITH(initialize_with(sgd_config(1), part), Contains("group 0") && Contains("group 1"));
 
+    InitializeOptions with_betas;
+    with_betas.parameter_groups.push_back(
+        {.parameters = model->parameters(), .lr = {}, .weight_decay = {}, .betas = {{0.9, 0.99}}});
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), with_betas), Contains("betas"));
+
+    InitializeOptions two_ranks_config;
+    two_ranks_config.communicator = communicator;
+    CHECK_THROWS_WITH(initialize(*model, parse_config(sgd_config(1), "test config", 2), two_ranks_config),
+                      Contains("another number of ranks"));
+
+    model->register_buffer("alias", model->first->weight.detach()[3]);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("first.weight and alias share memory"));
+    model->named_buffers()["alias"].set_data(torch::zeros({1}));
+
     model->last->to(torch::kDouble);
     CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("last.weight") && Contains("Double"));
   });
@@ -415,6 +446,15 @@ TEST_CASE("Ranks with different models are told apart, not left hanging") {
                                 make_engine(*model, sgd_config(1), communicator);
                               }),
                     Contains("rank 2 has another model"));
+}
+
+TEST_CASE("Ranks with different settings are told apart") {
+  CHECK_THROWS_WITH(run_ranks(2,
+                              [&](std::shared_ptr<Communicator> communicator) {
+                                Net model;
+                                make_engine(*model, sgd_config(1, 1, communicator->rank()), communicator);
+                              }),
+                    Contains("rank 1 has another model or another config"));
 }
 
 TEST_CASE("A rank that stops taking part is named by the deadline") {
@@ -451,6 +491,86 @@ TEST_CASE("Hooks that were there keep running, and stay when the engine has gone
     model->forward(sample(0, 0, 0), true).sum().backward();
     CHECK(calls == 2);
     CHECK(model->first->weight.grad().defined());
+  });
+}
+
+TEST_CASE("A second engine takes over a model, and gradients from before are not trained on") {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    model->forward(sample(9, 9, 9), true).sum().backward();
+    Engine engine = make_engine(*model, sgd_config(2), communicator);
+    engine = make_engine(*model, sgd_config(1), communicator);
+    engine.backward(model->forward(sample(0, 0, communicator->rank()), true).square().sum());
+    engine.step();
+    check_close(*model, plain_sgd(2, 1, 1, [](Net& plain, int step, int micro, int rank) {
+      return plain->forward(sample(step, micro, rank), true).square().sum();
+    }));
+  });
+}
+
+TEST_CASE("Stage 2 never holds whole gradients, not in the first backward either") {
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Sequential model;
+    for (int layer = 0; layer < 20; ++layer) model->push_back(Linear(32, 32));
+    fill(*model, 3);
+    Engine engine = make_engine(*model, sgd_config(2), communicator);
+    at::Tensor x = values({4, 32}, 1).requires_grad_(true);
+    int64_t held = 0;  // when the gradient of the input arrives, all others have
+    x.register_hook([&](const at::Tensor&) { held = engine.bytes_by_category().buckets; });
+    engine.backward(model->forward(x).sum());
+    engine.step();
+    const int64_t whole = engine.bytes_by_category().parameters;
+    if (held == 0 || held > whole / 3) throw std::runtime_error("holds " + std::to_string(held));
+  });
+}
+
+TEST_CASE("A NaN in an early micro-step skips the whole step") {
+  const int stage = GENERATE(0, 1, 2);
+  CAPTURE(stage);
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage, 3), communicator);
+    const at::Tensor before = model->last->weight.detach().clone();
+    for (int micro = 0; micro < 3; ++micro) {
+      at::Tensor loss = model->forward(sample(0, micro, communicator->rank()), true).sum();
+      const bool poison = micro == 0 && communicator->rank() == 0;
+      engine.backward(poison ? loss * std::numeric_limits<float>::quiet_NaN() : loss);
+      engine.step();
+    }
+    if (engine.was_step_applied() || !torch::equal(model->last->weight, before))
+      throw std::runtime_error("applied");
+    for (int micro = 0; micro < 3; ++micro) {
+      engine.backward(model->forward(sample(1, micro, communicator->rank()), true).sum());
+      engine.step();
+    }
+    if (!engine.was_step_applied() || !at::isfinite(model->last->weight).all().item<bool>()) {
+      throw std::runtime_error("the next step inherited the NaN");
+    }
+  });
+}
+
+TEST_CASE("Odd members: empty parameters, buffers of every kind, create_graph") {
+  struct Odd : torch::nn::Module {
+    Odd() {
+      weight = register_parameter("weight", values({3, 3}, 1));
+      empty = register_parameter("empty", torch::zeros({0, 4}));
+      flags = register_buffer("flags", torch::zeros({3}, torch::kBool));
+      counts = register_buffer("counts", torch::zeros({2, 3}, torch::kLong).t());
+      nothing = register_buffer("nothing", torch::zeros({0}));
+    }
+    at::Tensor weight, empty, flags, counts, nothing;
+  };
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Odd model;
+    model.flags.fill_(communicator->rank() == 0);
+    model.counts.fill_(communicator->rank() + 40);
+    Engine engine = make_engine(model, sgd_config(2), communicator);
+    if (!model.flags.all().item<bool>() || !(model.counts == 40).all().item<bool>())
+      throw std::runtime_error("buffers");
+    engine.backward(model.weight.square().sum() + model.empty.sum(), /*retain_graph=*/true,
+                    /*create_graph=*/true);
+    engine.step();
+    if (!torch::allclose(model.weight, values({3, 3}, 1) * 0.8)) throw std::runtime_error("weight");
   });
 }
 
