@@ -1,20 +1,15 @@
 # The target zerorun_torch: LibTorch 2.11 for CPU (libtorch_cpu and libc10 of the `torch` wheel).
 #
 # LibTorch's own CMake package insists on finding CUDA; naming the two libraries keeps CPU-only machines working.
-# Looked for in this order: -DTORCH_DIR / $TORCH_DIR, an active Python environment, .deps/wheels (scripts/setup).
+# Looked for in this order: -DTORCH_DIR, $TORCH_DIR, what scripts/setup chose (.deps/torch_dir).
 
 set(ZERORUN_TORCH_VERSION 2.11.0)
 
 if(NOT TORCH_DIR AND DEFINED ENV{TORCH_DIR})
   set(TORCH_DIR $ENV{TORCH_DIR})
 endif()
-if(NOT TORCH_DIR AND DEFINED ENV{VIRTUAL_ENV})
-  file(GLOB candidates $ENV{VIRTUAL_ENV}/lib/python3*/site-packages/torch)
-  foreach(candidate IN LISTS candidates)
-    if(EXISTS ${candidate}/lib/libtorch_cpu.so)
-      set(TORCH_DIR ${candidate})
-    endif()
-  endforeach()
+if(NOT TORCH_DIR AND EXISTS ${PROJECT_SOURCE_DIR}/.deps/torch_dir)
+  file(STRINGS ${PROJECT_SOURCE_DIR}/.deps/torch_dir TORCH_DIR LIMIT_COUNT 1)
 endif()
 if(NOT TORCH_DIR)
   set(TORCH_DIR ${PROJECT_SOURCE_DIR}/.deps/wheels/torch)

@@ -28,6 +28,8 @@ target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -Wno-restri
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)
-  add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1)
+  # Sanitizers make g++ raise false alarms of these two kinds, in the standard library's headers too.
+  add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1 -Wno-maybe-uninitialized
+                      -Wno-array-bounds)
   add_link_options(-fsanitize=${ZERORUN_SANITIZE})
 endif()

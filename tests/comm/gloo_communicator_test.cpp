@@ -187,6 +187,7 @@ TEST_CASE("gloo: a process killed before the others start the collective is name
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join(rank, 2, port);
+    communicator->barrier("the start")->wait();  // else rank 1 may go while rank 0 is still connecting
     if (rank == 1) raise(SIGKILL);
     sleep_ms(700);
     communicator->reduce_scatter(at::empty({5}), at::ones({10}), "bucket 3")->wait();
@@ -201,6 +202,7 @@ TEST_CASE("gloo: a rank that is merely late is not blamed for one that was kille
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
     auto communicator = join(rank, 3, port);
+    communicator->barrier("the start")->wait();
     if (rank == 1) {
       sleep_ms(500);
       raise(SIGKILL);

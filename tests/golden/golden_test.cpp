@@ -71,7 +71,8 @@ void replay(const json& trace) {
   for (const auto& [parameter, values] : run.parameters) {
     INFO(name << " final " << parameter);
     const double l2 = trace["final"].at(parameter)[0];
-    // The keys' part of this bias has a gradient of zero but for rounding, which Adam divides by its own size.
+    // The keys' part of this bias has a gradient of zero but for rounding, which Adam divides by its own
+    // size.
     const bool noise = parameter.ends_with("attn.c_attn.bias");
     CHECK(relative_difference(values.norm().item<double>(), l2) <= (noise ? 1e-3 : 1e-5));
   }

@@ -11,7 +11,8 @@ namespace zerorun::testing {
 
 using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
 
-/// Runs `body` once for each rank, each in a thread of its own; rethrows what the lowest failing rank threw.
+/// Runs `body` once for each rank, each in a thread of its own (a lone rank in the caller's); rethrows what
+/// the lowest failing rank threw.
 void run_ranks(int world_size, const RankBody& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
