@@ -1,0 +1,96 @@
+#include "engine/setup.h"
+
+#include <sstream>
+#include <tuple>
+
+#include "base/error.h"
+#include "optim/client_optimizer.h"
+
+namespace zerorun {
+
+void check_one_optimizer(const Config& config, const InitializeOptions& options) {
+  if (options.optimizer) check_client_optimizer(*options.optimizer);
+  if (options.optimizer && config.optimizer) {
+    throw UserError(
+        "both the config and the program name an optimizer: remove the config's \"optimizer\" block or "
+        "do not pass one to initialize()");
+  }
+  if (!options.optimizer && !config.optimizer) {
+    throw UserError("no optimizer: add an \"optimizer\" block to the config or pass one to initialize()");
+  }
+  if (options.optimizer && !options.parameter_groups.empty()) {
+    throw UserError(
+        "parameter groups are given twice: the optimizer passed to initialize() has its own; leave "
+        "InitializeOptions::parameter_groups empty");
+  }
+}
+
+void check_world_size(const Config& config, int world_size) {
+  const BatchConfig& batch = config.batch;
+  const int64_t product = batch.micro_batch_size_per_gpu * batch.gradient_accumulation_steps * world_size;
+  if (batch.train_batch_size == product) return;
+  throw UserError("the config was read for another number of ranks: train_batch_size " +
+                  std::to_string(batch.train_batch_size) + " is not micro-batch " +
+                  std::to_string(batch.micro_batch_size_per_gpu) + " x accumulation " +
+                  std::to_string(batch.gradient_accumulation_steps) + " x " + std::to_string(world_size) +
+                  " ranks; give load_config() the world size of the communicator");
+}
+
+Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
+                         int world_size) {
+  std::vector<LayoutParameter> parameters;
+  int64_t total = 0;
+  for (const auto& [name, tensor, group] : model.trained) {
+    parameters.push_back({.numel = tensor.numel(), .group = group});
+    total += tensor.numel();
+  }
+  const int64_t chosen = choose_bucket_numel(total, sizeof(float), config.zero.reduce_bucket_size,
+                                             config.zero.allgather_bucket_size);
+  return make_layout(parameters, world_size, sizeof(float), options.bucket_numel.value_or(chosen));
+}
+
+std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options) {
+  std::vector<OptimizerConfig> groups;
+  for (const ParameterGroup& group : options.parameter_groups) {
+    OptimizerConfig own = base;
+    own.lr = group.lr.value_or(base.lr);
+    own.weight_decay = group.weight_decay.value_or(base.weight_decay);
+    if (group.betas && base.type == OptimizerType::sgd) {
+      throw UserError(
+          "a parameter group has betas, and the config's optimizer is SGD, which has none: leave them out");
+    }
+    if (group.betas) std::tie(own.beta1, own.beta2) = *group.betas;
+    groups.push_back(own);
+  }
+  if (groups.empty()) groups.push_back(base);
+  return groups;
+}
+
+std::string describe_settings(const Config& config, const InitializeOptions& options) {
+  std::ostringstream text;
+  text << std::hexfloat << config.zero.stage << ' ' << config.zero.reduce_bucket_size << ' '
+       << config.zero.allgather_bucket_size << ' ' << config.zero.overlap_comm << ' '
+       << options.bucket_numel.value_or(0) << ' ' << config.batch.train_batch_size << ' '
+       << config.batch.gradient_accumulation_steps << ' ' << config.gradient_clipping << ' '
+       << config.prescale_gradients << ' ' << config.gradient_predivide_factor;
+  if (config.optimizer) {
+    for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
+      text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '
+           << group.beta2 << ' ' << group.eps << ' ' << group.weight_decay << ' ' << group.bias_correction
+           << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov;
+    }
+  }
+  if (options.optimizer) {
+    text << " client";
+    for (const auto& group : options.optimizer->param_groups()) text << ' ' << group.options().get_lr();
+  }
+  if (config.scheduler) {
+    const SchedulerConfig& schedule = *config.scheduler;
+    text << " schedule " << static_cast<int>(schedule.type) << ' ' << schedule.warmup_min_lr << ' '
+         << schedule.warmup_max_lr.value_or(-1) << ' ' << schedule.warmup_num_steps << ' '
+         << static_cast<int>(schedule.warmup_type) << ' ' << schedule.total_num_steps;
+  }
+  return text.str();
+}
+
+}  // namespace zerorun

@@ -1,0 +1,33 @@
+// What initialize() decides and checks before anything is moved: pure functions of the config, the options
+// and the parameters. Any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/engine.h"
+#include "engine/model_parameters.h"
+#include "zero/layout.h"
+
+namespace zerorun {
+
+/// Throws UserError unless exactly one of config and options names an optimizer, and it can be used on
+/// shards.
+void check_one_optimizer(const Config& config, const InitializeOptions& options);
+
+/// Throws UserError when the config's batch sizes were resolved for another number of ranks.
+void check_world_size(const Config& config, int world_size);
+
+/// Where every trained parameter goes.
+Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
+                         int world_size);
+
+/// The config's optimizer with what each parameter group of the options overrides; one where there are none.
+/// Throws UserError for an override that the optimizer does not have.
+std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
+
+/// Every setting that must be the same on all ranks, as text to be compared.
+std::string describe_settings(const Config& config, const InitializeOptions& options);
+
+}  // namespace zerorun

@@ -1,0 +1,140 @@
+// What the engine refuses, by name, and what it says when ranks disagree or go missing.
+#include <catch2/catch.hpp>
+
+#include "tests/engine/net.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+
+using Catch::Matchers::Contains;
+using torch::nn::Linear;
+
+TEST_CASE("What step() and backward() refuse") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(1), communicator);
+    auto loss = [&] { return model->forward(sample(0, 0, 0), true).sum(); };
+    CHECK_THROWS_WITH(engine.step(), Contains("without engine.backward"));
+    CHECK_THROWS_WITH(engine.backward(torch::ones({3}, torch::requires_grad())), Contains("3 elements"));
+    CHECK_THROWS_WITH(engine.backward(torch::ones({})), Contains("does not require grad"));
+
+    SECTION("a bare loss.backward()") {
+      loss().backward();
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("did not go through the engine") && Contains("last."));
+    }
+    SECTION("a parameter replaced by set_data") {
+      model->branch->weight.set_data(torch::zeros({7, 7}));
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("branch.weight") && Contains("left its bucket"));
+    }
+    SECTION("a parameter replaced by a larger one, or an empty one") {
+      const int64_t rows = GENERATE(0, 500);
+      model->branch->bias.set_data(torch::zeros({rows}));
+      engine.backward(model->forward(sample(0, 0, 0), false).sum());
+      CHECK_THROWS_WITH(engine.step(), Contains("branch.bias") && Contains("left its bucket"));
+    }
+    SECTION("a parameter frozen behind the engine's back") {
+      model->last->bias.requires_grad_(false);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("last.bias") && Contains("frozen after"));
+    }
+    SECTION("a parameter converted away and back by Module::to") {
+      model->to(torch::kDouble);
+      model->to(torch::kFloat);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("left its bucket"));
+    }
+    SECTION("a backward that threw") {
+      at::Tensor bad = model->forward(sample(0, 0, 0), true);
+      bad.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in the middle"); });
+      CHECK_THROWS_WITH(engine.backward(bad.sum()), Contains("in the middle"));
+      CHECK_THROWS_WITH(engine.step(), Contains("backward() that threw"));
+    }
+    SECTION("a graph kept over a step would use new weights in silence") {
+      at::Tensor kept = loss();
+      engine.backward(kept, /*retain_graph=*/true);
+      engine.step();
+      CHECK_THROWS_WITH(engine.backward(kept), Contains("modified by an inplace operation"));
+    }
+  });
+}
+
+TEST_CASE("What initialize() refuses, by name") {
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    auto initialize_with = [&](const std::string& config, InitializeOptions options = {}) {
+      return make_engine(*model, config, communicator, std::move(options));
+    };
+    torch::optim::SGD sgd(model->parameters(), 0.1);
+    InitializeOptions with_sgd;
+    with_sgd.optimizer = &sgd;
+    CHECK_THROWS_WITH(initialize_with(no_optimizer_config(1)), Contains("no optimizer"));
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), with_sgd), Contains("both"));
+
+    torch::optim::LBFGS lbfgs(model->parameters(), 0.1);
+    InitializeOptions with_lbfgs;
+    with_lbfgs.optimizer = &lbfgs;
+    CHECK_THROWS_WITH(initialize_with(no_optimizer_config(1), with_lbfgs), Contains("LBFGS"));
+
+    InitializeOptions part;
+    part.parameter_groups.push_back(
+        {.parameters = {model->first->weight}, .lr = {}, .weight_decay = {}, .betas = {}});
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), part),
+                      Contains("first.bias") && Contains("no parameter group"));
+    part.parameter_groups.push_back(part.parameter_groups[0]);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), part), Contains("group 0") && Contains("group 1"));
+
+    InitializeOptions with_betas;
+    with_betas.parameter_groups.push_back(
+        {.parameters = model->parameters(), .lr = {}, .weight_decay = {}, .betas = {{0.9, 0.99}}});
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1), with_betas), Contains("betas"));
+
+    InitializeOptions two_ranks_config;
+    two_ranks_config.communicator = communicator;
+    CHECK_THROWS_WITH(initialize(*model, parse_config(sgd_config(1), "test config", 2), two_ranks_config),
+                      Contains("another number of ranks"));
+
+    model->register_buffer("alias", model->first->weight.detach()[3]);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("first.weight and alias share memory"));
+    model->named_buffers()["alias"].set_data(torch::zeros({1}));
+
+    model->last->to(torch::kDouble);
+    CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("last.weight") && Contains("Double"));
+  });
+}
+
+TEST_CASE("Ranks with different models are told apart, not left hanging") {
+  CHECK_THROWS_WITH(run_ranks(3,
+                              [&](std::shared_ptr<Communicator> communicator) {
+                                Linear model(communicator->rank() == 2 ? 4 : 5, 3);
+                                make_engine(*model, sgd_config(1), communicator);
+                              }),
+                    Contains("rank 2 has another model"));
+}
+
+TEST_CASE("Ranks with different settings are told apart") {
+  CHECK_THROWS_WITH(run_ranks(2,
+                              [&](std::shared_ptr<Communicator> communicator) {
+                                Net model;
+                                make_engine(*model, sgd_config(1, 1, communicator->rank()), communicator);
+                              }),
+                    Contains("rank 1 has another model or another config"));
+}
+
+TEST_CASE("A rank that stops taking part is named by the deadline") {
+  CHECK_THROWS_WITH(
+      run_ranks(
+          3,
+          [&](std::shared_ptr<Communicator> communicator) {
+            Net model;
+            Engine engine = make_engine(*model, sgd_config(2), communicator);
+            if (communicator->rank() == 1) return;
+            engine.backward(model->forward(sample(0, 0, 0), true).sum());
+            engine.step();
+          },
+          std::chrono::milliseconds(500)),
+      Contains("reduce_scatter of gradients of bucket") && Contains("rank 1 did not take part"));
+}
+
+}  // namespace zerorun::testing
