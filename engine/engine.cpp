@@ -186,8 +186,9 @@ void Engine::step() {
 void Engine::State::check_before_step() const {
   if (backward_failed) {
     throw UserError(
-        "engine.step() after a backward() that threw: its gradients are incomplete; end the run or make a "
-        "new engine");
+        "engine.step() after a backward() that threw: its gradients are incomplete and the ranks may be out "
+        "of "
+        "step; end the run");
   }
   const auto& parameters = buckets.parameters();
   if (auto bypassed = reducer.bypassed()) {

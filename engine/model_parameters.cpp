@@ -171,8 +171,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     throw UserError(
         "rank " + std::to_string(rank) +
         " has another model or another config than rank 0: names, order, shapes, strides, dtypes and groups "
-        "of "
-        "parameters and buffers and all settings must agree; build both the same way on every rank");
+        "of parameters and buffers and all settings must agree; build both the same way on every rank");
   }
 }
 
