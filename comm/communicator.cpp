@@ -24,8 +24,15 @@ const char* name_of(Collective collective) {
   return "?";
 }
 
-std::string describe(Collective kind, const std::string& label) {
-  return std::string(name_of(kind)) + " of " + label;
+std::string describe(const CollectiveCall& call) {
+  return std::string(name_of(call.kind)) + " of " + call.label +
+         (call.reason.empty() ? "" : " " + call.reason);
+}
+
+std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
+                                  const std::string& theirs) {
+  return "ranks disagree on what comes next: rank " + std::to_string(rank) + " is in " + mine + ", rank " +
+         std::to_string(other_rank) + " in " + theirs;
 }
 
 void Volume::add(const CollectiveCall& call, int rank, int world_size) {
@@ -64,30 +71,33 @@ std::unique_ptr<Work> Communicator::reduce_scatter(at::Tensor output, at::Tensor
   ZR_CHECK(input.numel() == output.numel() * world_size_ && input.scalar_type() == output.scalar_type(),
            label);
   return count_and_start(
-      {Collective::reduce_scatter, std::move(output), std::move(input), 0, std::move(label)});
+      {Collective::reduce_scatter, std::move(output), std::move(input), 0, std::move(label), {}});
 }
 
-std::unique_ptr<Work> Communicator::all_gather(at::Tensor output, at::Tensor input, std::string label) {
+std::unique_ptr<Work> Communicator::all_gather(at::Tensor output, at::Tensor input, std::string label,
+                                               std::string reason) {
   ZR_CHECK(output.numel() == input.numel() * world_size_ && input.scalar_type() == output.scalar_type(),
            label);
-  return count_and_start({Collective::all_gather, std::move(output), std::move(input), 0, std::move(label)});
+  return count_and_start(
+      {Collective::all_gather, std::move(output), std::move(input), 0, std::move(label), std::move(reason)});
 }
 
 std::unique_ptr<Work> Communicator::all_reduce(at::Tensor tensor, std::string label) {
-  return count_and_start({Collective::all_reduce, tensor, tensor, 0, std::move(label)});
+  return count_and_start({Collective::all_reduce, tensor, tensor, 0, std::move(label), {}});
 }
 
 std::unique_ptr<Work> Communicator::broadcast(at::Tensor tensor, int root, std::string label) {
-  return count_and_start({Collective::broadcast, tensor, tensor, root, std::move(label)});
+  return count_and_start({Collective::broadcast, tensor, tensor, root, std::move(label), {}});
 }
 
 std::unique_ptr<Work> Communicator::barrier(std::string label) {
   at::Tensor nothing = at::zeros({1});
-  return count_and_start({Collective::barrier, nothing, nothing, 0, std::move(label)});
+  return count_and_start({Collective::barrier, nothing, nothing, 0, std::move(label), {}});
 }
 
 std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.input.is_cpu(), call.label);
+  std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));
 }

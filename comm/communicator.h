@@ -1,8 +1,9 @@
-// Collectives among ranks. A Communicator is owned by one rank and used by one thread of it at a time; ranks
-// issue the same collectives in the same order. Each collective returns a Work; until its wait() has
-// returned, the tensors given to it belong to the communicator. Sums are taken in rank order: their bits
-// depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed one throws CommError
-// naming collective, label and missing ranks.
+// Collectives among ranks. A Communicator is owned by one rank; any thread of it may start a collective.
+// Ranks issue the same collectives of each kind in the same order, with the same labels: where they do not,
+// the deadline ends in an error that says what each side was at. Each collective returns a Work; until its
+// wait() has returned, the tensors given to it belong to the communicator. Sums are taken in rank order:
+// their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed one throws
+// CommError naming collective, label and missing ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,24 +12,31 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 namespace zerorun {
 
 enum class Collective { reduce_scatter, all_gather, all_reduce, broadcast, barrier };
+inline constexpr int kCollectiveKinds = 5;
 const char* name_of(Collective collective);
 
-/// What a collective moves and for whom: `label` ("bucket 3") names it in errors.
+/// What a collective moves and for whom: `label` ("bucket 3") must be the same on all ranks, `reason` ("for
+/// aten::addmm on h.0.weight") need not. Both name it in errors.
 struct CollectiveCall {
   Collective kind;
   at::Tensor output;
   at::Tensor input;
   int root;
   std::string label;
+  std::string reason;
 };
 
-/// "reduce_scatter of bucket 3"
-std::string describe(Collective kind, const std::string& label);
+/// "all_gather of bucket 3 for aten::addmm on h.0.weight"
+std::string describe(const CollectiveCall& call);
+/// "ranks disagree on what comes next: rank 0 is in all_gather of bucket 3, rank 1 in all_gather of bucket 4"
+std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
+                                  const std::string& theirs);
 
 /// A collective under way.
 class Work {
@@ -49,7 +57,7 @@ class Volume {
   void reset() { elements_ = {}; }
 
  private:
-  std::array<double, 5> elements_{};
+  std::array<double, kCollectiveKinds> elements_{};
 };
 
 class Communicator {
@@ -74,18 +82,20 @@ class Communicator {
   /// `input`.
   [[nodiscard]] std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, std::string label);
   /// Slice r of output = input of rank r. `input` may be slice `rank` of `output`.
-  [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label);
+  [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,
+                                                 std::string reason = {});
   /// tensor = sum over ranks. Made for a few scalars: every rank sends all of them to every other.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
   /// tensor = the root's.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
+  /// Not to be asked while another thread starts a collective.
   Volume& volume() { return volume_; }
 
  protected:
-  /// Starts `call`, whose tensors have been checked. Several may be under way; they end in the order of their
-  /// waits.
+  /// Starts `call`, whose tensors have been checked; one thread at a time. Several may be under way; they end
+  /// in the order of their waits.
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
 
  private:
@@ -94,6 +104,7 @@ class Communicator {
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;
+  std::mutex issue_;
   Volume volume_;
 };
 

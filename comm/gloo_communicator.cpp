@@ -7,7 +7,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -29,10 +33,50 @@ std::string first_line(const char* message) {
   return text.substr(0, text.find('\n'));
 }
 
+// Tells ranks that are out of step from ranks that are missing: after a failed wait every rank says in the
+// store what it was waiting for.
+class Testimony {
+ public:
+  Testimony(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+
+  /// The error to throw when one of `ranks` waits for something else than `call`.
+  std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const {
+    constexpr std::chrono::milliseconds kPatience(500);
+    const std::string agreed = std::string(name_of(call.kind)) + " of " + call.label + ", " +
+                               std::to_string(call.input.numel()) + " elements\n";
+    const std::string mine = agreed + describe(call);
+    std::optional<std::string> result;
+    try {
+      store_->set(key(rank_), std::vector<uint8_t>(mine.begin(), mine.end()));
+      const Deadline deadline(kPatience);
+      for (int other : ranks) {
+        store_->wait({key(other)}, deadline.remaining());
+        const std::vector<uint8_t> bytes = store_->get(key(other));
+        const std::string theirs(bytes.begin(), bytes.end());
+        if (theirs.starts_with(agreed)) continue;
+        result = describe_disagreement(rank_, describe(call), other, theirs.substr(theirs.find('\n') + 1));
+        break;
+      }
+    } catch (const std::exception&) {
+      // The rank has nothing to say, or the store has gone with rank 0.
+    }
+    // Rank 0 keeps the store: the others get time to read it.
+    if (result && rank_ == 0) std::this_thread::sleep_for(kPatience / 2);
+    return result;
+  }
+
+ private:
+  static std::string key(int rank) { return "zerorun/waiting/" + std::to_string(rank); }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+};
+
 // Receive buffers, kept for the next collective: as many as were ever in use at once.
 class Scratch {
  public:
   at::Tensor take(int64_t numel, at::ScalarType dtype) {
+    std::lock_guard lock(mutex_);
     const int64_t wanted = numel * static_cast<int64_t>(c10::elementSize(dtype));
     auto best = free_.end();
     auto largest = free_.end();
@@ -56,6 +100,7 @@ class Scratch {
   }
 
   void give_back(const at::Tensor& tensor) {
+    std::lock_guard lock(mutex_);
     const int64_t capacity = static_cast<int64_t>(tensor.storage().nbytes());
     at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte));
     free_.push_back(bytes.set_(tensor.storage(), 0, {capacity}, {1}));
@@ -64,16 +109,18 @@ class Scratch {
   int64_t bytes() const { return bytes_; }
 
  private:
+  std::mutex mutex_;
   std::vector<at::Tensor> free_;  // whole storages, as bytes
   int64_t bytes_ = 0;
 };
 
 class GlooWork : public Work {
  public:
-  GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, CollectiveCall call, int tag,
-           std::chrono::milliseconds timeout)
+  GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, std::shared_ptr<Testimony> testimony,
+           CollectiveCall call, int tag, std::chrono::milliseconds timeout)
       : group_(std::move(group)),
         scratch_(std::move(scratch)),
+        testimony_(std::move(testimony)),
         call_(std::move(call)),
         tag_(tag),
         timeout_(timeout) {
@@ -199,16 +246,21 @@ class GlooWork : public Work {
       if (!timed_out && reason.empty()) reason = failure;
     }
     messages.clear();
-    const std::string what = describe(call_.kind, call_.label);
+    if (lost.empty() && late.empty()) return;
+    std::vector<int> absent = lost;
+    absent.insert(absent.end(), late.begin(), late.end());
+    if (auto disagreement = testimony_->disagreement(call_, absent)) throw CommError(*disagreement);
+    const std::string what = describe(call_);
     if (!lost.empty()) {
       throw CommError(what + ": lost the connection to " + name_ranks(lost) + ", which has probably ended (" +
                       reason + ")");
     }
-    if (!late.empty()) throw CommError(missed_deadline(what, late, timeout_));
+    throw CommError(missed_deadline(what, late, timeout_));
   }
 
   Gloo group_;
   std::shared_ptr<Scratch> scratch_;
+  std::shared_ptr<Testimony> testimony_;
   CollectiveCall call_;
   int tag_;
   std::chrono::milliseconds timeout_;
@@ -225,27 +277,32 @@ class GlooCommunicator : public Communicator {
   GlooCommunicator(Gloo group, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
       : Communicator(group->getRank(), group->getSize(), timeout),
         store_(std::move(store)),
-        group_(std::move(group)) {}
+        group_(std::move(group)),
+        testimony_(std::make_shared<Testimony>(store_, group_->getRank())) {}
 
   int64_t scratch_bytes() const override { return scratch_->bytes(); }
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
-    return std::make_unique<GlooWork>(group_, scratch_, std::move(call), tag_of(call), timeout());
+    const int tag = tag_of(call);
+    return std::make_unique<GlooWork>(group_, scratch_, testimony_, std::move(call), tag, timeout());
   }
 
-  // Numbers need only differ among collectives under way. Kind and size go in too: ranks that are out of step
-  // then miss each other, and their deadline, in place of taking each other's messages.
+  // Numbers need only differ among collectives of a kind under way. Size and label go in too: ranks that are
+  // out of step then miss each other, and their deadline, in place of taking each other's messages.
   int tag_of(const CollectiveCall& call) {
-    number_ = (number_ + 1) & 0xffff;
-    const auto size = static_cast<uint64_t>(call.input.numel()) * 5 + static_cast<uint64_t>(call.kind);
-    return number_ << 14 | static_cast<int>(size * 0x9e3779b97f4a7c15ULL >> 50);
+    const auto kind = static_cast<size_t>(call.kind);
+    const int number = number_[kind] = (number_[kind] + 1) & 0xfff;
+    uint64_t hash = static_cast<uint64_t>(call.input.numel());
+    for (unsigned char byte : call.label) hash = (hash ^ byte) * 1099511628211ULL;
+    return number << 19 | static_cast<int>(kind) << 16 | static_cast<int>(hash * 0x9e3779b97f4a7c15ULL >> 48);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
   Gloo group_;
+  std::shared_ptr<Testimony> testimony_;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
-  int number_ = 0;
+  std::array<int, kCollectiveKinds> number_{};
 };
 
 std::string address_of(const Environment& environment) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_like.h>
 
+#include <array>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -26,18 +27,20 @@ struct Meeting {
 
 class ThreadGroup {
  public:
-  explicit ThreadGroup(int world_size) : world_size_(world_size) {}
+  explicit ThreadGroup(int world_size) : world_size_(world_size), waiting_(world_size) {}
 
-  /// The meeting of the collective with this number; the rank's call is laid down in it.
+  /// The meeting of the collective with this number among those of its kind; the rank's call is laid down in
+  /// it.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
     std::lock_guard lock(mutex_);
-    auto& meeting = meetings_[number];
+    const std::pair key(call.kind, number);
+    auto& meeting = meetings_[key];
     if (!meeting) meeting = std::make_shared<Meeting>(world_size_);
     meeting->calls[rank] = call;
     meeting->arrived[rank] = 1;
     changed_.notify_all();
     auto held = meeting;
-    if (absent(held->arrived).empty()) meetings_.erase(number);
+    if (absent(held->arrived).empty()) meetings_.erase(key);
     return held;
   }
 
@@ -48,11 +51,17 @@ class ThreadGroup {
   }
 
   /// Waits until every entry of `present` (arrived or done) is set.
-  void await(const std::vector<char>& present, const std::string& what, const Deadline& deadline) {
+  void await(const std::vector<char>& present, int rank, const std::string& what, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
+    waiting_[rank] = what;
     if (!changed_.wait_until(lock, deadline.end(), [&] { return absent(present).empty(); })) {
+      for (int other : absent(present)) {
+        if (waiting_[other].empty() || waiting_[other] == what) continue;
+        throw CommError(describe_disagreement(rank, what, other, waiting_[other]));
+      }
       throw CommError(missed_deadline(what, absent(present), deadline.timeout()));
     }
+    waiting_[rank].clear();
   }
 
  private:
@@ -67,7 +76,8 @@ class ThreadGroup {
   const int world_size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, std::shared_ptr<Meeting>> meetings_;
+  std::vector<std::string> waiting_;  // what each rank waits for, or waited for in vain
+  std::map<std::pair<Collective, int64_t>, std::shared_ptr<Meeting>> meetings_;
 };
 
 class ThreadWork : public Work {
@@ -78,28 +88,28 @@ class ThreadWork : public Work {
 
   void wait() override {
     const CollectiveCall& mine = meeting_->calls[rank_];
-    const std::string what = describe(mine.kind, mine.label);
+    const std::string what = describe(mine);
     const Deadline deadline(timeout_);
-    group_->await(meeting_->arrived, what, deadline);
-    check_agreement(mine, what);
+    group_->await(meeting_->arrived, rank_, what, deadline);
+    check_agreement(mine);
     at::Tensor result = do_part(mine);
     group_->mark_done(*meeting_, rank_);
-    group_->await(meeting_->done, what, deadline);
+    group_->await(meeting_->done, rank_, what, deadline);
     // Others were reading this rank's tensor until now.
     if (result.defined()) mine.output.copy_(result);
   }
 
  private:
-  void check_agreement(const CollectiveCall& mine, const std::string& what) const {
+  void check_agreement(const CollectiveCall& mine) const {
     for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
       const CollectiveCall& other = meeting_->calls[rank];
       const bool same_tensors =
           other.input.numel() == mine.input.numel() && other.input.scalar_type() == mine.input.scalar_type();
-      if (other.kind == mine.kind && other.root == mine.root && same_tensors) continue;
-      throw CommError("ranks disagree on what comes next: rank " + std::to_string(rank_) + " is in " + what +
-                      " (" + std::to_string(mine.input.numel()) + " elements), rank " + std::to_string(rank) +
-                      " in " + describe(other.kind, other.label) + " (" +
-                      std::to_string(other.input.numel()) + " elements)");
+      if (other.label == mine.label && other.root == mine.root && same_tensors) continue;
+      auto text = [](const CollectiveCall& call) {
+        return describe(call) + " (" + std::to_string(call.input.numel()) + " elements)";
+      };
+      throw CommError(describe_disagreement(rank_, text(mine), static_cast<int>(rank), text(other)));
     }
   }
 
@@ -156,12 +166,12 @@ class ThreadCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
-    auto meeting = group_->arrive(next_++, rank(), call);
+    auto meeting = group_->arrive(next_[static_cast<size_t>(call.kind)]++, rank(), call);
     return std::make_unique<ThreadWork>(group_, std::move(meeting), rank(), timeout());
   }
 
   std::shared_ptr<ThreadGroup> group_;
-  int64_t next_ = 0;
+  std::array<int64_t, kCollectiveKinds> next_{};
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,7 +55,14 @@ struct ZeroConfig {
   int stage = 0;
   int64_t reduce_bucket_size = 500'000'000;     // elements, an upper bound
   int64_t allgather_bucket_size = 500'000'000;  // elements, an upper bound
-  bool overlap_comm = false;
+  bool overlap_comm = false;                    // when left out: true at stage 3, else false
+
+  // Stage 3 only, all in elements.
+  int64_t max_live_parameters = 1'000'000'000;    // gathered at once, an upper bound
+  int64_t max_reuse_distance = 1'000'000'000;     // what is used again within so many stays gathered
+  int64_t prefetch_bucket_size = 50'000'000;      // gathered ahead of use, an upper bound
+  int64_t param_persistence_threshold = 100'000;  // a parameter no larger stays gathered
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // bounds the sum of those
 };
 
 struct Config {

@@ -28,17 +28,14 @@ constexpr KnownSection sections[] = {
     {"torch_autocast", "enabled dtype lower_precision_safe_modules"},
     {"data_types", "grad_accum_dtype param_dtype buffer_dtype"},
     {"zero_optimization",
-     "use_multi_rank_bucket_allreduce load_from_fp32_weights elastic_checkpoint sub_group_size "
-     "prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
-     "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save "
-     "module_granularity_threshold use_all_reduce_for_fetch_params allgather_sequential "
+     "use_multi_rank_bucket_allreduce load_from_fp32_weights elastic_checkpoint "
+     "gather_16bit_weights_on_model_save module_granularity_threshold "
+     "use_all_reduce_for_fetch_params allgather_sequential "
      "ignore_unused_parameters legacy_stage1 zero_hpz_partition_size zero_quantized_weights "
      "zero_quantized_nontrainable_weights zero_quantized_gradients zeropp_loco_param mics_shard_size "
      "mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint "
      "override_module_apply log_trace_cache_warnings enable_sanity_checks "
-     "save_muon_momentum_buffer_in_memory stage3_prefetch_bucket_size "
-     "stage3_param_persistence_threshold stage3_model_persistence_threshold "
-     "stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save "
+     "save_muon_momentum_buffer_in_memory stage3_gather_16bit_weights_on_model_save "
      "stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params "
      "stage3_allgather_sequential stage3_gather_fp16_weights_on_model_save cpu_offload "
      "cpu_offload_param cpu_offload_params cpu_offload_use_pin_memory offload_param "

@@ -14,6 +14,8 @@ constexpr Range from_0_below_1 = {.min = 0, .max = 1, .below_max = true};
 
 constexpr std::string_view buckets_reason =
     "gradients always travel in contiguous buckets by reduce-scatter, parameters by all-gather";
+constexpr std::string_view stage3_reason = "parameters are divided at stage 3 only";
+constexpr std::string_view elements_1e9_advice = "write a number of elements, or leave the key out for 1e9";
 constexpr std::string_view batch_advice =
     "write a positive integer, or leave the key out if the other two batch sizes give it";
 
@@ -136,7 +138,7 @@ constexpr KeyFact offered[] = {
     {.path = "zero_optimization.stage",
      .kind = integer,
      .range = {.min = 0, .max = 3},
-     .advice = "write 0, 1 or 2"},
+     .advice = "write 0, 1, 2 or 3"},
     {.path = "zero_optimization.reduce_bucket_size",
      .kind = integer,
      .range = at_least_1,
@@ -159,6 +161,41 @@ constexpr KeyFact offered[] = {
      .kind = boolean,
      .usual = false,
      .reason = "every rank owns an equal slice of every bucket"},
+    {.path = "zero_optimization.stage3_max_live_parameters",
+     .alias = "max_live_parameters",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = stage3_reason,
+     .advice = elements_1e9_advice},
+    {.path = "zero_optimization.stage3_max_reuse_distance",
+     .alias = "max_reuse_distance",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = stage3_reason,
+     .advice = elements_1e9_advice},
+    {.path = "zero_optimization.stage3_prefetch_bucket_size",
+     .alias = "prefetch_bucket_size",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = stage3_reason,
+     .advice = "write a number of elements, 0 to fetch nothing ahead, or leave the key out for 5e7"},
+    {.path = "zero_optimization.stage3_param_persistence_threshold",
+     .alias = "param_persistence_threshold",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = stage3_reason,
+     .advice = "write a number of elements, or leave the key out for 1e5"},
+    {.path = "zero_optimization.stage3_model_persistence_threshold",
+     .alias = "model_persistence_threshold",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = stage3_reason,
+     .advice = "write a number of elements, or leave the key out for no bound"},
+    {.path = "zero_optimization.sub_group_size",
+     .kind = integer,
+     .range = at_least_0,
+     .reason = "the optimizer goes from one small bucket to the next already",
+     .advice = elements_1e9_advice},
 
     {.path = "fp16", .kind = section, .advice = "write an object such as {\"enabled\": false}"},
     {.path = "fp16.enabled", .kind = boolean, .only = false},
@@ -198,11 +235,6 @@ std::string_view section_of(std::string_view path) {
   return dot == std::string_view::npos ? std::string_view() : path.substr(0, dot);
 }
 
-std::string_view name_of(std::string_view path) {
-  const auto dot = path.rfind('.');
-  return dot == std::string_view::npos ? path : path.substr(dot + 1);
-}
-
 }  // namespace
 
 std::span<const KeyFact> offered_keys() {
@@ -212,6 +244,8 @@ std::span<const KeyFact> offered_keys() {
 const KeyFact* find_key(std::string_view path) {
   for (const KeyFact& fact : offered) {
     if (fact.path == path) return &fact;
+    const bool aliased = !fact.alias.empty() && fact.alias == name_of(path);
+    if (aliased && section_of(fact.path) == section_of(path)) return &fact;
   }
   return nullptr;
 }
@@ -233,7 +267,9 @@ bool is_not_offered(std::string_view path) {
 std::vector<std::string_view> keys_of(std::string_view section) {
   std::vector<std::string_view> names;
   for (const KeyFact& fact : offered) {
-    if (section_of(fact.path) == section) names.push_back(name_of(fact.path));
+    if (section_of(fact.path) != section) continue;
+    names.push_back(name_of(fact.path));
+    if (!fact.alias.empty()) names.push_back(fact.alias);
   }
   for (const KnownSection& known : deepspeed_only_keys()) {
     if (known.path == section)
@@ -246,11 +282,17 @@ std::vector<std::string> paths_of(std::string_view name) {
   std::vector<std::string> paths;
   for (const KeyFact& fact : offered) {
     if (name_of(fact.path) == name) paths.emplace_back(fact.path);
+    if (!name.empty() && fact.alias == name) paths.push_back(join_path(section_of(fact.path), name));
   }
   for (const KnownSection& known : deepspeed_only_keys()) {
     if (has_word(known.keys, name)) paths.push_back(join_path(known.path, name));
   }
   return paths;
+}
+
+std::string_view name_of(std::string_view path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string_view::npos ? path : path.substr(dot + 1);
 }
 
 std::string join_path(std::string_view section, std::string_view name) {

@@ -34,6 +34,7 @@ struct Range {
 
 struct KeyFact {
   std::string_view path;
+  std::string_view alias = {};  // another name that the key may have instead, as in DeepSpeed
   KeyKind kind = KeyKind::section;
   Range range = {};
   bool nullable = false;  // null is the same as leaving the key out
@@ -45,13 +46,13 @@ struct KeyFact {
   std::optional<bool> only = {};   // DeepSpeed takes both, ZeroRun offers this one
   std::optional<bool> usual =
       {};  // set: the key changes nothing here, and any other value is told with `reason`
-  std::string_view reason = {};
+  std::string_view reason = {};  // why the key changes nothing, at all or below its stage
   std::string_view advice = {};  // what to write when the value is wrong or "auto"
 };
 
 std::span<const KeyFact> offered_keys();
 
-/// The facts of an offered key, or null.
+/// The facts of an offered key, by its path or with its alias as the name, or null.
 const KeyFact* find_key(std::string_view path);
 
 /// What to write instead of a key that has another name here; empty if `path` is no such key.
@@ -65,6 +66,9 @@ std::vector<std::string_view> keys_of(std::string_view section);
 
 /// The paths of all keys with this name, offered ones first.
 std::vector<std::string> paths_of(std::string_view name);
+
+/// The last part of a path: the key's name in its section.
+std::string_view name_of(std::string_view path);
 
 /// `section` and `name` as one path.
 std::string join_path(std::string_view section, std::string_view name);

@@ -141,6 +141,9 @@ void SectionReader::check_key(const Member& member) {
   } else if (const KeyFact* fact = find_key(path)) {
     if (!type_.empty() && !fact->types.empty() && !has_word(fact->types, type_)) {
       refuse_key("a parameter of " + type_, "one of " + list_of(fact->types), "remove it");
+    } else if (const auto name = name_of(fact->path); member.key != name && object_.find(name)) {
+      refuse_key("one name of the key", quoted(name) + " as well, which is the same key",
+                 "remove one of the two");
     } else if (fact->usual) {
       check_unchanging(*fact, member);
     }
@@ -156,13 +159,20 @@ void SectionReader::check_key(const Member& member) {
 void SectionReader::check_unchanging(const KeyFact& fact, const Member& member) {
   bool value = *fact.usual;
   if (!read(member.key, value) || value == *fact.usual) return;
-  note(member.key, describe(member.value) + " changes nothing: " + std::string(fact.reason));
+  note_unchanging(member.key);
 }
 
 const KeyFact& SectionReader::fact_of(std::string_view name) const {
   const KeyFact* fact = find_key(join_path(path_, name));
   ZR_CHECK(fact, "no facts about " + join_path(path_, name));
   return *fact;
+}
+
+/// The name that the file uses for this key.
+std::string_view SectionReader::written(std::string_view name) const {
+  if (object_.find(name)) return name;
+  const KeyFact* fact = find_key(join_path(path_, name));
+  return fact && !fact->alias.empty() && object_.find(fact->alias) ? fact->alias : name;
 }
 
 /// The key's value, or null if it is absent or as good as absent.
@@ -172,9 +182,8 @@ const Value* SectionReader::find_set(const KeyFact& fact, std::string_view name)
   return value;
 }
 
-void SectionReader::refuse(const KeyFact& fact, const Value& value) {
-  diagnostics_.report(
-      {value.at, std::string(fact.path), expected_of(fact), found_of(fact, value), remedy_of(fact, value)});
+void SectionReader::refuse(std::string_view name, const KeyFact& fact, const Value& value) {
+  report(name, expected_of(fact), found_of(fact, value), remedy_of(fact, value));
 }
 
 bool SectionReader::read(std::string_view name, std::optional<int64_t>& target) {
@@ -188,7 +197,7 @@ bool SectionReader::read(std::string_view name, std::optional<int64_t>& target) 
       return true;
     }
   }
-  refuse(fact, *value);
+  refuse(name, fact, *value);
   return false;
 }
 
@@ -211,7 +220,7 @@ bool SectionReader::read(std::string_view name, std::optional<double>& target) {
   if (!value) return true;
   double number = 0.0;
   if (!read_number(fact, *value, number)) {
-    refuse(fact, *value);
+    refuse(name, fact, *value);
     return false;
   }
   target = number;
@@ -230,7 +239,7 @@ bool SectionReader::read(std::string_view name, bool& target) {
   const Value* value = find_set(fact, name);
   if (!value) return true;
   if (value->kind != ValueKind::boolean) {
-    refuse(fact, *value);
+    refuse(name, fact, *value);
     return false;
   }
   if (fact.only && value->boolean != *fact.only) {
@@ -247,7 +256,7 @@ bool SectionReader::read_pair(std::string_view name, double& first, double& seco
   const Value* value = find_set(fact, name);
   if (!value) return true;
   if (value->kind != ValueKind::array || value->items.size() != 2) {
-    refuse(fact, *value);
+    refuse(name, fact, *value);
     return false;
   }
   double numbers[2] = {};
@@ -281,7 +290,7 @@ bool SectionReader::read_choice(std::string_view name, std::optional<std::string
       return false;
     }
   }
-  refuse(fact, *value);
+  refuse(name, fact, *value);
   return false;
 }
 
@@ -290,7 +299,7 @@ std::optional<SectionReader> SectionReader::section(std::string_view name, std::
   const Value* value = find_set(fact, name);
   if (!value) return std::nullopt;
   if (value->kind != ValueKind::object) {
-    refuse(fact, *value);
+    refuse(name, fact, *value);
     return std::nullopt;
   }
   return SectionReader(*value, join_path(path_, name), diagnostics_, type);
@@ -299,7 +308,7 @@ std::optional<SectionReader> SectionReader::section(std::string_view name, std::
 void SectionReader::report(std::string_view name, std::string expected, std::string found,
                            std::string remedy) {
   const Value* value = find(name);
-  diagnostics_.report({value ? value->at : object_.at, join_path(path_, name), std::move(expected),
+  diagnostics_.report({value ? value->at : object_.at, join_path(path_, written(name)), std::move(expected),
                        std::move(found), std::move(remedy)});
 }
 
@@ -310,7 +319,13 @@ void SectionReader::report_absent(std::string_view name) {
 
 void SectionReader::note(std::string_view name, std::string_view text) {
   const Value* value = find(name);
-  diagnostics_.note(value ? value->at : object_.at, join_path(path_, name), text);
+  diagnostics_.note(value ? value->at : object_.at, join_path(path_, written(name)), text);
+}
+
+void SectionReader::note_unchanging(std::string_view name) {
+  const Value* value = find(name);
+  ZR_CHECK(value, "a note on " + join_path(path_, name) + ", which is absent");
+  note(name, describe(*value) + " changes nothing: " + std::string(fact_of(name).reason));
 }
 
 }  // namespace zerorun

@@ -33,12 +33,14 @@ class SectionReader {
   /// The reader of a section within this one; nothing if it is absent or refused.
   std::optional<SectionReader> section(std::string_view name, std::string_view type = {});
 
-  /// The value of a key of this section, or null.
-  const Value* find(std::string_view name) const { return object_.find(name); }
+  /// The value of a key of this section under whichever of its names the file has, or null.
+  const Value* find(std::string_view name) const { return object_.find(written(name)); }
 
   /// Reports a mistake in the value of `name`; if the key is absent, the mistake is in the section.
   void report(std::string_view name, std::string expected, std::string found, std::string remedy);
   void note(std::string_view name, std::string_view text);
+  /// Notes that the value of `name`, which is there, changes nothing, for the reason in the key table.
+  void note_unchanging(std::string_view name);
 
   /// Reports that the required key `name` is absent.
   void report_absent(std::string_view name);
@@ -46,10 +48,11 @@ class SectionReader {
  private:
   void check_key(const Member& member);
   void check_unchanging(const KeyFact& fact, const Member& member);
-  void refuse(const KeyFact& fact, const Value& value);
+  void refuse(std::string_view name, const KeyFact& fact, const Value& value);
   bool read_number(const KeyFact& fact, const Value& value, double& target);
   const Value* find_set(const KeyFact& fact, std::string_view name) const;
   const KeyFact& fact_of(std::string_view name) const;
+  std::string_view written(std::string_view name) const;
 
   const Value& object_;
   std::string path_;

@@ -23,6 +23,7 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "zero/residency_report.h"
 
 namespace zerorun {
 
@@ -46,10 +47,11 @@ struct InitializeOptions {
 struct BytesByCategory {
   int64_t parameters = 0;
   int64_t gradients = 0;
-  int64_t master = 0;   // fp32 master weights apart from the parameters (none under fp32 training)
-  int64_t moments = 0;  // optimizer state
-  int64_t buckets = 0;  // communication buffers
-  int64_t buffers = 0;  // the module's buffers and frozen parameters
+  int64_t master = 0;    // fp32 master weights apart from the parameters (none under fp32 training)
+  int64_t moments = 0;   // optimizer state
+  int64_t buckets = 0;   // communication buffers
+  int64_t buffers = 0;   // the module's buffers and frozen parameters
+  int64_t gathered = 0;  // memory for partitioned parameters around their use
 
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };
@@ -70,8 +72,13 @@ class Engine {
   /// the engine or a parameter has left its bucket.
   void step();
 
+  /// Set the module's mode. At stage 3 each mode has a trace of its own by which parameters are gathered.
   void train();
   void eval();
+
+  /// Waits for updated parameters that are still being gathered (stages 1 and 2). Operators wait by
+  /// themselves; call it before raw access to their memory.
+  void synchronize();
 
   /// True while the micro-step under way ends with an optimizer step.
   bool is_gradient_accumulation_boundary() const;
@@ -88,12 +95,14 @@ class Engine {
   /// What the ZeRO formula (docs/architecture.md) gives for the model states of this stage and world size, in
   /// bytes.
   double formula_bytes() const;
+  ResidencyReport residency() const;
 
   const Config& config() const;
   Communicator& communicator();
 
  private:
   friend Engine initialize(torch::nn::Module&, const Config&, InitializeOptions);
+  friend class GatheredParameters;
   struct State;
   explicit Engine(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

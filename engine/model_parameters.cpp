@@ -175,13 +175,16 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
   }
 }
 
-void broadcast_others(const ModelParameters& model, Communicator& communicator) {
+void broadcast_tensor(const NamedTensor& named, int root, Communicator& communicator) {
   c10::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : model.others) {
-    at::Tensor flat = tensor.detach().contiguous().view({-1});
-    communicator.broadcast(flat, 0, name)->wait();
-    if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
-  }
+  const auto& [name, tensor] = named;
+  at::Tensor flat = tensor.detach().contiguous().view({-1});
+  communicator.broadcast(flat, root, name)->wait();
+  if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
+}
+
+void broadcast_others(const ModelParameters& model, Communicator& communicator) {
+  for (const NamedTensor& other : model.others) broadcast_tensor(other, 0, communicator);
 }
 
 }  // namespace zerorun

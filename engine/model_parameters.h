@@ -32,7 +32,9 @@ ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOpt
 /// must agree).
 void check_ranks_agree(const ModelParameters& model, const std::string& settings, Communicator& communicator);
 
-/// Rank 0's values everywhere.
+/// `root`'s values on all ranks.
+void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
+/// Rank 0's values on all ranks.
 void broadcast_others(const ModelParameters& model, Communicator& communicator);
 
 }  // namespace zerorun

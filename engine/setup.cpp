@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "optim/client_optimizer.h"
+#include "zero/stage.h"
 
 namespace zerorun {
 
@@ -39,9 +40,15 @@ void check_world_size(const Config& config, int world_size) {
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          int world_size) {
   std::vector<LayoutParameter> parameters;
+  const StagePolicy policy = policy_of(config.zero.stage);
   int64_t total = 0;
+  int64_t persistent = 0;
   for (const auto& [name, tensor, group] : model.trained) {
-    parameters.push_back({.numel = tensor.numel(), .group = group});
+    const bool persists = tensor.numel() <= config.zero.param_persistence_threshold &&
+                          persistent + tensor.numel() <= config.zero.model_persistence_threshold;
+    if (persists) persistent += tensor.numel();
+    parameters.push_back(
+        {.numel = tensor.numel(), .group = group, .partitioned = policy.partition_parameters && !persists});
     total += tensor.numel();
   }
   const int64_t chosen = choose_bucket_numel(total, sizeof(float), config.zero.reduce_bucket_size,
@@ -70,9 +77,12 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   std::ostringstream text;
   text << std::hexfloat << config.zero.stage << ' ' << config.zero.reduce_bucket_size << ' '
        << config.zero.allgather_bucket_size << ' ' << config.zero.overlap_comm << ' '
-       << options.bucket_numel.value_or(0) << ' ' << config.batch.train_batch_size << ' '
-       << config.batch.gradient_accumulation_steps << ' ' << config.gradient_clipping << ' '
-       << config.prescale_gradients << ' ' << config.gradient_predivide_factor;
+       << config.zero.max_live_parameters << ' ' << config.zero.max_reuse_distance << ' '
+       << config.zero.prefetch_bucket_size << ' ' << config.zero.param_persistence_threshold << ' '
+       << config.zero.model_persistence_threshold << ' ' << options.bucket_numel.value_or(0) << ' '
+       << config.batch.train_batch_size << ' ' << config.batch.gradient_accumulation_steps << ' '
+       << config.gradient_clipping << ' ' << config.prescale_gradients << ' '
+       << config.gradient_predivide_factor;
   if (config.optimizer) {
     for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
       text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '

@@ -3,6 +3,7 @@
 #include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,6 +11,17 @@
 
 namespace zerorun {
 namespace {
+
+constexpr const char* kReleased =
+    "this parameter is partitioned (ZeRO stage 3) and not gathered now, so it has no data here. Operators "
+    "gather it by themselves; for data_ptr(), storage() or torch::save open a zerorun::GatheredParameters "
+    "scope around the access";
+constexpr const char* kPending =
+    "the updated values of this parameter are still being gathered. Operators wait for them by themselves; "
+    "before data_ptr(), storage() or torch::save call engine.synchronize()";
+constexpr const char* kGone =
+    "the engine that kept the slices of this parameter (ZeRO stage 3) has gone, and its values with it: keep "
+    "the engine as long as the model";
 
 std::string make_label(int bucket, const BucketLayout& layout,
                        const std::vector<NamedParameter>& parameters) {
@@ -19,25 +31,74 @@ std::string make_label(int bucket, const BucketLayout& layout,
   return label + ")";
 }
 
+// The tensor's memory, which it keeps alive.
+c10::DataPtr keep_alive(const at::Tensor& tensor) {
+  auto* holder = new at::Tensor(tensor);
+  return {tensor.mutable_data_ptr(), holder, [](void* context) { delete static_cast<at::Tensor*>(context); },
+          c10::DeviceType::CPU};
+}
+
 }  // namespace
 
-Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator)
+Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
+                 bool marked)
     : parameters_(std::move(parameters)), layout_(std::move(layout)) {
   c10::NoGradGuard no_grad;
+  if (marked) {
+    install_interception();
+    owners_ = std::make_unique<StorageOwner[]>(count());
+  }
   for (const auto& [name, tensor, group] : parameters_) {
     shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
   }
-  for (int bucket = 0; bucket < static_cast<int>(layout_.buckets.size()); ++bucket) {
-    const BucketLayout& bucket_layout = layout_.buckets[bucket];
-    flats_.push_back(communicator.allocate(bucket_layout.numel, at::kFloat));
-    labels_.push_back(make_label(bucket, bucket_layout, parameters_));
-    for (int index : bucket_layout.parameters) {
-      at::Tensor& parameter = parameters_[index].tensor;
-      at::Tensor place = view(index, flats_[bucket]);
-      place.copy_(parameter);
-      parameter.set_data(place);
-    }
+  for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
+}
+
+void Buckets::move_in(int bucket, Communicator& communicator) {
+  const BucketLayout& bucket_layout = layout_.buckets[bucket];
+  ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
+  labels_.push_back(make_label(bucket, bucket_layout, parameters_));
+  at::Tensor flat = communicator.allocate(bucket_layout.numel, at::kFloat);
+  storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
+                                                    bucket_layout.partitioned ? kReleased : kPending)
+                               : flat.storage());
+  for (int index : bucket_layout.parameters) {
+    at::Tensor& parameter = parameters_[index].tensor;
+    at::Tensor place = view(index, flat);
+    place.copy_(parameter);
+    parameter.set_data(marked() ? marked_view(storages_[bucket], at::kFloat, place.sizes(), place.strides(),
+                                              layout_.placements[index].offset)
+                                : place);
   }
+  communicator.broadcast(flat, 0, "initial values of " + labels_[bucket])->wait();
+  at::Tensor own = slice(bucket, flat, communicator.rank());
+  if (bucket_layout.partitioned) {
+    shards_.push_back(communicator.allocate(bucket_layout.slice_numel, at::kFloat).copy_(own));
+    flats_.emplace_back();
+    return;
+  }
+  if (marked()) give_memory(storages_[bucket], flat.mutable_data_ptr());
+  shards_.push_back(std::move(own));
+  flats_.push_back(std::move(flat));
+}
+
+// Parameters outlive the engine. Whole ones keep their values.
+Buckets::~Buckets() {
+  if (!marked()) return;
+  for (int bucket = 0; bucket < count(); ++bucket) {
+    c10::DataPtr memory(nullptr, c10::DeviceType::CPU);
+    if (flats_[bucket].defined()) memory = keep_alive(flats_[bucket]);
+    disown(storages_[bucket], std::move(memory), kGone);
+  }
+}
+
+void Buckets::listen(OperatorListener* listener) {
+  for (int bucket = 0; bucket < count(); ++bucket) owners_[bucket].listener = listener;
+}
+
+const at::Tensor& Buckets::flat(int bucket) const {
+  ZR_CHECK(flats_[bucket].defined(), label(bucket) + " is partitioned");
+  return flats_[bucket];
 }
 
 at::Tensor Buckets::slice(int bucket, const at::Tensor& flat, int rank) const {
@@ -45,10 +106,22 @@ at::Tensor Buckets::slice(int bucket, const at::Tensor& flat, int rank) const {
   return flat.narrow(0, rank * numel, numel);
 }
 
+int Buckets::parameter_at(int bucket, int64_t offset) const {
+  const std::vector<int>& members = layout(bucket).parameters;
+  auto after = std::upper_bound(members.begin(), members.end(), offset, [&](int64_t value, int parameter) {
+    return value < layout_.placements[parameter].offset;
+  });
+  return after == members.begin() ? members.front() : *(after - 1);
+}
+
 at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
   const Shape& shape = shapes_[parameter];
   return flat.as_strided(shape.sizes, shape.strides,
                          flat.storage_offset() + layout_.placements[parameter].offset);
+}
+
+at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
+  return flat.narrow(0, layout_.placements[parameter].offset, shapes_[parameter].numel);
 }
 
 void Buckets::clear_padding(int bucket, at::Tensor& flat) const {
@@ -67,9 +140,10 @@ bool Buckets::in_place(int parameter) const {
   const Shape& shape = shapes_[parameter];
   if (tensor.sizes() != shape.sizes || tensor.strides() != shape.strides) return false;
   if (shape.numel == 0) return true;
-  const at::Tensor& flat = flats_[bucket_of(parameter)];
-  return tensor.storage().is_alias_of(flat.storage()) &&
-         tensor.storage_offset() == flat.storage_offset() + layout_.placements[parameter].offset;
+  const int bucket = bucket_of(parameter);
+  const int64_t base = marked() ? 0 : flats_[bucket].storage_offset();
+  return tensor.storage().is_alias_of(storages_[bucket]) &&
+         tensor.storage_offset() == base + layout_.placements[parameter].offset;
 }
 
 void Buckets::bump_versions() const {
@@ -82,9 +156,19 @@ int64_t Buckets::numel() const {
   return total;
 }
 
+int64_t Buckets::persistent_numel() const {
+  int64_t total = 0;
+  for (size_t index = 0; index < shapes_.size(); ++index) {
+    if (!partitioned(bucket_of(static_cast<int>(index)))) total += shapes_[index].numel;
+  }
+  return total;
+}
+
 int64_t Buckets::bytes() const {
   int64_t total = 0;
-  for (const auto& flat : flats_) total += static_cast<int64_t>(flat.nbytes());
+  for (int bucket = 0; bucket < count(); ++bucket) {
+    total += static_cast<int64_t>((partitioned(bucket) ? shards_ : flats_)[bucket].nbytes());
+  }
   return total;
 }
 

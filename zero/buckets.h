@@ -1,15 +1,16 @@
-// A model's parameters, moved into buckets: a bucket is one storage, parameters are views into it. Owned by
-// the engine, which outlives no parameter's need of it: the views keep the storages alive. Used by the rank's
-// own thread.
+// A model's parameters, moved into buckets: a bucket is one storage, parameters are views into it. A whole
+// bucket keeps its memory; of a partitioned one this rank keeps its slice, and residency.h gives the storage
+// memory around uses. Owned by the engine; immutable once made, but for the values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "zero/interception.h"
 #include "zero/layout.h"
 
 namespace zerorun {
@@ -22,23 +23,43 @@ struct NamedParameter {
 
 class Buckets {
  public:
-  /// Moves `parameters` (float32, CPU, dense) into buckets as `layout` says; values and leaves stay the same.
-  Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator);
+  /// Moves `parameters` (float32, CPU, dense) into buckets as `layout` says; leaves stay the same, values are
+  /// rank 0's. One bucket at a time is there in full beyond what stays. `marked`: operators on them are told
+  /// to the listener given to listen(); partitioned buckets must be.
+  Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator, bool marked);
+  ~Buckets();
+  Buckets(const Buckets&) = delete;
+  Buckets& operator=(const Buckets&) = delete;
 
-  int count() const { return static_cast<int>(flats_.size()); }
+  int count() const { return static_cast<int>(layout_.buckets.size()); }
   const BucketLayout& layout(int bucket) const { return layout_.buckets[bucket]; }
+  bool partitioned(int bucket) const { return layout_.buckets[bucket].partitioned; }
   /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
   const std::string& label(int bucket) const { return labels_[bucket]; }
-  /// All values of the bucket, 1-D; slice r belongs to rank r.
-  const at::Tensor& flat(int bucket) const { return flats_[bucket]; }
+
+  /// All values of a whole bucket, 1-D; slice r belongs to rank r.
+  const at::Tensor& flat(int bucket) const;
+  /// This rank's slice of the values, 1-D.
+  const at::Tensor& shard(int bucket) const { return shards_[bucket]; }
   /// `rank`'s slice of a tensor laid out like this bucket.
   at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const;
+  /// What the parameters of the bucket are views of.
+  const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
+
+  /// Marked buckets tell `listener` from now on.
+  bool marked() const { return owners_ != nullptr; }
+  void listen(OperatorListener* listener);
+  int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   int bucket_of(int parameter) const { return layout_.placements[parameter].bucket; }
+  /// The parameter that lies at `offset` (elements) of the bucket.
+  int parameter_at(int bucket, int64_t offset) const;
   /// The parameter's place in `flat`, a tensor laid out like its bucket: same sizes and strides as the
   /// parameter.
   at::Tensor view(int parameter, const at::Tensor& flat) const;
+  /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
+  at::Tensor piece(int parameter, const at::Tensor& flat) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
   void clear_padding(int bucket, at::Tensor& flat) const;
 
@@ -48,8 +69,9 @@ class Buckets {
   /// must.
   void bump_versions() const;
 
-  int64_t numel() const;  // of the parameters, without padding
-  int64_t bytes() const;  // of the storages
+  int64_t numel() const;             // of the parameters, without padding
+  int64_t persistent_numel() const;  // of those that are in whole buckets
+  int64_t bytes() const;             // of whole buckets and of own slices
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -59,10 +81,15 @@ class Buckets {
     int64_t numel;
   };
 
+  void move_in(int bucket, Communicator& communicator);
+
   std::vector<NamedParameter> parameters_;
   std::vector<Shape> shapes_;  // one a parameter
   Layout layout_;
-  std::vector<at::Tensor> flats_;
+  std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
+  std::vector<c10::Storage> storages_;
+  std::vector<at::Tensor> flats_;  // undefined where partitioned
+  std::vector<at::Tensor> shards_;
   std::vector<std::string> labels_;
 };
 

@@ -114,6 +114,7 @@ void GradientReducer::start_backward(bool boundary) {
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
+  std::lock_guard lock(hooks_);
   if (!in_backward_) {
     if (!bypassed_) bypassed_ = parameter;
     return;

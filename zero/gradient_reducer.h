@@ -1,6 +1,6 @@
 // How gradients leave: from autograd's hooks into bucket buffers, and summed over ranks into what the
-// optimizer reads. Owned by the engine; hooks run in the thread that calls backward; nothing here is shared
-// between threads.
+// optimizer reads. Owned by the engine; hooks run in whichever threads autograd uses, all else in the thread
+// that calls backward.
 //
 // [Note: departure] A bucket departs (its reduce-scatter starts) when each of its parameters has had as many
 // gradients as any backward so far has brought it, at least one, and all buckets before it in the plan have
@@ -22,6 +22,7 @@
 
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -119,6 +120,7 @@ class GradientReducer {
   size_t next_in_plan_ = 0;  // position of the next bucket to depart
   int64_t arrival_count_ = 0;
 
+  std::mutex hooks_;  // held while a gradient is taken in
   bool in_backward_ = false;
   bool reducing_ = false;
   std::optional<int> bypassed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -30,15 +31,19 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
   const int64_t alignment = kAlignmentBytes / element_size;
   Layout layout;
   layout.placements.resize(parameters.size());
-  std::map<int, int> open;  // group -> the bucket being filled
+  std::map<std::pair<int, bool>, int> open;  // group, partitioned -> the bucket being filled
 
   for (int index = static_cast<int>(parameters.size()) - 1; index >= 0; --index) {
     const LayoutParameter& parameter = parameters[index];
     const int64_t numel = round_up(parameter.numel, alignment);
-    auto [entry, first] = open.try_emplace(parameter.group, 0);
+    auto [entry, first] = open.try_emplace({parameter.group, parameter.partitioned}, 0);
     if (first || layout.buckets[entry->second].numel + numel > bucket_numel) {
       entry->second = static_cast<int>(layout.buckets.size());
-      layout.buckets.push_back({.group = parameter.group, .numel = 0, .slice_numel = 0, .parameters = {}});
+      layout.buckets.push_back({.group = parameter.group,
+                                .partitioned = parameter.partitioned,
+                                .numel = 0,
+                                .slice_numel = 0,
+                                .parameters = {}});
     }
     BucketLayout& bucket = layout.buckets[entry->second];
     layout.placements[index] = {.bucket = entry->second, .offset = bucket.numel};

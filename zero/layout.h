@@ -17,7 +17,8 @@ inline constexpr int64_t kAlignmentBytes = 64;
 
 struct LayoutParameter {
   int64_t numel;
-  int group;  // parameters of one bucket share their group, hence their hyperparameters
+  int group;                 // parameters of one bucket share their group, hence their hyperparameters
+  bool partitioned = false;  // likewise; see BucketLayout
 };
 
 struct Placement {
@@ -27,6 +28,7 @@ struct Placement {
 
 struct BucketLayout {
   int group;
+  bool partitioned;             // each rank keeps its slice only, between uses
   int64_t numel;                // with padding, N times slice_numel
   int64_t slice_numel;          // what one rank owns
   std::vector<int> parameters;  // indices, by rising offset

@@ -90,7 +90,7 @@ TEST_CASE("threads: a rank that starts a collective and never finishes it is nam
 TEST_CASE("threads: ranks that disagree on what comes next are told so") {
   SECTION("another collective") {
     const auto errors =
-        errors_of_ranks(2, milliseconds(5000), [](std::shared_ptr<Communicator> communicator) {
+        errors_of_ranks(2, milliseconds(500), [](std::shared_ptr<Communicator> communicator) {
           at::Tensor whole = at::ones({8});
           at::Tensor part = at::ones({4});
           if (communicator->rank() == 0) {

@@ -115,14 +115,18 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
       }
       if (rank == 0) result.grad_norms.push_back(engine.get_global_grad_norm());
     }
-    if (rank != 0) return;
+    const ResidencyReport residency = engine.residency();
+    const Volume volume = communicator->volume();
     for (const auto& item : model->named_parameters()) {
-      result.parameters.emplace_back(item.key(), item.value().detach().clone());
+      const at::Tensor values = item.value().detach().clone();  // all ranks gather
+      if (rank == 0) result.parameters.emplace_back(item.key(), values);
     }
+    if (rank != 0) return;
+    result.residency = residency;
     result.bytes = engine.bytes_by_category();
     result.formula_bytes = engine.formula_bytes();
-    result.reduce_scattered = communicator->volume().elements(Collective::reduce_scatter);
-    result.all_gathered = communicator->volume().elements(Collective::all_gather);
+    result.reduce_scattered = volume.elements(Collective::reduce_scatter);
+    result.all_gathered = volume.elements(Collective::all_gather);
   });
   return result;
 }

@@ -1,0 +1,83 @@
+#include "engine/gathered_parameters.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+namespace zerorun {
+namespace {
+
+// The index of `tensor` among the engine's parameters, -1 for a frozen one of the model.
+int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const at::Tensor& tensor,
+                   size_t position) {
+  const auto& parameters = buckets.parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    if (parameters[index].tensor.is_same(tensor)) return static_cast<int>(index);
+  }
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (parameter.is_same(tensor)) return -1;
+  }
+  throw UserError("GatheredParameters: tensor " + std::to_string(position) +
+                  " is not a parameter of the engine's model: pass the model's own parameters, not copies");
+}
+
+}  // namespace
+
+GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
+                                       std::optional<int> modifier_rank)
+    : state_(engine.state_.get()), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+  const int ranks = state_->communicator->world_size();
+  if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
+    throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +
+                    " is not one of the " + std::to_string(ranks) + " ranks");
+  }
+  for (size_t position = 0; position < parameters.size(); ++position) {
+    const int index = find_parameter(state_->buckets, *state_->model, parameters[position], position);
+    if (index < 0) {
+      frozen_.push_back(parameters[position]);
+    } else {
+      trained_.push_back(index);
+      buckets_.push_back(state_->buckets.bucket_of(index));
+    }
+  }
+  std::sort(buckets_.begin(), buckets_.end());
+  buckets_.erase(std::unique(buckets_.begin(), buckets_.end()), buckets_.end());
+  if (state_->residency) state_->residency->hold(buckets_);
+}
+
+GatheredParameters::~GatheredParameters() noexcept(false) {
+  const bool whole = std::uncaught_exceptions() == exceptions_;
+  std::exception_ptr failure;
+  if (whole && modifier_rank_) {
+    try {
+      share_writes();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (state_->residency) state_->residency->unhold(buckets_, whole && modifier_rank_);
+  if (failure) std::rethrow_exception(failure);
+}
+
+void GatheredParameters::share_writes() {
+  Communicator& communicator = *state_->communicator;
+  for (int index : trained_) {
+    const int bucket = state_->buckets.bucket_of(index);
+    const at::Tensor values =
+        state_->residency ? state_->residency->held_values(bucket) : state_->buckets.flat(bucket);
+    const NamedParameter& parameter = state_->buckets.parameters()[index];
+    communicator
+        .broadcast(state_->buckets.piece(index, values), *modifier_rank_, "parameter " + parameter.name)
+        ->wait();
+    parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  for (const at::Tensor& tensor : frozen_) {
+    broadcast_tensor({"a frozen parameter", tensor}, *modifier_rank_, communicator);
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace zerorun

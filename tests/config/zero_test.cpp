@@ -1,0 +1,160 @@
+// The zero_optimization section at stage 3: sizes, their two names, and what each stage makes of them.
+#include <catch2/catch.hpp>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/config/refusal.h"
+
+using namespace zerorun;
+using namespace zerorun::test;
+
+namespace {
+
+std::string section(const std::string& keys) {
+  return with("\"zero_optimization\": {" + keys + "}");
+}
+
+Config parse(const std::string& keys) {
+  return parse_config(section(keys), "conf", 1);
+}
+
+ZeroConfig zero(const std::string& keys) {
+  return parse(keys).zero;
+}
+
+struct Size {
+  std::string key;
+  std::string alias;
+  int64_t ZeroConfig::*member;
+  int64_t usual;
+};
+
+const std::vector<Size> sizes = {
+    {"stage3_max_live_parameters", "max_live_parameters", &ZeroConfig::max_live_parameters, 1'000'000'000},
+    {"stage3_max_reuse_distance", "max_reuse_distance", &ZeroConfig::max_reuse_distance, 1'000'000'000},
+    {"stage3_prefetch_bucket_size", "prefetch_bucket_size", &ZeroConfig::prefetch_bucket_size, 50'000'000},
+    {"stage3_param_persistence_threshold", "param_persistence_threshold",
+     &ZeroConfig::param_persistence_threshold, 100'000},
+    {"stage3_model_persistence_threshold", "model_persistence_threshold",
+     &ZeroConfig::model_persistence_threshold, std::numeric_limits<int64_t>::max()},
+};
+
+}  // namespace
+
+TEST_CASE("stages 0 to 3 are offered") {
+  for (int stage = 0; stage <= 3; ++stage) {
+    CHECK(zero("\"stage\": " + std::to_string(stage)).stage == stage);
+  }
+  CHECK(zero("\"stage\": 3.0").stage == 3);
+}
+
+TEST_CASE("overlap_comm left out is on at stage 3 only, and obeyed when written") {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const std::string written = "\"stage\": " + std::to_string(stage);
+    INFO(written);
+    CHECK(zero(written).overlap_comm == (stage == 3));
+    CHECK(zero("\"overlap_comm\": null, " + written).overlap_comm == (stage == 3));
+    CHECK(zero("\"overlap_comm\": true, " + written).overlap_comm);
+    CHECK(!zero("\"overlap_comm\": false, " + written).overlap_comm);
+  }
+  CHECK(!zero("").overlap_comm);
+}
+
+TEST_CASE("each size of stage 3 has DeepSpeed's default, and changes alone") {
+  for (const Size& size : sizes) {
+    INFO(size.key);
+    CHECK(zero("\"stage\": 3").*size.member == size.usual);
+    for (const std::string& name : {size.key, size.alias}) {
+      INFO(name);
+      for (const auto& [text, value] : std::vector<std::pair<std::string, int64_t>>{
+               {"0", 0}, {"12345", 12345}, {"3e8", 300'000'000}, {"9223372036854775807", INT64_MAX}}) {
+        INFO(text);
+        const Config config = parse("\"stage\": 3, \"" + name + "\": " + text);
+        CHECK(config.notes.empty());
+        for (const Size& other : sizes) {
+          CHECK(config.zero.*other.member == (other.key == size.key ? value : other.usual));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a wrong size is refused at its place, under the name that the file gives it") {
+  struct Wrong {
+    std::string value;
+    std::string remedy;
+  };
+  const std::vector<Wrong> wrong = {
+      {"-1", "write a number of elements"},        {"0.5", "write a number of elements"},
+      {"true", "write a number of elements"},      {"null", "write a number of elements"},
+      {"{}", "write a number of elements"},        {"1e19", "write a number of elements"},
+      {"\"5e7\"", "write 5e7 without the quotes"}, {"\"auto\"", "nothing here fills in \"auto\""}};
+  std::vector<std::string> names = {"sub_group_size"};
+  for (const Size& size : sizes) {
+    names.push_back(size.key);
+    names.push_back(size.alias);
+  }
+  for (const std::string& name : names) {
+    for (const Wrong& row : wrong) {
+      const std::string before = "\"zero_optimization\": {\"stage\": 3,\n \"" + name + "\": ";
+      INFO(before << row.value);
+      const auto found = refusals(with(before + row.value + "}"));
+      REQUIRE(found.size() == 1);
+      CHECK(found[0].place() == "3:" + std::to_string(name.size() + 6) + " zero_optimization." + name);
+      CHECK(found[0].expected == "an integer of at least 0");
+      CHECK_THAT(found[0].remedy, Catch::StartsWith(row.remedy));
+    }
+  }
+}
+
+TEST_CASE("a key written under both its names is refused once, at its alias") {
+  for (const Size& size : sizes) {
+    const std::string key = "\"" + size.key + "\": 1";
+    const std::string alias = "\"" + size.alias + "\": 1";
+    for (const bool alias_first : {false, true}) {
+      const auto found = refusals(
+          section("\"stage\": 3,\n" + (alias_first ? alias : key) + ",\n" + (alias_first ? key : alias)));
+      REQUIRE(found.size() == 1);
+      CHECK(found[0].place() == (alias_first ? "3:1" : "4:1") + (" zero_optimization." + size.alias));
+      CHECK_THAT(found[0].found, Catch::Contains("\"" + size.key + "\" as well"));
+      CHECK(found[0].remedy == "remove one of the two");
+    }
+  }
+}
+
+TEST_CASE("below stage 3 its sizes are kept, and told to change nothing") {
+  for (const Size& size : sizes) {
+    for (const std::string& name : {size.key, size.alias}) {
+      for (const char* stage : {"", "\"stage\": 0,", "\"stage\": 1,", "\"stage\": 2,"}) {
+        INFO(name << " " << stage);
+        const Config config = parse(std::string(stage) + "\n\"" + name + "\": 7");
+        CHECK(config.zero.*size.member == 7);
+        REQUIRE(config.notes.size() == 1);
+        CHECK(config.notes[0] == "conf:3: zero_optimization." + name +
+                                     ": 7 changes nothing: parameters are divided at stage 3 only");
+      }
+    }
+  }
+  CHECK(parse("\"stage\": 2").notes.empty());
+}
+
+TEST_CASE("sub_group_size is taken at every stage, and told to change nothing") {
+  for (const char* stage : {"2", "3"}) {
+    for (const char* size : {"0", "60000", "1e9"}) {
+      const Config config = parse(std::string("\"stage\": ") + stage + ", \"sub_group_size\": " + size);
+      REQUIRE(config.notes.size() == 1);
+      CHECK(config.notes[0] == std::string("conf:2: zero_optimization.sub_group_size: ") + size +
+                                   " changes nothing: the optimizer goes from one small bucket to the next "
+                                   "already");
+    }
+  }
+}
+
+TEST_CASE("contiguous_gradients means the same at stage 3 as below it") {
+  CHECK(parse("\"stage\": 3, \"contiguous_gradients\": true").notes.empty());
+  const auto notes = parse("\"stage\": 3, \"contiguous_gradients\": false").notes;
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0],
+             Catch::StartsWith("conf:2: zero_optimization.contiguous_gradients: false changes nothing"));
+}

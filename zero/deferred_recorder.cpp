@@ -1,0 +1,400 @@
+#include "zero/deferred_recorder.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+const char* const kNoMemory =
+    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was accessed "
+    "other "
+    "than by an operator (data_ptr(), torch::save, torch::tensor() of a vector, ...). Initialise it by "
+    "LibTorch "
+    "operators without reading it, build it outside the DeferredInit scope or under a "
+    "zerorun::InterceptionPause "
+    "within, or wait until zerorun::initialize() has made its values";
+
+[[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason) {
+  throw UserError(
+      "operator " + c10::toString(op.operator_name()) +
+      " on a tensor that was built under zerorun::DeferredInit and has no values yet: " + reason +
+      ". Initialise this parameter without reading it, or build the module outside the DeferredInit "
+      "scope");
+}
+
+void forget(StorageOwner* owner) {
+  delete static_cast<DeferredOwner*>(owner);
+}
+
+// Operators that are made of others, which come one by one: the better unit to record.
+bool decomposes(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+         (op.operator_name().name.starts_with("aten::_foreach_") &&
+          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd));
+}
+
+// Calls `visit(index, item, tensor)` for each defined tensor among the values.
+template <typename Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> values, Visit visit) {
+  for (size_t index = 0; index < values.size(); ++index) {
+    if (values[index].isTensor()) {
+      if (values[index].toTensor().defined()) visit(index, std::optional<size_t>(), values[index].toTensor());
+    } else if (values[index].isList()) {
+      const auto items = values[index].toListRef();
+      for (size_t item = 0; item < items.size(); ++item) {
+        if (items[item].isTensor() && items[item].toTensor().defined()) {
+          visit(index, std::optional<size_t>(item), items[item].toTensor());
+        }
+      }
+    }
+  }
+}
+
+// Puts `tensor` where the slot says; lists must be the stack's own.
+void put(torch::jit::Stack& stack, size_t index, std::optional<size_t> item, at::Tensor tensor) {
+  if (item) {
+    stack[index].toList().set(*item, std::move(tensor));
+  } else {
+    stack[index] = std::move(tensor);
+  }
+}
+
+torch::jit::Stack with_own_lists(const torch::jit::Stack& stack, size_t count) {
+  torch::jit::Stack copy(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+  for (c10::IValue& value : copy) {
+    if (value.isList()) value = value.toList().copy();
+  }
+  return copy;
+}
+
+std::optional<size_t> argument_named(const c10::OperatorHandle& op, std::string_view name) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    if (arguments[index].name() == name) return index;
+  }
+  return {};
+}
+
+bool returns_tensors_only(const c10::FunctionSchema& schema) {
+  return !schema.returns().empty() &&
+         std::all_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+         });
+}
+
+at::Generator generator_of(const torch::jit::Stack& arguments) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isGenerator() && value.toGenerator().defined()) return value.toGenerator();
+  }
+  return at::detail::getDefaultCPUGenerator();
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return (tensor.is_cpu() || tensor.is_meta()) && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+bool all_plain(const torch::jit::Stack& results) {
+  bool plain = true;
+  for_each_tensor(results, [&](size_t, std::optional<size_t>, const at::Tensor& tensor) {
+    plain = plain && is_plain(tensor);
+  });
+  return plain;
+}
+
+at::Tensor meta_like(const at::Tensor& tensor) {
+  at::Tensor meta =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::DeviceType::Meta));
+  meta.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  return meta;
+}
+
+// The device that the operator is asked to put its results on is replaced by Meta.
+void redirect_to_meta(const c10::OperatorHandle& op, torch::jit::Stack& arguments) {
+  for (c10::IValue& value : arguments) {
+    if (!value.isDevice()) continue;
+    if (!value.toDevice().is_cpu()) {
+      throw UserError(
+          "operator " + c10::toString(op.operator_name()) + " under zerorun::DeferredInit: device " +
+          value.toDevice().str() +
+          " was asked for, expected cpu. Build the model on the CPU; zerorun::initialize() places it");
+    }
+    value = c10::Device(c10::DeviceType::Meta);
+  }
+}
+
+// The argument that a result stands for, by the schema's alias names.
+std::optional<size_t> aliased_argument(const c10::FunctionSchema& schema, size_t result) {
+  const c10::AliasInfo* wanted = schema.returns()[result].alias_info();
+  for (size_t index = 0; wanted && index < schema.arguments().size(); ++index) {
+    const c10::AliasInfo* alias = schema.arguments()[index].alias_info();
+    if (alias && alias->isWrite() && alias->beforeSets() == wanted->beforeSets()) return index;
+  }
+  return {};
+}
+
+bool only_writes_in_place(const c10::FunctionSchema& schema) {
+  for (size_t index = 0; index < schema.returns().size(); ++index) {
+    if (!aliased_argument(schema, index)) return false;
+  }
+  return std::none_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return argument.kwarg_only() && argument.alias_info() && argument.alias_info()->isWrite();  // out=
+      });
+}
+
+bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  for (const c10::IValue& value : arguments) {
+    if (value.isDevice() && value.toDevice().is_meta()) return false;
+  }
+  const auto layout = argument_named(op, "layout");
+  return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
+}
+
+bool writes_any(const std::vector<TapeSlot>& slots) {
+  return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
+}
+
+// Random numbers are drawn as plain construction would draw them, and thrown away.
+torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor& self = arguments.front().toTensor();
+  arguments.front() = at::empty_strided(self.sizes(), self.strides(), self.options());
+  op.callBoxed(arguments);
+  return arguments;
+}
+
+// Runs the operator on tensors without data, to learn what its results will look like.
+torch::jit::Stack run_on_meta(const c10::OperatorHandle& op, const torch::jit::Stack& values,
+                              const std::vector<TapeSlot>& deferred) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::FunctionSchema& schema = op.schema();
+  torch::jit::Stack arguments = with_own_lists(values, values.size());
+  for_each_tensor(values, [&](size_t index, std::optional<size_t> item, const at::Tensor& tensor) {
+    put(arguments, index, item, meta_like(tensor));
+  });
+  redirect_to_meta(op, arguments);
+  const torch::jit::Stack inputs = arguments;
+  torch::jit::Stack results = arguments;
+  try {
+    op.callBoxed(results);
+  } catch (const c10::NotImplementedError& error) {
+    if (!only_writes_in_place(schema)) {
+      refuse(op, std::string("what its result looks like cannot be foretold (") +
+                     error.what_without_backtrace() + ")");
+    }
+    return torch::jit::Stack(schema.returns().size());
+  }
+  for (const TapeSlot& slot : deferred) {
+    const at::Tensor& input =
+        slot.item ? inputs[slot.index].toListRef()[*slot.item].toTensor() : inputs[slot.index].toTensor();
+    if (slot.written && input.sizes() != at::IntArrayRef(slot.tensor.sizes)) {
+      refuse(op, "it would resize the tensor");
+    }
+    for_each_tensor(results, [&](size_t index, std::optional<size_t>, const at::Tensor& result) {
+      if (!schema.returns()[index].alias_info() && input.is_alias_of(result)) {
+        refuse(op, "its result shares memory with an argument");
+      }
+    });
+  }
+  if (!all_plain(results)) refuse(op, "its result is not a dense tensor");
+  return results;
+}
+
+}  // namespace
+
+const DeferredOwner* deferred_owner_of(const at::Tensor& tensor) {
+  const StorageOwner* owner = owner_of(tensor);
+  return owner && owner->storage_gone == &forget ? static_cast<const DeferredOwner*>(owner) : nullptr;
+}
+
+TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner) {
+  const int64_t nbytes = owner.tape_owner->tape().nbytes(owner.storage);
+  return {.storage = owner.storage,
+          .dtype = deferred.scalar_type(),
+          .sizes = deferred.sizes().vec(),
+          .strides = deferred.strides().vec(),
+          .offset = deferred.storage_offset(),
+          .covers = deferred.storage_offset() == 0 && deferred.is_non_overlapping_and_dense() &&
+                    static_cast<int64_t>(deferred.nbytes()) == nbytes};
+}
+
+// What the arguments of an operator are.
+struct DeferredRecorder::Arguments {
+  torch::jit::Stack values;  // as they came, lists copied
+  std::vector<TapeSlot> deferred;
+  std::vector<at::Tensor> real;
+  bool writes_real = false;
+  bool differentiable = false;
+  bool foreign = false;  // has tensors of other scopes or of an engine
+};
+
+DeferredRecorder::Arguments DeferredRecorder::look_at(const c10::OperatorHandle& op,
+                                                      const torch::jit::Stack& stack) const {
+  const auto& arguments = op.schema().arguments();
+  Arguments seen;
+  seen.values = with_own_lists(stack, arguments.size());
+  for_each_tensor(seen.values, [&](size_t index, std::optional<size_t> item, const at::Tensor& tensor) {
+    const c10::AliasInfo* alias = arguments[index].alias_info();
+    const bool written = alias && alias->isWrite();
+    const DeferredOwner* owner = deferred_owner_of(tensor);
+    if (owner && owner->tape_owner.get() == this) {
+      seen.differentiable |= tensor.requires_grad();
+      seen.deferred.push_back({index, item, written, tape_tensor_of(tensor, *owner)});
+    } else {
+      seen.foreign |= owner_of(tensor) != nullptr;
+      seen.writes_real |= written;
+      seen.real.push_back(tensor);
+    }
+  });
+  return seen;
+}
+
+TapeOperator DeferredRecorder::new_entry(const c10::OperatorHandle& op, const Arguments& seen) const {
+  TapeOperator entry{.op = op,
+                     .arguments = with_own_lists(seen.values, seen.values.size()),
+                     .deferred = seen.deferred,
+                     .captured = {},
+                     .made = {},
+                     .random = {},
+                     .default_dtype = c10::get_default_dtype_as_scalartype()};
+  // A deferred tensor on its own tape would keep the tape alive for good.
+  for (const TapeSlot& slot : seen.deferred) put(entry.arguments, slot.index, slot.item, at::Tensor());
+  for (const at::Tensor& tensor : seen.real) {
+    if (tensor.is_inference()) {
+      refuse(op, "it also reads an inference tensor, whose changes nobody can see");
+    }
+    entry.captured.push_back({tensor, static_cast<uint32_t>(tensor._version())});
+  }
+  return entry;
+}
+
+void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                              torch::jit::Stack* stack) {
+  if (decomposes(op)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  const Arguments seen = look_at(op, *stack);
+  if (op.hasTag(at::Tag::inplace_view)) {
+    // Changes the tensor, not its storage, or throws: a deferred storage cannot be resized.
+    InterceptionPause pause;
+    op.redispatchBoxed(below, stack);
+  } else if (!seen.deferred.empty()) {
+    record_deferred(op, seen, stack);
+  } else if (seen.real.empty() && returns_tensors_only(op.schema())) {
+    record_factory(op, below, seen, stack);
+  } else {
+    InterceptionPause pause;
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                                      const Arguments& seen, torch::jit::Stack* stack) {
+  InterceptionPause pause;
+  if (!wants_dense(op, seen.values)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  torch::jit::Stack on_meta = seen.values;
+  redirect_to_meta(op, on_meta);  // also checks the device
+  TapeOperator entry = new_entry(op, seen);
+  torch::jit::Stack results = seen.values;
+  if (is_random(op)) {
+    entry.random = save_state(generator_of(seen.values));
+    op.redispatchBoxed(below, &results);
+  } else if (const auto device = argument_named(op, "device")) {
+    on_meta[*device] = c10::Device(c10::DeviceType::Meta);
+    try {
+      op.callBoxed(on_meta);
+      results = std::move(on_meta);
+    } catch (const c10::NotImplementedError&) {
+      op.redispatchBoxed(below, &results);
+    }
+  } else {
+    op.redispatchBoxed(below, &results);
+  }
+  torch::jit::drop(*stack, seen.values.size());
+  if (all_plain(results)) {
+    defer_results(entry, seen.values, results);
+    tape_.add(std::move(entry));
+  }
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
+}
+
+void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Arguments& seen,
+                                       torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (seen.foreign) refuse(op, "it also has tensors of an engine, or of another DeferredInit scope");
+  if (!returns_tensors_only(schema) && !(schema.returns().empty() && writes_any(seen.deferred))) {
+    refuse(op, "it would give the host a value that depends on the tensor's");
+  }
+  if (seen.differentiable && c10::GradMode::is_enabled()) {
+    refuse(
+        op,
+        "it is recorded for a backward pass, as if the model was in use. Call zerorun::initialize() before "
+        "forward; in an initialisation hold a torch::NoGradGuard");
+  }
+  if (seen.writes_real) refuse(op, "it would write them to a tensor that has memory");
+
+  InterceptionPause pause;
+  TapeOperator entry = new_entry(op, seen);
+  torch::jit::Stack results;
+  if (is_random(op)) {
+    if (!is_random_fill(op)) refuse(op, "how many random numbers it draws could depend on them");
+    entry.random = save_state(generator_of(seen.values));
+    results = run_on_scratch(op, seen.values);
+  } else {
+    results = run_on_meta(op, seen.values, seen.deferred);
+  }
+  defer_results(entry, seen.values, results);
+  tape_.add(std::move(entry));
+  torch::jit::drop(*stack, seen.values.size());
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
+}
+
+c10::Storage DeferredRecorder::new_storage(int64_t nbytes) {
+  auto owner = std::make_unique<DeferredOwner>();
+  owner->recorder = this;
+  owner->storage_gone = &forget;
+  owner->tape_owner = shared_from_this();
+  owner->storage = tape_.add_storage(nbytes);
+  return make_owned_storage(*owner.release(), nbytes, kNoMemory);
+}
+
+void DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,
+                                     torch::jit::Stack& results) {
+  std::map<c10::StorageImpl*, c10::Storage> storages;  // results may share one
+  const auto& returns = entry.op.schema().returns();
+  for (size_t index = 0; index < returns.size(); ++index) {
+    if (!returns[index].alias_info()) continue;
+    const auto argument = aliased_argument(entry.op.schema(), index);
+    if (!argument) refuse(entry.op, "a result of it shares memory with an argument");
+    results[index] = arguments[*argument];
+  }
+  const torch::jit::Stack found = with_own_lists(results, results.size());
+  for_each_tensor(found, [&](size_t index, std::optional<size_t> item, const at::Tensor& result) {
+    if (returns[index].alias_info()) return;
+    auto [storage, fresh] = storages.try_emplace(result.storage().unsafeGetStorageImpl());
+    if (fresh) storage->second = new_storage(static_cast<int64_t>(result.storage().nbytes()));
+    at::Tensor deferred = marked_view(storage->second, result.scalar_type(), result.sizes(), result.strides(),
+                                      result.storage_offset());
+    entry.made.push_back({index, item, true, tape_tensor_of(deferred, *deferred_owner_of(deferred))});
+    put(results, index, item, std::move(deferred));
+  });
+}
+
+}  // namespace zerorun

@@ -1,0 +1,51 @@
+// Takes operators of a build scope down instead of running them, and gives out tensors without memory as
+// their results. Real tensors and operators on them alone are left as they are; what would need values that
+// are not made yet is refused with a UserError. The deferred tensors own it together; the building thread
+// calls it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/interception.h"
+#include "zero/operator_tape.h"
+
+namespace zerorun {
+
+class DeferredRecorder;
+
+/// What stands behind the storage of a deferred tensor.
+struct DeferredOwner : StorageOwner {
+  std::shared_ptr<DeferredRecorder> tape_owner;
+  StorageId storage = 0;
+};
+
+/// Null when the tensor is not deferred.
+const DeferredOwner* deferred_owner_of(const at::Tensor& tensor);
+/// The deferred tensor's place on the tape.
+TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner);
+
+class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from_this<DeferredRecorder> {
+ public:
+  void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
+
+  const OperatorTape& tape() const { return tape_; }
+
+ private:
+  struct Arguments;
+
+  Arguments look_at(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
+  TapeOperator new_entry(const c10::OperatorHandle& op, const Arguments& seen) const;
+  void record_factory(const c10::OperatorHandle& op, c10::DispatchKeySet below, const Arguments& seen,
+                      torch::jit::Stack* stack);
+  void record_deferred(const c10::OperatorHandle& op, const Arguments& seen, torch::jit::Stack* stack);
+
+  /// Replaces results by deferred tensors, which it notes in `entry`; the memory of the results goes.
+  void defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
+  c10::Storage new_storage(int64_t nbytes);
+
+  OperatorTape tape_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,52 @@
+// When each bucket is gathered and released within one iteration, planned from the trace of an earlier one.
+// Pure arithmetic, no LibTorch. All sizes are in elements.
+//
+// [Note: schedule] Integrated prefetching and caching (Cao, Felten et al. 1995) with a plan that is the same
+// on every rank, since it follows from the trace and the limits alone. What is needed but not there is
+// gathered; when that would pass `max_live`, what is used furthest ahead goes first. A bucket goes after its
+// use when the elements used before its next use exceed `max_reuse_distance`, and after its last use. Gathers
+// keep the order of first use and start as early as `prefetch` elements ahead of use allow: one that must
+// wait holds up those after it, and none starts in the step that releases the same bucket. Every gather has a
+// place in one arena, so that following the plan allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace zerorun {
+
+struct GatherLimits {
+  int64_t max_live = 1'000'000'000;            // stage3_max_live_parameters
+  int64_t max_reuse_distance = 1'000'000'000;  // stage3_max_reuse_distance
+  int64_t prefetch = 50'000'000;               // stage3_prefetch_bucket_size; 0: nothing ahead of its use
+};
+
+struct GatherPlan {
+  struct Gather {
+    int bucket;
+    int64_t offset;  // place in the arena
+    int use;         // position of the use that it is for
+  };
+  /// What happens right before the use at the same position: first the releases, then gathers start, in
+  /// order. Gathers for this very use come before those ahead of theirs.
+  struct Step {
+    std::vector<int> releases;
+    std::vector<Gather> gathers;
+  };
+
+  std::vector<Gather> initial;  // started when the iteration begins, before anything is used
+  std::vector<Step> steps;      // one a use; what is there after the last one is released by the caller
+  int64_t arena_numel = 0;
+  int64_t gathered_numel = 0;  // the sum over all gathers
+};
+
+/// `uses[k]`: the buckets, ascending and without repetition, that the k-th use needs at once. Nothing is
+/// there at the start; each bucket that a use needs is there at that use. While a use runs, what was used or
+/// is in use takes at most max(max_live, that use), what is ahead at most `prefetch`. Keeps arena_numel <=
+/// max(max_live, largest use) + prefetch wherever a placement is found, if need be by planning with lower
+/// limits; offsets are sums of bucket sizes, so as aligned as those. Refuses negative limits.
+GatherPlan plan_gathers(std::span<const std::vector<int>> uses, std::span<const int64_t> bucket_numel,
+                        const GatherLimits& limits);
+
+}  // namespace zerorun

@@ -1,0 +1,52 @@
+// The order in which an iteration uses partitioned buckets: recorded, planned (gather_schedule.h), followed.
+// Pure bookkeeping, no LibTorch; used under its owner's lock.
+//
+// [Note: trace] A use is an operator and the buckets it needs; operators in a row that need the same buckets
+// are one use. Every iteration is recorded. One that does what the trace says is told the plan's steps. One
+// that departs from it gets no more steps, and its record becomes the trace when it ends.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zero/gather_schedule.h"
+
+namespace zerorun {
+
+class GatherTrace {
+ public:
+  struct Use {
+    std::vector<int> buckets;  // ascending
+    std::string reason;        // "for aten::addmm on h.0.weight"
+  };
+
+  /// Notes the next use. Returns what the plan does before it, or null when there is no plan (any more): then
+  /// record() must follow.
+  const GatherPlan::Step* follow(std::span<const int> buckets);
+  void record(std::span<const int> buckets, std::string reason);
+  /// Whether another iteration may begin with a use of `buckets`: the trace is at its end, and began so.
+  bool may_begin_again(std::span<const int> buckets) const;
+  /// The iteration has ended: makes a plan if it departed from the trace or was the first one.
+  void finish(std::span<const int64_t> bucket_numel, const GatherLimits& limits);
+
+  bool following() const { return planned_ && !departed_; }
+  /// Made by the last finish(); empty before.
+  const GatherPlan& plan() const { return plan_; }
+  const std::string& reason(int use) const { return uses_[use].reason; }
+  bool started() const { return position_ > 0; }
+  int64_t departures() const { return departures_; }
+
+ private:
+  void depart(size_t position);
+
+  std::vector<Use> uses_;  // the trace; while there is no plan or after a departure, the record so far
+  size_t position_ = 0;    // uses of this iteration
+  GatherPlan plan_;
+  bool planned_ = false;
+  bool departed_ = false;
+  int64_t departures_ = 0;
+};
+
+}  // namespace zerorun

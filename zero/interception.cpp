@@ -1,0 +1,239 @@
+#include "zero/interception.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/error.h"
+
+// Later versions of LibTorch use the key for themselves.
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
+              "zero/interception.cpp is made for LibTorch 2.11: look who uses DispatchKey::Fake in this one");
+
+namespace zerorun {
+namespace {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+
+// StorageImpl offers no way to clear its throw-on-access flag. An explicit instantiation may name a private
+// member.
+template <bool c10::StorageImpl::*Member>
+struct Reveal {
+  friend bool c10::StorageImpl::*throw_on_access_flag() { return Member; }
+};
+bool c10::StorageImpl::*throw_on_access_flag();
+template struct Reveal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+// The deleter that marks a storage as owned; its context is the owner.
+void owner_tag(void* context) {
+  auto* owner = static_cast<StorageOwner*>(context);
+  if (owner && owner->storage_gone) owner->storage_gone(owner);
+}
+
+void set_memory(c10::StorageImpl& storage, void* data) {
+  c10::DataPtr& current = storage._mutable_data_ptr_no_checks();
+  void* owner = current.release_context();  // else replacing it would call the tag
+  storage.*throw_on_access_flag() = data == nullptr;
+  storage.set_data_ptr_noswap({data, owner, &owner_tag, c10::DeviceType::CPU});
+}
+
+thread_local OperatorRecorder* current_recorder = nullptr;
+
+using TouchedList = c10::SmallVector<Touched, 6>;
+
+void add(TouchedList& touched, const at::Tensor& tensor, bool written) {
+  StorageOwner* owner = owner_of(tensor);
+  if (!owner) return;
+  for (Touched& known : touched) {
+    if (known.owner != owner) continue;
+    known.written |= written;
+    return;
+  }
+  touched.push_back({owner, written, &tensor});
+}
+
+void collect(TouchedList& touched, const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  auto values = torch::jit::last(stack, arguments.size());
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const c10::IValue& value = values[index];
+    if (!value.isTensor() && !value.isList()) continue;
+    const c10::AliasInfo* alias = arguments[index].alias_info();
+    const bool written = alias && alias->isWrite();
+    if (value.isTensor()) {
+      add(touched, value.toTensor(), written);
+      continue;
+    }
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor()) {
+        add(touched, item.toTensor(), written);
+      } else if (!item.isNone()) {
+        break;  // a list of numbers
+      }
+    }
+  }
+}
+
+class Entered {
+ public:
+  Entered(OperatorListener& listener, const c10::OperatorHandle& op, std::span<const Touched> touched)
+      : listener_(listener), touched_(touched) {
+    listener_.enter(op, touched_);
+  }
+  ~Entered() { listener_.leave(touched_); }
+
+ private:
+  OperatorListener& listener_;
+  std::span<const Touched> touched_;
+};
+
+void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
+                 std::span<Touched> touched) {
+  OperatorListener* listener = touched.front().owner->listener;
+  auto others = std::stable_partition(touched.begin(), touched.end(),
+                                      [&](const Touched& item) { return item.owner->listener == listener; });
+  Entered entered(*listener, op, {touched.begin(), others});
+  if (others != touched.end()) {
+    run_entered(op, below, stack, {others, touched.end()});
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  TouchedList touched;
+  collect(touched, op, *stack);
+  OperatorRecorder* recorder = current_recorder;
+  for (const Touched& item : touched) {
+    if (item.owner->recorder) recorder = item.owner->recorder;
+  }
+  if (recorder) {
+    recorder->record(op, below, stack);
+  } else if (touched.empty()) {
+    op.redispatchBoxed(below, stack);
+  } else {
+    run_entered(op, below, stack, touched);
+  }
+}
+
+// Whether the operator looks at sizes, strides and types only: it returns a view by its schema, or a new
+// tensor shaped like another.
+bool touches_no_memory(const c10::FunctionSchema& schema) {
+  if (schema.is_mutable()) return false;
+  const auto& returns = schema.returns();
+  const bool is_view =
+      !returns.empty() && std::all_of(returns.begin(), returns.end(),
+                                      [](const auto& result) { return result.alias_info() != nullptr; });
+  if (is_view) return true;
+  const std::string& name = schema.name();
+  static constexpr std::string_view metadata_only[] = {"aten::_unsafe_view", "aten::is_same_size",
+                                                       "aten::is_set_to",
+                                                       "aten::_has_compatible_shallow_copy_type"};
+  return name.ends_with("_like") || name.starts_with("aten::new_") || name.starts_with("aten::sym_") ||
+         std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
+}
+
+}  // namespace
+
+bool interception_key_is_free() {
+  return !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey) &&
+         c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(kKey).empty();
+}
+
+void install_interception() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!interception_key_is_free()) {
+      throw InternalError("dispatch key " + std::string(c10::toString(kKey)) +
+                          ", by which the engine hears of operators on parameters, is in use by LibTorch or "
+                          "another library of this program");
+    }
+    // Registrations last as long as these; the process needs them to its end.
+    static std::map<std::string, std::unique_ptr<torch::Library>> libraries;
+    auto library = [](const std::string& name) -> torch::Library& {
+      auto& entry = libraries[name];
+      if (!entry)
+        entry = std::make_unique<torch::Library>(torch::Library::IMPL, name, kKey, __FILE__, __LINE__);
+      return *entry;
+    };
+    library("_").fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (!op || !touches_no_memory(op->schema())) continue;
+      const std::string space = name.name.substr(0, name.name.find("::"));
+      library(space).impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
+    }
+  });
+}
+
+c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::string& message) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(nbytes),
+                       c10::DataPtr(nullptr, &owner, &owner_tag, c10::DeviceType::CPU), nullptr, false);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  return storage;
+}
+
+void give_memory(const c10::Storage& storage, void* data) {
+  set_memory(*storage.unsafeGetStorageImpl(), data);
+}
+
+void take_memory(const c10::Storage& storage) {
+  set_memory(*storage.unsafeGetStorageImpl(), nullptr);
+}
+
+void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string& message) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  impl._mutable_data_ptr_no_checks().release_context();
+  if (memory.get()) {
+    impl.*throw_on_access_flag() = false;
+  } else {
+    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  }
+  impl.set_data_ptr_noswap(std::move(memory));
+}
+
+StorageOwner* owner_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return nullptr;
+  c10::DataPtr& pointer = impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &owner_tag ? static_cast<StorageOwner*>(pointer.get_context()) : nullptr;
+}
+
+at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
+                       at::IntArrayRef strides, int64_t offset) {
+  const c10::DispatchKeySet keys = c10::DispatchKeySet(c10::DispatchKey::CPU).add(kKey);
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
+RecordingScope::RecordingScope(OperatorRecorder& recorder)
+    : outer_(std::exchange(current_recorder, &recorder)),
+      was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+  install_interception();
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+RecordingScope::~RecordingScope() {
+  current_recorder = outer_;
+  c10::impl::tls_set_dispatch_key_included(kKey, was_included_);
+}
+
+InterceptionPause::InterceptionPause() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, true);
+}
+
+InterceptionPause::~InterceptionPause() {
+  c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_);
+}
+
+}  // namespace zerorun

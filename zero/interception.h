@@ -1,0 +1,100 @@
+// How the runtime hears of operators that touch a parameter, without touching the model: the one file that
+// knows the dispatch key. A marked tensor carries LibTorch's out-of-core key Fake, below autograd and above
+// the backends; views inherit it, results and gradients do not. A boxed fallback on that key sees exactly the
+// operators that touch marked tensors, forward and backward, in whichever thread. View operators pass by:
+// they touch no memory. [Note: throw on access] A storage without memory throws a clear error on any access
+// that is not an operator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <span>
+
+namespace zerorun {
+
+class OperatorListener;
+class OperatorRecorder;
+
+/// What stands behind the storage of marked tensors. Exactly one of the two is set.
+struct StorageOwner {
+  OperatorListener* listener = nullptr;
+  OperatorRecorder* recorder = nullptr;
+  /// Called when the storage has gone; null: nothing to do.
+  void (*storage_gone)(StorageOwner*) = nullptr;
+};
+
+struct Touched {
+  StorageOwner* owner;
+  bool written;              // the operator's schema says that it writes there
+  const at::Tensor* tensor;  // the first argument that lies there; valid in enter() only
+};
+
+/// Told before and after each operator that touches storages of its owners. Any thread; operators nest.
+class OperatorListener {
+ public:
+  /// Makes the data of all `touched` accessible until leave(). When it throws, the operator does not run.
+  virtual void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) = 0;
+  virtual void leave(std::span<const Touched> touched) noexcept = 0;
+
+ protected:
+  ~OperatorListener() = default;
+};
+
+/// Takes the place of operators: they do not run unless it runs them.
+class OperatorRecorder {
+ public:
+  /// Replaces the arguments on the stack by results. `below`: the keys to redispatch to.
+  virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) = 0;
+
+ protected:
+  ~OperatorRecorder() = default;
+};
+
+/// Puts the fallback in place, once a process. Throws InternalError when LibTorch uses the key itself.
+void install_interception();
+/// Whether no one has a fallback on the key yet.
+bool interception_key_is_free();
+
+/// A storage of `nbytes` without memory that belongs to `owner`; access throws `message`.
+c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::string& message);
+/// Puts memory behind the storage, or takes it away (then access throws the message).
+void give_memory(const c10::Storage& storage, void* data);
+void take_memory(const c10::Storage& storage);
+/// Ends the ownership: `memory` stays behind the storage; without memory access throws `message`.
+void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string& message);
+
+/// Null when the tensor's storage is nobody's.
+StorageOwner* owner_of(const at::Tensor& tensor);
+
+/// A marked tensor on the storage; `offset` in elements.
+at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
+                       at::IntArrayRef strides, int64_t offset);
+
+/// While it lives, every operator of this thread goes to `recorder`, whatever tensors it has.
+class RecordingScope {
+ public:
+  explicit RecordingScope(OperatorRecorder& recorder);
+  ~RecordingScope();
+  RecordingScope(const RecordingScope&) = delete;
+  RecordingScope& operator=(const RecordingScope&) = delete;
+
+ private:
+  OperatorRecorder* outer_;
+  bool was_included_;
+};
+
+/// While it lives, operators of this thread run as if no tensor was marked and nothing recorded.
+class InterceptionPause {
+ public:
+  InterceptionPause();
+  ~InterceptionPause();
+  InterceptionPause(const InterceptionPause&) = delete;
+  InterceptionPause& operator=(const InterceptionPause&) = delete;
+
+ private:
+  bool was_excluded_;
+};
+
+}  // namespace zerorun

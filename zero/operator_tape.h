@@ -1,0 +1,91 @@
+// The operators that give tensors without memory their values, in the order in which they came, and the
+// replay of those among them that one storage needs. The tape knows storages by number and holds none of
+// their data, only real tensors that operators read and generator states (5 KB a random operator). Owned by
+// the recorder of a build scope; one thread at a time.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+#include <vector>
+
+namespace zerorun {
+
+using StorageId = size_t;
+
+/// A tensor on a storage of the tape.
+struct TapeTensor {
+  StorageId storage = 0;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset = 0;   // in elements
+  bool covers = false;  // each byte of the storage belongs to one element
+
+  bool same_geometry(const TapeTensor& other) const;
+};
+
+/// Where the arguments or results of an operator hold a tensor of the tape.
+struct TapeSlot {
+  size_t index = 0;
+  std::optional<size_t> item;  // of the list at `index`; else the value itself
+  bool written = false;
+  TapeTensor tensor;
+};
+
+/// A tensor with memory that an operator reads, and its version at that time.
+struct CapturedTensor {
+  at::Tensor tensor;
+  uint32_t version = 0;
+};
+
+struct GeneratorState {
+  at::Generator generator;
+  at::Tensor state;
+};
+
+struct TapeOperator {
+  c10::OperatorHandle op;
+  torch::jit::Stack arguments;  // nothing where `deferred` says that a tensor of the tape goes
+  std::vector<TapeSlot> deferred;
+  std::vector<CapturedTensor> captured;
+  std::vector<TapeSlot> made;            // results on storages that begin with this operator
+  std::optional<GeneratorState> random;  // what the operator draws from
+  at::ScalarType default_dtype = at::kFloat;
+};
+
+/// Whether the operator draws random numbers.
+bool is_random(const c10::OperatorHandle& op);
+/// Whether it fills its first argument with random numbers, as many for any earlier values.
+bool is_random_fill(const c10::OperatorHandle& op);
+/// Whether it gives a tensor memory but no values.
+bool only_allocates(const c10::OperatorHandle& op);
+
+/// The CPU generator's state; set_state's inverse, under the generator's lock.
+GeneratorState save_state(const at::Generator& generator);
+
+/// A tensor with memory on the storage.
+at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
+/// A storage with memory of its own.
+c10::Storage allocate_storage(int64_t nbytes);
+
+class OperatorTape {
+ public:
+  StorageId add_storage(int64_t nbytes);
+  void add(TapeOperator entry) { operators_.push_back(std::move(entry)); }
+
+  /// Runs what `target` needs, on `memory` of its size. Leaves every generator as it found it.
+  void replay(StorageId target, const c10::Storage& memory) const;
+
+  int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
+  const std::vector<TapeOperator>& operators() const { return operators_; }
+
+ private:
+  std::vector<int64_t> nbytes_;  // by StorageId
+  std::vector<TapeOperator> operators_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,329 @@
+#include "zero/residency.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace zerorun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A wait shorter than this found its gather ready: for the report only, no decision depends on it.
+constexpr std::chrono::microseconds kReady(50);
+
+}  // namespace
+
+Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits)
+    : buckets_(&buckets),
+      communicator_(&communicator),
+      limits_(limits),
+      to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")),
+      states_(buckets.count()) {
+  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    bucket_numel_.push_back(buckets.layout(bucket).numel);
+    if (buckets.partitioned(bucket)) {
+      partitioned_numel_ += bucket_numel_.back();
+    } else {
+      states_[bucket].state = State::resident;
+      states_[bucket].memory = buckets.flat(bucket);
+    }
+  }
+  buckets.listen(this);
+}
+
+// Whole buckets stay with the model, so their values must arrive; what else is under way is dropped.
+Residency::~Residency() {
+  if (std::uncaught_exceptions() == 0) {
+    try {
+      synchronize();
+    } catch (const std::exception& error) {
+      log_warning(std::string("the model's last update did not arrive on this rank: ") + error.what());
+    }
+  }
+  for (BucketState& state : states_) state.work.reset();  // before the memory they write to
+}
+
+void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
+  std::lock_guard lock(mutex_);
+  c10::SmallVector<int, 6> partitioned;
+  bool pinned = true;  // by an operator that this one is a part of, or by a scope: no use of its own
+  for (const Touched& item : touched) {
+    const int bucket = buckets_->bucket_of(item.owner);
+    if (!buckets_->partitioned(bucket)) continue;
+    partitioned.push_back(bucket);
+    pinned = pinned && states_[bucket].pins > 0;
+  }
+  if (!pinned) {
+    std::sort(partitioned.begin(), partitioned.end());
+    if (!std::ranges::equal(partitioned, current_)) note_use({op, touched}, partitioned);
+    watch_copies({op, touched});
+  }
+  for (const Touched& item : touched) {
+    const int bucket = buckets_->bucket_of(item.owner);
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+  }
+  for (const Touched& item : touched) {
+    const int bucket = buckets_->bucket_of(item.owner);
+    ++states_[bucket].pins;
+    if (item.written && buckets_->partitioned(bucket)) move(bucket, State::dirty);
+  }
+}
+
+void Residency::leave(std::span<const Touched> touched) noexcept {
+  for (const Touched& item : touched) --states_[buckets_->bucket_of(item.owner)].pins;
+}
+
+void Residency::move(int bucket, State to, std::string reason) {
+  BucketState& state = states_[bucket];
+  const bool partitioned = buckets_->partitioned(bucket);
+  switch (to) {
+    case State::gathering:
+      ZR_CHECK(state.state == (partitioned ? State::sharded : State::resident), buckets_->label(bucket));
+      if (!partitioned) take_memory(buckets_->storage(bucket));
+      state.work = communicator_->all_gather(state.memory, buckets_->shard(bucket),
+                                             "parameters of " + buckets_->label(bucket), std::move(reason));
+      if (partitioned) live_numel_ += bucket_numel_[bucket];
+      ++report_.gathers;
+      break;
+    case State::resident:
+      ZR_CHECK(state.state == State::gathering, buckets_->label(bucket));
+      finish_gather(bucket);
+      give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
+      break;
+    case State::dirty:
+      ZR_CHECK(partitioned && (state.state == State::resident || state.state == State::dirty),
+               buckets_->label(bucket));
+      break;
+    case State::sharded: {
+      ZR_CHECK(partitioned && state.state != State::sharded && state.pins == 0, buckets_->label(bucket));
+      if (state.state == State::gathering) finish_gather(bucket);
+      const at::Tensor& shard = buckets_->shard(bucket);
+      if (state.state == State::dirty && shard.const_data_ptr() != state.memory.const_data_ptr()) {
+        const at::Tensor own = buckets_->slice(bucket, state.memory, communicator_->rank());
+        std::memcpy(shard.mutable_data_ptr(), own.const_data_ptr(), shard.nbytes());
+      }
+      take_memory(buckets_->storage(bucket));
+      if (!std::exchange(state.planned_memory, false)) {
+        count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
+      }
+      state.memory.reset();
+      live_numel_ -= bucket_numel_[bucket];
+      break;
+    }
+  }
+  state.state = to;
+}
+
+void Residency::finish_gather(int bucket) {
+  auto work = std::move(states_[bucket].work);
+  if (!work) throw CommError("the all-gather of " + buckets_->label(bucket) + " has failed before");
+  const auto begin = Clock::now();
+  work->wait();
+  const auto waited = Clock::now() - begin;
+  ++(waited < kReady ? report_.ready : report_.waited);
+  report_.waited_ms += std::chrono::duration<double, std::milli>(waited).count();
+}
+
+bool Residency::traced() const {
+  if (communicator_->world_size() == 1) return false;  // gathering costs nothing
+  return mode_ == Mode::train || partitioned_numel_ > limits_.max_live;
+}
+
+void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
+  ++clock_;
+  if (traced()) {
+    if (mode_ == Mode::eval && trace().may_begin_again(buckets) && trace().reason(0) == describe(use)) {
+      finish_iteration();
+    }
+    const bool first = !trace().started();
+    if (const GatherPlan::Step* step = trace().follow(buckets)) {
+      if (first) follow(trace().plan().initial);
+      for (int bucket : step->releases) {
+        if (states_[bucket].state != State::sharded && states_[bucket].pins == 0) {
+          move(bucket, State::sharded);
+        }
+      }
+      follow(step->gathers);
+    } else {
+      trace().record(buckets, describe(use));
+    }
+  }
+  for (int bucket : buckets) states_[bucket].last_use = clock_;
+  const bool missing =
+      std::ranges::any_of(buckets, [&](int bucket) { return states_[bucket].state == State::sharded; });
+  if (missing) gather_on_demand(buckets, describe(use));
+  current_.assign(buckets.begin(), buckets.end());
+}
+
+void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
+  for (const GatherPlan::Gather& gather : gathers) {
+    BucketState& state = states_[gather.bucket];
+    if (state.state != State::sharded) continue;  // a scope holds it
+    state.memory = arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
+    state.planned_memory = true;
+    move(gather.bucket, State::gathering, trace().reason(gather.use));
+  }
+}
+
+void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
+  make_room(buckets);
+  for (int bucket : buckets) {
+    if (states_[bucket].state != State::sharded) continue;
+    states_[bucket].memory = unplanned_memory(bucket);
+    move(bucket, State::gathering, reason);
+  }
+}
+
+// What was used longest ago goes first.
+void Residency::make_room(std::span<const int> buckets) {
+  int64_t missing = 0;
+  for (int bucket : buckets) {
+    if (states_[bucket].state == State::sharded) missing += bucket_numel_[bucket];
+  }
+  while (live_numel_ + missing > limits_.max_live) {
+    int oldest = -1;
+    for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+      const BucketState& state = states_[bucket];
+      if (!buckets_->partitioned(bucket) || state.state == State::sharded || state.pins > 0) continue;
+      if (std::ranges::find(buckets, bucket) != buckets.end()) continue;
+      if (oldest < 0 || state.last_use < states_[oldest].last_use) oldest = bucket;
+    }
+    if (oldest < 0) return;
+    move(oldest, State::sharded);
+  }
+}
+
+at::Tensor Residency::unplanned_memory(int bucket) {
+  if (communicator_->world_size() == 1) return buckets_->shard(bucket);
+  at::Tensor memory = communicator_->allocate(bucket_numel_[bucket], at::kFloat);
+  ++report_.unplanned_allocations;
+  count_memory(static_cast<int64_t>(memory.nbytes()));
+  return memory;
+}
+
+void Residency::count_memory(int64_t bytes) {
+  report_.resident_bytes += bytes;
+  report_.peak_resident_bytes = std::max(report_.peak_resident_bytes, report_.resident_bytes);
+}
+
+void Residency::finish_iteration() {
+  std::lock_guard lock(mutex_);
+  current_.clear();
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    BucketState& state = states_[bucket];
+    if (!buckets_->partitioned(bucket)) {
+      if (state.state == State::gathering) move(bucket, State::resident);
+    } else if (state.state != State::sharded && state.pins == 0) {
+      move(bucket, State::sharded);
+    }
+  }
+  if (traced()) {
+    trace().finish(bucket_numel_, limits_);
+    fit_arena();
+  }
+  warn_of_copies();
+}
+
+// Both modes' plans share the arena, since one iteration is under way at a time.
+void Residency::fit_arena() {
+  const int64_t needed = std::max(traces_[0].plan().arena_numel, traces_[1].plan().arena_numel);
+  const int64_t there = arena_.defined() ? arena_.numel() : 0;
+  if (needed == there) return;
+  arena_.reset();
+  count_memory(-there * static_cast<int64_t>(sizeof(float)));
+  if (needed == 0) return;
+  arena_ = communicator_->allocate(needed, at::kFloat);
+  count_memory(static_cast<int64_t>(arena_.nbytes()));
+}
+
+void Residency::set_mode(Mode mode) {
+  std::lock_guard lock(mutex_);
+  if (mode == mode_) return;
+  finish_iteration();
+  mode_ = mode;
+}
+
+void Residency::gather_updated(int bucket) {
+  std::lock_guard lock(mutex_);
+  if (!buckets_->partitioned(bucket)) move(bucket, State::gathering, "after an update");
+}
+
+void Residency::synchronize() {
+  std::lock_guard lock(mutex_);
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+  }
+}
+
+void Residency::hold(std::span<const int> buckets) {
+  std::lock_guard lock(mutex_);
+  std::vector<int> partitioned;
+  for (int bucket : buckets) {
+    if (buckets_->partitioned(bucket)) partitioned.push_back(bucket);
+  }
+  gather_on_demand(partitioned, "for a GatheredParameters scope");
+  for (int bucket : buckets) {
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+  }
+  for (int bucket : buckets) ++states_[bucket].pins;
+}
+
+void Residency::unhold(std::span<const int> buckets, bool written) {
+  std::lock_guard lock(mutex_);
+  current_.clear();
+  for (int bucket : buckets) {
+    BucketState& state = states_[bucket];
+    const bool partitioned = buckets_->partitioned(bucket);
+    if (written && partitioned) move(bucket, State::dirty);
+    if (--state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);
+  }
+}
+
+bool Residency::held() const {
+  return std::ranges::any_of(states_, [](const BucketState& state) { return state.pins > 0; });
+}
+
+at::Tensor Residency::held_values(int bucket) const {
+  std::lock_guard lock(mutex_);
+  return states_[bucket].memory;
+}
+
+// Copies of parameters that the graph keeps until backward escape every limit.
+void Residency::watch_copies(const OperatorUse& use) {
+  if (warned_of_copies_ || !(use.op == to_copy_) || !c10::GradMode::is_enabled()) return;
+  for (const Touched& item : use.touched) escaped_bytes_ += static_cast<int64_t>(item.tensor->nbytes());
+}
+
+void Residency::warn_of_copies() {
+  if (warned_of_copies_ || escaped_bytes_ == 0) return;
+  warned_of_copies_ = true;
+  if (communicator_->rank() != 0) return;
+  log_warning(
+      "the model converted " + std::to_string(escaped_bytes_) +
+      " bytes of partitioned parameters to another dtype or device in one iteration (autocast, .to()): "
+      "the copies are whole and live until backward, outside of stage3_max_live_parameters");
+}
+
+std::string Residency::describe(const OperatorUse& use) const {
+  const Touched& first = use.touched.front();
+  const int bucket = buckets_->bucket_of(first.owner);
+  const int parameter = buckets_->parameter_at(bucket, first.tensor->storage_offset());
+  return "for " + use.op.operator_name().name + " on " + buckets_->parameters()[parameter].name;
+}
+
+ResidencyReport Residency::report() const {
+  std::lock_guard lock(mutex_);
+  ResidencyReport report = report_;
+  for (const GatherTrace& trace : traces_) report.departures += trace.departures();
+  return report;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,116 @@
+// When parameters have memory: told of every operator that touches a marked bucket, gathers it, waits for it,
+// and takes the memory away again. Owned by the engine; operators come from any thread. [Note: residency]
+//
+//   sharded ──> gathering ──> resident ──> dirty      of a partitioned bucket
+//      └<──────────┴<────────────┴<──────────┘
+//   resident <──> gathering                           of a whole bucket (stages 1 and 2)
+//
+// move() is the only function that changes a bucket's state. What is gathered when follows from the operators
+// and the trace alone, so that all ranks gather in the same order; ranks that do not are told who is where.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "zero/buckets.h"
+#include "zero/gather_trace.h"
+#include "zero/interception.h"
+#include "zero/residency_report.h"
+
+namespace zerorun {
+
+class Residency final : public OperatorListener {
+ public:
+  enum class Mode { train, eval };
+
+  /// All arguments outlive it; `buckets` are marked. Partitioned buckets have no memory now.
+  Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits);
+  ~Residency();
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
+  void leave(std::span<const Touched> touched) noexcept override;
+
+  /// Ends the iteration: partitioned buckets give up their memory (writes reach the shards), whole ones have
+  /// all their values.
+  void finish_iteration();
+  void set_mode(Mode mode);
+
+  /// The shard of a whole bucket has been updated: starts its all-gather, which the first use waits for.
+  void gather_updated(int bucket);
+  /// Waits for all that is being gathered.
+  void synchronize();
+
+  /// Keeps buckets there until unhold(). A collective: all ranks hold the same buckets.
+  void hold(std::span<const int> buckets);
+  /// `written`: the memory of partitioned buckets was written to, on all ranks alike.
+  void unhold(std::span<const int> buckets, bool written);
+  /// Whether an operator or a scope uses a bucket now.
+  bool held() const;
+  /// All values of a bucket that is held, 1-D.
+  at::Tensor held_values(int bucket) const;
+
+  ResidencyReport report() const;
+
+ private:
+  enum class State { sharded, gathering, resident, dirty };
+
+  struct BucketState {
+    State state = State::sharded;
+    std::atomic<int> pins{0};     // operators and scopes that use the memory now
+    std::unique_ptr<Work> work;   // while gathering
+    at::Tensor memory;            // unless sharded
+    bool planned_memory = false;  // it is in the arena
+    int64_t last_use = 0;         // by clock_
+  };
+
+  struct OperatorUse {
+    const c10::OperatorHandle& op;
+    std::span<const Touched> touched;
+  };
+
+  void move(int bucket, State to, std::string reason = {});
+  void finish_gather(int bucket);
+  void note_use(const OperatorUse& use, std::span<const int> buckets);
+  void follow(std::span<const GatherPlan::Gather> gathers);
+  void gather_on_demand(std::span<const int> buckets, const std::string& reason);
+  void make_room(std::span<const int> buckets);
+  at::Tensor unplanned_memory(int bucket);
+  void fit_arena();
+  void count_memory(int64_t bytes);
+  void watch_copies(const OperatorUse& use);
+  void warn_of_copies();
+  /// "for aten::addmm on h.0.weight"
+  std::string describe(const OperatorUse& use) const;
+
+  GatherTrace& trace() { return traces_[static_cast<size_t>(mode_)]; }
+  /// Whether uses are recorded and planned for: not where all of it may stay.
+  bool traced() const;
+
+  Buckets* buckets_;
+  Communicator* communicator_;
+  GatherLimits limits_;
+  std::vector<int64_t> bucket_numel_;
+  int64_t partitioned_numel_ = 0;
+  c10::OperatorHandle to_copy_;
+
+  mutable std::recursive_mutex mutex_;  // guards all below, but for pins
+  std::vector<BucketState> states_;     // one a bucket
+  GatherTrace traces_[2];               // by mode
+  Mode mode_ = Mode::train;
+  at::Tensor arena_;
+  std::vector<int> current_;  // the buckets of the use under way
+  int64_t clock_ = 0;
+  int64_t live_numel_ = 0;     // of partitioned buckets that are not sharded
+  int64_t escaped_bytes_ = 0;  // full copies made of parameters in the first iteration
+  bool warned_of_copies_ = false;
+  ResidencyReport report_;
+};
+
+}  // namespace zerorun
