@@ -1,6 +1,7 @@
 // bench_step: what communication adds to a training step. For each stage the same engine runs twice, over
-// Gloo and with collectives that move nothing; all variants take turns within one run, so that a noisy
-// machine is noisy for all.
+// Gloo and with collectives that move nothing; stages 1 and 2 run once more with step() waiting for the
+// updated parameters. All variants take turns within one run, so that a noisy machine is noisy for all. At
+// the end: what an operator on a parameter costs more for being listened to.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "base/program.h"
@@ -16,6 +18,7 @@
 #include "benchmarks/silenceable_communicator.h"
 #include "comm/rendezvous.h"
 #include "engine/engine.h"
+#include "engine/gathered_parameters.h"
 #include "samples/gpt2/model.h"
 
 namespace zerorun {
@@ -30,47 +33,76 @@ struct Options {
   bool json = false;
 };
 
+// A row of the table.
+struct Setting {
+  std::string name;
+  nlohmann::json zero;
+  bool waits_in_step = false;
+};
+
 struct Variant {
-  int stage;
   bool communicates;
+  bool waits_in_step;
   std::shared_ptr<SilenceableCommunicator> communicator;
   Gpt2 model;
   Engine engine;
   std::vector<double> milliseconds;
 };
 
-Config make_config(const Options& options, int stage) {
+// Stage 3 twice: everything may stay from forward to backward, and a quarter of it may.
+std::vector<Setting> settings(int64_t parameters) {
+  return {{"0", {{"stage", 0}}},
+          {"1", {{"stage", 1}}},
+          {"1, waiting in step()", {{"stage", 1}}, true},
+          {"2", {{"stage", 2}}},
+          {"2, waiting in step()", {{"stage", 2}}, true},
+          {"3", {{"stage", 3}}},
+          {"3, a quarter live",
+           {{"stage", 3},
+            {"stage3_max_live_parameters", parameters / 4},
+            {"stage3_prefetch_bucket_size", parameters / 8}}}};
+}
+
+int64_t count_parameters(const Options& options) {
+  int64_t parameters = 0;
+  for (const auto& parameter : Gpt2(options.model)->parameters()) parameters += parameter.numel();
+  return parameters;
+}
+
+Config make_config(const Options& options, nlohmann::json zero) {
+  zero["overlap_comm"] = options.overlap;
   nlohmann::json text{{"train_micro_batch_size_per_gpu", options.micro_batch},
                       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.01}}}}},
                       {"gradient_clipping", 1.0},
-                      {"zero_optimization", {{"stage", stage}, {"overlap_comm", options.overlap}}}};
+                      {"zero_optimization", std::move(zero)}};
   return parse_config(text.dump(), "bench_step", options.ranks);
 }
 
-std::vector<Variant> make_variants(const Options& options, std::shared_ptr<Communicator> communicator) {
-  std::vector<Variant> variants;
-  for (int stage : {0, 1, 2}) {
-    for (bool communicates : {false, true}) {
-      Gpt2 model(options.model);
-      InitializeOptions initialize_options;
-      auto own = std::make_shared<SilenceableCommunicator>(communicator);
-      initialize_options.communicator = own;
-      Engine engine = initialize(*model, make_config(options, stage), initialize_options);
-      variants.push_back({stage, communicates, own, model, std::move(engine), {}});
-    }
-  }
-  return variants;
+Variant make_variant(const Options& options, const Setting& setting, bool communicates,
+                     std::shared_ptr<Communicator> communicator) {
+  Gpt2 model(options.model);
+  InitializeOptions initialize_options;
+  auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator));
+  initialize_options.communicator = own;
+  Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
+  return {communicates, setting.waits_in_step, own, model, std::move(engine), {}};
 }
 
-// The step of the slowest rank, in milliseconds.
+// A step of the slowest rank, in milliseconds: the mean of a few, so that what one step leaves to the next is
+// counted.
 double time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator) {
-  communicator.barrier("the start of a timed step")->wait();
+  constexpr int kSteps = 3;
+  communicator.barrier("the start of timed steps")->wait();
   const auto begin = std::chrono::steady_clock::now();
-  variant.engine.backward(variant.model->loss(tokens));
-  variant.engine.step();
+  for (int step = 0; step < kSteps; ++step) {
+    variant.engine.backward(variant.model->loss(tokens));
+    variant.engine.step();
+    if (variant.waits_in_step) variant.engine.synchronize();
+  }
+  variant.engine.synchronize();
   const std::chrono::duration<double, std::milli> mine = std::chrono::steady_clock::now() - begin;
   at::Tensor times = torch::zeros({communicator.world_size()}, at::kDouble);
-  times[communicator.rank()] = mine.count();
+  times[communicator.rank()] = mine.count() / kSteps;
   communicator.all_reduce(times, "step times")->wait();
   return times.max().item<double>();
 }
@@ -81,43 +113,83 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-void report(const Options& options, const std::vector<Variant>& variants) {
-  int64_t parameters = 0;
-  for (const auto& parameter : variants[0].model->parameters()) parameters += parameter.numel();
-  nlohmann::json result{{"parameters", parameters},         {"ranks", options.ranks},
-                        {"rounds", options.rounds},         {"micro_batch", options.micro_batch},
-                        {"seq", options.model.positions},   {"overlap_comm", options.overlap},
-                        {"stages", nlohmann::json::array()}};
+// Nanoseconds that a small operator takes longer when one of its arguments is a parameter that is there.
+double interception_ns(Variant& variant) {
+  torch::NoGradGuard no_grad;
+  const at::Tensor parameter = variant.model->parameters().back();
+  const at::Tensor other = torch::ones_like(parameter);
+  GatheredParameters scope(variant.engine, {parameter});
+  auto time = [&](const at::Tensor& tensor) {
+    constexpr int kCalls = 20'000;
+    const auto begin = std::chrono::steady_clock::now();
+    for (int call = 0; call < kCalls; ++call) at::add(tensor, other);
+    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() /
+           kCalls;
+  };
+  std::vector<double> differences;
+  for (int round = 0; round < 15; ++round) {
+    const double plain = time(other);
+    differences.push_back(time(parameter) - plain);
+  }
+  return median(std::move(differences));
+}
+
+void report(const Options& options, const std::vector<Setting>& rows, std::vector<Variant>& variants,
+            double operator_ns) {
+  const int64_t parameters = count_parameters(options);
+  nlohmann::json result{{"parameters", parameters},       {"ranks", options.ranks},
+                        {"rounds", options.rounds},       {"micro_batch", options.micro_batch},
+                        {"seq", options.model.positions}, {"overlap_comm", options.overlap},
+                        {"interception_ns", operator_ns}, {"stages", nlohmann::json::array()}};
   if (!options.json) {
     std::printf(
         "step of the slowest of %d ranks, 1 thread each, medians of %d; %.1f M parameters, seq %lld, "
         "micro-batch %lld\n",
         options.ranks, options.rounds, static_cast<double>(parameters) / 1e6,
         static_cast<long long>(options.model.positions), static_cast<long long>(options.micro_batch));
-    std::printf("stage   step ms   without communication ms   ratio\n");
+    std::printf(
+        "stage                  step ms   without communication ms   ratio   gathers ready / waited for\n");
   }
-  for (size_t i = 0; i + 1 < variants.size(); i += 2) {
-    const double without = median(variants[i].milliseconds);
-    const double with = median(variants[i + 1].milliseconds);
-    result["stages"].push_back({{"stage", variants[i].stage},
+  for (size_t row = 0; row < rows.size(); ++row) {
+    const Variant& silent = variants[2 * row];
+    const Variant& talking = variants[2 * row + 1];
+    const double without = median(silent.milliseconds);
+    const double with = median(talking.milliseconds);
+    const ResidencyReport gathers = talking.engine.residency();
+    result["stages"].push_back({{"stage", rows[row].name},
                                 {"step_ms", with},
                                 {"without_communication_ms", without},
-                                {"ratio", with / without}});
+                                {"ratio", with / without},
+                                {"gathers_ready", gathers.ready},
+                                {"gathers_waited", gathers.waited},
+                                {"gathers_waited_ms", gathers.waited_ms}});
     if (!options.json) {
-      std::printf("%5d %9.1f %26.1f %7.3f\n", variants[i].stage, with, without, with / without);
+      std::printf("%-22s %7.1f %26.1f %7.3f %15lld / %lld\n", rows[row].name.c_str(), with, without,
+                  with / without, static_cast<long long>(gathers.ready),
+                  static_cast<long long>(gathers.waited));
     }
   }
-  if (options.json) std::printf("%s\n", result.dump(2).c_str());
+  if (options.json) {
+    std::printf("%s\n", result.dump(2).c_str());
+  } else {
+    std::printf("an operator on a parameter takes %.0f ns more than on another tensor\n", operator_ns);
+  }
 }
 
 int run_rank(const Options& options) {
   at::set_num_threads(1);
   auto communicator = connect();
-  std::vector<Variant> variants = make_variants(options, communicator);
+  const std::vector<Setting> rows = settings(count_parameters(options));
+  std::vector<Variant> variants;
+  for (const Setting& setting : rows) {
+    for (bool communicates : {false, true}) {
+      variants.push_back(make_variant(options, setting, communicates, communicator));
+    }
+  }
   auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
   const at::Tensor tokens = torch::randint(
       0, options.model.vocab, {options.micro_batch, options.model.positions}, generator, torch::kLong);
-  // The first step communicates in all variants, since it is where ranks agree on the order of buckets.
+  // The first turn communicates in all variants, since it is where ranks agree on the order of buckets.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
     for (Variant& variant : variants) {
@@ -128,7 +200,8 @@ int run_rank(const Options& options) {
       if (round >= 0) variant.milliseconds.push_back(milliseconds);
     }
   }
-  if (communicator->rank() == 0) report(options, variants);
+  const double operator_ns = interception_ns(variants.back());
+  if (communicator->rank() == 0) report(options, rows, variants, operator_ns);
   return 0;
 }
 
@@ -137,7 +210,7 @@ int run_rank(const Options& options) {
 
 int main(int argc, char** argv) {
   zerorun::Options options;
-  CLI::App app("Times training steps at ZeRO stages 0 to 2 beside the same steps without communication.",
+  CLI::App app("Times training steps at ZeRO stages 0 to 3 beside the same steps without communication.",
                "bench_step");
   app.option_defaults()->always_capture_default();
   app.add_option("--ranks", options.ranks)->check(CLI::Range(1, 64));

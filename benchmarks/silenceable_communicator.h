@@ -30,7 +30,7 @@ class SilenceableCommunicator : public Communicator {
       case Collective::reduce_scatter:
         return real_->reduce_scatter(call.output, call.input, call.label);
       case Collective::all_gather:
-        return real_->all_gather(call.output, call.input, call.label);
+        return real_->all_gather(call.output, call.input, call.label, call.reason);
       case Collective::all_reduce:
         return real_->all_reduce(call.output, call.label);
       case Collective::broadcast:

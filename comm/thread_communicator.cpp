@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <map>
@@ -15,60 +16,110 @@
 namespace zerorun {
 namespace {
 
-// One collective: every rank brings its call, does its own part when all have arrived, and leaves when all
-// are done.
+// One collective: every rank brings its call, the last one to come moves the data for all.
 struct Meeting {
-  explicit Meeting(int world_size) : calls(world_size), arrived(world_size), done(world_size) {}
+  explicit Meeting(int world_size) : calls(world_size), arrived(world_size) {}
 
   std::vector<CollectiveCall> calls;
   std::vector<char> arrived;
-  std::vector<char> done;
+  bool done = false;
 };
+
+std::string describe_with_size(const CollectiveCall& call) {
+  return describe(call) + " (" + std::to_string(call.input.numel()) + " elements)";
+}
+
+bool agree(const CollectiveCall& a, const CollectiveCall& b) {
+  return a.label == b.label && a.root == b.root && a.input.numel() == b.input.numel() &&
+         a.input.scalar_type() == b.input.scalar_type();
+}
+
+std::vector<const void*> inputs_at(const std::vector<CollectiveCall>& calls, size_t offset) {
+  std::vector<const void*> slices;
+  for (const auto& call : calls) {
+    slices.push_back(static_cast<const char*>(call.input.const_data_ptr()) + offset);
+  }
+  return slices;
+}
+
+void move_data(const std::vector<CollectiveCall>& calls) {
+  const CollectiveCall& first = calls.front();
+  switch (first.kind) {
+    case Collective::reduce_scatter:
+      for (size_t rank = 0; rank < calls.size(); ++rank) {
+        sum_in_rank_order(calls[rank].output, inputs_at(calls, first.output.nbytes() * rank));
+      }
+      break;
+    case Collective::all_gather:
+      for (const CollectiveCall& call : calls) {
+        for (size_t rank = 0; rank < calls.size(); ++rank) {
+          const at::Tensor& source = calls[rank].input;
+          at::Tensor slice =
+              call.output.narrow(0, static_cast<int64_t>(rank) * source.numel(), source.numel());
+          if (slice.const_data_ptr() != source.const_data_ptr()) slice.copy_(source);
+        }
+      }
+      break;
+    case Collective::all_reduce: {
+      at::Tensor total = at::empty_like(first.output);
+      sum_in_rank_order(total, inputs_at(calls, 0));
+      for (const CollectiveCall& call : calls) call.output.copy_(total);
+      break;
+    }
+    case Collective::broadcast:
+      for (size_t rank = 0; rank < calls.size(); ++rank) {
+        if (static_cast<int>(rank) != first.root) calls[rank].output.copy_(calls[first.root].input);
+      }
+      break;
+    case Collective::barrier:
+      break;
+  }
+}
 
 class ThreadGroup {
  public:
   explicit ThreadGroup(int world_size) : world_size_(world_size), waiting_(world_size) {}
 
-  /// The meeting of the collective with this number among those of its kind; the rank's call is laid down in
-  /// it.
+  /// Lays the rank's call down in the meeting of the collective with this number among those of its kind.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
-    std::lock_guard lock(mutex_);
     const std::pair key(call.kind, number);
-    auto& meeting = meetings_[key];
-    if (!meeting) meeting = std::make_shared<Meeting>(world_size_);
+    std::unique_lock lock(mutex_);
+    auto& entry = meetings_[key];
+    if (!entry) entry = std::make_shared<Meeting>(world_size_);
+    auto meeting = entry;
     meeting->calls[rank] = call;
     meeting->arrived[rank] = 1;
+    if (!absent(*meeting).empty()) return meeting;
+    meetings_.erase(key);
+    lock.unlock();
+    const auto& calls = meeting->calls;
+    const bool agreed = std::ranges::all_of(calls, [&](const auto& other) { return agree(other, calls[0]); });
+    if (agreed) move_data(calls);  // else each rank says so when it waits
+    lock.lock();
+    meeting->done = true;
     changed_.notify_all();
-    auto held = meeting;
-    if (absent(held->arrived).empty()) meetings_.erase(key);
-    return held;
+    return meeting;
   }
 
-  void mark_done(Meeting& meeting, int rank) {
-    std::lock_guard lock(mutex_);
-    meeting.done[rank] = 1;
-    changed_.notify_all();
-  }
-
-  /// Waits until every entry of `present` (arrived or done) is set.
-  void await(const std::vector<char>& present, int rank, const std::string& what, const Deadline& deadline) {
+  void await(const Meeting& meeting, int rank, const Deadline& deadline) {
+    const std::string what = describe(meeting.calls[rank]);
     std::unique_lock lock(mutex_);
     waiting_[rank] = what;
-    if (!changed_.wait_until(lock, deadline.end(), [&] { return absent(present).empty(); })) {
-      for (int other : absent(present)) {
+    if (!changed_.wait_until(lock, deadline.end(), [&] { return meeting.done; })) {
+      for (int other : absent(meeting)) {
         if (waiting_[other].empty() || waiting_[other] == what) continue;
         throw CommError(describe_disagreement(rank, what, other, waiting_[other]));
       }
-      throw CommError(missed_deadline(what, absent(present), deadline.timeout()));
+      throw CommError(missed_deadline(what, absent(meeting), deadline.timeout()));
     }
     waiting_[rank].clear();
   }
 
  private:
-  static std::vector<int> absent(const std::vector<char>& present) {
+  static std::vector<int> absent(const Meeting& meeting) {
     std::vector<int> ranks;
-    for (size_t rank = 0; rank < present.size(); ++rank) {
-      if (!present[rank]) ranks.push_back(static_cast<int>(rank));
+    for (size_t rank = 0; rank < meeting.arrived.size(); ++rank) {
+      if (!meeting.arrived[rank]) ranks.push_back(static_cast<int>(rank));
     }
     return ranks;
   }
@@ -87,71 +138,17 @@ class ThreadWork : public Work {
       : group_(std::move(group)), meeting_(std::move(meeting)), rank_(rank), timeout_(timeout) {}
 
   void wait() override {
+    group_->await(*meeting_, rank_, Deadline(timeout_));
     const CollectiveCall& mine = meeting_->calls[rank_];
-    const std::string what = describe(mine);
-    const Deadline deadline(timeout_);
-    group_->await(meeting_->arrived, rank_, what, deadline);
-    check_agreement(mine);
-    at::Tensor result = do_part(mine);
-    group_->mark_done(*meeting_, rank_);
-    group_->await(meeting_->done, rank_, what, deadline);
-    // Others were reading this rank's tensor until now.
-    if (result.defined()) mine.output.copy_(result);
+    for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
+      const CollectiveCall& other = meeting_->calls[rank];
+      if (agree(mine, other)) continue;
+      throw CommError(describe_disagreement(rank_, describe_with_size(mine), static_cast<int>(rank),
+                                            describe_with_size(other)));
+    }
   }
 
  private:
-  void check_agreement(const CollectiveCall& mine) const {
-    for (size_t rank = 0; rank < meeting_->calls.size(); ++rank) {
-      const CollectiveCall& other = meeting_->calls[rank];
-      const bool same_tensors =
-          other.input.numel() == mine.input.numel() && other.input.scalar_type() == mine.input.scalar_type();
-      if (other.label == mine.label && other.root == mine.root && same_tensors) continue;
-      auto text = [](const CollectiveCall& call) {
-        return describe(call) + " (" + std::to_string(call.input.numel()) + " elements)";
-      };
-      throw CommError(describe_disagreement(rank_, text(mine), static_cast<int>(rank), text(other)));
-    }
-  }
-
-  // Reads other ranks' inputs and writes only what no other rank reads; a result that must wait is returned.
-  at::Tensor do_part(const CollectiveCall& mine) const {
-    const auto& calls = meeting_->calls;
-    switch (mine.kind) {
-      case Collective::reduce_scatter: {
-        const size_t offset = mine.output.nbytes() * rank_;
-        sum_in_rank_order(mine.output, inputs_at(offset));
-        return {};
-      }
-      case Collective::all_gather:
-        for (size_t rank = 0; rank < calls.size(); ++rank) {
-          at::Tensor slice =
-              mine.output.narrow(0, static_cast<int64_t>(rank) * mine.input.numel(), mine.input.numel());
-          const at::Tensor& source = calls[rank].input;
-          if (slice.const_data_ptr() != source.const_data_ptr()) slice.copy_(source);
-        }
-        return {};
-      case Collective::all_reduce: {
-        at::Tensor total = at::empty_like(mine.output);
-        sum_in_rank_order(total, inputs_at(0));
-        return total;
-      }
-      case Collective::broadcast:
-        if (rank_ != mine.root) mine.output.copy_(calls[mine.root].input);
-        return {};
-      case Collective::barrier:
-        return {};
-    }
-    return {};
-  }
-
-  std::vector<const void*> inputs_at(size_t offset) const {
-    std::vector<const void*> slices;
-    for (const auto& call : meeting_->calls) {
-      slices.push_back(static_cast<const char*>(call.input.const_data_ptr()) + offset);
-    }
-    return slices;
-  }
-
   std::shared_ptr<ThreadGroup> group_;
   std::shared_ptr<Meeting> meeting_;
   int rank_;

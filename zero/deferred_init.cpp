@@ -38,6 +38,10 @@ c10::Storage alias(const at::Tensor& place) {
 
 DeferredInit::DeferredInit() : recorder_(std::make_shared<DeferredRecorder>()), scope_(*recorder_) {}
 
+DeferredInit::~DeferredInit() {
+  recorder_->end_building();
+}
+
 bool is_deferred(const at::Tensor& tensor) {
   return deferred_owner_of(tensor) != nullptr;
 }

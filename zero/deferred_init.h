@@ -15,11 +15,15 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// Operators on its tensors are taken down after the scope too: model->apply(init), model->to(dtype). Inside,
-/// an InterceptionPause makes plain tensors.
+/// Operators on its tensors are taken down after the scope too: model->apply(init), model->to(dtype). Plain
+/// inside it are torch::tensor(3), torch::randperm(n), what is computed from plain tensors alone, and all
+/// that is made under an InterceptionPause.
 class DeferredInit {
  public:
   DeferredInit();
+  ~DeferredInit();
+  DeferredInit(const DeferredInit&) = delete;
+  DeferredInit& operator=(const DeferredInit&) = delete;
 
  private:
   std::shared_ptr<DeferredRecorder> recorder_;

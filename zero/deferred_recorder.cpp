@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "zero/operator_traits.h"
 
 namespace zerorun {
 namespace {
@@ -18,30 +19,24 @@ namespace {
 const char* const kNoMemory =
     "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was accessed "
     "other "
-    "than by an operator (data_ptr(), torch::save, torch::tensor() of a vector, ...). Initialise it by "
-    "LibTorch "
-    "operators without reading it, build it outside the DeferredInit scope or under a "
-    "zerorun::InterceptionPause "
-    "within, or wait until zerorun::initialize() has made its values";
+    "than by an operator (data_ptr(), torch::save, torch::tensor() of a vector). Initialise it by operators "
+    "that "
+    "do not read it, build it outside the DeferredInit scope or under a zerorun::InterceptionPause within, "
+    "or "
+    "wait until zerorun::initialize() has made its values";
 
-[[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason) {
-  throw UserError(
-      "operator " + c10::toString(op.operator_name()) +
-      " on a tensor that was built under zerorun::DeferredInit and has no values yet: " + reason +
-      ". Initialise this parameter without reading it, or build the module outside the DeferredInit "
-      "scope");
+const char* const kRemedy =
+    "Initialise this parameter without reading it, or build the module outside the DeferredInit scope";
+
+[[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason,
+                         const std::string& remedy = kRemedy) {
+  throw UserError("operator " + c10::toString(op.operator_name()) +
+                  " on a tensor that was built under zerorun::DeferredInit and has no values yet: " + reason +
+                  ". " + remedy);
 }
 
 void forget(StorageOwner* owner) {
   delete static_cast<DeferredOwner*>(owner);
-}
-
-// Operators that are made of others, which come one by one: the better unit to record.
-bool decomposes(const c10::OperatorHandle& op) {
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
-         (op.operator_name().name.starts_with("aten::_foreach_") &&
-          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd));
 }
 
 // Calls `visit(index, item, tensor)` for each defined tensor among the values.
@@ -86,14 +81,6 @@ std::optional<size_t> argument_named(const c10::OperatorHandle& op, std::string_
   return {};
 }
 
-bool returns_tensors_only(const c10::FunctionSchema& schema) {
-  return !schema.returns().empty() &&
-         std::all_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
-           return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-                  result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-         });
-}
-
 at::Generator generator_of(const torch::jit::Stack& arguments) {
   for (const c10::IValue& value : arguments) {
     if (value.isGenerator() && value.toGenerator().defined()) return value.toGenerator();
@@ -117,7 +104,7 @@ bool all_plain(const torch::jit::Stack& results) {
 at::Tensor meta_like(const at::Tensor& tensor) {
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::DeviceType::Meta));
-  meta.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
 }
 
@@ -135,32 +122,28 @@ void redirect_to_meta(const c10::OperatorHandle& op, torch::jit::Stack& argument
   }
 }
 
-// The argument that a result stands for, by the schema's alias names.
-std::optional<size_t> aliased_argument(const c10::FunctionSchema& schema, size_t result) {
-  const c10::AliasInfo* wanted = schema.returns()[result].alias_info();
-  for (size_t index = 0; wanted && index < schema.arguments().size(); ++index) {
-    const c10::AliasInfo* alias = schema.arguments()[index].alias_info();
-    if (alias && alias->isWrite() && alias->beforeSets() == wanted->beforeSets()) return index;
-  }
-  return {};
-}
-
-bool only_writes_in_place(const c10::FunctionSchema& schema) {
-  for (size_t index = 0; index < schema.returns().size(); ++index) {
-    if (!aliased_argument(schema, index)) return false;
-  }
-  return std::none_of(
-      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
-        return argument.kwarg_only() && argument.alias_info() && argument.alias_info()->isWrite();  // out=
-      });
-}
-
 bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   for (const c10::IValue& value : arguments) {
     if (value.isDevice() && value.toDevice().is_meta()) return false;
   }
   const auto layout = argument_named(op, "layout");
   return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
+}
+
+// t_(), set_(), resize_(): they change a tensor and not what is in its storage, except for a resize that
+// needs a larger one.
+void change_view(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                 const std::vector<TapeSlot>& deferred, torch::jit::Stack* stack) {
+  InterceptionPause pause;
+  const at::Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  try {
+    op.redispatchBoxed(below, stack);
+  } catch (const c10::Error&) {
+    if (deferred.empty() || deferred.front().index != 0 || !is_resize(op)) throw;
+    const TapeTensor& before = deferred.front().tensor;  // LibTorch changes the sizes before it fails
+    self.unsafeGetTensorImpl()->set_sizes_and_strides(before.sizes, before.strides, before.offset);
+    refuse(op, "it needs a larger storage");
+  }
 }
 
 bool writes_any(const std::vector<TapeSlot>& slots) {
@@ -176,40 +159,58 @@ torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stac
   return arguments;
 }
 
-// Runs the operator on tensors without data, to learn what its results will look like.
-torch::jit::Stack run_on_meta(const c10::OperatorHandle& op, const torch::jit::Stack& values,
-                              const std::vector<TapeSlot>& deferred) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const c10::FunctionSchema& schema = op.schema();
-  torch::jit::Stack arguments = with_own_lists(values, values.size());
+template <typename StandIn>
+torch::jit::Stack replace_tensors(const torch::jit::Stack& values, StandIn stand_in) {
+  torch::jit::Stack replaced = with_own_lists(values, values.size());
   for_each_tensor(values, [&](size_t index, std::optional<size_t> item, const at::Tensor& tensor) {
-    put(arguments, index, item, meta_like(tensor));
+    put(replaced, index, item, stand_in(tensor));
   });
-  redirect_to_meta(op, arguments);
-  const torch::jit::Stack inputs = arguments;
-  torch::jit::Stack results = arguments;
-  try {
-    op.callBoxed(results);
-  } catch (const c10::NotImplementedError& error) {
-    if (!only_writes_in_place(schema)) {
-      refuse(op, std::string("what its result looks like cannot be foretold (") +
-                     error.what_without_backtrace() + ")");
-    }
-    return torch::jit::Stack(schema.returns().size());
-  }
+  return replaced;
+}
+
+at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
+  if (!deferred_owner_of(tensor)) return tensor;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).zero_();
+}
+
+// What a trial showed must be what a tape can hold.
+void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& deferred,
+                 const torch::jit::Stack& inputs, const torch::jit::Stack& results) {
   for (const TapeSlot& slot : deferred) {
-    const at::Tensor& input =
-        slot.item ? inputs[slot.index].toListRef()[*slot.item].toTensor() : inputs[slot.index].toTensor();
+    const c10::IValue& value = inputs[slot.index];
+    const at::Tensor& input = slot.item ? value.toListRef()[*slot.item].toTensor() : value.toTensor();
     if (slot.written && input.sizes() != at::IntArrayRef(slot.tensor.sizes)) {
       refuse(op, "it would resize the tensor");
     }
     for_each_tensor(results, [&](size_t index, std::optional<size_t>, const at::Tensor& result) {
-      if (!schema.returns()[index].alias_info() && input.is_alias_of(result)) {
-        refuse(op, "its result shares memory with an argument");
+      if (!op.schema().returns()[index].alias_info() && input.is_alias_of(result)) {
+        refuse(op, "a result of it shares memory with an argument");
       }
     });
   }
   if (!all_plain(results)) refuse(op, "its result is not a dense tensor");
+}
+
+// Learns what the operator's results will look like: from a trial on tensors without data, or, where it has
+// no Meta kernel, on zeros.
+torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stack& values,
+                           const std::vector<TapeSlot>& deferred) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  torch::jit::Stack inputs = replace_tensors(values, meta_like);
+  redirect_to_meta(op, inputs);
+  torch::jit::Stack results = inputs;
+  try {
+    op.callBoxed(results);
+  } catch (const c10::NotImplementedError&) {
+    if (only_writes_in_place(op.schema())) return torch::jit::Stack(op.schema().returns().size());
+    if (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output)) {
+      refuse(op, "the size of its result depends on them");
+    }
+    inputs = replace_tensors(values, zeros_for_deferred);
+    results = inputs;
+    op.callBoxed(results);
+  }
+  check_trial(op, deferred, inputs, results);
   return results;
 }
 
@@ -289,9 +290,7 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
   }
   const Arguments seen = look_at(op, *stack);
   if (op.hasTag(at::Tag::inplace_view)) {
-    // Changes the tensor, not its storage, or throws: a deferred storage cannot be resized.
-    InterceptionPause pause;
-    op.redispatchBoxed(below, stack);
+    change_view(op, below, seen.deferred, stack);
   } else if (!seen.deferred.empty()) {
     record_deferred(op, seen, stack);
   } else if (seen.real.empty() && returns_tensors_only(op.schema())) {
@@ -305,7 +304,7 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
 void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                                       const Arguments& seen, torch::jit::Stack* stack) {
   InterceptionPause pause;
-  if (!wants_dense(op, seen.values)) {
+  if (!wants_dense(op, seen.values) || is_for_the_host(op)) {
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -340,13 +339,11 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
   const c10::FunctionSchema& schema = op.schema();
   if (seen.foreign) refuse(op, "it also has tensors of an engine, or of another DeferredInit scope");
   if (!returns_tensors_only(schema) && !(schema.returns().empty() && writes_any(seen.deferred))) {
-    refuse(op, "it would give the host a value that depends on the tensor's");
+    refuse(op, "it would give the host a value (item(), equal(), printing, a condition in the code)");
   }
-  if (seen.differentiable && c10::GradMode::is_enabled()) {
-    refuse(
-        op,
-        "it is recorded for a backward pass, as if the model was in use. Call zerorun::initialize() before "
-        "forward; in an initialisation hold a torch::NoGradGuard");
+  if (!building_ && seen.differentiable && c10::GradMode::is_enabled() && !only_copies(op)) {
+    refuse(op, "it is recorded for a backward pass, as if the model was in use",
+           "Call zerorun::initialize() before forward; in an initialisation hold a torch::NoGradGuard");
   }
   if (seen.writes_real) refuse(op, "it would write them to a tensor that has memory");
 
@@ -358,7 +355,7 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
     entry.random = save_state(generator_of(seen.values));
     results = run_on_scratch(op, seen.values);
   } else {
-    results = run_on_meta(op, seen.values, seen.deferred);
+    results = foretell(op, seen.values, seen.deferred);
   }
   defer_results(entry, seen.values, results);
   tape_.add(std::move(entry));

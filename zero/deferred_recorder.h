@@ -31,6 +31,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
   const OperatorTape& tape() const { return tape_; }
+  /// The scope has ended: from here on, operators that a backward pass would follow are a use of the model.
+  void end_building() { building_ = false; }
 
  private:
   struct Arguments;
@@ -46,6 +48,7 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   c10::Storage new_storage(int64_t nbytes);
 
   OperatorTape tape_;
+  bool building_ = true;
 };
 
 }  // namespace zerorun

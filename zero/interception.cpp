@@ -39,7 +39,7 @@ void owner_tag(void* context) {
 void set_memory(c10::StorageImpl& storage, void* data) {
   c10::DataPtr& current = storage._mutable_data_ptr_no_checks();
   void* owner = current.release_context();  // else replacing it would call the tag
-  storage.*throw_on_access_flag() = data == nullptr;
+  storage.*throw_on_access_flag() = data == nullptr && storage.nbytes() > 0;
   storage.set_data_ptr_noswap({data, owner, &owner_tag, c10::DeviceType::CPU});
 }
 

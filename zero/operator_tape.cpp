@@ -1,12 +1,14 @@
 #include "zero/operator_tape.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -14,6 +16,7 @@
 
 #include "base/error.h"
 #include "zero/interception.h"
+#include "zero/operator_traits.h"
 
 namespace zerorun {
 namespace {
@@ -31,16 +34,20 @@ class RecordedSurroundings {
       current_ = save_state(entry.random->generator);
       set_state(entry.random->generator, entry.random->state);
     }
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(entry.default_dtype));
+    use_default_dtype(c10::scalarTypeToTypeMeta(entry.default_dtype));
   }
   ~RecordedSurroundings() {
-    c10::set_default_dtype(default_dtype_);
+    use_default_dtype(default_dtype_);
     if (current_) set_state(current_->generator, current_->state);
   }
   RecordedSurroundings(const RecordedSurroundings&) = delete;
   RecordedSurroundings& operator=(const RecordedSurroundings&) = delete;
 
  private:
+  static void use_default_dtype(caffe2::TypeMeta dtype) {
+    if (c10::get_default_dtype() != dtype) c10::set_default_dtype(dtype);
+  }
+
   caffe2::TypeMeta default_dtype_;
   std::optional<GeneratorState> current_;
 };
@@ -70,30 +77,22 @@ class Replay {
   }
 
  private:
-  // Backwards from the end: an operator is needed if it writes a storage that a later one, or the result,
-  // needs.
+  // Backwards from the end: an operator needs the last writers of what it reads, or writes in part.
   void choose_steps() {
-    std::set<StorageId> needed{target_};
-    for (size_t step = tape_.operators().size(); step-- > 0;) {
-      const TapeOperator& entry = tape_.operators()[step];
-      auto writes_needed = [&](const TapeSlot& slot) {
-        return slot.written && needed.contains(slot.tensor.storage);
-      };
-      if (std::none_of(entry.made.begin(), entry.made.end(), writes_needed) &&
-          std::none_of(entry.deferred.begin(), entry.deferred.end(), writes_needed)) {
-        continue;
-      }
+    std::set<size_t, std::greater<>> open;
+    auto need = [&](StorageId storage, size_t before) {
+      if (const auto writer = tape_.last_writer(storage, before)) open.insert(*writer);
+    };
+    need(target_, tape_.operators().size());
+    while (!open.empty()) {
+      const size_t step = *open.begin();
+      open.erase(open.begin());
       steps_.push_back(step);
-      for (const TapeSlot& slot : entry.made) {
-        last_use_.try_emplace(slot.tensor.storage, step);
-        needed.erase(slot.tensor.storage);
-      }
+      const TapeOperator& entry = tape_.operators()[step];
+      for (const TapeSlot& slot : entry.made) last_use_.try_emplace(slot.tensor.storage, step);
       for (const TapeSlot& slot : entry.deferred) {
         last_use_.try_emplace(slot.tensor.storage, step);
-        if (overwrites(entry, slot)) needed.erase(slot.tensor.storage);
-      }
-      for (const TapeSlot& slot : entry.deferred) {
-        if (!overwrites(entry, slot)) needed.insert(slot.tensor.storage);
+        if (!overwrites(entry, slot)) need(slot.tensor.storage, step);
       }
     }
     std::reverse(steps_.begin(), steps_.end());
@@ -114,10 +113,9 @@ class Replay {
     }
     RecordedSurroundings surroundings(entry);
     if (const auto in_place = in_place_form(step, entry)) {
+      const auto input = memory_.extract(entry.deferred.front().tensor.storage);
       in_place->callBoxed(&stack);
-      memory_.emplace(entry.made.front().tensor.storage, memory_.at(entry.deferred.front().tensor.storage));
-      memory_.erase(entry.deferred.front().tensor.storage);
-      stack = {tensor_on(memory_.at(entry.made.front().tensor.storage), entry.made.front().tensor)};
+      stack = {tensor_on(input.mapped(), entry.made.front().tensor)};
     } else {
       entry.op.callBoxed(&stack);
     }
@@ -149,7 +147,7 @@ class Replay {
     const auto uses = std::count_if(entry.deferred.begin(), entry.deferred.end(),
                                     [&](const TapeSlot& slot) { return slot.tensor.storage == storage; });
     if (input.index != 0 || input.item || input.written || uses != 1 || !input.tensor.covers ||
-        storage == target_ || last_use_.at(storage) != step ||
+        !entry.made[0].tensor.covers || storage == target_ || last_use_.at(storage) != step ||
         !input.tensor.same_geometry(entry.made[0].tensor)) {
       return {};
     }
@@ -203,27 +201,6 @@ bool TapeTensor::same_geometry(const TapeTensor& other) const {
   return dtype == other.dtype && sizes == other.sizes && strides == other.strides && offset == other.offset;
 }
 
-bool is_random(const c10::OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  return op.hasTag(at::Tag::nondeterministic_seeded) ||
-         std::any_of(arguments.begin(), arguments.end(),
-                     [](const c10::Argument& argument) { return argument.name() == "generator"; });
-}
-
-bool is_random_fill(const c10::OperatorHandle& op) {
-  const c10::OperatorName& name = op.operator_name();
-  static constexpr std::string_view names[] = {"aten::uniform_",     "aten::normal_", "aten::random_",
-                                               "aten::exponential_", "aten::cauchy_", "aten::log_normal_",
-                                               "aten::geometric_"};
-  return std::find(std::begin(names), std::end(names), name.name) != std::end(names) ||
-         (name.name == "aten::bernoulli_" && name.overload_name == "float");
-}
-
-bool only_allocates(const c10::OperatorHandle& op) {
-  const std::string& name = op.operator_name().name;
-  return name == "aten::empty" || name == "aten::empty_strided";
-}
-
 GeneratorState save_state(const at::Generator& generator) {
   at::Generator handle = generator;
   std::lock_guard lock(handle.mutex());
@@ -241,10 +218,32 @@ c10::Storage allocate_storage(int64_t nbytes) {
 
 StorageId OperatorTape::add_storage(int64_t nbytes) {
   nbytes_.push_back(nbytes);
+  writers_.emplace_back();
   return nbytes_.size() - 1;
 }
 
+void OperatorTape::add(TapeOperator entry) {
+  auto note = [&](const TapeSlot& slot) {
+    std::vector<size_t>& writers = writers_[slot.tensor.storage];
+    if (slot.written && (writers.empty() || writers.back() != operators_.size())) {
+      writers.push_back(operators_.size());
+    }
+  };
+  std::for_each(entry.made.begin(), entry.made.end(), note);
+  std::for_each(entry.deferred.begin(), entry.deferred.end(), note);
+  operators_.push_back(std::move(entry));
+}
+
+std::optional<size_t> OperatorTape::last_writer(StorageId storage, size_t before) const {
+  const std::vector<size_t>& writers = writers_[storage];
+  const auto after = std::lower_bound(writers.begin(), writers.end(), before);
+  return after == writers.begin() ? std::nullopt : std::optional(*std::prev(after));
+}
+
 void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
+  // Ranks may be threads of one process, and its default generator is one.
+  static std::mutex one_at_a_time;
+  std::lock_guard lock(one_at_a_time);
   InterceptionPause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Replay(*this, target, memory).run();

@@ -57,13 +57,6 @@ struct TapeOperator {
   at::ScalarType default_dtype = at::kFloat;
 };
 
-/// Whether the operator draws random numbers.
-bool is_random(const c10::OperatorHandle& op);
-/// Whether it fills its first argument with random numbers, as many for any earlier values.
-bool is_random_fill(const c10::OperatorHandle& op);
-/// Whether it gives a tensor memory but no values.
-bool only_allocates(const c10::OperatorHandle& op);
-
 /// The CPU generator's state; set_state's inverse, under the generator's lock.
 GeneratorState save_state(const at::Generator& generator);
 
@@ -75,16 +68,20 @@ c10::Storage allocate_storage(int64_t nbytes);
 class OperatorTape {
  public:
   StorageId add_storage(int64_t nbytes);
-  void add(TapeOperator entry) { operators_.push_back(std::move(entry)); }
+  void add(TapeOperator entry);
 
-  /// Runs what `target` needs, on `memory` of its size. Leaves every generator as it found it.
+  /// Runs what `target` needs, on `memory` of its size. Leaves every generator as it found it; other threads
+  /// must not draw from the generators of the tape meanwhile, but may replay tapes of their own.
   void replay(StorageId target, const c10::Storage& memory) const;
 
   int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
   const std::vector<TapeOperator>& operators() const { return operators_; }
+  /// The last operator before number `before` that writes the storage.
+  std::optional<size_t> last_writer(StorageId storage, size_t before) const;
 
  private:
-  std::vector<int64_t> nbytes_;  // by StorageId
+  std::vector<int64_t> nbytes_;               // by StorageId
+  std::vector<std::vector<size_t>> writers_;  // likewise; ascending
   std::vector<TapeOperator> operators_;
 };
 

@@ -111,6 +111,7 @@ void Residency::move(int bucket, State to, std::string reason) {
         std::memcpy(shard.mutable_data_ptr(), own.const_data_ptr(), shard.nbytes());
       }
       take_memory(buckets_->storage(bucket));
+      current_.clear();  // the next operator on it is a use of its own
       if (!std::exchange(state.planned_memory, false)) {
         count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
       }
@@ -167,10 +168,21 @@ void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
   for (const GatherPlan::Gather& gather : gathers) {
     BucketState& state = states_[gather.bucket];
     if (state.state != State::sharded) continue;  // a scope holds it
-    state.memory = arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
-    state.planned_memory = true;
+    const at::Tensor place = arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
+    state.planned_memory = is_free(place);
+    state.memory = state.planned_memory ? place : unplanned_memory(gather.bucket);
     move(gather.bucket, State::gathering, trace().reason(gather.use));
   }
+}
+
+// Not where a bucket is that an operator or a scope kept past the plan's release.
+bool Residency::is_free(const at::Tensor& place) const {
+  const auto* begin = static_cast<const char*>(place.const_data_ptr());
+  return std::ranges::none_of(states_, [&](const BucketState& state) {
+    if (!state.planned_memory) return false;
+    const auto* there = static_cast<const char*>(state.memory.const_data_ptr());
+    return there < begin + place.nbytes() && begin < there + state.memory.nbytes();
+  });
 }
 
 void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {

@@ -79,6 +79,7 @@ class Residency final : public OperatorListener {
   void finish_gather(int bucket);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
+  bool is_free(const at::Tensor& place) const;
   void gather_on_demand(std::span<const int> buckets, const std::string& reason);
   void make_room(std::span<const int> buckets);
   at::Tensor unplanned_memory(int bucket);

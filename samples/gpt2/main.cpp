@@ -9,10 +9,11 @@
 #include <optional>
 #include <thread>
 
-#include "base/program.h"            // run_program
-#include "comm/rendezvous.h"         // Environment, connect
-#include "config/config.h"           // load_config
-#include "engine/engine.h"           // initialize, Engine
+#include "base/program.h"     // run_program
+#include "comm/rendezvous.h"  // Environment, connect
+#include "config/config.h"    // load_config
+#include "engine/engine.h"    // initialize, Engine
+#include "engine/gathered_parameters.h"
 #include "samples/common/csv_log.h"  // CsvLog
 #include "samples/common/text.h"     // printable, with_commas
 #include "samples/gpt2/corpus.h"     // read_corpus
@@ -144,7 +145,10 @@ int run(int argc, char** argv) {
   if (talks) introduce(*options, corpus, sampler, engine, model);
 
   train(*options, model, engine, corpus, sampler);
-  if (talks && !options->save.empty()) save_weights(*model, options->save);
+  if (!options->save.empty()) {
+    GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
+    if (talks) save_weights(*model, options->save);
+  }
 
   if (options->generate > 0) {
     engine.eval();
