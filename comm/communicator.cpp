@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/zeroed_memory.h"
 
 namespace zerorun {
 
@@ -64,7 +65,7 @@ Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds t
 }
 
 at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
-  return at::zeros({numel}, at::TensorOptions().dtype(dtype));
+  return zeroed_memory(numel, dtype);
 }
 
 std::unique_ptr<Work> Communicator::reduce_scatter(at::Tensor output, at::Tensor input, std::string label) {

@@ -10,10 +10,14 @@
 #include "comm/rendezvous.h"
 #include "engine/engine_state.h"
 #include "engine/setup.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
+  if (is_recording()) {
+    throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
+  }
   check_one_optimizer(config, options);
   ModelParameters parameters = collect_parameters(model, options);
   auto communicator = options.communicator ? options.communicator : connect();

@@ -109,7 +109,8 @@ class Engine {
 };
 
 /// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves
-/// the parameters into buckets; the leaves stay the same objects. Throws UserError.
+/// the parameters into buckets; the leaves stay the same objects. A model built under a DeferredInit
+/// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`.
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,

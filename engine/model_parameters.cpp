@@ -1,15 +1,20 @@
 #include "engine/model_parameters.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "zero/deferred_init.h"
+#include "zero/interception.h"
 
 namespace zerorun {
 namespace {
@@ -71,8 +76,9 @@ void check_shared(const NamedTensor& other) {
 // A parameter that moves into its bucket would part from whatever shared its memory.
 void check_no_shared_memory(const ModelParameters& model) {
   struct Extent {
-    const char* begin;
-    const char* end;
+    const void* owner;  // of a storage that may have no memory: addresses are offsets in it
+    uintptr_t begin;
+    uintptr_t end;
     const std::string* name;
     bool trained;
   };
@@ -81,27 +87,37 @@ void check_no_shared_memory(const ModelParameters& model) {
     if (tensor.numel() == 0 || tensor.layout() != at::kStrided) return;
     int64_t last = 0;
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
-    auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-    extents.push_back({begin, begin + (last + 1) * tensor.element_size(), &name, trained});
+    const void* owner = owner_of(tensor);
+    const auto begin = owner ? static_cast<uintptr_t>(tensor.storage_offset() * tensor.element_size())
+                             : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    extents.push_back({owner, begin, begin + (last + 1) * tensor.element_size(), &name, trained});
   };
   for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
   for (const auto& [name, tensor] : model.others) add(name, tensor, false);
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
+  });
   const Extent* reaching = nullptr;          // the furthest end so far
   const Extent* reaching_trained = nullptr;  // and among trained ones
   for (const Extent& extent : extents) {
     const Extent* overlapped = extent.trained ? reaching : reaching_trained;
-    if (overlapped && extent.begin < overlapped->end) {
+    if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {
       throw UserError(
           *overlapped->name + " and " + *extent.name +
           " share memory without being one tensor: to tie parameters, register the same tensor in both "
           "places; a buffer needs memory of its own");
     }
-    if (!reaching || extent.end > reaching->end) reaching = &extent;
-    if (extent.trained && (!reaching_trained || extent.end > reaching_trained->end))
-      reaching_trained = &extent;
+    auto reaches_further = [&](const Extent* other) {
+      return !other || extent.owner != other->owner || extent.end > other->end;
+    };
+    if (reaches_further(reaching)) reaching = &extent;
+    if (extent.trained && reaches_further(reaching_trained)) reaching_trained = &extent;
   }
+}
+
+// Plain memory with the sizes, strides and dtype of `tensor`.
+at::Tensor place_like(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
 // FNV-1a: only has to tell accidents apart, and to be the same in every process.
@@ -184,7 +200,13 @@ void broadcast_tensor(const NamedTensor& named, int root, Communicator& communic
 }
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
-  for (const NamedTensor& other : model.others) broadcast_tensor(other, 0, communicator);
+  for (const auto& [name, tensor] : model.others) {
+    if (is_deferred(tensor)) {
+      // The handle is a copy, the tensor the model's own.
+      at::Tensor(tensor).set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
+    }
+    broadcast_tensor({name, tensor}, 0, communicator);
+  }
 }
 
 }  // namespace zerorun

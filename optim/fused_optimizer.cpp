@@ -2,11 +2,11 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 #include <utility>
 
+#include "comm/zeroed_memory.h"
 #include "optim/shard_optimizer.h"
 
 namespace zerorun {
@@ -26,10 +26,10 @@ class FusedOptimizer : public ShardOptimizer {
       const OptimizerConfig& group = groups_[shard.group];
       ShardState state;
       if (group.type != OptimizerType::sgd) {
-        state.exp_avg = at::zeros_like(shard.values);
-        state.exp_avg_sq = at::zeros_like(shard.values);
+        state.exp_avg = zeroed_memory(shard.values.numel(), at::kFloat);
+        state.exp_avg_sq = zeroed_memory(shard.values.numel(), at::kFloat);
       } else if (group.momentum != 0) {
-        state.momentum = at::zeros_like(shard.values);
+        state.momentum = zeroed_memory(shard.values.numel(), at::kFloat);
       }
       states_.push_back(std::move(state));
     }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "zero/deferred_init.h"
 
 namespace zerorun {
 namespace {
@@ -65,7 +66,11 @@ void Buckets::move_in(int bucket, Communicator& communicator) {
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
     at::Tensor place = view(index, flat);
-    place.copy_(parameter);
+    if (!is_deferred(parameter)) {
+      place.copy_(parameter);
+    } else if (communicator.rank() == 0) {
+      make_values(parameter, place);
+    }
     parameter.set_data(marked() ? marked_view(storages_[bucket], at::kFloat, place.sizes(), place.strides(),
                                               layout_.placements[index].offset)
                                 : place);

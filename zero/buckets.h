@@ -23,9 +23,9 @@ struct NamedParameter {
 
 class Buckets {
  public:
-  /// Moves `parameters` (float32, CPU, dense) into buckets as `layout` says; leaves stay the same, values are
-  /// rank 0's. One bucket at a time is there in full beyond what stays. `marked`: operators on them are told
-  /// to the listener given to listen(); partitioned buckets must be.
+  /// Moves `parameters` (float32, CPU, dense, or deferred) into buckets as `layout` says; leaves stay the
+  /// same, values are rank 0's. One bucket at a time is there in full beyond what stays. `marked`: operators
+  /// on them are told to the listener given to listen(); partitioned buckets must be.
   Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator, bool marked);
   ~Buckets();
   Buckets(const Buckets&) = delete;

@@ -1,6 +1,7 @@
 #include "zero/deferred_recorder.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -17,13 +18,10 @@ namespace zerorun {
 namespace {
 
 const char* const kNoMemory =
-    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was accessed "
-    "other "
-    "than by an operator (data_ptr(), torch::save, torch::tensor() of a vector). Initialise it by operators "
-    "that "
-    "do not read it, build it outside the DeferredInit scope or under a zerorun::InterceptionPause within, "
-    "or "
-    "wait until zerorun::initialize() has made its values";
+    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was "
+    "accessed other than by an operator (data_ptr(), torch::save, torch::tensor() of a vector). "
+    "Initialise it by operators that do not read it, build it outside the DeferredInit scope or under a "
+    "zerorun::InterceptionPause within, or wait until zerorun::initialize() has made its values";
 
 const char* const kRemedy =
     "Initialise this parameter without reading it, or build the module outside the DeferredInit scope";
@@ -150,11 +148,22 @@ bool writes_any(const std::vector<TapeSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
 }
 
+// Memory for a moment, with the geometry of `tensor`.
+at::Tensor zeros_like(const at::Tensor& tensor) {
+  const size_t nbytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
+  return tensor_on(allocate_storage(static_cast<int64_t>(nbytes)), {.storage = 0,
+                                                                    .dtype = tensor.scalar_type(),
+                                                                    .sizes = tensor.sizes().vec(),
+                                                                    .strides = tensor.strides().vec(),
+                                                                    .offset = 0,
+                                                                    .covers = false});
+}
+
 // Random numbers are drawn as plain construction would draw them, and thrown away.
 torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor& self = arguments.front().toTensor();
-  arguments.front() = at::empty_strided(self.sizes(), self.strides(), self.options());
+  arguments.front() = zeros_like(arguments.front().toTensor());
   op.callBoxed(arguments);
   return arguments;
 }
@@ -169,8 +178,7 @@ torch::jit::Stack replace_tensors(const torch::jit::Stack& values, StandIn stand
 }
 
 at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
-  if (!deferred_owner_of(tensor)) return tensor;
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).zero_();
+  return deferred_owner_of(tensor) ? zeros_like(tensor) : tensor;
 }
 
 // What a trial showed must be what a tape can hold.

@@ -228,6 +228,10 @@ RecordingScope::~RecordingScope() {
   c10::impl::tls_set_dispatch_key_included(kKey, was_included_);
 }
 
+bool is_recording() {
+  return current_recorder != nullptr;
+}
+
 InterceptionPause::InterceptionPause() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
   c10::impl::tls_set_dispatch_key_excluded(kKey, true);
 }

@@ -85,6 +85,9 @@ class RecordingScope {
   bool was_included_;
 };
 
+/// Whether a RecordingScope of this thread lives.
+bool is_recording();
+
 /// While it lives, operators of this thread run as if no tensor was marked and nothing recorded.
 class InterceptionPause {
  public:

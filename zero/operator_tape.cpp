@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/zeroed_memory.h"
 #include "zero/interception.h"
 #include "zero/operator_traits.h"
 
@@ -213,7 +213,7 @@ at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry) {
 }
 
 c10::Storage allocate_storage(int64_t nbytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetCPUAllocator(), /*resizable=*/false);
+  return zeroed_memory(nbytes, at::kByte).storage();
 }
 
 StorageId OperatorTape::add_storage(int64_t nbytes) {

@@ -62,7 +62,7 @@ GeneratorState save_state(const at::Generator& generator);
 
 /// A tensor with memory on the storage.
 at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
-/// A storage with memory of its own.
+/// A storage with memory of its own, which the system has back when it goes.
 c10::Storage allocate_storage(int64_t nbytes);
 
 class OperatorTape {
