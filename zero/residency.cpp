@@ -43,7 +43,11 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
 Residency::~Residency() {
   if (std::uncaught_exceptions() == 0) {
     try {
-      synchronize();
+      for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+        if (!buckets_->partitioned(bucket) && states_[bucket].state == State::gathering) {
+          move(bucket, State::resident);
+        }
+      }
     } catch (const std::exception& error) {
       log_warning(std::string("the model's last update did not arrive on this rank: ") + error.what());
     }

@@ -159,6 +159,25 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
   }
 }
 
+TEST_CASE("gloo: ranks that gather equal sizes in another order are told so, and nothing is swapped") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) -> std::string {
+    auto communicator = join(rank, 2, port, milliseconds(1500));
+    const std::string label = rank == 0 ? "bucket 3" : "bucket 4";
+    communicator
+        ->all_gather(at::empty({8}), at::ones({4}), label, "for aten::addmm on layer" + std::to_string(rank))
+        ->wait();
+    return "went through";
+  });
+  for (int rank : {0, 1}) {
+    CHECK_THAT(endings[rank].text,
+               StartsWith("CommError: ranks disagree on what comes next: rank " + std::to_string(rank)) &&
+                   Contains("all_gather of bucket 3 for aten::addmm on layer0") &&
+                   Contains("all_gather of bucket 4 for aten::addmm on layer1"));
+    CHECK(endings[rank].seconds < 12);
+  }
+}
+
 TEST_CASE("gloo: a process killed while the others wait for it is named at once") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {

@@ -1,6 +1,7 @@
 // What the engine refuses, by name, and what it says when ranks disagree or go missing.
 #include <catch2/catch.hpp>
 
+#include "base/error.h"
 #include "tests/engine/net.h"
 #include "tests/support/rank_threads.h"
 
@@ -120,6 +121,34 @@ TEST_CASE("Ranks with different settings are told apart") {
                                 make_engine(*model, sgd_config(1, 1, communicator->rank()), communicator);
                               }),
                     Contains("rank 1 has another model or another config"));
+}
+
+TEST_CASE("Ranks that use parameters in another order at stage 3 are told who is where") {
+  std::vector<std::string> errors(2);
+  run_ranks(
+      2,
+      [&](std::shared_ptr<Communicator> communicator) {
+        torch::nn::Sequential model(Linear(8, 8), Linear(8, 8));
+        InitializeOptions options;
+        options.bucket_numel = 1;  // weights and biases in buckets of their own, of equal sizes
+        Engine engine = make_engine(*model, R"({"train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})",
+                                    communicator, options);
+        const int first = communicator->rank();
+        try {
+          at::Tensor hidden = model[first]->as<Linear>()->forward(torch::ones({2, 8}));
+          model[1 - first]->as<Linear>()->forward(hidden);
+        } catch (const CommError& error) {
+          errors[communicator->rank()] = error.what();
+        }
+      },
+      std::chrono::milliseconds(2000));
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, Contains("ranks disagree on what comes next") && Contains("rank 0") &&
+                          Contains("rank 1") && Contains("for aten::addmm on 0.") &&
+                          Contains("for aten::addmm on 1."));
+  }
 }
 
 TEST_CASE("A rank that stops taking part is named by the deadline") {

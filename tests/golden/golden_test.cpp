@@ -85,4 +85,16 @@ TEST_CASE("DeepSpeed's traces are reproduced") {
   for (const json& trace : traces()) replay(trace);
 }
 
+// DeepSpeed's default keeps all parameters of a model as small as this one.
+TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes and goes") {
+  for (json trace : traces()) {
+    if (!trace["name"].get<std::string>().starts_with("fp32_s3_")) continue;
+    json& zero = trace["ds_config"]["zero_optimization"];
+    zero["stage3_param_persistence_threshold"] = 0;
+    zero["stage3_max_live_parameters"] = 30'000;
+    zero["stage3_prefetch_bucket_size"] = 10'000;
+    replay(trace);
+  }
+}
+
 }  // namespace zerorun::testing
