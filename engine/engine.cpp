@@ -19,7 +19,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
   check_one_optimizer(config, options);
-  ModelParameters parameters = collect_parameters(model, options);
+  ModelParameters parameters = collect_parameters(model, config.zero, options);
   auto communicator = options.communicator ? options.communicator : connect();
   check_world_size(config, communicator->world_size());
   check_ranks_agree(parameters, describe_settings(config, options), *communicator);
@@ -132,7 +132,7 @@ BytesByCategory Engine::bytes_by_category() const {
           .master = 0,
           .moments = state_->optimizer->state_bytes(),
           .buckets = state_->reducer.buffer_bytes(),
-          .buffers = state_->buffer_bytes,
+          .buffers = state_->buffer_bytes + state_->buckets.frozen_bytes(),
           .gathered = residency().resident_bytes};
 }
 

@@ -29,6 +29,12 @@ bool are_marked(StagePolicy policy, int world_size) {
   return policy.partition_parameters || (!policy.replicate_update && world_size > 1);
 }
 
+std::vector<NamedParameter> bucketed(const ModelParameters& model) {
+  std::vector<NamedParameter> parameters = model.trained;
+  parameters.insert(parameters.end(), model.frozen.begin(), model.frozen.end());
+  return parameters;
+}
+
 GatherLimits gather_limits(const Config& config) {
   return {.max_live = config.zero.max_live_parameters,
           .max_reuse_distance = config.zero.max_reuse_distance,
@@ -45,8 +51,9 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
       communicator(std::move(given_communicator)),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
-      buckets(parameters.trained, make_model_layout(parameters, config, options, communicator->world_size()),
-              *communicator, are_marked(policy, communicator->world_size())),
+      buckets(bucketed(parameters),
+              make_model_layout(parameters, config, options, communicator->world_size()), *communicator,
+              are_marked(policy, communicator->world_size())),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config))
                                  : nullptr),
       reducer(buckets, *communicator, policy, config.zero.overlap_comm),
@@ -57,7 +64,7 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
   // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
   // hence the same bits.
   std::vector<Shard> shards;
-  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     for (int rank = 0; rank < communicator->world_size(); ++rank) {
       if (!policy.replicate_update && rank != communicator->rank()) continue;
       const at::Tensor& sums = reducer.gradient(bucket);
@@ -93,11 +100,13 @@ void Engine::State::check_before_step() const {
         "call engine.backward(loss) in place of loss.backward()");
   }
   for (size_t index = 0; index < parameters.size(); ++index) {
-    if (!parameters[index].tensor.requires_grad()) {
-      throw UserError(
-          "parameter " + parameters[index].name +
-          " was frozen after initialize(): freeze parameters before, or give them a learning rate of 0 in a "
-          "parameter group of their own");
+    const bool trained = parameters[index].group != kFrozen;
+    if (parameters[index].tensor.requires_grad() != trained) {
+      throw UserError("parameter " + parameters[index].name +
+                      (trained
+                           ? " was frozen after initialize(): freeze parameters before, or give them a "
+                             "learning rate of 0 in a parameter group of their own"
+                           : " was unfrozen after initialize(): parameters to train require grad before"));
     }
     if (buckets.in_place(static_cast<int>(index))) continue;
     throw UserError(
@@ -119,9 +128,9 @@ double Engine::State::reduce_and_measure() {
   while (true) {
     // Each rank's sum of squares in a place of its own, so that adding zeros is all the all-reduce does to
     // it; behind them how many ranks hold late gradients for each bucket.
-    at::Tensor exchange = at::zeros({ranks + buckets.count()}, at::kDouble);
+    at::Tensor exchange = at::zeros({ranks + buckets.trained_count()}, at::kDouble);
     double* data = exchange.mutable_data_ptr<double>();
-    for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       at::Tensor sums = reducer.gradient(bucket);
       if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
       data[rank] += sum_of_squares(sums.const_data_ptr<float>(), sums.numel());
@@ -129,7 +138,7 @@ double Engine::State::reduce_and_measure() {
     }
     communicator->all_reduce(exchange, "the gradient norm")->wait();
     bool any_late = false;
-    for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       if (data[ranks + bucket] == 0) continue;
       reducer.reduce_late(bucket);
       any_late = true;

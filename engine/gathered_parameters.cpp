@@ -10,7 +10,8 @@
 namespace zerorun {
 namespace {
 
-// The index of `tensor` among the engine's parameters, -1 for a frozen one of the model.
+// The index of `tensor` among the engine's parameters, -1 for one of the model that is always
+// whole.
 int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const at::Tensor& tensor,
                    size_t position) {
   const auto& parameters = buckets.parameters();
@@ -37,9 +38,9 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
   for (size_t position = 0; position < parameters.size(); ++position) {
     const int index = find_parameter(state_->buckets, *state_->model, parameters[position], position);
     if (index < 0) {
-      frozen_.push_back(parameters[position]);
+      whole_.push_back(parameters[position]);
     } else {
-      trained_.push_back(index);
+      bucketed_.push_back(index);
       buckets_.push_back(state_->buckets.bucket_of(index));
     }
   }
@@ -64,7 +65,7 @@ GatheredParameters::~GatheredParameters() noexcept(false) {
 
 void GatheredParameters::share_writes() {
   Communicator& communicator = *state_->communicator;
-  for (int index : trained_) {
+  for (int index : bucketed_) {
     const int bucket = state_->buckets.bucket_of(index);
     const at::Tensor values =
         state_->residency ? state_->residency->held_values(bucket) : state_->buckets.flat(bucket);
@@ -74,8 +75,8 @@ void GatheredParameters::share_writes() {
         ->wait();
     parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
-  for (const at::Tensor& tensor : frozen_) {
-    broadcast_tensor({"a frozen parameter", tensor}, *modifier_rank_, communicator);
+  for (const at::Tensor& tensor : whole_) {
+    broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, *modifier_rank_, communicator);
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

@@ -31,9 +31,9 @@ class GatheredParameters {
   void share_writes();
 
   Engine::State* state_;
-  std::vector<int> trained_;  // indices of parameters
-  std::vector<at::Tensor> frozen_;
-  std::vector<int> buckets_;  // of the trained ones, ascending
+  std::vector<int> bucketed_;      // indices of parameters
+  std::vector<at::Tensor> whole_;  // frozen ones outside of buckets
+  std::vector<int> buckets_;       // of the bucketed ones, ascending
   std::optional<int> modifier_rank_;
   int exceptions_;  // on their way when the scope was opened
 };

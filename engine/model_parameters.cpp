@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "zero/deferred_init.h"
 #include "zero/interception.h"
+#include "zero/stage.h"
 
 namespace zerorun {
 namespace {
@@ -61,6 +62,12 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
     throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
 }
 
+bool can_be_partitioned(const at::Tensor& frozen, const ZeroConfig& zero) {
+  return frozen.device().is_cpu() && frozen.scalar_type() == at::kFloat && frozen.layout() == at::kStrided &&
+         frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
+         frozen.numel() > zero.param_persistence_threshold;
+}
+
 void check_shared(const NamedTensor& other) {
   if (!other.tensor.device().is_cpu()) {
     throw UserError(other.name + " is on " + other.tensor.device().str() +
@@ -80,27 +87,28 @@ void check_no_shared_memory(const ModelParameters& model) {
     uintptr_t begin;
     uintptr_t end;
     const std::string* name;
-    bool trained;
+    bool moves;  // into a bucket
   };
   std::vector<Extent> extents;
-  auto add = [&](const std::string& name, const at::Tensor& tensor, bool trained) {
+  auto add = [&](const std::string& name, const at::Tensor& tensor, bool moves) {
     if (tensor.numel() == 0 || tensor.layout() != at::kStrided) return;
     int64_t last = 0;
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
     const void* owner = owner_of(tensor);
     const auto begin = owner ? static_cast<uintptr_t>(tensor.storage_offset() * tensor.element_size())
                              : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    extents.push_back({owner, begin, begin + (last + 1) * tensor.element_size(), &name, trained});
+    extents.push_back({owner, begin, begin + (last + 1) * tensor.element_size(), &name, moves});
   };
   for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
+  for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
   for (const auto& [name, tensor] : model.others) add(name, tensor, false);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
-  const Extent* reaching = nullptr;          // the furthest end so far
-  const Extent* reaching_trained = nullptr;  // and among trained ones
+  const Extent* reaching = nullptr;        // the furthest end so far
+  const Extent* reaching_moved = nullptr;  // and among trained ones
   for (const Extent& extent : extents) {
-    const Extent* overlapped = extent.trained ? reaching : reaching_trained;
+    const Extent* overlapped = extent.moves ? reaching : reaching_moved;
     if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {
       throw UserError(
           *overlapped->name + " and " + *extent.name +
@@ -111,7 +119,7 @@ void check_no_shared_memory(const ModelParameters& model) {
       return !other || extent.owner != other->owner || extent.end > other->end;
     };
     if (reaches_further(reaching)) reaching = &extent;
-    if (extent.trained && reaches_further(reaching_trained)) reaching_trained = &extent;
+    if (extent.moves && reaches_further(reaching_moved)) reaching_moved = &extent;
   }
 }
 
@@ -129,7 +137,8 @@ int64_t fingerprint(const std::string& text) {
 
 }  // namespace
 
-ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOptions& options) {
+ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& zero,
+                                   const InitializeOptions& options) {
   const GroupOf groups = read_groups(options);
   size_t found_in_groups = 0;
   ModelParameters result;
@@ -141,7 +150,11 @@ ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOpt
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad()) {
-      result.others.push_back({item.key(), tensor});
+      if (policy_of(zero.stage).partition_parameters && can_be_partitioned(tensor, zero)) {
+        result.frozen.push_back({item.key(), tensor, kFrozen});
+      } else {
+        result.others.push_back({item.key(), tensor});
+      }
       continue;
     }
     if (!groups.empty() && group == groups.end()) {
@@ -176,6 +189,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     describe(name, tensor);
     description += " " + std::to_string(group);
   }
+  for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
   for (const auto& [name, tensor] : model.others) describe(name, tensor);
 
   at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);

@@ -20,13 +20,15 @@ struct NamedTensor {
 
 struct ModelParameters {
   std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
-  std::vector<NamedTensor> others;      // frozen parameters and buffers
+  std::vector<NamedParameter> frozen;   // the ones that are partitioned, in group kFrozen
+  std::vector<NamedTensor> others;      // buffers and frozen parameters that stay whole
 };
 
 /// Collects and checks. The group of a parameter comes from `options.optimizer`, else
-/// options.parameter_groups, else is 0. Throws UserError naming a parameter that cannot be trained here or is
-/// in no group, or in two.
-ModelParameters collect_parameters(torch::nn::Module& model, const InitializeOptions& options);
+/// options.parameter_groups, else is 0. Frozen float32 parameters are partitioned as `zero` says. Throws
+/// UserError naming a parameter that cannot be trained here or is in no group, or in two.
+ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& zero,
+                                   const InitializeOptions& options);
 
 /// Throws UserError on every rank unless all ranks have the same parameters and `settings` (whatever else
 /// must agree).

@@ -51,6 +51,10 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
         {.numel = tensor.numel(), .group = group, .partitioned = policy.partition_parameters && !persists});
     total += tensor.numel();
   }
+  for (const auto& [name, tensor, group] : model.frozen) {
+    parameters.push_back({.numel = tensor.numel(), .group = group, .partitioned = true});
+    total += tensor.numel();
+  }
   const int64_t chosen = choose_bucket_numel(total, sizeof(float), config.zero.reduce_bucket_size,
                                              config.zero.allgather_bucket_size);
   return make_layout(parameters, world_size, sizeof(float), options.bucket_numel.value_or(chosen));

@@ -51,7 +51,10 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
   }
   for (const auto& [name, tensor, group] : parameters_) {
     shapes_.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.numel()});
+    trained_parameters_ += group != kFrozen;
   }
+  trained_count_ = static_cast<int>(std::ranges::count_if(
+      layout_.buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
   for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
 }
 
@@ -152,26 +155,34 @@ bool Buckets::in_place(int parameter) const {
 }
 
 void Buckets::bump_versions() const {
-  for (const auto& parameter : parameters_) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  for (const auto& parameter : trained()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 int64_t Buckets::numel() const {
   int64_t total = 0;
-  for (const Shape& shape : shapes_) total += shape.numel;
+  for (size_t index = 0; index < trained_parameters_; ++index) total += shapes_[index].numel;
   return total;
 }
 
 int64_t Buckets::persistent_numel() const {
   int64_t total = 0;
-  for (size_t index = 0; index < shapes_.size(); ++index) {
+  for (size_t index = 0; index < trained_parameters_; ++index) {
     if (!partitioned(bucket_of(static_cast<int>(index)))) total += shapes_[index].numel;
   }
   return total;
 }
 
 int64_t Buckets::bytes() const {
+  return bytes_of(0, trained_count_);
+}
+
+int64_t Buckets::frozen_bytes() const {
+  return bytes_of(trained_count_, count());
+}
+
+int64_t Buckets::bytes_of(int first, int end) const {
   int64_t total = 0;
-  for (int bucket = 0; bucket < count(); ++bucket) {
+  for (int bucket = first; bucket < end; ++bucket) {
     total += static_cast<int64_t>((partitioned(bucket) ? shards_ : flats_)[bucket].nbytes());
   }
   return total;

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,20 +19,22 @@ namespace zerorun {
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // the user's leaf
-  int group;
+  int group;          // or kFrozen
 };
 
 class Buckets {
  public:
-  /// Moves `parameters` (float32, CPU, dense, or deferred) into buckets as `layout` says; leaves stay the
-  /// same, values are rank 0's. One bucket at a time is there in full beyond what stays. `marked`: operators
-  /// on them are told to the listener given to listen(); partitioned buckets must be.
+  /// Moves `parameters` (float32, CPU, dense, or deferred; frozen ones last) into buckets as `layout` says;
+  /// leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond what stays.
+  /// `marked`: operators on them are told to the listener given to listen(); partitioned buckets must be.
   Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator, bool marked);
   ~Buckets();
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
 
   int count() const { return static_cast<int>(layout_.buckets.size()); }
+  /// The first of them are of trained parameters, the rest of frozen ones.
+  int trained_count() const { return trained_count_; }
   const BucketLayout& layout(int bucket) const { return layout_.buckets[bucket]; }
   bool partitioned(int bucket) const { return layout_.buckets[bucket].partitioned; }
   /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
@@ -51,7 +54,9 @@ class Buckets {
   void listen(OperatorListener* listener);
   int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
+  /// Trained ones first.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  std::span<const NamedParameter> trained() const { return {parameters_.data(), trained_parameters_}; }
   int bucket_of(int parameter) const { return layout_.placements[parameter].bucket; }
   /// The parameter that lies at `offset` (elements) of the bucket.
   int parameter_at(int bucket, int64_t offset) const;
@@ -65,13 +70,14 @@ class Buckets {
 
   /// Whether the parameter still lives in its bucket (Module::to, set_data and the like move it out).
   bool in_place(int parameter) const;
-  /// Tells autograd that the values have changed: backward over a graph recorded before now fails, as it
-  /// must.
+  /// Tells autograd that the values of trained parameters have changed: backward over a graph recorded before
+  /// now fails, as it must.
   void bump_versions() const;
 
-  int64_t numel() const;             // of the parameters, without padding
+  int64_t numel() const;             // of trained parameters, without padding
   int64_t persistent_numel() const;  // of those that are in whole buckets
-  int64_t bytes() const;             // of whole buckets and of own slices
+  int64_t bytes() const;             // of their whole buckets and own slices
+  int64_t frozen_bytes() const;      // likewise, of frozen parameters
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -82,10 +88,13 @@ class Buckets {
   };
 
   void move_in(int bucket, Communicator& communicator);
+  int64_t bytes_of(int first, int end) const;
 
   std::vector<NamedParameter> parameters_;
   std::vector<Shape> shapes_;  // one a parameter
+  size_t trained_parameters_ = 0;
   Layout layout_;
+  int trained_count_ = 0;
   std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
   std::vector<c10::Storage> storages_;
   std::vector<at::Tensor> flats_;  // undefined where partitioned

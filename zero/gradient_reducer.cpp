@@ -23,7 +23,7 @@ constexpr int kSlackWithOverlap = 2;
 int64_t common_bucket_numel(const Buckets& buckets) {
   int64_t shared = 0;
   int64_t lone = 0;
-  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     const BucketLayout& layout = buckets.layout(bucket);
     int64_t& largest = layout.parameters.size() > 1 ? shared : lone;
     largest = std::max(largest, layout.numel);
@@ -56,13 +56,13 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
       policy_(policy),
       overlap_(overlap),
       pool_(communicator, common_bucket_numel(buckets)),
-      states_(buckets.count()),
-      parameters_(buckets.parameters().size()),
+      states_(buckets.trained_count()),
+      parameters_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets.count()) {
+      plan_(buckets.trained_count()) {
   std::iota(plan_.begin(), plan_.end(), 0);
-  if (policy.reduce_every_backward) pool_.reserve(std::min(slack() + 1, buckets.count()));
-  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+  if (policy.reduce_every_backward) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     BucketState& state = states_[bucket];
     const BucketLayout& layout = buckets.layout(bucket);
     if (policy.reduce_every_backward) {
@@ -84,7 +84,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
 
 GradientReducer::~GradientReducer() {
   *self_ = nullptr;
-  for (const NamedParameter& parameter : buckets_->parameters()) {
+  for (const NamedParameter& parameter : buckets_->trained()) {
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(parameter.tensor);
     auto* hook = dynamic_cast<Hook*>(slot.get());
     if (hook && hook->reducer == self_) {
@@ -105,7 +105,7 @@ void GradientReducer::start_backward(bool boundary) {
     next_in_plan_ = 0;
     for (BucketState& state : states_) state.departed = false;
   }
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     states_[bucket].missing = static_cast<int>(buckets_->layout(bucket).parameters.size());
     states_[bucket].completed_at = 0;
   }
@@ -227,7 +227,7 @@ void GradientReducer::finish_backward() {
 }
 
 void GradientReducer::make_plan() {
-  const int count = buckets_->count();
+  const int count = buckets_->trained_count();
   std::vector<int> own_order(count);
   std::iota(own_order.begin(), own_order.end(), 0);
   std::stable_sort(own_order.begin(), own_order.end(), [&](int a, int b) {

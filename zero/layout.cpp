@@ -33,7 +33,7 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
   layout.placements.resize(parameters.size());
   std::map<std::pair<int, bool>, int> open;  // group, partitioned -> the bucket being filled
 
-  for (int index = static_cast<int>(parameters.size()) - 1; index >= 0; --index) {
+  auto place = [&](int index) {
     const LayoutParameter& parameter = parameters[index];
     const int64_t numel = round_up(parameter.numel, alignment);
     auto [entry, first] = open.try_emplace({parameter.group, parameter.partitioned}, 0);
@@ -49,6 +49,11 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
     layout.placements[index] = {.bucket = entry->second, .offset = bucket.numel};
     bucket.parameters.push_back(index);
     bucket.numel += numel;
+  };
+  for (const bool frozen : {false, true}) {
+    for (int index = static_cast<int>(parameters.size()) - 1; index >= 0; --index) {
+      if ((parameters[index].group == kFrozen) == frozen) place(index);
+    }
   }
 
   for (BucketLayout& bucket : layout.buckets) {

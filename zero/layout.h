@@ -15,6 +15,9 @@ namespace zerorun {
 /// register.
 inline constexpr int64_t kAlignmentBytes = 64;
 
+/// The group of parameters that are not trained.
+inline constexpr int kFrozen = -1;
+
 struct LayoutParameter {
   int64_t numel;
   int group;                 // parameters of one bucket share their group, hence their hyperparameters
@@ -44,8 +47,8 @@ struct Layout {
 int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
                             int64_t allgather_bucket_size);
 
-/// `bucket_numel` bounds a bucket's parameters, their alignment included; a lone larger one gets a bucket of
-/// its own.
+/// Buckets of trained parameters come first. `bucket_numel` bounds a bucket's parameters, their alignment
+/// included; a lone larger one gets a bucket of its own.
 Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t element_size,
                    int64_t bucket_numel);
 

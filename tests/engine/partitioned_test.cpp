@@ -186,4 +186,51 @@ TEST_CASE("Inference on split parameters between steps: the values of training, 
   });
 }
 
+TEST_CASE("Frozen parameters are partitioned too, and stay as they were") {
+  std::vector<std::string> errors(2);
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    auto make_model = [] {
+      torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+      fill(*model, 5);
+      for (at::Tensor& parameter : model[0]->parameters()) parameter.requires_grad_(false);
+      return model;
+    };
+    torch::nn::Sequential model = make_model();
+    torch::nn::Sequential whole = make_model();
+    const std::string sgd = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD",
+        "params": {"lr": 0.01}}, "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )";
+    Engine engine = make_engine(*model, sgd + "3}}", communicator);
+    Engine reference = make_engine(*whole, sgd + "2}}", communicator);
+    auto require = [](bool holds, const char* what) {
+      if (!holds) throw std::runtime_error(what);
+    };
+    // 64 x 64 and 64 of each layer, half of it here.
+    require(engine.bytes_by_category().buffers == (64 * 64 + 64) * 4 / 2, "frozen bytes");
+    require(reference.bytes_by_category().buffers == (64 * 64 + 64) * 4, "whole frozen bytes");
+    require(engine.bytes_by_category().parameters == (64 * 64 + 64) * 4 / 2, "trained bytes");
+    const at::Tensor before = model[0]->parameters()[0].clone();
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = values({4, 64}, 10 + step).requires_grad_();
+      const at::Tensor y = x.detach().clone().requires_grad_();
+      engine.backward(model->forward(x).square().sum());
+      engine.step();
+      reference.backward(whole->forward(y).square().sum());
+      reference.step();
+      require(torch::equal(x.grad(), y.grad()), "gradients through the frozen part");
+    }
+    require(torch::equal(model[0]->parameters()[0], before), "the frozen part has moved");
+    require(torch::equal(model[1]->parameters()[0], whole[1]->parameters()[0]), "the trained part differs");
+    model[0]->parameters()[0].requires_grad_(true);
+    engine.backward(model->forward(values({4, 64}, 9)).sum());
+    try {
+      engine.step();
+    } catch (const std::exception& error) {
+      errors[communicator->rank()] = error.what();
+    }
+  });
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, Catch::Matchers::Contains("0.weight was unfrozen after initialize()"));
+  }
+}
+
 }  // namespace zerorun::testing
