@@ -23,6 +23,7 @@
 #include "samples/gpt2/report.h"     // memory_table, Progress
 #include "samples/gpt2/sampler.h"    // Sampler
 #include "samples/gpt2/weights.h"    // load_weights, save_weights
+#include "zero/deferred_init.h"      // DeferredInit
 
 namespace zerorun {
 namespace {
@@ -121,6 +122,13 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
   if (progress) progress->finish();
 }
 
+// At stage 3 the model may fit on no rank: then initialize() makes its values, bucket by bucket.
+Gpt2 build_model(const ProgramOptions& options, const Config& config) {
+  std::optional<DeferredInit> deferred;
+  if (config.zero.stage == 3 && options.init.empty()) deferred.emplace();
+  return Gpt2(options.model);
+}
+
 // Ranks share the cores, unless the launcher or the user has decided.
 void share_cores(int world_size) {
   if (std::getenv("OMP_NUM_THREADS")) return;
@@ -136,7 +144,7 @@ int run(int argc, char** argv) {
   const Sampler sampler = make_sampler(*options, corpus, config, environment.world_size);
   share_cores(environment.world_size);
 
-  Gpt2 model(options->model);
+  Gpt2 model = build_model(*options, config);
   if (!options->init.empty()) load_weights(*model, options->init);
   InitializeOptions initialize_options;
   initialize_options.communicator = connect(environment);

@@ -28,12 +28,14 @@ Outcome run(const TemporaryFolder& folder, const std::string& command) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
 }
 
-std::string write_config(const TemporaryFolder& folder, int micro_batch, int accumulation) {
+std::string write_config(const TemporaryFolder& folder, int micro_batch, int accumulation,
+                         const std::string& zero = R"({"stage": 2})") {
   return folder.write("ds_config.json", R"({"train_micro_batch_size_per_gpu": )" +
                                             std::to_string(micro_batch) +
                                             R"(, "gradient_accumulation_steps": )" +
                                             std::to_string(accumulation) + R"(, "steps_per_print": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 2}})");
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": )" +
+                                            zero + "}");
 }
 
 // 1,000 bytes: 62 windows of 16.
@@ -174,6 +176,26 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
     for (size_t step = 0; step < alone.size(); ++step)
       CHECK(shared[step] == Approx(alone[step]).epsilon(1e-5));
   }
+}
+
+TEST_CASE("the stage is the config's alone to say: the same losses, weights and text at each") {
+  const TemporaryFolder folder;
+  const std::string csv = folder / "log.csv", saved = folder / "saved.safetensors";
+  auto outputs = [&](const std::string& zero) {
+    const Outcome outcome =
+        run(folder, kBin + "zerorun --num_gpus 2 " + kBin + "gpt2 --deepspeed " +
+                        write_config(folder, 2, 1, zero) + " --data " + write_text(folder) + kTiny +
+                        "--steps 4 --generate 20 --csv " + csv + " --save " + saved);
+    INFO(outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    return std::vector<std::string>{read_file(csv), read_file(saved),
+                                    outcome.out.substr(outcome.out.find("text: "))};
+  };
+  const std::vector<std::string> whole = outputs(R"({"stage": 0})");
+  CHECK(outputs(R"({"stage": 2})") == whole);
+  CHECK(outputs(R"({"stage": 3})") == whole);
+  CHECK(outputs(R"({"stage": 3, "stage3_param_persistence_threshold": 0,
+                    "stage3_max_live_parameters": 2000, "stage3_prefetch_bucket_size": 1000})") == whole);
 }
 
 TEST_CASE("saved weights are a starting point: loading and saving them gives the same file") {
