@@ -150,7 +150,7 @@ bool Buckets::in_place(int parameter) const {
   if (shape.numel == 0) return true;
   const int bucket = bucket_of(parameter);
   const int64_t base = marked() ? 0 : flats_[bucket].storage_offset();
-  return tensor.storage().is_alias_of(storages_[bucket]) &&
+  return tensor.storage().unsafeGetStorageImpl() == storages_[bucket].unsafeGetStorageImpl() &&
          tensor.storage_offset() == base + layout_.placements[parameter].offset;
 }
 

@@ -30,7 +30,7 @@ struct Reveal {
 bool c10::StorageImpl::*throw_on_access_flag();
 template struct Reveal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// The deleter that marks a storage as owned; its context is the owner.
+// The deleter of owned storages' memory; its context is the owner.
 void owner_tag(void* context) {
   auto* owner = static_cast<StorageOwner*>(context);
   if (owner && owner->storage_gone) owner->storage_gone(owner);
@@ -175,7 +175,7 @@ void install_interception() {
 
 c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::string& message) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(nbytes),
-                       c10::DataPtr(nullptr, &owner, &owner_tag, c10::DeviceType::CPU), nullptr, false);
+                       c10::DataPtr(nullptr, &owner, &owner_tag, c10::DeviceType::CPU), &owner, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   return storage;
 }
@@ -190,6 +190,7 @@ void take_memory(const c10::Storage& storage) {
 
 void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string& message) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  impl.set_allocator(nullptr);
   impl._mutable_data_ptr_no_checks().release_context();
   if (memory.get()) {
     impl.*throw_on_access_flag() = false;
@@ -199,12 +200,25 @@ void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string&
   impl.set_data_ptr_noswap(std::move(memory));
 }
 
+c10::DataPtr StorageOwner::allocate(size_t) {
+  throw InternalError("the storage of a parameter does not grow");
+}
+
+void StorageOwner::copy_data(void* target, const void* source, size_t bytes) const {
+  default_copy_data(target, source, bytes);
+}
+
+c10::DeleterFnPtr StorageOwner::raw_deleter() const {
+  return &owner_tag;
+}
+
 StorageOwner* owner_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!impl->has_storage()) return nullptr;
-  c10::DataPtr& pointer = impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return pointer.get_deleter() == &owner_tag ? static_cast<StorageOwner*>(pointer.get_context()) : nullptr;
+  c10::Allocator* allocator = impl->unsafe_storage().unsafeGetStorageImpl()->allocator();
+  if (!allocator || allocator->raw_deleter() != &owner_tag) return nullptr;
+  return static_cast<StorageOwner*>(allocator);
 }
 
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,

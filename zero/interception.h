@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Allocator.h>
 
 #include <span>
 
@@ -17,12 +18,19 @@ namespace zerorun {
 class OperatorListener;
 class OperatorRecorder;
 
-/// What stands behind the storage of marked tensors. Exactly one of the two is set.
-struct StorageOwner {
+/// What stands behind the storage of marked tensors. It is the storage's allocator, which allocates nothing:
+/// the one thing that any thread finds from a tensor while another gives the storage memory.
+struct StorageOwner : c10::Allocator {
+  // Exactly one of the two is set.
   OperatorListener* listener = nullptr;
   OperatorRecorder* recorder = nullptr;
   /// Called when the storage has gone; null: nothing to do.
   void (*storage_gone)(StorageOwner*) = nullptr;
+
+  c10::DataPtr allocate(size_t bytes) override;
+  void copy_data(void* target, const void* source, size_t bytes) const override;
+  /// Tells owners from other allocators.
+  c10::DeleterFnPtr raw_deleter() const override;
 };
 
 struct Touched {

@@ -1,0 +1,143 @@
+#include "tests/engine/partition_support.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <stdexcept>
+
+#include "tests/engine/net.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+
+Engine make_engine(torch::nn::Module& model, const Partition& partition,
+                   std::shared_ptr<Communicator> communicator) {
+  const std::string zero =
+      partition.stage < 3 ? ""
+                          : R"(, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": )" +
+                                std::to_string(partition.max_live) + R"(, "stage3_prefetch_bucket_size": )" +
+                                std::to_string(partition.prefetch);
+  const std::string config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
+                             std::to_string(partition.accumulation) +
+                             R"(, "gradient_clipping": 0, "optimizer": {"type": "SGD", "params": {"lr": )" +
+                             std::to_string(partition.lr) +
+                             R"(}}, "zero_optimization": {"overlap_comm": true, "stage": )" +
+                             std::to_string(partition.stage) + zero + "}}";
+  InitializeOptions options;
+  options.bucket_numel = partition.bucket_numel;
+  return make_engine(model, config, std::move(communicator), options);
+}
+
+std::shared_ptr<Built> build(const Build& how) {
+  auto model = std::make_shared<Built>();
+  model->run = how(*model);
+  fill(*model, 500);
+  return model;
+}
+
+at::Tensor loss_of(const at::Tensor& output) {
+  return (output * values(output.sizes(), 77)).sum() + output.square().mean();
+}
+
+void plain_step(torch::nn::Module& model, double lr) {
+  torch::NoGradGuard no_grad;
+  for (at::Tensor& parameter : model.parameters()) {
+    if (!parameter.grad().defined()) continue;
+    const at::Tensor gradient = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad();
+    parameter.sub_(gradient * lr);
+    parameter.mutable_grad().reset();
+  }
+}
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
+  expect(found.sizes() == expected.sizes() && found.scalar_type() == expected.scalar_type(),
+         what + ": another shape or type");
+  const at::Tensor a = found.detach().clone(at::MemoryFormat::Contiguous);
+  const at::Tensor b = expected.detach().clone(at::MemoryFormat::Contiguous);
+  if (a.nbytes() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0) return;
+  const double distance = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+  throw std::runtime_error(what + ": differs by up to " + std::to_string(distance));
+}
+
+void expect_same(const torch::nn::Module& found, const torch::nn::Module& expected, const std::string& what) {
+  const auto compare = [&](const auto& left, const auto& right) {
+    expect(left.size() == right.size(), what + ": another number of tensors");
+    for (size_t index = 0; index < left.size(); ++index) {
+      if (!right[index].value().defined()) continue;
+      expect_same(left[index].value(), right[index].value(), what + ", " + right[index].key());
+    }
+  };
+  compare(found.named_parameters(), expected.named_parameters());
+  compare(found.named_buffers(), expected.named_buffers());
+}
+
+void expect_throws(const std::function<void()>& action, const std::string& part, const std::string& what) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    const std::string message = error.what();
+    expect(message.find(part) != std::string::npos,
+           what + ": threw, but not about \"" + part + "\": " + message);
+    return;
+  }
+  throw std::runtime_error(what + ": did not throw");
+}
+
+void expect_released(const at::Tensor& parameter, const std::string& what) {
+  expect_throws([&] { parameter.mutable_data_ptr(); }, kNotGathered, what);
+}
+
+void expect_released(const torch::nn::Module& model) {
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().requires_grad() && item.value().numel() > 0) expect_released(item.value(), item.key());
+  }
+}
+
+namespace {
+
+void train_beside(const Build& how, const Partition& partition, std::shared_ptr<Communicator> communicator,
+                  bool same_uses) {
+  at::set_num_threads(1);
+  auto plain = build(how);
+  auto model = build(how);
+  Engine engine = make_engine(*model, partition, communicator);
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    const std::string where = "iteration " + std::to_string(iteration);
+    const at::Tensor expected = plain->run(iteration);
+    const at::Tensor output = model->run(iteration);
+    expect_same(output, expected, "output of " + where);
+    expect(at::isfinite(output).all().item<bool>(), "the test needs finite outputs");
+    loss_of(expected).backward();
+    engine.backward(loss_of(output));
+    engine.step();
+    plain_step(*plain);
+    expect_released(*model);
+  }
+  const ResidencyReport report = engine.residency();
+  expect(report.gathers > 0, "nothing was gathered");
+  expect(!same_uses || report.departures == 0, "an iteration did not follow the trace");
+
+  engine.eval();
+  plain->eval();
+  torch::NoGradGuard no_grad;
+  for (int iteration : {7, 8, 7}) {
+    expect_same(model->run(iteration), plain->run(iteration), "evaluation " + std::to_string(iteration));
+  }
+  expect_same(*model, *plain, "after training");
+}
+
+}  // namespace
+
+void check_beside_plain(const std::string& name, const Build& how, bool same_uses) {
+  for (int64_t prefetch : {0, 1'000'000}) {
+    INFO(name << ", prefetch " << prefetch);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      train_beside(how, {.prefetch = prefetch}, communicator, same_uses);
+    }));
+  }
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,73 @@
+// What the tests of partitioned parameters share: configs, modules whose forward is a function, a plain copy
+// trained beside the engine's one, and checks that rank-threads may make (CHECK is for one thread only).
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace zerorun::testing {
+
+/// SGD with a learning rate of 1, so that an update is one subtraction and plain LibTorch gives its bits;
+/// nothing persists.
+struct Partition {
+  int stage = 3;
+  int64_t max_live = 0;
+  int64_t prefetch = 0;
+  int64_t bucket_numel = 64;
+  double lr = 1;
+  int accumulation = 1;
+};
+
+Engine make_engine(torch::nn::Module& model, const Partition& partition,
+                   std::shared_ptr<Communicator> communicator);
+
+/// A module whose forward is made with it. `run` is given the number of the iteration.
+class Built : public torch::nn::Module {
+ public:
+  std::function<at::Tensor(int iteration)> run;
+
+  template <class Holder>
+  Holder add(const std::string& name, Holder module) {
+    return register_module(name, std::move(module));
+  }
+  at::Tensor add_parameter(const std::string& name, at::IntArrayRef sizes) {
+    return register_parameter(name, torch::zeros(sizes));
+  }
+};
+using Build = std::function<std::function<at::Tensor(int iteration)>(Built&)>;
+/// The same values each time.
+std::shared_ptr<Built> build(const Build& how);
+
+/// A scalar that weighs each element of the output differently.
+at::Tensor loss_of(const at::Tensor& output);
+/// What the engine's SGD does, on a plain module: subtracts its gradients and drops them.
+void plain_step(torch::nn::Module& model, double lr = 1);
+
+/// CHECKs, on two ranks with the same input (so that the mean over ranks is exact), with and without
+/// prefetch, that three iterations and evaluation after them give the bits of the plain module: outputs,
+/// parameters, buffers. `same_uses`: each iteration uses the same parameters in the same order.
+void check_beside_plain(const std::string& name, const Build& how, bool same_uses = true);
+
+/// Throws std::runtime_error, which fails the test, unless the condition holds.
+void expect(bool condition, const std::string& what);
+/// Unless shapes and bits are the same.
+void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
+/// All parameters and buffers.
+void expect_same(const torch::nn::Module& found, const torch::nn::Module& expected, const std::string& what);
+/// Unless it throws an exception with `part` in its message.
+void expect_throws(const std::function<void()>& action, const std::string& part, const std::string& what);
+/// Unless raw access finds no data, as it must where a parameter is not gathered.
+void expect_released(const at::Tensor& parameter, const std::string& what);
+void expect_released(const torch::nn::Module& model);
+
+/// The part of every message about a parameter without memory.
+inline const std::string kNotGathered = "not gathered now";
+
+}  // namespace zerorun::testing

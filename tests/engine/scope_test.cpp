@@ -1,0 +1,266 @@
+// GatheredParameters: raw and rank-dependent access to parameters that are otherwise not there.
+#include <catch2/catch.hpp>
+
+#include "engine/gathered_parameters.h"
+#include "tests/engine/net.h"
+#include "tests/engine/partition_support.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+using torch::nn::Linear;
+
+// A chain of layers, each in a bucket of its own.
+struct Chain {
+  Chain(std::shared_ptr<Communicator> communicator, const Partition& partition)
+      : model(make()), engine(make_engine(*model, partition, std::move(communicator))) {}
+
+  static std::shared_ptr<Built> make() {
+    return build([](Built& built) {
+      std::vector<Linear> layers;
+      for (const char* name : {"a", "b", "c", "d"}) {
+        layers.push_back(built.add(name, Linear(torch::nn::LinearOptions(4, 4).bias(false))));
+      }
+      return [layers](int i) mutable {
+        at::Tensor x = values({3, 4}, i);
+        for (auto& layer : layers) x = torch::tanh(layer(x));
+        return x;
+      };
+    });
+  }
+  at::Tensor weight(int layer) const { return model->parameters()[layer]; }
+  at::Tensor initial(int layer) const { return make()->parameters()[layer].detach(); }
+  bool partitioned() const { return engine.config().zero.stage == 3; }
+  // Uses another parameter, which takes the place of what is there (max_live is 0).
+  void release(int layer) const {
+    weight((layer + 1) % 4).sum();
+    if (partitioned()) expect_released(weight(layer), "layer " + std::to_string(layer));
+  }
+  void expect_value(int layer, const at::Tensor& expected, const std::string& what) const {
+    release(layer);
+    expect_same(weight(layer), expected, what);
+  }
+
+  std::shared_ptr<Built> model;
+  Engine engine;
+};
+
+void on_ranks(int world, int stage, const std::function<void(Chain&, int rank)>& body) {
+  CAPTURE(world, stage);
+  CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    const int rank = communicator->rank();
+    Chain chain(std::move(communicator), {.stage = stage, .bucket_numel = 16});
+    body(chain, rank);
+  }));
+}
+
+void write_raw(const at::Tensor& parameter, const at::Tensor& source) {
+  std::memcpy(parameter.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+}
+
+void train_beside(Chain& chain, Built& plain, int from, int to) {
+  for (int i = from; i < to; ++i) {
+    loss_of(plain.run(i)).backward();
+    plain_step(plain);
+    chain.engine.backward(loss_of(chain.model->run(i)));
+    chain.engine.step();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("A scope gives raw access to the values, also right after a step") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  on_ranks(GENERATE(1, 2, 3), stage, [](Chain& chain, int) {
+    const at::Tensor expected = chain.initial(1);
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(1)});
+      expect(std::memcmp(chain.weight(1).data_ptr<float>(), expected.const_data_ptr(), 64) == 0,
+             "raw values");
+    }
+    if (chain.partitioned()) expect_released(chain.weight(1), "behind the scope");
+    chain.engine.backward(loss_of(chain.model->run(0)));
+    chain.engine.step();
+    {
+      GatheredParameters scope(chain.engine, chain.model->parameters());
+      const at::Tensor raw = torch::from_blob(chain.weight(1).data_ptr(), {4, 4}).clone();
+      expect(!torch::equal(raw, expected), "the values from before the step");
+      expect_same(chain.weight(1), raw, "raw values and operators");
+    }
+  });
+}
+
+TEST_CASE("What the modifier rank writes is every rank's") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const int world = GENERATE(1, 2, 3);
+  on_ranks(world, stage, [&](Chain& chain, int rank) {
+    const int modifier = world - 1;
+    const at::Tensor first = values({4, 4}, 60), second = values({4, 4}, 61);
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(0), chain.weight(2)}, modifier);
+      if (rank == modifier) {
+        write_raw(chain.weight(0), first);
+        torch::NoGradGuard no_grad;
+        chain.weight(2).copy_(second);
+      }
+    }
+    chain.expect_value(0, first, "raw writes");
+    chain.expect_value(2, second, "writes by operators");
+    chain.expect_value(1, chain.initial(1), "what is not in the scope");
+    // Training goes on from there, alike on all ranks.
+    auto plain = Chain::make();
+    torch::NoGradGuard no_grad;
+    plain->parameters()[0].copy_(first);
+    plain->parameters()[2].copy_(second);
+    torch::AutoGradMode grad(true);
+    if (world == 3) return;  // a mean over three is not exact
+    train_beside(chain, *plain, 0, 2);
+    expect_same(*chain.model, *plain, "after training");
+  });
+}
+
+TEST_CASE("What all ranks write alike in a scope stays, with no modifier rank") {
+  const int stage = GENERATE(0, 2, 3);
+  on_ranks(GENERATE(1, 2), stage, [](Chain& chain, int) {
+    torch::NoGradGuard no_grad;
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(3)});
+      chain.weight(3).mul_(2);
+      chain.weight(1).mul_(4);
+    }
+    chain.expect_value(3, chain.initial(3) * 2, "in the scope");
+    chain.expect_value(1, chain.initial(1) * 4, "outside of it");
+  });
+}
+
+TEST_CASE("Scopes nest") {
+  const int stage = GENERATE(0, 2, 3);
+  on_ranks(2, stage, [](Chain& chain, int rank) {
+    const at::Tensor inner = values({4, 4}, 62), outer = values({4, 4}, 63);
+    {
+      GatheredParameters first(chain.engine, {chain.weight(0), chain.weight(1)}, 0);
+      {
+        GatheredParameters second(chain.engine, {chain.weight(1), chain.weight(2)}, 1);
+        if (rank == 1) write_raw(chain.weight(1), inner);
+        if (rank == 1) write_raw(chain.weight(2), inner);
+      }
+      expect_same(torch::from_blob(chain.weight(1).data_ptr(), {4, 4}), inner, "within the outer scope");
+      if (chain.partitioned()) expect_released(chain.weight(2), "of the inner scope alone");
+      if (rank == 0) write_raw(chain.weight(0), outer);
+    }
+    chain.expect_value(0, outer, "of the outer scope alone");
+    chain.expect_value(1, inner, "of both");
+    chain.expect_value(2, inner, "of the inner scope alone");
+  });
+}
+
+TEST_CASE("A scope that an exception leaves changes nothing, and the ranks stay in step") {
+  on_ranks(2, 3, [](Chain& chain, int rank) {
+    expect_throws(
+        [&] {
+          GatheredParameters scope(chain.engine, {chain.weight(0)}, 0);
+          if (rank == 0) write_raw(chain.weight(0), values({4, 4}, 64));
+          throw std::runtime_error("on every rank");
+        },
+        "on every rank", "the scope");
+    chain.expect_value(0, chain.initial(0), "after the exception");
+    auto plain = Chain::make();
+    train_beside(chain, *plain, 0, 3);
+    expect_same(*chain.model, *plain, "after training");
+  });
+}
+
+TEST_CASE("What a scope refuses") {
+  const int stage = GENERATE(0, 1, 3);
+  on_ranks(GENERATE(1, 2), stage, [](Chain& chain, int) {
+    auto open = [&](const at::Tensor& tensor, std::optional<int> rank = std::nullopt) {
+      return [&chain, tensor, rank] {
+        GatheredParameters scope(chain.engine, {chain.weight(1), tensor}, rank);
+      };
+    };
+    const std::string foreign = "tensor 1 is not a parameter of the engine's model";
+    expect_throws(open(torch::zeros({4, 4})), foreign, "a tensor of its own");
+    expect_throws(open(chain.weight(0).detach()), foreign, "a detached parameter");
+    expect_throws(open(chain.weight(0).t()), foreign, "a view");
+    expect_throws(open(chain.weight(0), 2), "modifier rank 2 is not one of", "a rank too many");
+    expect_throws(open(chain.weight(0), -1), "modifier rank -1 is not one of", "a negative rank");
+    if (chain.partitioned()) expect_released(chain.weight(1), "after refusals");
+    auto plain = Chain::make();
+    train_beside(chain, *plain, 0, 2);
+    expect_same(*chain.model, *plain, "after training");
+  });
+}
+
+TEST_CASE("A step inside a scope of partitioned parameters is refused, and possible behind it") {
+  on_ranks(GENERATE(1, 2), 3, [](Chain& chain, int) {
+    auto plain = Chain::make();
+    loss_of(plain->run(0)).backward();
+    plain_step(*plain);
+    chain.engine.backward(loss_of(chain.model->run(0)));
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(0)});
+      expect_throws([&] { chain.engine.step(); }, "inside a GatheredParameters scope", "step()");
+    }
+    chain.engine.step();
+    expect_same(*chain.model, *plain, "after the step");
+  });
+}
+
+TEST_CASE("A frozen parameter in a scope") {
+  CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, Partition(), communicator);
+    {
+      GatheredParameters scope(engine, {model->scale, model->last->bias}, 1);
+      if (communicator->rank() == 1) model->scale.data_ptr<float>()[0] = 5;
+    }
+    expect(model->scale.item<float>() == 5, "what rank 1 wrote");
+  }));
+}
+
+TEST_CASE("Uses of other parameters inside a scope, and a scope opened after a use") {
+  on_ranks(GENERATE(1, 2), 3, [](Chain& chain, int) {
+    chain.weight(0).sum();
+    GatheredParameters scope(chain.engine, {chain.weight(1)});
+    // What was gathered for the use before the scope may have gone.
+    expect_same(chain.weight(0) * 2, chain.initial(0) * 2, "used before and in the scope");
+    expect_same(torch::cat({chain.weight(2), chain.weight(1)}),
+                torch::cat({chain.initial(2), chain.initial(1)}), "held and not held");
+    expect_same(torch::from_blob(chain.weight(1).data_ptr(), {4, 4}), chain.initial(1), "still there");
+  });
+}
+
+TEST_CASE("A scope within an iteration that follows its plan") {
+  const int64_t prefetch = GENERATE(0, 16, 1000);
+  const int64_t max_live = GENERATE(0, 32, 1000);
+  const int held = GENERATE(0, 1, 2, 3);
+  CAPTURE(prefetch, max_live, held);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    Chain chain(communicator, {.max_live = max_live, .prefetch = prefetch, .bucket_numel = 16});
+    auto plain = Chain::make();
+    train_beside(chain, *plain, 0, 2);
+    for (int i = 2; i < 5; ++i) {
+      at::Tensor x = values({3, 4}, i);
+      std::vector<at::Tensor> weights = chain.model->parameters(), expected = plain->parameters();
+      for (int layer = 0; layer < 2; ++layer) x = torch::tanh(torch::linear(x, weights[layer]));
+      {
+        GatheredParameters scope(chain.engine, {weights[held]});
+        for (int layer = 2; layer < 4; ++layer) x = torch::tanh(torch::linear(x, weights[layer]));
+        const at::Tensor raw = torch::from_blob(weights[held].data_ptr(), {4, 4});
+        expect_same(raw, expected[held], "after the forward");
+        chain.engine.backward(loss_of(x));
+        expect_same(raw, expected[held], "after the backward");
+      }
+      expect_same(weights[held], expected[held], "behind the scope");
+      loss_of(plain->run(i)).backward();
+      plain_step(*plain);
+      chain.engine.step();
+      for (int layer = 0; layer < 4; ++layer) expect_same(weights[layer], expected[layer], "after the step");
+    }
+  }));
+}
+
+}  // namespace zerorun::testing

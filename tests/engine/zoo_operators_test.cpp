@@ -1,0 +1,161 @@
+// Operators far from linear layers, and modes of LibTorch, on parameters released as early as possible: the
+// bits of the same module outside of the engine.
+#include <ATen/autocast_mode.h>
+
+#include <catch2/catch.hpp>
+
+#include "tests/engine/net.h"
+#include "tests/engine/partition_support.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+using namespace torch::nn;
+
+// A square matrix that is far from singular.
+at::Tensor regular(const at::Tensor& parameter) {
+  return parameter + 5 * torch::eye(parameter.size(0));
+}
+
+}  // namespace
+
+TEST_CASE("Linear algebra, sums over indices, transforms") {
+  check_beside_plain("linear algebra", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {5, 5}), b = built.add_parameter("b", {5, 5});
+    return [=](int i) {
+      const at::Tensor x = values({5, 3}, i);
+      return at::linalg_solve(regular(a), x) +
+             at::linalg_inv(regular(b)).matmul(x) * at::linalg_det(regular(a)) * 1e-4 + at::linalg_norm(b);
+    };
+  });
+  check_beside_plain("einsum", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {3, 4, 5}), b = built.add_parameter("b", {4, 6});
+    return [=](int i) {
+      return at::einsum("nk,ijk,jl->nil", {values({2, 5}, i), a, b}) + at::kron(b[0], b[1])[0];
+    };
+  });
+  check_beside_plain("Fourier transform", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {3, 8});
+    return [=](int i) { return at::fft_irfft(at::fft_rfft(values({3, 8}, i)) * at::fft_rfft(a), 8); };
+  });
+  check_beside_plain("distances", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {4, 6}), b = built.add_parameter("b", {4, 6});
+    return [=](int i) { return at::cdist(values({3, 6}, i), a) + at::cosine_similarity(a, b).sum(); };
+  });
+  check_beside_plain("a sparse matrix", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {6, 8});
+    return [=](int i) {
+      const at::Tensor indices = torch::tensor({{0, 1, 2}, {2, 0, 5}});
+      return at::_sparse_mm(at::sparse_coo_tensor(indices, values({3}, i), {4, 6}), a);
+    };
+  });
+}
+
+TEST_CASE("Complex views, scalars, gathers and scatters") {
+  check_beside_plain("rotation by complex views", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {4, 3, 2});
+    return [=](int i) {
+      const at::Tensor turn = at::view_as_complex(a), x = at::view_as_complex(values({4, 3, 2}, i));
+      return at::view_as_real(turn.conj() * x) + at::imag(turn.conj()).unsqueeze(2) + at::real(turn).sum();
+    };
+  });
+  check_beside_plain("a scalar, and one element", [](Built& built) {
+    const at::Tensor scale = built.add_parameter("scale", {}), shift = built.add_parameter("shift", {1});
+    return [=](int i) {
+      return at::where(values({4}, i) > 0, scale, shift) * scale + (2 - shift) / (scale + 3);
+    };
+  });
+  check_beside_plain("gather, scatter, take, masks", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {4, 6}), b = built.add_parameter("b", {4, 6});
+    return [=](int i) {
+      const at::Tensor index = torch::tensor({{0, 5}, {1, 1}, {4, 2}, {3, 3}});
+      const at::Tensor x = values({4, 2}, i) * a.gather(1, index);
+      return at::scatter_add(b, 1, index, x) + a.take(index).sum() + at::masked_fill(a, b > 0, 1) +
+             b.cumsum(1).roll(1, 0);
+    };
+  });
+  check_beside_plain("copies into other tensors", [](Built& built) {
+    const at::Tensor a = built.add_parameter("a", {4, 6});
+    return [=](int i) {
+      at::Tensor canvas = values({6, 8}, i);
+      canvas.slice(0, 1, 5).slice(1, 0, 6).copy_(a);
+      canvas[5].narrow(0, 0, 6).add_(a[2]);
+      return canvas;
+    };
+  });
+}
+
+TEST_CASE("Attention by queries that are parameters, and other modules") {
+  check_beside_plain("scaled_dot_product_attention", [](Built& built) {
+    const at::Tensor queries = built.add_parameter("queries", {1, 2, 3, 8});
+    const at::Tensor keys = built.add_parameter("keys", {1, 2, 5, 8});
+    return [=](int i) { return at::scaled_dot_product_attention(queries, keys, values({1, 2, 5, 8}, i)); };
+  });
+  check_beside_plain("PReLU", [](Built& built) {
+    auto linear = built.add("linear", Linear(5, 8));
+    auto module = built.add("module", PReLU(PReLUOptions().num_parameters(8)));
+    return [=](int i) mutable { return module(linear(values({3, 5}, i))); };
+  });
+  check_beside_plain("AdaptiveLogSoftmaxWithLoss", [](Built& built) {
+    AdaptiveLogSoftmaxWithLossOptions options(8, 12, {4, 8});
+    options.div_value(2);
+    auto module = built.add("module", AdaptiveLogSoftmaxWithLoss(options));
+    return [=](int i) mutable { return module(values({4, 8}, i), torch::tensor({0, 5, 9, 3})).output; };
+  });
+  check_beside_plain("LSTM over sequences of several lengths", [](Built& built) {
+    auto module = built.add("module", LSTM(4, 6));
+    return [=](int i) mutable {
+      const auto packed = utils::rnn::pack_padded_sequence(values({5, 3, 4}, i), torch::tensor({5, 3, 2}));
+      return std::get<0>(module->forward_with_packed_input(packed)).data();
+    };
+  });
+  check_beside_plain("normalised weights", [](Built& built) {
+    const at::Tensor direction = built.add_parameter("direction", {5, 6}),
+                     length = built.add_parameter("length", {5, 1});
+    return [=](int i) { return torch::linear(values({3, 6}, i), at::_weight_norm(direction, length)); };
+  });
+}
+
+TEST_CASE("Under autocast") {
+  check_beside_plain("autocast", [](Built& built) {
+    auto first = built.add("first", Linear(5, 8)), shared = built.add("shared", Linear(8, 8));
+    return [=](int i) mutable {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_cache_enabled(false);  // rank-threads share the cache
+      const at::Tensor output = shared(torch::tanh(shared(torch::tanh(first(values({4, 5}, i))))));
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      return output.to(at::kFloat);
+    };
+  });
+}
+
+TEST_CASE("In inference mode: reading and writing") {
+  const int world = GENERATE(1, 2);
+  CAPTURE(world);
+  const Build how = [](Built& built) {
+    auto first = built.add("first", Linear(5, 8)), second = built.add("second", Linear(8, 8));
+    return [=](int i) mutable { return second(torch::tanh(first(values({4, 5}, i)))); };
+  };
+  CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
+    at::set_num_threads(1);
+    auto model = build(how), plain = build(how);
+    Engine engine = make_engine(*model, Partition(), communicator);
+    engine.eval();
+    for (int i = 0; i < 4; ++i) {
+      c10::InferenceMode inference;
+      expect_same(model->run(i), plain->run(i), "an output");
+      for (auto* each : {model.get(), plain.get()}) {
+        for (at::Tensor& parameter : each->parameters()) parameter.mul_(1.5);
+      }
+    }
+    engine.train();
+    engine.backward(loss_of(model->run(0)));
+    engine.step();
+    loss_of(plain->run(0)).backward();
+    plain_step(*plain);
+    expect_same(*model, *plain, "after training");
+  }));
+}
+
+}  // namespace zerorun::testing
