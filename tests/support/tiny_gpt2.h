@@ -31,7 +31,7 @@ struct RunResult {
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // in the end, of rank 0, equal on all ranks
   BytesByCategory bytes;                                       // of rank 0, in the end
   double formula_bytes = 0;
-  ResidencyReport residency;  // of rank 0
+  ResidencyReport residency;    // of rank 0
   double reduce_scattered = 0;  // elements sent by rank 0 over all steps
   double all_gathered = 0;
 
