@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,9 @@
 namespace zerorun {
 namespace {
 
+// How long a Work that is dropped unwaited may take.
+constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
+
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using Message = c10::intrusive_ptr<c10d::Work>;
 
@@ -38,6 +42,10 @@ std::string first_line(const char* message) {
 class Testimony {
  public:
   Testimony(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+
+  /// A wait has failed: Gloo's connections are of no more use.
+  void mark_broken() { broken_ = true; }
+  bool broken() const { return broken_; }
 
   /// The error to throw when one of `ranks` waits for something else than `call`.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const {
@@ -70,6 +78,7 @@ class Testimony {
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
+  std::atomic<bool> broken_ = false;
 };
 
 // Receive buffers, kept for the next collective: as many as were ever in use at once.
@@ -127,6 +136,19 @@ class GlooWork : public Work {
     rank_ = group_->getRank();
     world_size_ = group_->getSize();
     start();
+  }
+
+  // A message that nobody has waited for would keep later ones from arriving.
+  ~GlooWork() override {
+    if (testimony_->broken()) return;
+    timeout_ = std::min(timeout_, kPatienceWithDropped);
+    try {
+      const Deadline deadline(timeout_);
+      finish(receives_, deadline);
+      finish(sends_, deadline);
+    } catch (const std::exception&) {
+      // Whoever waits next is told.
+    }
   }
 
   void wait() override {
@@ -247,6 +269,7 @@ class GlooWork : public Work {
     }
     messages.clear();
     if (lost.empty() && late.empty()) return;
+    testimony_->mark_broken();
     std::vector<int> absent = lost;
     absent.insert(absent.end(), late.begin(), late.end());
     if (auto disagreement = testimony_->disagreement(call_, absent)) throw CommError(*disagreement);
@@ -288,14 +311,17 @@ class GlooCommunicator : public Communicator {
     return std::make_unique<GlooWork>(group_, scratch_, testimony_, std::move(call), tag, timeout());
   }
 
-  // Numbers need only differ among collectives of a kind under way. Size and label go in too: ranks that are
-  // out of step then miss each other, and their deadline, in place of taking each other's messages.
+  // Numbers need only differ among collectives of a kind under way. All sizes and labels so far go in too:
+  // ranks that are out of step then miss each other, and their deadline, in place of taking each other's
+  // messages; two that the tag takes for equal are found out by the next.
   int tag_of(const CollectiveCall& call) {
     const auto kind = static_cast<size_t>(call.kind);
-    const int number = number_[kind] = (number_[kind] + 1) & 0xfff;
-    uint64_t hash = static_cast<uint64_t>(call.input.numel());
-    for (unsigned char byte : call.label) hash = (hash ^ byte) * 1099511628211ULL;
-    return number << 19 | static_cast<int>(kind) << 16 | static_cast<int>(hash * 0x9e3779b97f4a7c15ULL >> 48);
+    const int number = number_[kind] = (number_[kind] + 1) & 0x1ff;
+    uint64_t& history = history_[kind];
+    history = (history ^ static_cast<uint64_t>(call.input.numel())) * 1099511628211ULL;
+    for (unsigned char byte : call.label) history = (history ^ byte) * 1099511628211ULL;
+    return number << 22 | static_cast<int>(kind) << 19 |
+           static_cast<int>(history * 0x9e3779b97f4a7c15ULL >> 45);
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -303,6 +329,7 @@ class GlooCommunicator : public Communicator {
   std::shared_ptr<Testimony> testimony_;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::array<int, kCollectiveKinds> number_{};
+  std::array<uint64_t, kCollectiveKinds> history_{};
 };
 
 std::string address_of(const Environment& environment) {

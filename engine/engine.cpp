@@ -26,7 +26,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   if (communicator->rank() == 0) {
     for (const std::string& note : config.notes) log_info(note);
   }
-  return Engine(std::make_unique<Engine::State>(model, config, std::move(communicator), std::move(parameters),
+  return Engine(std::make_shared<Engine::State>(model, config, std::move(communicator), std::move(parameters),
                                                 options));
 }
 
@@ -37,7 +37,7 @@ Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_conf
   return initialize(model, config, std::move(options));
 }
 
-Engine::Engine(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Engine::Engine(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
@@ -91,11 +91,9 @@ void Engine::step() {
 
 void Engine::train() {
   state_->model->train();
-  if (state_->residency) state_->residency->set_mode(Residency::Mode::train);
 }
 void Engine::eval() {
   state_->model->eval();
-  if (state_->residency) state_->residency->set_mode(Residency::Mode::eval);
 }
 
 void Engine::synchronize() {

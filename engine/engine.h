@@ -72,7 +72,8 @@ class Engine {
   /// the engine or a parameter has left its bucket.
   void step();
 
-  /// Set the module's mode. At stage 3 each mode has a trace of its own by which parameters are gathered.
+  /// Set the module's mode. At stage 3 each mode has a trace of its own by which parameters are gathered;
+  /// model.train() and model.eval() do the same.
   void train();
   void eval();
 
@@ -104,8 +105,8 @@ class Engine {
   friend Engine initialize(torch::nn::Module&, const Config&, InitializeOptions);
   friend class GatheredParameters;
   struct State;
-  explicit Engine(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit Engine(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;  // GatheredParameters scopes keep it too
 };
 
 /// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves

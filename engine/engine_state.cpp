@@ -54,7 +54,8 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
       buckets(bucketed(parameters),
               make_model_layout(parameters, config, options, communicator->world_size()), *communicator,
               are_marked(policy, communicator->world_size())),
-      residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config))
+      residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
+                                                               [&model] { return model.is_training(); })
                                  : nullptr),
       reducer(buckets, *communicator, policy, config.zero.overlap_comm),
       timer(config.wall_clock_breakdown) {

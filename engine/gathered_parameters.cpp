@@ -29,7 +29,7 @@ int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const
 
 GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                                        std::optional<int> modifier_rank)
-    : state_(engine.state_.get()), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+    : state_(engine.state_), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
   const int ranks = state_->communicator->world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +

@@ -8,6 +8,7 @@
 //   }  // all ranks now have what rank 0 wrote
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -26,11 +27,13 @@ class GatheredParameters {
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;
+  /// A scope ends where its block does: a smart pointer's destructor could not pass its errors on.
+  static void* operator new(size_t) = delete;
 
  private:
   void share_writes();
 
-  Engine::State* state_;
+  std::shared_ptr<Engine::State> state_;
   std::vector<int> bucketed_;      // indices of parameters
   std::vector<at::Tensor> whole_;  // frozen ones outside of buckets
   std::vector<int> buckets_;       // of the bucketed ones, ascending

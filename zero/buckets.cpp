@@ -20,6 +20,10 @@ constexpr const char* kReleased =
 constexpr const char* kPending =
     "the updated values of this parameter are still being gathered. Operators wait for them by themselves; "
     "before data_ptr(), storage() or torch::save call engine.synchronize()";
+constexpr const char* kIncomplete =
+    "the engine has gone before the last update of this parameter had arrived on this rank, so its values "
+    "are "
+    "incomplete: end the run";
 constexpr const char* kGone =
     "the engine that kept the slices of this parameter (ZeRO stage 3) has gone, and its values with it: keep "
     "the engine as long as the model";
@@ -55,7 +59,13 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
       layout_.buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
-  for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
+  given_up_.resize(count());
+  try {
+    for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
+  } catch (...) {
+    leave();  // no destructor will
+    throw;
+  }
 }
 
 void Buckets::move_in(int bucket, Communicator& communicator) {
@@ -90,13 +100,20 @@ void Buckets::move_in(int bucket, Communicator& communicator) {
   flats_.push_back(std::move(flat));
 }
 
-// Parameters outlive the engine. Whole ones keep their values.
 Buckets::~Buckets() {
+  leave();
+}
+
+// Parameters outlive the engine. Whole ones keep their values.
+void Buckets::leave() {
   if (!marked()) return;
-  for (int bucket = 0; bucket < count(); ++bucket) {
-    c10::DataPtr memory(nullptr, c10::DeviceType::CPU);
-    if (flats_[bucket].defined()) memory = keep_alive(flats_[bucket]);
-    disown(storages_[bucket], std::move(memory), kGone);
+  for (size_t bucket = 0; bucket < storages_.size(); ++bucket) {
+    const bool whole = bucket < flats_.size() && flats_[bucket].defined();
+    if (whole && !given_up_[bucket]) {
+      leave_memory(storages_[bucket], keep_alive(flats_[bucket]));
+    } else {
+      leave_without_memory(storages_[bucket], whole ? kIncomplete : kGone);
+    }
   }
 }
 

@@ -52,6 +52,8 @@ class Buckets {
   /// Marked buckets tell `listener` from now on.
   bool marked() const { return owners_ != nullptr; }
   void listen(OperatorListener* listener);
+  /// The values of a whole bucket are incomplete for good: its parameters get no memory when the engine goes.
+  void give_up(int bucket) { given_up_[bucket] = true; }
   int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
   /// Trained ones first.
@@ -88,6 +90,7 @@ class Buckets {
   };
 
   void move_in(int bucket, Communicator& communicator);
+  void leave();
   int64_t bytes_of(int first, int end) const;
 
   std::vector<NamedParameter> parameters_;
@@ -100,6 +103,7 @@ class Buckets {
   std::vector<at::Tensor> flats_;  // undefined where partitioned
   std::vector<at::Tensor> shards_;
   std::vector<std::string> labels_;
+  std::vector<bool> given_up_;
 };
 
 }  // namespace zerorun

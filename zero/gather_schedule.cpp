@@ -32,7 +32,7 @@ struct Trace {
 };
 
 // One stay of one bucket in memory.
-struct Residency {
+struct Stay {
   int bucket;
   int use;               // the first use in it
   int release;           // released right before this use
@@ -73,7 +73,7 @@ class DemandPass {
   DemandPass(const Trace& trace, const GatherLimits& limits)
       : trace_(trace), limits_(limits), live_(trace.numel.size(), kNone) {}
 
-  std::vector<Residency> run() {
+  std::vector<Stay> run() {
     for (int k = 0; k < trace_.length(); ++k) {
       if (k > 0) release_ended(k);
       make_room(k);
@@ -129,16 +129,16 @@ class DemandPass {
   std::vector<int> live_;  // by bucket: its residency, or kNone
   int64_t live_numel_ = 0;
   std::set<std::tuple<int, int64_t, int>, std::greater<>> furthest_first_;  // (next use, numel, bucket)
-  std::vector<Residency> residencies_;
+  std::vector<Stay> residencies_;
 };
 
 // Starts each gather as early as `prefetch` allows, in the order of use.
-void start_early(const Trace& trace, int64_t prefetch, std::vector<Residency>& residencies) {
+void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& residencies) {
   std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: after its earlier stay
   std::vector<int64_t> due(trace.length());                 // by use: the elements of `ahead` that are for it
   int64_t ahead = 0;  // elements started but not used yet, with the gather at hand
   int position = kInitial;
-  for (Residency& residency : residencies) {
+  for (Stay& residency : residencies) {
     if (position < residency.use) {
       ahead += residency.numel;
       due[residency.use] += residency.numel;
@@ -153,12 +153,12 @@ void start_early(const Trace& trace, int64_t prefetch, std::vector<Residency>& r
 // Finds places for residencies in one arena. The best placement is NP-hard to find: cheap rules are tried.
 class Placement {
  public:
-  explicit Placement(const std::vector<Residency>& residencies)
+  explicit Placement(const std::vector<Stay>& residencies)
       : residencies_(residencies), count_(std::ssize(residencies)), offsets_(count_), present_(count_) {}
 
   // Returns the smallest arena found and sets `offsets` to the places in it.
   int64_t run(const Trace& trace, std::vector<int64_t>& offsets) {
-    for (const Residency& residency : residencies_) offsets.push_back(trace.own_place[residency.bucket]);
+    for (const Stay& residency : residencies_) offsets.push_back(trace.own_place[residency.bucket]);
     int64_t arena = trace.total_numel;
     const auto keep_better = [&](int64_t found) {
       if (found < arena) offsets = offsets_;
@@ -200,7 +200,7 @@ class Placement {
     const auto offset_of = [&](int index) { return offsets_[index]; };
     int64_t arena = 0;
     for (int index = 0; index < count_; ++index) {
-      const Residency& residency = residencies_[index];
+      const Stay& residency = residencies_[index];
       std::erase_if(taken, [&](int other) { return residencies_[other].release <= residency.start; });
       present_[index] = taken;
       int64_t present_numel = residency.numel;
@@ -226,7 +226,7 @@ class Placement {
     };
     int64_t arena = 0;
     for (int index : order) {
-      const Residency& residency = residencies_[index];
+      const Stay& residency = residencies_[index];
       taken.clear();
       std::ranges::for_each(present_[index], take);
       const auto meets = [&](int later) { return residencies_[later].start < residency.release; };
@@ -238,7 +238,7 @@ class Placement {
     return arena;
   }
 
-  const std::vector<Residency>& residencies_;  // by rising start
+  const std::vector<Stay>& residencies_;  // by rising start
   const int count_;
   std::vector<int64_t> offsets_;
   std::vector<std::vector<int>> present_;  // by residency: those there when it starts
@@ -247,7 +247,7 @@ class Placement {
 
 // One plan, whatever the arena that it needs.
 struct Draft {
-  std::vector<Residency> residencies;  // ordered by (use, bucket), which is also the order of starts
+  std::vector<Stay> residencies;  // ordered by (use, bucket), which is also the order of starts
   std::vector<int64_t> offsets;
   int64_t arena_numel = std::numeric_limits<int64_t>::max();
 };

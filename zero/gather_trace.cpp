@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace zerorun {
+namespace {
+
+constexpr size_t kMostUses = 1 << 15;
+
+}  // namespace
 
 const GatherPlan::Step* GatherTrace::follow(std::span<const int> buckets) {
   const size_t position = position_++;
@@ -16,6 +21,7 @@ const GatherPlan::Step* GatherTrace::follow(std::span<const int> buckets) {
 }
 
 void GatherTrace::record(std::span<const int> buckets, std::string reason) {
+  if (uses_.size() == kMostUses) uses_.clear();
   uses_.push_back({{buckets.begin(), buckets.end()}, std::move(reason)});
 }
 

@@ -3,7 +3,8 @@
 //
 // [Note: trace] A use is an operator and the buckets it needs; operators in a row that need the same buckets
 // are one use. Every iteration is recorded. One that does what the trace says is told the plan's steps. One
-// that departs from it gets no more steps, and its record becomes the trace when it ends.
+// that departs from it gets no more steps, and its record becomes the trace when it ends. A record that grows
+// beyond reason, because nothing ends the iteration, is begun anew.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ class GatherTrace {
   /// The iteration has ended: makes a plan if it departed from the trace or was the first one.
   void finish(std::span<const int64_t> bucket_numel, const GatherLimits& limits);
 
+  /// Whether there is a plan and this iteration has kept to it.
   bool following() const { return planned_ && !departed_; }
   /// Made by the last finish(); empty before.
   const GatherPlan& plan() const { return plan_; }

@@ -43,6 +43,13 @@ void set_memory(c10::StorageImpl& storage, void* data) {
   storage.set_data_ptr_noswap({data, owner, &owner_tag, c10::DeviceType::CPU});
 }
 
+c10::StorageImpl& end_ownership(const c10::Storage& storage) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  impl.set_allocator(nullptr);
+  impl._mutable_data_ptr_no_checks().release_context();  // else replacing it would call the tag
+  return impl;
+}
+
 thread_local OperatorRecorder* current_recorder = nullptr;
 
 using TouchedList = c10::SmallVector<Touched, 6>;
@@ -58,6 +65,11 @@ void add(TouchedList& touched, const at::Tensor& tensor, bool written) {
   touched.push_back({owner, written, &tensor});
 }
 
+// native_batch_norm and its kin write these without saying so in their schemas.
+bool is_running_statistic(const std::string& argument) {
+  return argument == "running_mean" || argument == "running_var";
+}
+
 void collect(TouchedList& touched, const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& arguments = op.schema().arguments();
   auto values = torch::jit::last(stack, arguments.size());
@@ -65,7 +77,7 @@ void collect(TouchedList& touched, const c10::OperatorHandle& op, const torch::j
     const c10::IValue& value = values[index];
     if (!value.isTensor() && !value.isList()) continue;
     const c10::AliasInfo* alias = arguments[index].alias_info();
-    const bool written = alias && alias->isWrite();
+    const bool written = (alias && alias->isWrite()) || is_running_statistic(arguments[index].name());
     if (value.isTensor()) {
       add(touched, value.toTensor(), written);
       continue;
@@ -133,9 +145,10 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
                                       [](const auto& result) { return result.alias_info() != nullptr; });
   if (is_view) return true;
   const std::string& name = schema.name();
-  static constexpr std::string_view metadata_only[] = {"aten::_unsafe_view", "aten::is_same_size",
-                                                       "aten::is_set_to",
-                                                       "aten::_has_compatible_shallow_copy_type"};
+  static constexpr std::string_view metadata_only[] = {
+      "aten::_unsafe_view", "aten::is_same_size",
+      "aten::is_set_to",    "aten::_has_same_storage_numel",
+      "aten::result_type",  "aten::_has_compatible_shallow_copy_type"};
   return name.ends_with("_like") || name.starts_with("aten::new_") || name.starts_with("aten::sym_") ||
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
@@ -155,8 +168,8 @@ void install_interception() {
                           ", by which the engine hears of operators on parameters, is in use by LibTorch or "
                           "another library of this program");
     }
-    // Registrations last as long as these; the process needs them to its end.
-    static std::map<std::string, std::unique_ptr<torch::Library>> libraries;
+    // Registrations last as long as these; the process needs them to its very end.
+    static auto& libraries = *new std::map<std::string, std::unique_ptr<torch::Library>>;
     auto library = [](const std::string& name) -> torch::Library& {
       auto& entry = libraries[name];
       if (!entry)
@@ -188,16 +201,16 @@ void take_memory(const c10::Storage& storage) {
   set_memory(*storage.unsafeGetStorageImpl(), nullptr);
 }
 
-void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string& message) {
-  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-  impl.set_allocator(nullptr);
-  impl._mutable_data_ptr_no_checks().release_context();
-  if (memory.get()) {
-    impl.*throw_on_access_flag() = false;
-  } else {
-    impl.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  }
+void leave_memory(const c10::Storage& storage, c10::DataPtr memory) {
+  c10::StorageImpl& impl = end_ownership(storage);
+  impl.*throw_on_access_flag() = false;
   impl.set_data_ptr_noswap(std::move(memory));
+}
+
+void leave_without_memory(const c10::Storage& storage, const std::string& message) {
+  c10::StorageImpl& impl = end_ownership(storage);
+  impl.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  impl.set_data_ptr_noswap({nullptr, c10::DeviceType::CPU});
 }
 
 c10::DataPtr StorageOwner::allocate(size_t) {

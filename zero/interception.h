@@ -70,8 +70,9 @@ c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::
 /// Puts memory behind the storage, or takes it away (then access throws the message).
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
-/// Ends the ownership: `memory` stays behind the storage; without memory access throws `message`.
-void disown(const c10::Storage& storage, c10::DataPtr memory, const std::string& message);
+/// End the ownership: with `memory` behind the storage, or without any, so that access throws `message`.
+void leave_memory(const c10::Storage& storage, c10::DataPtr memory);
+void leave_without_memory(const c10::Storage& storage, const std::string& message);
 
 /// Null when the tensor's storage is nobody's.
 StorageOwner* owner_of(const at::Tensor& tensor);

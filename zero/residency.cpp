@@ -21,11 +21,13 @@ constexpr std::chrono::microseconds kReady(50);
 
 }  // namespace
 
-Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits)
+Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
+                     std::function<bool()> in_training)
     : buckets_(&buckets),
       communicator_(&communicator),
       limits_(limits),
       to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")),
+      in_training_(std::move(in_training)),
       states_(buckets.count()) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     bucket_numel_.push_back(buckets.layout(bucket).numel);
@@ -39,17 +41,16 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
   buckets.listen(this);
 }
 
-// Whole buckets stay with the model, so their values must arrive; what else is under way is dropped.
+// Whole buckets stay with the model, so their values must arrive.
 Residency::~Residency() {
-  if (std::uncaught_exceptions() == 0) {
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    if (buckets_->partitioned(bucket) || states_[bucket].state != State::gathering) continue;
     try {
-      for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-        if (!buckets_->partitioned(bucket) && states_[bucket].state == State::gathering) {
-          move(bucket, State::resident);
-        }
-      }
+      move(bucket, State::resident);
     } catch (const std::exception& error) {
-      log_warning(std::string("the model's last update did not arrive on this rank: ") + error.what());
+      buckets_->give_up(bucket);
+      log_warning("the last update of " + buckets_->label(bucket) +
+                  " did not arrive on this rank: " + error.what());
     }
   }
   for (BucketState& state : states_) state.work.reset();  // before the memory they write to
@@ -76,13 +77,25 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    ++states_[bucket].pins;
+    pin(bucket);
     if (item.written && buckets_->partitioned(bucket)) move(bucket, State::dirty);
   }
 }
 
 void Residency::leave(std::span<const Touched> touched) noexcept {
-  for (const Touched& item : touched) --states_[buckets_->bucket_of(item.owner)].pins;
+  std::lock_guard lock(mutex_);
+  for (const Touched& item : touched) unpin(buckets_->bucket_of(item.owner));
+}
+
+void Residency::pin(int bucket) {
+  BucketState& state = states_[bucket];
+  if (state.pins++ == 0 && buckets_->partitioned(bucket)) {
+    give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
+  }
+}
+
+void Residency::unpin(int bucket) {
+  if (--states_[bucket].pins == 0 && buckets_->partitioned(bucket)) take_memory(buckets_->storage(bucket));
 }
 
 void Residency::move(int bucket, State to, std::string reason) {
@@ -100,7 +113,7 @@ void Residency::move(int bucket, State to, std::string reason) {
     case State::resident:
       ZR_CHECK(state.state == State::gathering, buckets_->label(bucket));
       finish_gather(bucket);
-      give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
+      if (!partitioned) give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
       break;
     case State::dirty:
       ZR_CHECK(partitioned && (state.state == State::resident || state.state == State::dirty),
@@ -114,7 +127,6 @@ void Residency::move(int bucket, State to, std::string reason) {
         const at::Tensor own = buckets_->slice(bucket, state.memory, communicator_->rank());
         std::memcpy(shard.mutable_data_ptr(), own.const_data_ptr(), shard.nbytes());
       }
-      take_memory(buckets_->storage(bucket));
       current_.clear();  // the next operator on it is a use of its own
       if (!std::exchange(state.planned_memory, false)) {
         count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
@@ -139,16 +151,18 @@ void Residency::finish_gather(int bucket) {
 
 bool Residency::traced() const {
   if (communicator_->world_size() == 1) return false;  // gathering costs nothing
-  return mode_ == Mode::train || partitioned_numel_ > limits_.max_live;
+  return training_ || partitioned_numel_ > limits_.max_live;
 }
 
 void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
   ++clock_;
+  set_training(in_training_());
   if (traced()) {
-    if (mode_ == Mode::eval && trace().may_begin_again(buckets) && trace().reason(0) == describe(use)) {
+    if (!training_ && trace().may_begin_again(buckets) && trace().reason(0) == describe(use)) {
       finish_iteration();
     }
     const bool first = !trace().started();
+    const bool followed = trace().following();
     if (const GatherPlan::Step* step = trace().follow(buckets)) {
       if (first) follow(trace().plan().initial);
       for (int bucket : step->releases) {
@@ -158,6 +172,7 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
       }
       follow(step->gathers);
     } else {
+      if (followed) free_arena();
       trace().record(buckets, describe(use));
     }
   }
@@ -172,21 +187,25 @@ void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
   for (const GatherPlan::Gather& gather : gathers) {
     BucketState& state = states_[gather.bucket];
     if (state.state != State::sharded) continue;  // a scope holds it
-    const at::Tensor place = arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
-    state.planned_memory = is_free(place);
-    state.memory = state.planned_memory ? place : unplanned_memory(gather.bucket);
+    state.memory = free_place(gather);
+    state.planned_memory = state.memory.defined();
+    if (!state.planned_memory) state.memory = unplanned_memory(gather.bucket);
     move(gather.bucket, State::gathering, trace().reason(gather.use));
   }
 }
 
-// Not where a bucket is that an operator or a scope kept past the plan's release.
-bool Residency::is_free(const at::Tensor& place) const {
-  const auto* begin = static_cast<const char*>(place.const_data_ptr());
-  return std::ranges::none_of(states_, [&](const BucketState& state) {
-    if (!state.planned_memory) return false;
-    const auto* there = static_cast<const char*>(state.memory.const_data_ptr());
-    return there < begin + place.nbytes() && begin < there + state.memory.nbytes();
-  });
+// Undefined where an operator or a scope has kept a bucket past the plan's release, or an arena of another
+// plan.
+at::Tensor Residency::free_place(const GatherPlan::Gather& gather) const {
+  const int64_t end = gather.offset + bucket_numel_[gather.bucket];
+  if (!arena_.defined() || end > arena_.numel()) return {};
+  for (size_t bucket = 0; bucket < states_.size(); ++bucket) {
+    const BucketState& state = states_[bucket];
+    if (!state.planned_memory) continue;
+    const int64_t begin = state.memory.storage_offset();
+    if (begin < end && gather.offset < begin + bucket_numel_[bucket]) return {};
+  }
+  return arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
 }
 
 void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
@@ -232,13 +251,10 @@ void Residency::count_memory(int64_t bytes) {
 
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
-  current_.clear();
+  release_unpinned();
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    BucketState& state = states_[bucket];
-    if (!buckets_->partitioned(bucket)) {
-      if (state.state == State::gathering) move(bucket, State::resident);
-    } else if (state.state != State::sharded && state.pins == 0) {
-      move(bucket, State::sharded);
+    if (!buckets_->partitioned(bucket) && states_[bucket].state == State::gathering) {
+      move(bucket, State::resident);
     }
   }
   if (traced()) {
@@ -248,23 +264,43 @@ void Residency::finish_iteration() {
   warn_of_copies();
 }
 
-// Both modes' plans share the arena, since one iteration is under way at a time.
+void Residency::release_unpinned() {
+  current_.clear();
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    const BucketState& state = states_[bucket];
+    if (buckets_->partitioned(bucket) && state.state != State::sharded && state.pins == 0) {
+      move(bucket, State::sharded);
+    }
+  }
+}
+
+// The module says itself in which mode it is: a change between two uses begins an iteration of the other
+// trace.
+void Residency::set_training(bool training) {
+  if (training == training_) return;
+  finish_iteration();
+  training_ = training;
+  free_arena();
+  if (traced()) fit_arena();
+}
+
+// An arena that is large enough for the plan stays; none is larger than the limits allow.
 void Residency::fit_arena() {
-  const int64_t needed = std::max(traces_[0].plan().arena_numel, traces_[1].plan().arena_numel);
-  const int64_t there = arena_.defined() ? arena_.numel() : 0;
-  if (needed == there) return;
-  arena_.reset();
-  count_memory(-there * static_cast<int64_t>(sizeof(float)));
-  if (needed == 0) return;
+  const int64_t needed = trace().plan().arena_numel;
+  if (arena_.defined() && arena_.numel() >= needed) return;
+  free_arena();
+  if (arena_.defined() || needed == 0) return;
   arena_ = communicator_->allocate(needed, at::kFloat);
   count_memory(static_cast<int64_t>(arena_.nbytes()));
 }
 
-void Residency::set_mode(Mode mode) {
-  std::lock_guard lock(mutex_);
-  if (mode == mode_) return;
-  finish_iteration();
-  mode_ = mode;
+// What is not planned takes its place, so that both together keep the limits. Stays while a scope keeps a
+// bucket in it.
+void Residency::free_arena() {
+  release_unpinned();
+  if (!arena_.defined() || std::ranges::any_of(states_, &BucketState::planned_memory)) return;
+  count_memory(-static_cast<int64_t>(arena_.nbytes()));
+  arena_.reset();
 }
 
 void Residency::gather_updated(int bucket) {
@@ -289,22 +325,25 @@ void Residency::hold(std::span<const int> buckets) {
   for (int bucket : buckets) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
   }
-  for (int bucket : buckets) ++states_[bucket].pins;
+  for (int bucket : buckets) pin(bucket);
+  ++scopes_;
 }
 
 void Residency::unhold(std::span<const int> buckets, bool written) {
   std::lock_guard lock(mutex_);
-  current_.clear();
+  --scopes_;
   for (int bucket : buckets) {
-    BucketState& state = states_[bucket];
+    const BucketState& state = states_[bucket];
     const bool partitioned = buckets_->partitioned(bucket);
     if (written && partitioned) move(bucket, State::dirty);
-    if (--state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);
+    unpin(bucket);
+    if (state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);
   }
 }
 
 bool Residency::held() const {
-  return std::ranges::any_of(states_, [](const BucketState& state) { return state.pins > 0; });
+  std::lock_guard lock(mutex_);
+  return scopes_ > 0;
 }
 
 at::Tensor Residency::held_values(int bucket) const {
@@ -331,14 +370,15 @@ void Residency::warn_of_copies() {
 std::string Residency::describe(const OperatorUse& use) const {
   const Touched& first = use.touched.front();
   const int bucket = buckets_->bucket_of(first.owner);
-  const int parameter = buckets_->parameter_at(bucket, first.tensor->storage_offset());
+  const int64_t bytes = first.tensor->storage_offset() * static_cast<int64_t>(first.tensor->element_size());
+  const int parameter = buckets_->parameter_at(bucket, bytes / static_cast<int64_t>(sizeof(float)));
   return "for " + use.op.operator_name().name + " on " + buckets_->parameters()[parameter].name;
 }
 
 ResidencyReport Residency::report() const {
   std::lock_guard lock(mutex_);
   ResidencyReport report = report_;
-  for (const GatherTrace& trace : traces_) report.departures += trace.departures();
+  report.departures = training_trace_.departures() + inference_trace_.departures();
   return report;
 }
 

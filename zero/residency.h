@@ -5,11 +5,13 @@
 //      └<──────────┴<────────────┴<──────────┘
 //   resident <──> gathering                           of a whole bucket (stages 1 and 2)
 //
-// move() is the only function that changes a bucket's state. What is gathered when follows from the operators
-// and the trace alone, so that all ranks gather in the same order; ranks that do not are told who is where.
+// move() is the only function that changes a bucket's state. The parameters of a partitioned bucket are
+// accessible only while an operator or a scope pins it: raw access without a scope throws whenever it comes.
+// What is gathered when follows from the operators and the trace alone, so that all ranks gather in the same
+// order; ranks that do not are told who is where.
 #pragma once
 
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -26,10 +28,10 @@ namespace zerorun {
 
 class Residency final : public OperatorListener {
  public:
-  enum class Mode { train, eval };
-
-  /// All arguments outlive it; `buckets` are marked. Partitioned buckets have no memory now.
-  Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits);
+  /// All arguments outlive it; `buckets` are marked. `in_training` says by which trace to go: training's or
+  /// inference's.
+  Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
+            std::function<bool()> in_training);
   ~Residency();
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
@@ -40,7 +42,6 @@ class Residency final : public OperatorListener {
   /// Ends the iteration: partitioned buckets give up their memory (writes reach the shards), whole ones have
   /// all their values.
   void finish_iteration();
-  void set_mode(Mode mode);
 
   /// The shard of a whole bucket has been updated: starts its all-gather, which the first use waits for.
   void gather_updated(int bucket);
@@ -51,7 +52,7 @@ class Residency final : public OperatorListener {
   void hold(std::span<const int> buckets);
   /// `written`: the memory of partitioned buckets was written to, on all ranks alike.
   void unhold(std::span<const int> buckets, bool written);
-  /// Whether an operator or a scope uses a bucket now.
+  /// Whether a scope is open.
   bool held() const;
   /// All values of a bucket that is held, 1-D.
   at::Tensor held_values(int bucket) const;
@@ -63,7 +64,7 @@ class Residency final : public OperatorListener {
 
   struct BucketState {
     State state = State::sharded;
-    std::atomic<int> pins{0};     // operators and scopes that use the memory now
+    int pins = 0;                 // operators and scopes that use the memory now
     std::unique_ptr<Work> work;   // while gathering
     at::Tensor memory;            // unless sharded
     bool planned_memory = false;  // it is in the arena
@@ -77,20 +78,25 @@ class Residency final : public OperatorListener {
 
   void move(int bucket, State to, std::string reason = {});
   void finish_gather(int bucket);
+  void pin(int bucket);
+  void unpin(int bucket);
+  void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
-  bool is_free(const at::Tensor& place) const;
+  at::Tensor free_place(const GatherPlan::Gather& gather) const;
   void gather_on_demand(std::span<const int> buckets, const std::string& reason);
   void make_room(std::span<const int> buckets);
   at::Tensor unplanned_memory(int bucket);
+  void release_unpinned();
   void fit_arena();
+  void free_arena();
   void count_memory(int64_t bytes);
   void watch_copies(const OperatorUse& use);
   void warn_of_copies();
   /// "for aten::addmm on h.0.weight"
   std::string describe(const OperatorUse& use) const;
 
-  GatherTrace& trace() { return traces_[static_cast<size_t>(mode_)]; }
+  GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
   /// Whether uses are recorded and planned for: not where all of it may stay.
   bool traced() const;
 
@@ -101,16 +107,20 @@ class Residency final : public OperatorListener {
   int64_t partitioned_numel_ = 0;
   c10::OperatorHandle to_copy_;
 
-  mutable std::recursive_mutex mutex_;  // guards all below, but for pins
+  std::function<bool()> in_training_;
+
+  mutable std::recursive_mutex mutex_;  // guards all below
   std::vector<BucketState> states_;     // one a bucket
-  GatherTrace traces_[2];               // by mode
-  Mode mode_ = Mode::train;
+  GatherTrace training_trace_;
+  GatherTrace inference_trace_;
+  bool training_ = true;  // the iteration under way goes by training's
   at::Tensor arena_;
   std::vector<int> current_;  // the buckets of the use under way
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;     // of partitioned buckets that are not sharded
   int64_t escaped_bytes_ = 0;  // full copies made of parameters in the first iteration
   bool warned_of_copies_ = false;
+  int scopes_ = 0;
   ResidencyReport report_;
 };
 

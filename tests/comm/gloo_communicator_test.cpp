@@ -159,6 +159,23 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
   }
 }
 
+TEST_CASE("gloo: collectives that nobody waited for do not stand in the way of later ones") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) -> std::string {
+    auto communicator = join(rank, 2, port, milliseconds(5000));
+    for (int64_t numel : {4, 4000, 400'000}) {
+      for (int i = 0; i < 3; ++i) {
+        auto dropped = communicator->all_gather(at::empty({2 * numel}), at::ones({numel}), "dropped");
+      }
+      at::Tensor sum = at::full({1}, rank + 1.0F);
+      communicator->all_reduce(sum, "kept")->wait();
+      if (sum.item<float>() != 3) return "a wrong sum";
+    }
+    return "went through";
+  });
+  for (const Ending& ending : endings) CHECK(ending.text == "went through");
+}
+
 TEST_CASE("gloo: ranks that gather equal sizes in another order are told so, and nothing is swapped") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
