@@ -55,10 +55,15 @@ at::Tensor make_batch(const Corpus& corpus, const std::vector<int64_t>& offsets,
   return tokens;
 }
 
-void introduce(const ProgramOptions& options, const Corpus& corpus, const Sampler& sampler, Engine& engine,
-               const Gpt2& model) {
+int64_t count_parameters(const Gpt2& model) {
   int64_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
+  return parameters;
+}
+
+void introduce(const ProgramOptions& options, const Corpus& corpus, const Sampler& sampler, Engine& engine,
+               const Gpt2& model) {
+  const int64_t parameters = count_parameters(model);
   const Config& config = engine.config();
   std::printf("gpt2: %s parameters, %lld layers, hidden %lld; ZeRO stage %d on %d %s\n",
               with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
@@ -119,7 +124,11 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
     if (csv) csv->write(record);
     if (progress) progress->step_done(record);
   }
-  if (progress) progress->finish();
+  if (!progress) return;
+  progress->finish();
+  if (engine.communicator().world_size() == 1 || options.steps == 0) return;
+  const int64_t micro_steps = options.steps * engine.config().batch.gradient_accumulation_steps;
+  std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }
 
 // At stage 3 the model may fit on no rank: then initialize() makes its values, bucket by bucket.

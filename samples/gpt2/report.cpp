@@ -52,6 +52,23 @@ std::string memory_table(const BytesByCategory& bytes, double formula_bytes) {
   return table;
 }
 
+std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps) {
+  const double ranks = engine.communicator().world_size();
+  const double unit = (ranks - 1) / ranks * static_cast<double>(parameters * micro_steps);
+  auto sent = [&](Collective kind) { return engine.communicator().volume().elements(kind) / unit; };
+  std::string report = format("sent per micro-step, in (N-1)/N x parameters: %.3f gathered, %.3f reduced\n",
+                              sent(Collective::all_gather), sent(Collective::reduce_scatter));
+  const ResidencyReport residency = engine.residency();
+  if (residency.peak_resident_bytes == 0) return report;
+  return report + format(
+                      "partitioned parameters: at most %.2f MiB there at once; all-gathers: %lld ready, %lld "
+                      "waited for; "
+                      "%lld departures from the trace\n",
+                      static_cast<double>(residency.peak_resident_bytes) / 0x1p20,
+                      static_cast<long long>(residency.ready), static_cast<long long>(residency.waited),
+                      static_cast<long long>(residency.departures));
+}
+
 Progress::Progress(int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print)
     : steps_(steps),
       tokens_per_step_(tokens_per_step),

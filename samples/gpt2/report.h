@@ -14,6 +14,10 @@ namespace zerorun {
 /// Bytes on this rank by category, beside what the ZeRO formula gives for the model states.
 std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
 
+/// What this rank has sent per micro-step, in the unit of the ZeRO paper, (N-1)/N x parameters, and how
+/// gathering went. Several ranks.
+std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
+
 /// On a terminal one live line; elsewhere a line every `steps_per_print` steps. Standard output.
 class Progress {
  public:

@@ -194,8 +194,11 @@ TEST_CASE("the stage is the config's alone to say: the same losses, weights and 
   const std::vector<std::string> whole = outputs(R"({"stage": 0})");
   CHECK(outputs(R"({"stage": 2})") == whole);
   CHECK(outputs(R"({"stage": 3})") == whole);
-  CHECK(outputs(R"({"stage": 3, "stage3_param_persistence_threshold": 0,
-                    "stage3_max_live_parameters": 2000, "stage3_prefetch_bucket_size": 1000})") == whole);
+  const std::string tight = R"({"stage": 3, "stage3_param_persistence_threshold": 0,
+                    "stage3_max_live_parameters": 2000, "stage3_prefetch_bucket_size": 1000})";
+  CHECK(outputs(tight) == whole);
+  CHECK_THAT(read_file(folder / "stdout"),
+             Contains(" reduced\npartitioned parameters: at most 0.0") && Contains("; 0 departures"));
 }
 
 TEST_CASE("saved weights are a starting point: loading and saving them gives the same file") {
