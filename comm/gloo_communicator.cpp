@@ -8,11 +8,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -21,6 +18,7 @@
 #include "base/error.h"
 #include "comm/deadline.h"
 #include "comm/rank_order_sum.h"
+#include "comm/testimony.h"
 
 namespace zerorun {
 namespace {
@@ -36,50 +34,6 @@ std::string first_line(const char* message) {
   std::string text = message;
   return text.substr(0, text.find('\n'));
 }
-
-// Tells ranks that are out of step from ranks that are missing: after a failed wait every rank says in the
-// store what it was waiting for.
-class Testimony {
- public:
-  Testimony(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
-
-  /// A wait has failed: Gloo's connections are of no more use.
-  void mark_broken() { broken_ = true; }
-  bool broken() const { return broken_; }
-
-  /// The error to throw when one of `ranks` waits for something else than `call`.
-  std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const {
-    constexpr std::chrono::milliseconds kPatience(500);
-    const std::string agreed = std::string(name_of(call.kind)) + " of " + call.label + ", " +
-                               std::to_string(call.input.numel()) + " elements\n";
-    const std::string mine = agreed + describe(call);
-    std::optional<std::string> result;
-    try {
-      store_->set(key(rank_), std::vector<uint8_t>(mine.begin(), mine.end()));
-      const Deadline deadline(kPatience);
-      for (int other : ranks) {
-        store_->wait({key(other)}, deadline.remaining());
-        const std::vector<uint8_t> bytes = store_->get(key(other));
-        const std::string theirs(bytes.begin(), bytes.end());
-        if (theirs.starts_with(agreed)) continue;
-        result = describe_disagreement(rank_, describe(call), other, theirs.substr(theirs.find('\n') + 1));
-        break;
-      }
-    } catch (const std::exception&) {
-      // The rank has nothing to say, or the store has gone with rank 0.
-    }
-    // Rank 0 keeps the store: the others get time to read it.
-    if (result && rank_ == 0) std::this_thread::sleep_for(kPatience / 2);
-    return result;
-  }
-
- private:
-  static std::string key(int rank) { return "zerorun/waiting/" + std::to_string(rank); }
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  int rank_;
-  std::atomic<bool> broken_ = false;
-};
 
 // Receive buffers, kept for the next collective: as many as were ever in use at once.
 class Scratch {

@@ -1,7 +1,6 @@
 #include "zero/deferred_recorder.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -148,22 +147,10 @@ bool writes_any(const std::vector<TapeSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
 }
 
-// Memory for a moment, with the geometry of `tensor`.
-at::Tensor zeros_like(const at::Tensor& tensor) {
-  const size_t nbytes =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
-  return tensor_on(allocate_storage(static_cast<int64_t>(nbytes)), {.storage = 0,
-                                                                    .dtype = tensor.scalar_type(),
-                                                                    .sizes = tensor.sizes().vec(),
-                                                                    .strides = tensor.strides().vec(),
-                                                                    .offset = 0,
-                                                                    .covers = false});
-}
-
 // Random numbers are drawn as plain construction would draw them, and thrown away.
 torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  arguments.front() = zeros_like(arguments.front().toTensor());
+  arguments.front() = allocate_like(arguments.front().toTensor());
   op.callBoxed(arguments);
   return arguments;
 }
@@ -178,7 +165,7 @@ torch::jit::Stack replace_tensors(const torch::jit::Stack& values, StandIn stand
 }
 
 at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
-  return deferred_owner_of(tensor) ? zeros_like(tensor) : tensor;
+  return deferred_owner_of(tensor) ? allocate_like(tensor) : tensor;
 }
 
 // What a trial showed must be what a tape can hold.

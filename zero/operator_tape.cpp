@@ -1,5 +1,6 @@
 #include "zero/operator_tape.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -214,6 +215,17 @@ at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry) {
 
 c10::Storage allocate_storage(int64_t nbytes) {
   return zeroed_memory(nbytes, at::kByte).storage();
+}
+
+at::Tensor allocate_like(const at::Tensor& tensor) {
+  const size_t nbytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
+  return tensor_on(allocate_storage(static_cast<int64_t>(nbytes)), {.storage = 0,
+                                                                    .dtype = tensor.scalar_type(),
+                                                                    .sizes = tensor.sizes().vec(),
+                                                                    .strides = tensor.strides().vec(),
+                                                                    .offset = 0,
+                                                                    .covers = false});
 }
 
 StorageId OperatorTape::add_storage(int64_t nbytes) {

@@ -65,6 +65,9 @@ at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
 /// A storage with memory of its own, which the system has back when it goes.
 c10::Storage allocate_storage(int64_t nbytes);
 
+/// Zeros with such memory and the geometry of `tensor`.
+at::Tensor allocate_like(const at::Tensor& tensor);
+
 class OperatorTape {
  public:
   StorageId add_storage(int64_t nbytes);
