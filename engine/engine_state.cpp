@@ -86,11 +86,10 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
 void Engine::State::check_before_step() const {
   if (backward_failed) {
     throw UserError(
-        "engine.step() after a backward() that threw: its gradients are incomplete and the ranks may be out "
-        "of "
-        "step; end the run");
+        "engine.step() after a backward() that threw: its gradients are incomplete and the ranks may be "
+        "out of step; end the run");
   }
-  if (residency && residency->held()) {
+  if (open_scopes > 0) {
     throw UserError("engine.step() inside a GatheredParameters scope: close the scope before");
   }
   const auto& parameters = buckets.parameters();

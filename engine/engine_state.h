@@ -56,6 +56,7 @@ struct Engine::State {
   bool step_applied = false;
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
+  int open_scopes = 0;  // GatheredParameters
 };
 
 }  // namespace zerorun

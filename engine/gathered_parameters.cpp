@@ -47,9 +47,11 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
   std::sort(buckets_.begin(), buckets_.end());
   buckets_.erase(std::unique(buckets_.begin(), buckets_.end()), buckets_.end());
   if (state_->residency) state_->residency->hold(buckets_);
+  ++state_->open_scopes;
 }
 
 GatheredParameters::~GatheredParameters() noexcept(false) {
+  --state_->open_scopes;
   const bool whole = std::uncaught_exceptions() == exceptions_;
   std::exception_ptr failure;
   if (whole && modifier_rank_) {

@@ -108,8 +108,8 @@ class Entered {
 void run_entered(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack,
                  std::span<Touched> touched) {
   OperatorListener* listener = touched.front().owner->listener;
-  auto others = std::stable_partition(touched.begin(), touched.end(),
-                                      [&](const Touched& item) { return item.owner->listener == listener; });
+  auto others = std::partition(touched.begin(), touched.end(),
+                               [&](const Touched& item) { return item.owner->listener == listener; });
   Entered entered(*listener, op, {touched.begin(), others});
   if (others != touched.end()) {
     run_entered(op, below, stack, {others, touched.end()});

@@ -326,12 +326,10 @@ void Residency::hold(std::span<const int> buckets) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
   }
   for (int bucket : buckets) pin(bucket);
-  ++scopes_;
 }
 
 void Residency::unhold(std::span<const int> buckets, bool written) {
   std::lock_guard lock(mutex_);
-  --scopes_;
   for (int bucket : buckets) {
     const BucketState& state = states_[bucket];
     const bool partitioned = buckets_->partitioned(bucket);
@@ -339,11 +337,6 @@ void Residency::unhold(std::span<const int> buckets, bool written) {
     unpin(bucket);
     if (state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);
   }
-}
-
-bool Residency::held() const {
-  std::lock_guard lock(mutex_);
-  return scopes_ > 0;
 }
 
 at::Tensor Residency::held_values(int bucket) const {

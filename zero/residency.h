@@ -52,8 +52,6 @@ class Residency final : public OperatorListener {
   void hold(std::span<const int> buckets);
   /// `written`: the memory of partitioned buckets was written to, on all ranks alike.
   void unhold(std::span<const int> buckets, bool written);
-  /// Whether a scope is open.
-  bool held() const;
   /// All values of a bucket that is held, 1-D.
   at::Tensor held_values(int bucket) const;
 
@@ -120,7 +118,6 @@ class Residency final : public OperatorListener {
   int64_t live_numel_ = 0;     // of partitioned buckets that are not sharded
   int64_t escaped_bytes_ = 0;  // full copies made of parameters in the first iteration
   bool warned_of_copies_ = false;
-  int scopes_ = 0;
   ResidencyReport report_;
 };
 
