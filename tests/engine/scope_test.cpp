@@ -193,8 +193,8 @@ TEST_CASE("What a scope refuses") {
   });
 }
 
-TEST_CASE("A step inside a scope of partitioned parameters is refused, and possible behind it") {
-  on_ranks(GENERATE(1, 2), 3, [](Chain& chain, int) {
+TEST_CASE("A step inside a scope is refused at every stage, and possible behind it") {
+  on_ranks(GENERATE(1, 2), GENERATE(0, 2, 3), [](Chain& chain, int) {
     auto plain = Chain::make();
     loss_of(plain->run(0)).backward();
     plain_step(*plain);
