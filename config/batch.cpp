@@ -31,14 +31,14 @@ std::string factors(const BatchKeys& keys, int64_t world) {
 
 /// The one of the three that is absent follows from the others; with train_batch_size alone, or the
 /// micro-batch alone, there is one micro-step. Batches are never rounded.
-BatchConfig resolve(SectionReader& top, const BatchKeys& keys, int64_t world) {
+BatchConfig multiply(const Resolution& resolution, const BatchKeys& keys, int64_t world) {
   const int64_t given_micro = keys.micro.value_or(1);
   const int64_t given_steps = keys.steps.value_or(1);
   const auto given_product = product(product(world, given_micro), given_steps);
   if (!keys.train) {
     if (!given_product) {
-      top.report(micro_key, "a global batch that 64 bits can hold", factors(keys, world),
-                 "write smaller numbers");
+      resolution.report(micro_key, "a global batch that 64 bits can hold", factors(keys, world),
+                        "write smaller numbers");
       return {};
     }
     return {*given_product, given_micro, given_steps};
@@ -47,15 +47,15 @@ BatchConfig resolve(SectionReader& top, const BatchKeys& keys, int64_t world) {
   const std::string found = std::to_string(train);
   if (keys.micro && keys.steps) {
     if (given_product != train) {
-      top.report(train_key,
-                 factors(keys, world) + (given_product ? " = " + std::to_string(*given_product) : ""), found,
-                 "leave out one of the three batch sizes, or change one");
+      resolution.report(train_key,
+                        factors(keys, world) + (given_product ? " = " + std::to_string(*given_product) : ""),
+                        found, "leave out one of the three batch sizes, or change one");
     }
     return {train, given_micro, given_steps};
   }
   if (!given_product || train % *given_product != 0) {
-    top.report(train_key, "a multiple of " + factors(keys, world), found,
-               "change it, or the number of ranks, so that every rank gets whole micro-batches");
+    resolution.report(train_key, "a multiple of " + factors(keys, world), found,
+                      "change it, or the number of ranks, so that every rank gets whole micro-batches");
     return {};
   }
   const int64_t rest = train / *given_product;
@@ -64,18 +64,23 @@ BatchConfig resolve(SectionReader& top, const BatchKeys& keys, int64_t world) {
 
 }  // namespace
 
-BatchConfig read_batch(SectionReader& top, int world_size) {
-  BatchKeys keys;
-  const bool train_fits = top.read(train_key, keys.train);
-  const bool micro_fits = top.read(micro_key, keys.micro);
-  const bool steps_fit = top.read(steps_key, keys.steps);
-  if (!train_fits || !micro_fits || !steps_fit) return {};
+BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size) {
+  Settings& settings = resolution.settings;
+  const bool undecided =
+      settings.undecided(train_key) || settings.undecided(micro_key) || settings.undecided(steps_key);
+  if (!world_size || undecided) return {};
+  const BatchKeys keys{settings.get<int64_t>(train_key), settings.get<int64_t>(micro_key),
+                       settings.get<int64_t>(steps_key)};
   if (!keys.train && !keys.micro) {
-    top.report(train_key, "train_batch_size or train_micro_batch_size_per_gpu", "neither",
-               "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
+    resolution.report(train_key, "train_batch_size or train_micro_batch_size_per_gpu", "neither",
+                      "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
     return {};
   }
-  return resolve(top, keys, world_size);
+  const BatchConfig batch = multiply(resolution, keys, *world_size);
+  settings.derive(train_key, batch.train_batch_size);
+  settings.derive(micro_key, batch.micro_batch_size_per_gpu);
+  settings.derive(steps_key, batch.gradient_accumulation_steps);
+  return batch;
 }
 
 }  // namespace zerorun

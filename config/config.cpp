@@ -1,71 +1,88 @@
 #include "config/config.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <sstream>
-#include <system_error>
-
 #include "base/error.h"
-#include "config/diagnostics.h"
+#include "config/automatic.h"
+#include "config/check.h"
 #include "config/document.h"
-#include "config/section_reader.h"
+#include "config/reader.h"
 #include "config/sections.h"
 
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_file_bytes = 16 << 20;
-
-[[noreturn]] void refuse_file(const std::filesystem::path& file, const std::string& found) {
-  throw UserError(file.string() + ": expected a configuration file, found " + found +
-                  "; give the path of a ds_config.json that can be read");
-}
-
-std::string read_file(const std::filesystem::path& file) {
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  if (status.type() == std::filesystem::file_type::not_found) refuse_file(file, "no such file");
-  if (std::filesystem::is_directory(status)) refuse_file(file, "a directory");
-  errno = 0;
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) refuse_file(file, std::string("one that cannot be opened: ") + std::strerror(errno));
-  // One byte more than allowed tells a file that is too large, be it as endless as a device.
-  std::string text(max_file_bytes + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (stream.bad()) refuse_file(file, std::string("one that cannot be read: ") + std::strerror(errno));
-  text.resize(static_cast<std::size_t>(stream.gcount()));
-  if (text.size() > max_file_bytes) refuse_file(file, "more than 16 MiB");
-  return text;
+/// The settings of a document that fit their rows, joined into what they mean together.
+Config resolve(const Resolution& resolution, std::optional<int> world_size) {
+  const Settings& settings = resolution.settings;
+  for (const std::string_view section : {"optimizer", "scheduler"}) {
+    const std::string type = std::string(section) + ".type";
+    if (!settings.find(section) || settings.undecided(section) || settings.find(type)) continue;
+    const KeyFact* fact = find_key(type);
+    resolution.report(type, expected_of(*fact), "nothing", advice_of(*fact));
+  }
+  Config config;
+  config.batch = resolve_batch(resolution, world_size);
+  config.optimizer = resolve_optimizer(resolution);
+  config.scheduler = resolve_scheduler(resolution);
+  config.zero = resolve_zero(resolution);
+  check_precision(resolution);
+  resolution.read("gradient_clipping", config.gradient_clipping);
+  config.steps_per_print = settings.get<int64_t>("steps_per_print");
+  resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);
+  resolution.read("prescale_gradients", config.prescale_gradients);
+  resolution.read("gradient_predivide_factor", config.gradient_predivide_factor);
+  return config;
 }
 
 }  // namespace
 
-Config parse_config(std::string_view text, const std::string& origin, int world_size) {
-  ZR_CHECK(world_size >= 1, "world size " + std::to_string(world_size));
-  Diagnostics diagnostics(origin);
+void Resolution::report(std::string_view path, std::string expected, std::string found,
+                        std::string remedy) const {
+  diagnostics.report({settings.place(path), settings.written(path), std::move(expected), std::move(found),
+                      std::move(remedy)});
+}
+
+void Resolution::note(std::string_view path, std::string_view text) const {
+  diagnostics.tell(Severity::note, settings.place(path), settings.written(path), text);
+}
+
+CheckedConfig check_config(std::string_view text, const std::string& origin, const CheckOptions& options) {
+  CheckedConfig checked{{}, Diagnostics(origin, text)};
+  const std::optional<Value> document = read_document(text, checked.diagnostics);
+  if (!document) return checked;
+  checked.settings = read_settings(
+      *document, {.purpose = Purpose::check, .hidden_size = options.hidden_size, .compat = options.compat},
+      checked.diagnostics);
+  resolve({checked.settings, checked.diagnostics}, options.world_size);
+  return checked;
+}
+
+Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options) {
+  ZR_CHECK(options.world_size >= 1, "world size " + std::to_string(options.world_size));
+  check_argument_names(options.arguments);
+  Diagnostics diagnostics(origin, text);
   const std::optional<Value> document = read_document(text, diagnostics);
-  Config config;
-  if (document) {
-    SectionReader top(*document, "", diagnostics);
-    config.batch = read_batch(top, world_size);
-    config.optimizer = read_optimizer(top);
-    config.scheduler = read_scheduler(top);
-    config.zero = read_zero(top);
-    read_precision(top);
-    top.read("gradient_clipping", config.gradient_clipping);
-    top.read("steps_per_print", config.steps_per_print);
-    top.read("wall_clock_breakdown", config.wall_clock_breakdown);
-    top.read("prescale_gradients", config.prescale_gradients);
-    top.read("gradient_predivide_factor", config.gradient_predivide_factor);
-  }
+  if (!document) diagnostics.throw_if_any();
+  Settings settings = read_settings(
+      *document,
+      {.purpose = Purpose::run, .arguments = options.arguments, .hidden_size = options.hidden_size},
+      diagnostics);
+  Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size);
   diagnostics.throw_if_any();
-  config.notes = diagnostics.notes();
+  for (const Finding& finding : diagnostics.findings()) config.notes.push_back(diagnostics.headline(finding));
+  config.resolved = show_settings(settings);
   return config;
 }
 
+Config parse_config(std::string_view text, const std::string& origin, int world_size) {
+  return parse_config(text, origin, LoadOptions{.world_size = world_size});
+}
+
+Config load_config(const std::filesystem::path& file, const LoadOptions& options) {
+  return parse_config(read_config_file(file), file.string(), options);
+}
+
 Config load_config(const std::filesystem::path& file, int world_size) {
-  return parse_config(read_file(file), file.string(), world_size);
+  return load_config(file, LoadOptions{.world_size = world_size});
 }
 
 }  // namespace zerorun

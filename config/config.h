@@ -1,16 +1,19 @@
 // ds_config.json, read strictly, as one fully resolved value. No LibTorch; owned by whoever loads it;
 // immutable after loading by convention, so any thread may read it.
 //
-// `load_config` reads JSON with `//` and `#` comments and trailing commas. Every mistake is a UserError that
-// names file:line:column, the JSON path, what was expected, what was found, and the remedy.
+// `load_config` reads JSON with `//` and `#` comments and trailing commas for a run that is about to start.
+// All mistakes of a file are one UserError that names, for each, file:line:column, the JSON path, what was
+// expected, what was found, and the remedy. To look at a file without running it, see config/check.h.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace zerorun {
@@ -75,14 +78,30 @@ struct Config {
   bool wall_clock_breakdown = false;
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
-  /// One line for each accepted setting that changes nothing here, with the reason.
+  /// One line for each thing that the file says and that is not taken as it stands: settings that change
+  /// nothing here, features that are not offered, old names.
   std::vector<std::string> notes;
+  /// Every setting with its value and where it comes from: what `zerorun config show` prints.
+  std::string resolved;
 };
 
-/// Reads and resolves `file` for `world_size` ranks. Throws UserError.
+/// What "auto" stands for, by the path of the key: {"optimizer.params.lr", 1e-4}.
+using Arguments = std::map<std::string, std::variant<bool, int64_t, double, std::vector<double>>>;
+
+struct LoadOptions {
+  int world_size = 1;
+  Arguments arguments = {};  // used where the file says "auto"
+  /// The model's hidden size h, from which "auto" makes reduce_bucket_size h x h, stage3_prefetch_bucket_size
+  /// 0.9 h x h, and stage3_param_persistence_threshold 10 h.
+  std::optional<int64_t> hidden_size = {};
+};
+
+/// Reads and resolves `file`. Throws UserError.
+Config load_config(const std::filesystem::path& file, const LoadOptions& options);
 Config load_config(const std::filesystem::path& file, int world_size);
 
 /// The same from text; `origin` stands for the file name in messages. Throws UserError.
+Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options);
 Config parse_config(std::string_view text, const std::string& origin, int world_size);
 
 }  // namespace zerorun

@@ -7,7 +7,14 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_shown_bytes = 60;
+constexpr std::size_t max_kept = 1000;       // findings of one severity
+constexpr std::size_t max_path_bytes = 240;  // longer than all known paths
+constexpr int max_columns_before = 70;       // of a line of the file, in front of the caret
+constexpr int max_columns = 110;
+
+bool continues_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
 
 // Keys and values come from the user's file: what could move a terminal's cursor must not reach it.
 std::string printable(std::string text) {
@@ -16,42 +23,112 @@ std::string printable(std::string text) {
   return text;
 }
 
-std::string render(const std::string& origin, const Mistake& mistake) {
-  const std::string& path = mistake.path.empty() ? "top level" : mistake.path;
-  return origin + ":" + std::to_string(mistake.at.line) + ":" + std::to_string(mistake.at.column) + ": " +
-         printable(path + ": expected " + mistake.expected + ", found " + mistake.found + "; " +
-                   mistake.remedy);
-}
-
 }  // namespace
 
-void Diagnostics::note(const Position& at, std::string_view path, std::string_view text) {
-  notes_.push_back(origin_ + ":" + std::to_string(at.line) + ": " + std::string(path) + ": " +
-                   std::string(text));
+std::string_view name_of(Severity severity) {
+  switch (severity) {
+    case Severity::error:
+      return "error";
+    case Severity::warning:
+      return "warning";
+    case Severity::note:
+      break;
+  }
+  return "note";
+}
+
+void Diagnostics::report(Mistake mistake, Severity severity) {
+  std::string text = "expected " + mistake.expected + ", found " + mistake.found + "; " + mistake.remedy;
+  add({severity, std::move(mistake), std::move(text)});
+}
+
+void Diagnostics::tell(Severity severity, const Position& at, std::string_view path, std::string_view text) {
+  add({severity, Mistake{at, std::string(path), "", "", ""}, std::string(text)});
+}
+
+void Diagnostics::add(Finding finding) {
+  const bool kept = keeps(finding.severity);
+  ++counts_[static_cast<std::size_t>(finding.severity)];
+  if (kept) findings_.push_back(std::move(finding));
+}
+
+bool Diagnostics::keeps(Severity severity) const {
+  return count_of(severity) < max_kept;
+}
+
+std::size_t Diagnostics::left_out(Severity severity) const {
+  return count_of(severity) - std::min(count_of(severity), max_kept);
+}
+
+std::string Diagnostics::left_out_line(Severity severity) const {
+  const std::size_t count = left_out(severity);
+  if (count == 0) return {};
+  return origin_ + ": and " + std::to_string(count) + " more " + std::string(name_of(severity)) +
+         (count == 1 ? "" : "s");
+}
+
+std::vector<Finding> Diagnostics::findings() const {
+  std::vector<Finding> sorted = findings_;
+  std::ranges::stable_sort(sorted, {}, [](const Finding& finding) { return finding.at().offset; });
+  return sorted;
+}
+
+std::string Diagnostics::headline(const Finding& finding) const {
+  const std::string path =
+      finding.mistake.path.empty() ? "top level" : shortened(finding.mistake.path, max_path_bytes);
+  return origin_ + ":" + std::to_string(finding.at().line) + ":" + std::to_string(finding.at().column) +
+         ": " + std::string(name_of(finding.severity)) + ": " + printable(path + ": " + finding.text);
+}
+
+std::string Diagnostics::render(const Finding& finding) const {
+  const std::string line = source_line(finding.at());
+  return line.empty() ? headline(finding) : headline(finding) + "\n" + line;
+}
+
+// The line and the caret below it. Of a long line only what is around the place.
+std::string Diagnostics::source_line(const Position& at) const {
+  if (at.offset > text_.size()) return {};
+  std::size_t begin = at.offset;
+  int before = 0;
+  const auto ends_line = [&](std::size_t i) { return text_[i] == '\n' || text_[i] == '\r'; };
+  while (begin > 0 && !ends_line(begin - 1) && before < max_columns_before) {
+    if (!continues_character(text_[--begin])) ++before;
+  }
+  std::size_t end = at.offset;
+  int columns = before;
+  while (end < text_.size() && !ends_line(end) && columns < max_columns) {
+    if (!continues_character(text_[end++])) ++columns;
+  }
+  while (end < text_.size() && continues_character(text_[end])) ++end;
+  if (begin == end) return {};
+  std::string number = std::to_string(at.line);
+  const std::string margin(std::max<std::size_t>(5, number.size()) - number.size(), ' ');
+  std::string shown = text_.substr(begin, end - begin);
+  std::ranges::replace(shown, '\t', ' ');
+  return margin + number + " | " + printable(std::move(shown)) + "\n" +
+         std::string(margin.size() + number.size(), ' ') + " | " +
+         std::string(static_cast<size_t>(before), ' ') + "^";
 }
 
 void Diagnostics::throw_if_any() const {
-  if (mistakes_.empty()) return;
-  std::vector<const Mistake*> sorted;
-  for (const Mistake& mistake : mistakes_) sorted.push_back(&mistake);
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const Mistake* a, const Mistake* b) { return a->at.offset < b->at.offset; });
   std::string message;
-  for (const Mistake* mistake : sorted) {
+  for (const Finding& finding : findings()) {
+    if (finding.severity != Severity::error) continue;
     if (!message.empty()) message += '\n';
-    message += render(origin_, *mistake);
+    message += render(finding);
   }
-  throw UserError(message);
+  if (const std::string more = left_out_line(Severity::error); !more.empty()) message += "\n" + more;
+  if (!message.empty()) throw UserError(message);
 }
 
-std::string shortened(std::string_view text) {
-  if (text.size() <= max_shown_bytes) return std::string(text);
-  std::size_t end = max_shown_bytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+std::string shortened(std::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  std::size_t end = max_bytes;
+  while (end > 0 && continues_character(text[end])) --end;
   return std::string(text.substr(0, end)) + "...";
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result(1, '"');
   result += shortened(text);
   result += '"';

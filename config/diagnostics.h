@@ -1,7 +1,8 @@
-// Collects the mistakes of one configuration file, so that all of them are told at once, sorted by line.
-// Owned by one load of one file and used only by the thread that loads it.
+// What there is to say about one configuration file: collected while it is read, told at once, sorted by
+// line. Owned by one load of one file and used only by the thread that loads it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -26,31 +27,67 @@ struct Mistake {
   std::string remedy;
 };
 
+enum class Severity {
+  error,    // the file is refused
+  warning,  // understood, but better written otherwise
+  note      // accepted as it is, and here is what becomes of it
+};
+
+std::string_view name_of(Severity severity);
+
+struct Finding {
+  Severity severity = Severity::error;
+  Mistake mistake;   // of a warning or a note: at and path, and the rest where a mistake was let pass
+  std::string text;  // what to say after the path
+
+  const Position& at() const { return mistake.at; }
+};
+
 class Diagnostics {
  public:
-  /// `origin` stands for the file in every message.
-  explicit Diagnostics(std::string origin) : origin_(std::move(origin)) {}
+  /// `origin` stands for the file in every message, `text` is what the file says.
+  Diagnostics(std::string origin, std::string_view text) : origin_(std::move(origin)), text_(text) {}
 
-  void report(Mistake mistake) { mistakes_.push_back(std::move(mistake)); }
-  bool empty() const { return mistakes_.empty(); }
+  void report(Mistake mistake, Severity severity = Severity::error);
+  void tell(Severity severity, const Position& at, std::string_view path, std::string_view text);
 
-  /// Something the user should know that is no mistake.
-  void note(const Position& at, std::string_view path, std::string_view text);
-  const std::vector<std::string>& notes() const { return notes_; }
+  bool any(Severity severity) const { return count_of(severity) > 0; }
+  /// Whether another finding of this severity would be kept: of each the first thousand are, so that no file
+  /// takes all memory.
+  bool keeps(Severity severity) const;
+  /// How many findings of this severity were not kept.
+  std::size_t left_out(Severity severity) const;
+  /// "ORIGIN: and N more errors", or empty if none was left out.
+  std::string left_out_line(Severity severity) const;
+  /// Those that were kept, in the order of the file.
+  std::vector<Finding> findings() const;
+  const std::string& origin() const { return origin_; }
 
-  /// Throws one UserError with a line for each mistake, in the order of the file; returns if there is none.
+  /// "ORIGIN:LINE:COLUMN: SEVERITY: PATH: TEXT"
+  std::string headline(const Finding& finding) const;
+  /// The headline, then the line of the file with a caret under the place.
+  std::string render(const Finding& finding) const;
+
+  /// Throws one UserError with all errors, in the order of the file; returns if there is none.
   void throw_if_any() const;
 
  private:
+  void add(Finding finding);
+  std::size_t count_of(Severity severity) const { return counts_[static_cast<std::size_t>(severity)]; }
+  std::string source_line(const Position& at) const;
+
   std::string origin_;
-  std::vector<Mistake> mistakes_;
-  std::vector<std::string> notes_;
+  std::string text_;
+  std::vector<Finding> findings_;
+  std::array<std::size_t, 3> counts_{};  // by severity, with those that were not kept
 };
 
+inline constexpr std::size_t max_shown_bytes = 60;
+
 /// `text` cut to a length that fits a message, never inside a UTF-8 character.
-std::string shortened(std::string_view text);
+std::string shortened(std::string_view text, std::size_t max_bytes = max_shown_bytes);
 
 /// `shortened(text)` in double quotes.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 }  // namespace zerorun

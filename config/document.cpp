@@ -79,7 +79,6 @@ class TreeBuilder {
  private:
   struct Frame {
     Value value;
-    std::string path;
     std::string key;
     Position key_at;
     bool duplicate = false;  // the value of this key is read and dropped
@@ -100,15 +99,18 @@ class TreeBuilder {
     return scanned_.json.substr(token.at.offset, token.length);
   }
 
-  /// The path of the value that is read at this moment.
+  /// The path of the value that is read at this moment. Made when there is something to say, for a key may be
+  /// as long as the file.
   std::string path() const {
-    if (frames_.empty()) return "";
-    const Frame& frame = frames_.back();
-    if (frame.value.kind == ValueKind::array) {
-      return frame.path + "[" + std::to_string(frame.value.items.size()) + "]";
+    std::string path;
+    for (const Frame& frame : frames_) {
+      if (frame.value.kind == ValueKind::array) {
+        path += "[" + std::to_string(frame.value.items.size()) + "]";
+      } else if (!frame.key.empty()) {
+        path += (path.empty() ? "" : ".") + shortened(frame.key);
+      }
     }
-    if (frame.key.empty()) return frame.path;
-    return frame.path.empty() ? frame.key : frame.path + "." + frame.key;
+    return path;
   }
 
   Value scalar(ValueKind kind) {
@@ -137,7 +139,6 @@ class TreeBuilder {
 
   bool open(ValueKind kind) {
     Frame frame;
-    frame.path = path();
     frame.value.kind = kind;
     frame.value.at = next_token().at;
     frames_.push_back(std::move(frame));

@@ -96,6 +96,9 @@ class Scanner {
       advance();
     } else if (at_comment()) {
       skip_comment();
+    } else if (result_.tokens.size() >= max_tokens) {
+      fail(at_, at_.offset, "at most " + std::to_string(max_tokens) + " names, values and signs", "more",
+           "give a configuration of a reasonable size");
     } else if (c == '"') {
       scan_string();
     } else if (const auto kind = punctuation(c)) {

@@ -34,6 +34,10 @@ struct ScannedText {
 /// stack.
 inline constexpr std::size_t max_nesting = 100;
 
+/// Tokens of a file, at most: no configuration has nearly so many, and a tree of them takes a few hundred
+/// megabytes.
+inline constexpr std::size_t max_tokens = 1'000'000;
+
 ScannedText scan(std::string_view text);
 
 }  // namespace zerorun

@@ -1,21 +1,38 @@
-// How each section of ds_config.json becomes its part of Config: defaults, and rules that join several keys.
-// Used by load_config only, in its thread. Each function reads from the reader of the top level and reports
-// what is wrong.
+// How settings become each part of Config: rules that join several keys, and defaults that follow from
+// others. Used by check_config and load_config, in their thread. What does not fit together is reported, what
+// follows is put into the settings.
 #pragma once
 
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "config/config.h"
-#include "config/section_reader.h"
+#include "config/reader.h"
+#include "config/settings.h"
 
 namespace zerorun {
 
-BatchConfig read_batch(SectionReader& top, int world_size);
-std::optional<OptimizerConfig> read_optimizer(SectionReader& top);
-std::optional<SchedulerConfig> read_scheduler(SectionReader& top);
-ZeroConfig read_zero(SectionReader& top);
+/// The settings of one load, with where to say what is wrong with them.
+struct Resolution {
+  Settings& settings;
+  Diagnostics& diagnostics;
+  Purpose purpose = Purpose::check;
 
-/// fp16 and bf16, which may be named but not enabled.
-void read_precision(SectionReader& top);
+  void report(std::string_view path, std::string expected, std::string found, std::string remedy) const;
+  void note(std::string_view path, std::string_view text) const;
+  /// Sets `target` to the value of `path`, be it the default.
+  template <typename T>
+  void read(std::string_view path, T& target) const {
+    if (const auto value = settings.get<T>(path)) target = *value;
+  }
+};
+
+/// `world_size`: absent where the batch sizes are not to be multiplied.
+BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size);
+std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);
+std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
+ZeroConfig resolve_zero(const Resolution& resolution);
+void check_precision(const Resolution& resolution);
 
 }  // namespace zerorun

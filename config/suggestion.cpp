@@ -45,8 +45,8 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   std::string_view best;
   int best_distance = tolerance(word.size()) + 1;
   for (const std::string_view candidate : candidates) {
-    if (candidate.size() + static_cast<std::size_t>(best_distance) <= word.size())
-      continue;  // too far to measure
+    const auto too_far = static_cast<std::size_t>(best_distance);
+    if (candidate.size() + too_far <= word.size() || word.size() + too_far <= candidate.size()) continue;
     const int distance = edit_distance(word, candidate);
     if (distance < best_distance) {
       best_distance = distance;
@@ -56,19 +56,19 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   return best;
 }
 
-std::string unknown_key_remedy(std::string_view section, std::string_view name) {
+Remedy unknown_key(std::string_view section, std::string_view name) {
   if (name.find('.') != std::string_view::npos)
-    return "write it inside the object of its section: dots do not nest";
+    return {"write it inside the object of its section: dots do not nest"};
   const std::vector<std::string> places = paths_of(name);
   if (!places.empty() && places.size() <= max_shown_places) {
     std::string list;
     for (const std::string& place : places) list += (list.empty() ? "" : " or ") + place;
-    return "the key belongs elsewhere: " + list;
+    return {"the key belongs elsewhere: " + list};
   }
   if (const auto meant = nearest(name, keys_of(section)); !meant.empty()) {
-    return "did you mean " + quoted(meant) + "?";
+    return {"did you mean " + in_quotes(meant) + "?", true};
   }
-  return "remove it (remarks can be written as // comments)";
+  return {"remove it (remarks can be written as // comments)"};
 }
 
 }  // namespace zerorun

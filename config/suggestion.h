@@ -14,7 +14,13 @@ int edit_distance(std::string_view a, std::string_view b);
 /// The candidate nearest to `word` if it is near enough to be what was meant; else empty.
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates);
 
-/// The remedy for the unknown key `name` of `section` ("" is the top level).
-std::string unknown_key_remedy(std::string_view section, std::string_view name);
+struct Remedy {
+  std::string text;
+  bool is_typo = false;  // a key of this section is near enough to be what was meant
+};
+
+/// The remedy for the unknown key `name` of `section`, which is a path of the key table ("" is the top
+/// level).
+Remedy unknown_key(std::string_view section, std::string_view name);
 
 }  // namespace zerorun

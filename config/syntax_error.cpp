@@ -89,11 +89,16 @@ bool contains(const auto& words, std::string_view word) {
   return false;
 }
 
+std::string_view spelling(const ScannedText& scanned, const Token& token) {
+  return std::string_view(scanned.json).substr(token.at.offset, token.length);
+}
+
 std::string remedy_for_word(std::string_view word, Place place) {
   constexpr std::array not_finite = {"NaN", "nan", "Infinity", "inf", "-Infinity", "-inf", "-NaN", "Inf"};
   constexpr std::array python = {"True", "False", "None", "TRUE", "FALSE", "NULL", "Null"};
   if (word.front() == '\'') return "use double quotes";
-  if (place == Place::key || place == Place::colon) return "put the key in double quotes";
+  if (place == Place::key) return "put the key in double quotes: " + in_quotes(word);
+  if (place == Place::colon) return "put the key in double quotes";
   if (contains(not_finite, word)) return "write a finite number";
   if (contains(python, word)) return "write true, false or null in lower case";
   if (std::isdigit(static_cast<unsigned char>(word.front())) || word.front() == '-' || word.front() == '+' ||
@@ -103,7 +108,9 @@ std::string remedy_for_word(std::string_view word, Place place) {
   return "write a number, true, false, or text in double quotes";
 }
 
-std::string remedy_for(const Token& token, std::string_view text, const Context& context) {
+/// `before`: the token in front of it, empty for the first.
+std::string remedy_for(const Token& token, std::string_view text, std::string_view before,
+                       const Context& context) {
   const bool wants_comma = context.place == Place::after_member || context.place == Place::after_item;
   const bool closes = token.kind == TokenKind::close_object || token.kind == TokenKind::close_array;
   if (closes && context.place == Place::value) return "write the value, or remove the key";
@@ -112,7 +119,7 @@ std::string remedy_for(const Token& token, std::string_view text, const Context&
   }
   if (context.place == Place::after_root) return "remove what follows the closing brace";
   if (wants_comma && !closes && token.kind != TokenKind::colon)
-    return "put a comma after the value before it";
+    return "put a comma after the value before it: " + shortened(before) + ",";
   if (token.kind == TokenKind::word) return remedy_for_word(text, context.place);
   if (token.kind == TokenKind::comma) return "remove the comma, or write what is missing before it";
   if (context.place == Place::key) return "put the key in double quotes";
@@ -144,7 +151,7 @@ Mistake explain_syntax_error(const ScannedText& scanned, std::size_t index, std:
   }
 
   const Token& token = scanned.tokens[index];
-  const std::string_view text = std::string_view(scanned.json).substr(token.at.offset, token.length);
+  const std::string_view text = spelling(scanned, token);
   if (reason.find("number overflow") != std::string_view::npos) {
     return {token.at, "", "a number that a double can hold", shortened(text), "write a smaller number"};
   }
@@ -155,7 +162,8 @@ Mistake explain_syntax_error(const ScannedText& scanned, std::size_t index, std:
     return {token.at, "", "a valid string", shortened(text) + " (" + inner_reason(reason) + ")",
             "save the file as UTF-8 and escape control characters and backslashes"};
   }
-  return {token.at, "", expected_at(context.place), shortened(text), remedy_for(token, text, context)};
+  return {token.at, "", expected_at(context.place), shortened(text),
+          remedy_for(token, text, index == 0 ? "" : spelling(scanned, scanned.tokens[index - 1]), context)};
 }
 
 }  // namespace zerorun

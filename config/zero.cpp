@@ -3,38 +3,45 @@
 namespace zerorun {
 namespace {
 
-void read_stage3_sizes(SectionReader& section, ZeroConfig& zero) {
-  const auto read_size = [&](std::string_view name, int64_t& size) {
-    std::optional<int64_t> value;
-    section.read(name, value);
-    if (!value) return;
-    size = *value;
-    if (zero.stage < 3) section.note_unchanging(name);
-  };
-  read_size("stage3_max_live_parameters", zero.max_live_parameters);
-  read_size("stage3_max_reuse_distance", zero.max_reuse_distance);
-  read_size("stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
-  read_size("stage3_param_persistence_threshold", zero.param_persistence_threshold);
-  read_size("stage3_model_persistence_threshold", zero.model_persistence_threshold);
+constexpr std::string_view offloads[] = {"zero_optimization.offload_optimizer",
+                                         "zero_optimization.offload_param"};
+
+void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std::string_view name,
+                      int64_t& size) {
+  const std::string path = "zero_optimization." + std::string(name);
+  resolution.read(path, size);
+  const Setting* setting = resolution.settings.find(path);
+  if (setting && setting->source == Source::file && zero.stage < 3) {
+    resolution.note(path,
+                    to_json(setting->value) + " changes nothing: parameters are divided at stage 3 only");
+  }
+}
+
+void check_offload(const Resolution& resolution, std::string_view section) {
+  const std::string device = std::string(section) + ".device";
+  const std::string folder = std::string(section) + ".nvme_path";
+  const Settings& settings = resolution.settings;
+  if (settings.get<std::string>(device) == "nvme" && !settings.get<std::string>(folder)) {
+    resolution.report(folder, "a folder beside \"device\": \"nvme\"", "nothing",
+                      "write \"nvme_path\": \"/path/of/a/folder\"");
+  }
 }
 
 }  // namespace
 
-ZeroConfig read_zero(SectionReader& top) {
+ZeroConfig resolve_zero(const Resolution& resolution) {
   ZeroConfig zero;
-  std::optional<SectionReader> section = top.section("zero_optimization");
-  if (!section) return zero;
-  int64_t stage = zero.stage;
-  section->read("stage", stage);
-  zero.stage = static_cast<int>(stage);
-  section->read("reduce_bucket_size", zero.reduce_bucket_size);
-  section->read("allgather_bucket_size", zero.allgather_bucket_size);
-  zero.overlap_comm = zero.stage == 3;
-  section->read("overlap_comm", zero.overlap_comm);
-  read_stage3_sizes(*section, zero);
-  std::optional<int64_t> sub_group_size;
-  section->read("sub_group_size", sub_group_size);
-  if (sub_group_size) section->note_unchanging("sub_group_size");
+  zero.stage = static_cast<int>(resolution.settings.get<int64_t>("zero_optimization.stage").value_or(0));
+  resolution.settings.derive("zero_optimization.overlap_comm", zero.stage == 3);
+  resolution.read("zero_optimization.overlap_comm", zero.overlap_comm);
+  resolution.read("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
+  resolution.read("zero_optimization.allgather_bucket_size", zero.allgather_bucket_size);
+  read_stage3_size(resolution, zero, "stage3_max_live_parameters", zero.max_live_parameters);
+  read_stage3_size(resolution, zero, "stage3_max_reuse_distance", zero.max_reuse_distance);
+  read_stage3_size(resolution, zero, "stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
+  read_stage3_size(resolution, zero, "stage3_param_persistence_threshold", zero.param_persistence_threshold);
+  read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
+  for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;
 }
 

@@ -25,6 +25,7 @@ constexpr char kExamples[] = R"(Examples:
   zerorun --num_gpus 2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --include localhost:0,2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
+  zerorun config --help                           check, show and compare configurations
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
 ZERORUN_TIMEOUT and, on machines with GPUs or with --include, CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is set to the

@@ -1,10 +1,12 @@
-// zerorun: starts the ranks of a training job and stays with them until the last one has ended.
+// zerorun: starts the ranks of a training job and stays with them until the last one has ended; `zerorun
+// config` looks at configurations.
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <variant>
 
 #include "base/error.h"
+#include "launcher/config_command.h"
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
 
@@ -22,6 +24,10 @@ int tell(const std::exception& error, int exit_code) {
 
 int main(int argc, char** argv) {
   try {
+    if (zerorun::is_config_command(argc, argv)) {
+      const int exit_code = zerorun::run_config_command(argc, argv);
+      return std::fflush(stdout) == 0 ? exit_code : kFailure;
+    }
     auto parsed = zerorun::parse_launch_options(argc, argv);
     if (const auto* information = std::get_if<zerorun::Information>(&parsed)) {
       std::fputs(information->text.c_str(), stdout);

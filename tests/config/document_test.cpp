@@ -172,7 +172,7 @@ void flat(const Value& value, std::vector<Seen>& seen) {
 }
 
 Value read(const std::string& text) {
-  Diagnostics diagnostics("conf");
+  Diagnostics diagnostics("conf", text);
   const auto document = read_document(text, diagnostics);
   diagnostics.throw_if_any();
   REQUIRE(document);
@@ -241,11 +241,12 @@ TEST_CASE("syntax errors are explained at their place") {
       {" \n // nothing\n", "3:1 top level", "an object in braces", "an empty file", "write a configuration"},
       {"[1, 2]", "1:1 top level", "an object in braces", "an array", "one object"},
       {"null", "1:1 top level", "an object in braces", "null", "one object"},
-      {"{\"a\": 1\n\"b\": 2}", "2:1 top level", "',' or '}'", "\"b\"", "put a comma"},
+      {"{\"a\": 1\n\"b\": 2}", "2:1 top level", "',' or '}'", "\"b\"",
+       "put a comma after the value before it: 1,"},
       {"{\"a\": [1 2]}", "1:10 a[1]", "',' or ']'", "2", "put a comma"},
       {"{\"a\": {\"b\": 1}", "1:15 top level", "',' or '}'", "the end of the file", "line 1"},
       {"{\n\n\"a\": {\"b\": [1,\n", "4:1 a.b[1]", "a value", "the end of the file", "line 3"},
-      {"{a: 1}", "1:2 top level", "a key in double quotes", "a", "put the key in double quotes"},
+      {"{a: 1}", "1:2 top level", "a key in double quotes", "a", "put the key in double quotes: \"a\""},
       {"{'a': 1}", "1:2 top level", "a key in double quotes", "'a'", "use double quotes"},
       {"{\"a\": 'b'}", "1:7 a", "a value", "'b'", "use double quotes"},
       {"{\"a\" 1}", "1:6 a", "':' after the key", "1", "put the key"},

@@ -50,9 +50,11 @@ TEST_CASE("a file is loaded, and its mistakes carry its name") {
       folder.write("sound.json", "\xEF\xBB\xBF{\r\n  \"train_batch_size\": 8, // all\r\n}\r\n");
   CHECK(load_config(sound, 2).batch.micro_batch_size_per_gpu == 4);
   const fs::path wrong = folder.write("wrong.json", "{\n  \"train_batch_size\": 0\n}");
-  CHECK_THAT(refusal_of(wrong), Catch::StartsWith(wrong.string() + ":2:23: train_batch_size: expected "));
+  CHECK_THAT(refusal_of(wrong),
+             Catch::StartsWith(wrong.string() + ":2:23: error: train_batch_size: expected "));
   const fs::path empty = folder.write("empty.json", "");
-  CHECK_THAT(refusal_of(empty), Catch::StartsWith(empty.string() + ":1:1: top level: expected an object"));
+  CHECK_THAT(refusal_of(empty),
+             Catch::StartsWith(empty.string() + ":1:1: error: top level: expected an object"));
 }
 
 TEST_CASE("what cannot be read as a file is named") {

@@ -1,8 +1,10 @@
 // The key table: nothing that DeepSpeed knows is called unknown, nothing that is offered goes unread.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
 #include <string>
 
+#include "config/check.h"
 #include "config/key_table.h"
 #include "config/suggestion.h"
 #include "tests/config/refusal.h"
@@ -30,87 +32,119 @@ std::string type_for(const KeyFact& fact) {
   return fact.path.substr(0, 9) == "scheduler" ? "WarmupLR" : "Adam";
 }
 
-/// The path of a key, and that of its alias.
+/// The path of a key, and that of its other name.
 std::vector<std::string> names_of(const KeyFact& fact) {
   std::vector<std::string> paths = {std::string(fact.path)};
-  const std::string section = paths[0].substr(0, paths[0].rfind('.') + 1);
-  if (!fact.alias.empty()) paths.push_back(section + std::string(fact.alias));
+  if (!fact.other_name.empty()) paths.push_back(join_path(section_of(fact.path), fact.other_name));
   return paths;
+}
+
+std::vector<Finding> findings(const std::string& text) {
+  return check_config(text, "conf").diagnostics.findings();
+}
+
+bool any_names(const std::vector<Finding>& found, const std::string& path, Severity severity) {
+  return std::any_of(found.begin(), found.end(), [&](const Finding& finding) {
+    return finding.mistake.path == path && finding.severity == severity;
+  });
 }
 
 }  // namespace
 
-TEST_CASE("each key of DeepSpeed is offered, renamed, or told to be DeepSpeed's") {
-  int offered = 0;
-  int not_offered = 0;
-  int renamed = 0;
+TEST_CASE("each key of DeepSpeed has a row") {
+  int rows = 0;
   for (const std::string& path : data_lines("deepspeed_keys.txt")) {
     INFO(path);
-    const std::string section = path.substr(0, path.find('.'));
-    if (!renamed_key(section).empty() || !renamed_key(path).empty()) {
-      ++renamed;
-      CHECK(find_key(path) == nullptr);
-    } else if (find_key(path)) {
-      ++offered;
-      CHECK(!is_not_offered(path));
-    } else {
-      ++not_offered;
-      CHECK(is_not_offered(path));
-    }
+    CHECK(find_key(path) != nullptr);
+    ++rows;
   }
-  CHECK(offered == 69);
-  CHECK(not_offered == 359);
-  CHECK(renamed == 8);
+  CHECK(rows == 436);
 }
 
-TEST_CASE("a key that only DeepSpeed has is refused by its own name, or by that of its section") {
-  for (const std::string& path : data_lines("deepspeed_keys.txt")) {
-    if (!is_not_offered(path) || path.find('*') != std::string::npos) continue;
+TEST_CASE("the rows of the table are complete and fit together") {
+  for (const KeyFact* fact : key_facts()) {
+    INFO(fact->path);
+    CHECK(!fact->meaning.empty());
+    const bool reasoned = fact->status == KeyStatus::no_effect || fact->status == KeyStatus::not_offered ||
+                          fact->status == KeyStatus::replaced;
+    CHECK(reasoned == !fact->reason.empty());
+    if (const auto section = section_of(fact->path); !section.empty()) {
+      const KeyFact* outer = find_key(section);
+      REQUIRE(outer);
+      CHECK(outer->type == KeyType::section);
+    }
+    if (fact->status == KeyStatus::old_name) {
+      const KeyFact* present = find_key(fact->target);
+      REQUIRE(present);
+      CHECK(present->status != KeyStatus::old_name);
+      const bool same_type = present->type == fact->type;
+      CHECK((same_type || (present->type == KeyType::section && fact->type == KeyType::boolean)));
+    }
+    if (!fact->switch_key.empty()) {
+      const KeyFact* inner = find_key(join_path(fact->path, fact->switch_key));
+      REQUIRE(inner);
+      CHECK(inner->type == KeyType::boolean);
+    }
+    for_each_word(fact->choices_to_come,
+                  [&](std::string_view word) { CHECK(has_word(fact->choices, word)); });
+    for_each_word(fact->any_case, [&](std::string_view word) { CHECK(has_word(fact->choices, word)); });
+    for_each_word(fact->types, [&](std::string_view word) {
+      const KeyFact* type = find_key(join_path(section_of(section_of(fact->path)), "type"));
+      REQUIRE(type);
+      CHECK(has_word(type->choices, word));
+    });
+  }
+}
+
+TEST_CASE("each default fits its own row") {
+  for (const KeyFact* fact : key_facts()) {
+    if (fact->fallback.empty() || fact->path.find('*') != std::string_view::npos) continue;
+    const std::string path(fact->path);
     INFO(path);
-    const auto found = refusals(config_with(path, "null", "Adam"));
-    bool told = false;
-    for (const Refusal& refusal : found) {
-      const bool same = refusal.path == path || path.rfind(refusal.path + ".", 0) == 0;
-      told = told || (same && refusal.found == "one that only DeepSpeed has so far");
-      CHECK(refusal.expected != "a known key");
-    }
-    CHECK(told);
+    const auto found = findings(config_with(path, std::string(fact->fallback), type_for(*fact)));
+    CHECK(!any_names(found, path, Severity::error));
   }
 }
 
-TEST_CASE("each offered key is read, by all its names: a value of a wrong kind is refused at its place") {
-  for (const KeyFact& fact : offered_keys()) {
-    if (fact.kind == KeyKind::unread) continue;
-    for (const std::string& path : names_of(fact)) {
+TEST_CASE("each key is read, by all its names: a value of a wrong kind is refused at its place") {
+  int read = 0;
+  for (const KeyFact* fact : key_facts()) {
+    if (fact->type == KeyType::anything || fact->path.find('*') != std::string_view::npos) continue;
+    for (const std::string& path : names_of(*fact)) {
       INFO(path);
-      const auto found = refusals(config_with(path, "[[]]", type_for(fact)));
-      bool told = false;
-      for (const Refusal& refusal : found)
-        told = told || (refusal.path == path && refusal.found == "an array");
-      CHECK(told);
+      CHECK(any_names(findings(config_with(path, "[[]]", type_for(*fact))),
+                      path + (fact->type == KeyType::number_list || fact->type == KeyType::integer_list
+                                  ? (fact->length == 2 ? "" : "[0]")
+                                  : ""),
+                      Severity::error));
+      ++read;
     }
   }
+  CHECK(read > 420);
 }
 
-TEST_CASE("\"auto\" is refused with what to write instead, for every key that could have it") {
-  for (const KeyFact& fact : offered_keys()) {
-    if (fact.kind == KeyKind::unread) continue;
-    for (const std::string& path : names_of(fact)) {
+TEST_CASE("\"auto\" is listed for the keys that may have it and refused for all others") {
+  int automatic = 0;
+  for (const KeyFact* fact : key_facts()) {
+    const bool any_text =
+        fact->type == KeyType::anything || fact->type == KeyType::text || fact->type == KeyType::text_list;
+    if (any_text || fact->path.find('*') != std::string_view::npos) continue;
+    for (const std::string& path : names_of(*fact)) {
       INFO(path);
-      bool told = false;
-      for (const Refusal& refusal : refusals(config_with(path, "\"auto\"", type_for(fact)))) {
-        const bool remedied = refusal.remedy.find("training frameworks: ") != std::string::npos;
-        told = told || (refusal.path == path && remedied);
-      }
-      CHECK(told);
+      const auto found = findings(config_with(path, "\"auto\"", type_for(*fact)));
+      const bool takes = fact->automatic != Automatic::nobody;
+      automatic += takes ? 1 : 0;
+      CHECK(any_names(found, path, Severity::error) == !takes);
+      if (takes) CHECK(any_names(found, path, Severity::note));
     }
   }
+  CHECK(automatic > 60);
 }
 
 TEST_CASE("no key has two rows") {
   std::set<std::string> paths;
-  for (const KeyFact& fact : offered_keys()) {
-    for (const std::string& path : names_of(fact)) CHECK(paths.insert(path).second);
+  for (const KeyFact* fact : key_facts()) {
+    for (const std::string& path : names_of(*fact)) CHECK(paths.insert(path).second);
   }
 }
 
@@ -139,10 +173,10 @@ TEST_CASE("an unknown key gets the key that was meant, or the section where it b
        "the key belongs elsewhere: zero_optimization.offload_optimizer"},
       {R"("zero_optimization": {"fp16": {}})", "2:23 zero_optimization.fp16",
        "the key belongs elsewhere: fp16"},
-      {R"("max_grad_norm": 1)", "2:1 max_grad_norm", "write gradient_clipping"},
-      {R"("bfloat16": {"enabled": false})", "2:1 bfloat16", "write bf16"},
+      {R"("max_grad_norm": 1)", "2:1 max_grad_norm",
+       "the key belongs elsewhere: optimizer.params.max_grad_norm"},
       {R"("enabled": true)", "2:1 enabled", "remove it (remarks can be written as // comments)"},
-      {R"("my_notes": "x")", "2:1 my_notes", "remove it (remarks can be written as // comments)"},
+      {R"("my notes": "x")", "2:1 my notes", "remove it (remarks can be written as // comments)"},
       {R"("": 1)", "2:1 top level", "remove it (remarks can be written as // comments)"},
       {R"("zero_optimization.stage": 2)", "2:1 zero_optimization.stage",
        "write it inside the object of its section: dots do not nest"},

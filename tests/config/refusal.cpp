@@ -38,6 +38,7 @@ Refusal take_apart(std::string line) {
   REQUIRE(take(line, ":") == "conf");
   refusal.line = number(take(line, ":"));
   refusal.column = number(take(line, ": "));
+  REQUIRE(take(line, ": ") == "error");
   refusal.path = take(line, ": expected ");
   refusal.expected = take(line, ", found ");
   refusal.found = take(line, "; ", true);
@@ -57,7 +58,9 @@ std::vector<Refusal> refusals(std::string_view text, int world_size) {
   try {
     parse_config(text, "conf", world_size);
   } catch (const UserError& error) {
-    for (const std::string& line : split(error.what(), '\n')) result.push_back(take_apart(line));
+    for (const std::string& line : split(error.what(), '\n')) {
+      if (line.front() != ' ') result.push_back(take_apart(line));  // else the line of the file, or its caret
+    }
     REQUIRE(!result.empty());
   }
   return result;

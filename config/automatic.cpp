@@ -1,0 +1,73 @@
+#include "config/automatic.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "config/suggestion.h"
+
+namespace zerorun {
+namespace {
+
+/// As training frameworks fill these keys in, from the hidden size h (DeepSpeed's integration in
+/// transformers).
+std::optional<int64_t> from_hidden_size(std::string_view path, int64_t h) {
+  const int64_t square = h * h;
+  if (path == "zero_optimization.reduce_bucket_size") return square;
+  if (path == "zero_optimization.stage3_prefetch_bucket_size") {
+    return static_cast<int64_t>(0.9 * static_cast<double>(square));
+  }
+  if (path == "zero_optimization.stage3_param_persistence_threshold") return 10 * h;
+  return std::nullopt;
+}
+
+const Arguments::mapped_type* find_argument(const KeyFact& fact, const Arguments& arguments) {
+  auto found = arguments.find(std::string(fact.path));
+  if (found == arguments.end() && !fact.other_name.empty()) {
+    found = arguments.find(join_path(section_of(fact.path), fact.other_name));
+  }
+  return found == arguments.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
+                                 std::optional<int64_t> hidden_size) {
+  AutomaticValue result;
+  if (const auto* argument = find_argument(fact, arguments)) {
+    result.source = Source::program;
+    result.argument = check_argument(fact, *argument);
+    result.value = result.argument.value;
+  } else if (fact.automatic == Automatic::model && hidden_size) {
+    const auto size = from_hidden_size(fact.path, *hidden_size);
+    ZR_CHECK(size, "no rule for " + std::string(fact.path));
+    result.source = Source::model;
+    result.value = *size;
+  } else if (fact.automatic == Automatic::fallback) {
+    result.source = Source::fallback;
+    result.value = fallback_of(fact);
+  }
+  return result;
+}
+
+std::string how_to_give(const KeyFact& fact) {
+  const std::string argument = "options.arguments[\"" + std::string(fact.path) + "\"]";
+  const std::string giver =
+      fact.automatic == Automatic::model ? "options.hidden_size or " + argument : argument;
+  return "give it to initialize() as " + giver + ", or in the file: " + advice_of(fact);
+}
+
+void check_argument_names(const Arguments& arguments) {
+  for (const auto& [path, value] : arguments) {
+    const KeyFact* fact = find_key(path);
+    if (!fact) {
+      throw UserError("arguments: " + path + ": expected the path of a key, such as optimizer.params.lr; " +
+                      unknown_key(section_of(path), name_of(path)).text);
+    }
+    if (fact->automatic == Automatic::nobody) {
+      throw UserError("arguments: " + path +
+                      ": expected a key that can be \"auto\"; write this one in the configuration");
+    }
+  }
+}
+
+}  // namespace zerorun

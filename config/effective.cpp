@@ -1,0 +1,73 @@
+#include "config/effective.h"
+
+namespace zerorun {
+namespace {
+
+/// Whether the sections around a key are there: an optimizer or a scheduler may be left out.
+bool has_sections(const Settings& settings, std::string_view path) {
+  for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
+    const KeyFact* fact = find_key(section);
+    const bool optional = fact && fact->nullable;
+    if (optional && !settings.find(section)) return false;
+  }
+  return true;
+}
+
+bool fits_type(const Settings& settings, const KeyFact& fact) {
+  if (fact.types.empty()) return true;
+  const auto type = settings.get<std::string>(join_path(section_of(section_of(fact.path)), "type"));
+  return type && has_word(fact.types, *type);
+}
+
+bool fits_stage(const Settings& settings, const KeyFact& fact) {
+  return !name_of(fact.path).starts_with("stage3_") ||
+         settings.get<int64_t>("zero_optimization.stage").value_or(3) == 3;
+}
+
+bool applies(const Settings& settings, const KeyFact& fact) {
+  const Setting* setting = settings.find(fact.path);
+  if (setting && setting->source == Source::refused) return false;
+  if (fact.status != KeyStatus::supported && !(fact.changes_result && setting)) return false;
+  return has_sections(settings, fact.path) && fits_type(settings, fact) && fits_stage(settings, fact);
+}
+
+}  // namespace
+
+std::vector<EffectiveSetting> effective_settings(const Settings& settings) {
+  std::vector<EffectiveSetting> result;
+  for (const KeyFact* fact : key_facts()) {
+    if (fact->type == KeyType::section || !applies(settings, *fact)) continue;
+    const Setting* setting = settings.find(fact->path);
+    if (setting && setting->source == Source::open) {
+      result.push_back({fact, "\"auto\"", setting});
+      continue;
+    }
+    const SettingValue value = setting ? setting->value : fallback_of(*fact);
+    if (!std::holds_alternative<std::monostate>(value)) result.push_back({fact, to_json(value), setting});
+  }
+  return result;
+}
+
+std::string origin_of(const EffectiveSetting& effective) {
+  const Setting* setting = effective.setting;
+  if (!setting) return "default";
+  const std::string line = setting->at ? "line " + std::to_string(setting->at->line) : "";
+  const bool renamed = setting->at && setting->written != effective.fact->path;
+  switch (setting->source) {
+    case Source::program:
+      return line + ": auto, from the program's arguments";
+    case Source::model:
+      return line + ": auto, from the model's hidden size";
+    case Source::fallback:
+      return line + ": auto, the default";
+    case Source::open:
+      return line + (effective.fact->automatic == Automatic::model ? ": from the model's hidden size"
+                                                                   : ": from the program's arguments");
+    case Source::derived:
+      return "follows from the others";
+    default:
+      return renamed ? line + ": " + setting->written : line;
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,173 @@
+// What is known about one configuration key, and a notation for rows of such facts. Constant data; any
+// thread.
+//
+// The tables in config/keys/ hold a row for every key that a ds_config.json can have. The reader, the JSON
+// Schema (config/schema.h), the reference page (config/reference.h) and the suggestions are all made from
+// these rows.
+//
+// A row begins with a function named for the key's type and goes on with what else there is to say:
+//
+//   size("zero_optimization.reduce_bucket_size", "5e8", "gradients reduced at a time, in elements")
+//       .least(1).filled_by(Automatic::model)
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace zerorun {
+
+enum class KeyType {
+  section,  // an object with keys of its own
+  integer,  // also 5e8 and 2.0, and "8"
+  size,     // an integer that may be written with a fraction, which is rounded down: 15099494.4
+  number,   // an integer or a fraction
+  boolean,  // also "true" and "false"
+  text,
+  choice,       // one of the texts in `choices`
+  number_list,  // `length` numbers, or any number of them if that is 0
+  integer_list,
+  text_list,  // also one text alone
+  object,     // an object whose keys are the user's own
+  anything
+};
+
+/// Who gives the value of a key that says "auto".
+enum class Automatic {
+  nobody,    // "auto" is refused
+  program,   // the program's own arguments
+  model,     // computed from the model's hidden size
+  fallback,  // nobody has to: it stands for the default
+};
+
+enum class KeyStatus {
+  supported,
+  no_effect,    // accepted; `reason` says why it changes nothing here
+  not_offered,  // known in DeepSpeed; `reason` says what happens instead
+  old_name,     // another name of `target`, still understood
+  replaced      // refused; `reason` says what to write
+};
+
+struct Range {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;  // min itself is excluded
+  bool below_max = false;  // max itself is excluded
+};
+
+struct KeyFact {
+  std::string_view path;
+  KeyType type = KeyType::section;
+  std::string_view fallback = {};  // the default, as JSON; empty: none
+  std::string_view meaning = {};   // one line, for the schema and the reference page
+  Range range = {};
+  int length = 0;             // of a number_list
+  bool nullable = false;      // null is the same as leaving the key out
+  bool accepts_true = false;  // `true` stands for 1
+  Automatic automatic = Automatic::nobody;
+  std::string_view other_name = {};       // a second name in the same section, as good as the first
+  std::string_view choices = {};          // space-separated
+  std::string_view any_case = {};         // those of `choices` that are recognized in any case
+  std::string_view choices_to_come = {};  // those of `choices` that ZeroRun does not offer
+  std::string_view types =
+      {};  // optimizer or scheduler types that take this key, space-separated; empty: all
+  KeyStatus status = KeyStatus::supported;
+  std::string_view reason = {};
+  std::string_view target = {};      // of an old name: the path of the present one
+  bool changes_result = false;       // not offered, and training without it computes something else
+  std::string_view switch_key = {};  // of a section: the boolean in it without which it has no effect
+  std::string_view advice = {};      // what to write when the value is wrong or cannot stay "auto"
+
+  // In front of its uses: clang evaluates it in constants only then.
+  template <typename Member>
+  constexpr KeyFact with(Member KeyFact::*member, Member value) const {
+    KeyFact copy = *this;
+    copy.*member = value;
+    return copy;
+  }
+
+  constexpr KeyFact range_of(double low, double high) const { return with(&KeyFact::range, {low, high}); }
+  constexpr KeyFact least(double low) const { return with(&KeyFact::range, {.min = low}); }
+  constexpr KeyFact above(double low) const { return with(&KeyFact::range, {.min = low, .above_min = true}); }
+  /// At least `low` and less than `high`.
+  constexpr KeyFact from_below(double low, double high) const {
+    return with(&KeyFact::range, {.min = low, .max = high, .below_max = true});
+  }
+  constexpr KeyFact of_length(int count) const { return with(&KeyFact::length, count); }
+  constexpr KeyFact or_null() const { return with(&KeyFact::nullable, true); }
+  constexpr KeyFact or_true() const { return with(&KeyFact::accepts_true, true); }
+  constexpr KeyFact filled_by(Automatic who) const { return with(&KeyFact::automatic, who); }
+  constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
+  constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
+  constexpr KeyFact to_come(std::string_view words) const { return with(&KeyFact::choices_to_come, words); }
+  constexpr KeyFact for_types(std::string_view words) const { return with(&KeyFact::types, words); }
+  constexpr KeyFact switched_by(std::string_view name) const { return with(&KeyFact::switch_key, name); }
+  constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }
+
+  /// Accepted, and any value but the default is told with `why`.
+  constexpr KeyFact no_effect(std::string_view why) const {
+    return with(&KeyFact::status, KeyStatus::no_effect).with(&KeyFact::reason, why);
+  }
+  /// Known and not offered, and nothing else is computed without it.
+  constexpr KeyFact not_offered(std::string_view why) const {
+    return with(&KeyFact::status, KeyStatus::not_offered).with(&KeyFact::reason, why);
+  }
+  /// Known and not offered: initialize() refuses it unless it has its default or its section is off.
+  constexpr KeyFact refused(std::string_view why) const {
+    return not_offered(why).with(&KeyFact::changes_result, true);
+  }
+  constexpr KeyFact old_name_of(std::string_view present) const {
+    return with(&KeyFact::status, KeyStatus::old_name).with(&KeyFact::target, present);
+  }
+  constexpr KeyFact replaced_by(std::string_view what_to_write) const {
+    return with(&KeyFact::status, KeyStatus::replaced).with(&KeyFact::reason, what_to_write);
+  }
+};
+
+/// The first words of a row: path, default as JSON ("" for none), meaning.
+namespace keys {
+
+using enum Automatic;
+
+constexpr KeyFact section(std::string_view path, std::string_view meaning) {
+  return {.path = path, .type = KeyType::section, .meaning = meaning};
+}
+constexpr KeyFact integer(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::integer, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact size(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::size, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact number(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::number, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact boolean(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::boolean, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact text(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::text, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact choice(std::string_view path, std::string_view fallback, std::string_view choices,
+                         std::string_view meaning) {
+  return {
+      .path = path, .type = KeyType::choice, .fallback = fallback, .meaning = meaning, .choices = choices};
+}
+constexpr KeyFact numbers(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::number_list, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact integers(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::integer_list, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact texts(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return {.path = path, .type = KeyType::text_list, .fallback = fallback, .meaning = meaning};
+}
+constexpr KeyFact object(std::string_view path, std::string_view meaning) {
+  return {.path = path, .type = KeyType::object, .meaning = meaning};
+}
+constexpr KeyFact anything(std::string_view path, std::string_view meaning) {
+  return {.path = path, .type = KeyType::anything, .meaning = meaning};
+}
+
+}  // namespace keys
+
+}  // namespace zerorun

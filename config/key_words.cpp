@@ -1,0 +1,64 @@
+#include "config/key_words.h"
+
+#include <cctype>
+#include <vector>
+
+#include "base/error.h"
+#include "config/key_table.h"
+
+namespace zerorun {
+
+std::string sentence(std::string_view text) {
+  if (text.empty()) return {};
+  std::string result(text);
+  result.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(result.front())));
+  return result + ".";
+}
+
+std::string words_or(std::string_view list, std::string_view quote) {
+  std::vector<std::string> words;
+  for_each_word(list, [&](std::string_view word) {
+    words.push_back(std::string(quote) + std::string(word) + std::string(quote));
+  });
+  std::string result;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) result += i + 1 < words.size() ? ", " : " or ";
+    result += words[i];
+  }
+  return result;
+}
+
+std::string status_in_words(const KeyFact& fact) {
+  switch (fact.status) {
+    case KeyStatus::supported:
+      return {};
+    case KeyStatus::no_effect:
+      return "no effect: " + std::string(fact.reason);
+    case KeyStatus::not_offered:
+      return (fact.changes_result ? "not offered, a run refuses it: " : "not offered: ") +
+             std::string(fact.reason);
+    case KeyStatus::old_name:
+      return (&row_of_value(fact) == &fact ? "old form of " : "old name of ") + std::string(fact.target);
+    case KeyStatus::replaced:
+      return "replaced: " + std::string(fact.reason);
+  }
+  return {};
+}
+
+std::string offered_choices(const KeyFact& fact) {
+  std::string offered;
+  for_each_word(fact.choices, [&](std::string_view word) {
+    if (!has_word(fact.choices_to_come, word)) offered += (offered.empty() ? "" : " ") + std::string(word);
+  });
+  return offered;
+}
+
+const KeyFact& row_of_value(const KeyFact& fact) {
+  if (fact.status != KeyStatus::old_name) return fact;
+  const KeyFact* present = find_key(fact.target);
+  ZR_CHECK(present, "no row for " + std::string(fact.target));
+  const bool same_form = (present->type == KeyType::section) == (fact.type == KeyType::section);
+  return same_form ? *present : fact;
+}
+
+}  // namespace zerorun

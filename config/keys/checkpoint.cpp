@@ -1,0 +1,110 @@
+// Saved states, saved values, and input and output.
+#include "config/keys/tables.h"
+
+namespace zerorun {
+namespace {
+
+using namespace keys;
+
+constexpr KeyFact rows[] = {
+    section("checkpoint", "how training states are saved")
+        .not_offered("programs save and load their weights themselves"),
+    choice("checkpoint.tag_validation", "\"Warn\"", "Ignore Warn Fail",
+           "what to do when ranks save under different names")
+        .in_any_case("Ignore Warn Fail")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.load_universal", "false", "load a checkpoint of any number of ranks")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.use_node_local_storage", "false", "each node writes to its own disk")
+        .filled_by(program)
+        .not_offered("programs save and load their weights themselves"),
+    section("checkpoint.parallel_write", "which ranks write")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.parallel_write.pipeline_stage", "false", "write pipeline stages side by side")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.checkpoint_serialization", "true", "write zip files")
+        .not_offered("programs save and load their weights themselves"),
+    section("checkpoint.writer", "a faster writer")
+        .or_null()
+        .not_offered("programs save and load their weights themselves"),
+    choice("checkpoint.writer.type", "\"FAST\"", "MOCK PYTHON FAST", "which writer")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.writer.decoupled", "false", "write in the background")
+        .not_offered("programs save and load their weights themselves"),
+    integer("checkpoint.writer.io_buffer_size", "67108864", "bytes of its buffer")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.writer.io_buffer_double", "true", "write from one buffer while the other fills")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("checkpoint.writer.show_statistics", "false", "print its speed")
+        .not_offered("programs save and load their weights themselves"),
+    choice("checkpoint.writer.data_parallel", "", "REPLICA SOCKET MACHINE", "how ranks share the writing")
+        .or_null()
+        .not_offered("programs save and load their weights themselves"),
+    integer("checkpoint.writer.io_multiplier", "1", "requests at a time")
+        .not_offered("programs save and load their weights themselves"),
+    object("datastates_ckpt", "a checkpoint engine")
+        .or_null()
+        .not_offered("programs save and load their weights themselves"),
+    section("nebula", "checkpoints of a cloud service")
+        .switched_by("enabled")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("nebula.enabled", "false", "use it")
+        .not_offered("programs save and load their weights themselves"),
+    boolean("nebula.enable_nebula_load", "true", "load from it")
+        .not_offered("programs save and load their weights themselves"),
+    text("nebula.nebula_load_path", "", "where to load from")
+        .or_null()
+        .not_offered("programs save and load their weights themselves"),
+    text("nebula.persistent_storage_path", "", "where to save")
+        .or_null()
+        .not_offered("programs save and load their weights themselves"),
+    integer("nebula.persistent_time_interval", "100", "seconds from one copy to the next")
+        .not_offered("programs save and load their weights themselves"),
+    integer("nebula.num_of_version_in_retention", "2", "copies that are kept")
+        .not_offered("programs save and load their weights themselves"),
+    section("activation_checkpointing",
+            "settings of DeepSpeed's checkpointing functions; no switch of its own")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    boolean("activation_checkpointing.partition_activations", "false", "divide saved values among ranks")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    integer("activation_checkpointing.number_checkpoints", "", "checkpoints that share one buffer")
+        .or_null()
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    boolean("activation_checkpointing.contiguous_memory_optimization", "false",
+            "keep saved values in one buffer")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    boolean("activation_checkpointing.synchronize_checkpoint_boundary", "false",
+            "wait for the device at boundaries")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    boolean("activation_checkpointing.profile", "false", "time forward and backward of checkpoints")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    boolean("activation_checkpointing.cpu_checkpointing", "false", "move saved values to host memory")
+        .no_effect("the model itself says what it computes again; ZeRO follows"),
+    section("aio", "input and output to NVMe").not_offered("nothing is read from or written to NVMe"),
+    integer("aio.block_size", "1048576", "bytes of one request")
+        .least(1)
+        .not_offered("nothing is read from or written to NVMe"),
+    integer("aio.queue_depth", "8", "requests under way")
+        .least(1)
+        .not_offered("nothing is read from or written to NVMe"),
+    integer("aio.intra_op_parallelism", "1", "threads for one tensor")
+        .least(1)
+        .not_offered("nothing is read from or written to NVMe"),
+    boolean("aio.single_submit", "false", "submit requests one by one")
+        .not_offered("nothing is read from or written to NVMe"),
+    boolean("aio.overlap_events", "true", "submit while others complete")
+        .not_offered("nothing is read from or written to NVMe"),
+    boolean("aio.use_gds", "false", "read straight into GPU memory")
+        .not_offered("nothing is read from or written to NVMe"),
+    integer("aio.thread_count", "", "old name of aio.intra_op_parallelism")
+        .least(1)
+        .old_name_of("aio.intra_op_parallelism"),
+};
+
+}  // namespace
+
+std::span<const KeyFact> checkpoint_keys() {
+  return rows;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,148 @@
+// ZeRO: what is kept elsewhere between uses.
+#include "config/keys/tables.h"
+
+namespace zerorun {
+namespace {
+
+using namespace keys;
+
+constexpr std::string_view in_memory = "everything stays in the memory of the device that computes";
+
+constexpr KeyFact rows[] = {
+    boolean("zero_optimization.cpu_offload", "", "old form of offload_optimizer: {device: cpu}")
+        .old_name_of("zero_optimization.offload_optimizer"),
+    boolean("zero_optimization.cpu_offload_param", "", "old form of offload_param: {device: cpu}")
+        .old_name_of("zero_optimization.offload_param"),
+    boolean("zero_optimization.cpu_offload_params", "", "old form of offload_param: {device: cpu}")
+        .old_name_of("zero_optimization.offload_param"),
+    boolean("zero_optimization.cpu_offload_use_pin_memory", "", "old form of pin_memory in offload_optimizer")
+        .filled_by(fallback)
+        .old_name_of("zero_optimization.offload_optimizer.pin_memory"),
+    section("zero_optimization.offload_param", "where parameters are kept between uses")
+        .or_null()
+        .not_offered(in_memory),
+    choice("zero_optimization.offload_param.device", "\"none\"", "none cpu nvme", "where parameters are kept")
+        .or_null()
+        .not_offered(in_memory)
+        .advise("write \"none\" or \"cpu\""),
+    text("zero_optimization.offload_param.nvme_path", "", "folder for what is kept in NVMe")
+        .or_null()
+        .not_offered(in_memory),
+    integer("zero_optimization.offload_param.buffer_count", "5", "buffers between NVMe and memory")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    size("zero_optimization.offload_param.buffer_size", "1e8", "elements of one such buffer")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    size("zero_optimization.offload_param.max_in_cpu", "1e9", "elements kept in host memory beside NVMe")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_param.pin_memory", "true", "keep host memory page-locked")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
+        .or_null()
+        .not_offered(in_memory),
+    choice("zero_optimization.offload_optimizer.device", "\"none\"", "none cpu nvme",
+           "where optimizer states are kept")
+        .or_null()
+        .not_offered(in_memory)
+        .advise("write \"none\" or \"cpu\""),
+    text("zero_optimization.offload_optimizer.nvme_path", "", "folder for what is kept in NVMe")
+        .or_null()
+        .not_offered(in_memory),
+    integer("zero_optimization.offload_optimizer.buffer_count", "4", "buffers between NVMe and memory")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_optimizer.pin_memory", "true", "keep host memory page-locked")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_optimizer.pipeline_read", "false",
+            "read ahead while the optimizer works")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_optimizer.pipeline_write", "false",
+            "write behind while the optimizer works")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_optimizer.fast_init", "false", "start quickly with NVMe")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    number("zero_optimization.offload_optimizer.ratio", "1.0", "share of the states that is offloaded")
+        .range_of(0, 1)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    boolean("zero_optimization.offload_optimizer.super_offload", "false",
+            "a variant for CPUs joined to their GPU")
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8",
+           "share of cores for the optimizer")
+        .range_of(0, 1)
+        .filled_by(fallback)
+        .not_offered(in_memory),
+    section("zero_optimization.leaf_module", "modules whose parameters are gathered together")
+        .or_null()
+        .no_effect("parameters are gathered by operators, whatever the modules"),
+    texts("zero_optimization.leaf_module.classes", "", "chosen by class")
+        .or_null()
+        .no_effect("parameters are gathered by operators, whatever the modules"),
+    texts("zero_optimization.leaf_module.names", "", "chosen by name")
+        .or_null()
+        .no_effect("parameters are gathered by operators, whatever the modules"),
+    texts("zero_optimization.leaf_module.name_suffixes", "", "chosen by the end of their name")
+        .or_null()
+        .no_effect("parameters are gathered by operators, whatever the modules"),
+    section("zero_optimization.zenflow", "updates that lag behind, to hide offloading")
+        .or_null()
+        .refused("every update is applied in its own step"),
+    number("zero_optimization.zenflow.topk_ratio", "0.1", "share of columns that is updated at once")
+        .range_of(0, 1)
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    choice("zero_optimization.zenflow.select_strategy", "\"auto\"", "auto step epoch",
+           "when those are chosen again")
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    integer("zero_optimization.zenflow.select_interval", "", "how often those are chosen again")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    integer("zero_optimization.zenflow.update_interval", "", "how often the others are updated")
+        .least(0)
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    boolean("zero_optimization.zenflow.overlap_step", "false", "update while the next step computes")
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    boolean("zero_optimization.zenflow.offload", "false", "offload the states of the chosen columns")
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    number("zero_optimization.zenflow.auto_ratio", "0.99", "threshold of the automatic choice")
+        .range_of(0, 1)
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    integer("zero_optimization.zenflow.full_warm_up_rounds", "0", "steps that update everything first")
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    number("zero_optimization.zenflow.pt_reserved_cores_perc", "0.5", "share of cores kept for LibTorch")
+        .range_of(0, 1)
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+    integer("zero_optimization.zenflow.steps_per_epoch", "", "steps of an epoch")
+        .or_null()
+        .filled_by(fallback)
+        .not_offered("it belongs to zenflow"),
+};
+
+}  // namespace
+
+std::span<const KeyFact> offload_keys() {
+  return rows;
+}
+
+}  // namespace zerorun

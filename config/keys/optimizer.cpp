@@ -1,0 +1,142 @@
+// The optimizer and its hyperparameters.
+#include "config/keys/tables.h"
+
+namespace zerorun {
+namespace {
+
+using namespace keys;
+
+constexpr std::string_view all_types =
+    "Adam AdamW SGD Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta "
+    "Adafactor Adamax ASGD LBFGS NAdam RAdam RMSprop Rprop SparseAdam";
+constexpr std::string_view types_to_come =
+    "Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta Adafactor Adamax "
+    "ASGD LBFGS NAdam RAdam RMSprop Rprop SparseAdam";
+// Those that DeepSpeed has itself. It looks the others up in torch.optim, by their exact names.
+constexpr std::string_view types_in_any_case =
+    "Adam AdamW Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD";
+constexpr std::string_view types_with_betas =
+    "Adam AdamW Lamb Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam "
+    "SparseAdam";
+constexpr std::string_view types_with_eps =
+    "Adam AdamW Lamb Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam "
+    "SparseAdam Adagrad Adadelta RMSprop Adafactor";
+
+constexpr KeyFact rows[] = {
+    section("optimizer", "the optimizer that the engine builds; left out when the program brings one")
+        .or_null(),
+    choice("optimizer.type", "", all_types, "which optimizer; Adam means AdamW unless adam_w_mode is false")
+        .in_any_case(types_in_any_case)
+        .to_come(types_to_come)
+        .advise("write Adam, AdamW or SGD"),
+    section("optimizer.params", "its hyperparameters"),
+    number("optimizer.params.lr", "0.001", "learning rate")
+        .least(0)
+        .filled_by(program)
+        .advise("write the learning rate, such as 1e-3"),
+    numbers("optimizer.params.betas", "[0.9, 0.999]",
+            "decay of the running averages of gradients and of their squares")
+        .of_length(2)
+        .from_below(0, 1)
+        .for_types(types_with_betas)
+        .filled_by(program)
+        .advise("write two numbers such as [0.9, 0.999]"),
+    number("optimizer.params.eps", "1e-08", "added to the denominator of the update")
+        .least(0)
+        .for_types(types_with_eps)
+        .filled_by(program)
+        .advise("write a small number such as 1e-8"),
+    number("optimizer.params.weight_decay", "0.0",
+           "decoupled from the gradient in AdamW, added to it (L2) in the others")
+        .least(0)
+        .filled_by(program)
+        .advise("write the weight decay, 0 for none"),
+    boolean("optimizer.params.bias_correction", "true", "correct the averages for their start at 0")
+        .for_types("Adam AdamW Lamb OneBitAdam OneBitLamb ZeroOneAdam"),
+    boolean("optimizer.params.adam_w_mode", "true", "false: Adam with L2 weight decay in place of AdamW")
+        .for_types("Adam AdamW"),
+    boolean("optimizer.params.torch_adam", "false", "take the defaults of torch.optim")
+        .for_types("Adam AdamW"),
+    boolean("optimizer.params.amsgrad", "false", "use the largest average of squares so far")
+        .for_types("Adam AdamW Lamb")
+        .refused("AMSGrad is not offered"),
+    boolean("optimizer.params.set_grad_none", "true", "release gradients instead of clearing them")
+        .for_types("Adam AdamW Lamb Lion Adagrad")
+        .no_effect("the engine releases gradients, not the optimizer"),
+    boolean("optimizer.params.fp32_optimizer_states", "true", "keep optimizer states in fp32")
+        .refused("optimizer states are in fp32"),
+    number("optimizer.params.momentum", "0.0", "share of the last update that is kept")
+        .least(0)
+        .for_types("SGD Muon MuSGD RMSprop"),
+    number("optimizer.params.muon_lr", "", "learning rate of whole matrices, in place of lr")
+        .for_types("Muon")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.adam_lr", "", "learning rate of everything else, in place of lr")
+        .for_types("Muon")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    text("optimizer.params.ns_method", "", "variant of the Newton-Schulz iteration")
+        .for_types("Muon")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.max_coeff", "10.0", "largest trust ratio")
+        .for_types("Lamb OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.min_coeff", "0.01", "smallest trust ratio")
+        .for_types("Lamb OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    boolean("optimizer.params.eps_inside_sqrt", "false", "add eps before the square root")
+        .for_types("Lamb OneBitAdam OneBitLamb ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    integer("optimizer.params.freeze_step", "100000", "steps before gradients are compressed")
+        .for_types("OneBitAdam OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    boolean("optimizer.params.cuda_aware", "false", "whether MPI takes GPU memory")
+        .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    text("optimizer.params.comm_backend_name", "\"nccl\"", "how compressed gradients travel")
+        .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.coeff_beta", "0.9", "decay of the averaged trust ratios")
+        .for_types("OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.factor_max", "4.0", "largest scaling factor")
+        .for_types("OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.factor_min", "0.5", "smallest scaling factor")
+        .for_types("OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.factor_threshold", "0.1", "how far a scaling factor may move at a time")
+        .for_types("OneBitLamb")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    integer("optimizer.params.var_freeze_step", "100000", "step from which the variance stays")
+        .for_types("ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    integer("optimizer.params.var_update_scaler", "16",
+            "growth of the interval between updates of the variance")
+        .for_types("ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    integer("optimizer.params.local_step_scaler", "32678", "growth of the interval between exchanges")
+        .for_types("ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    integer("optimizer.params.local_step_clipper", "16", "longest interval between exchanges")
+        .for_types("ZeroOneAdam")
+        .not_offered("it belongs to an optimizer that is not offered"),
+    number("optimizer.params.max_grad_norm", "", "an option of old versions")
+        .replaced_by("write gradient_clipping at the top level"),
+    boolean("optimizer.params.fused", "false", "use one fused kernel")
+        .or_null()
+        .no_effect("every optimizer here is one fused pass"),
+    number("optimizer.params.dampening", "0.0", "share of a new gradient that is left out of the momentum")
+        .for_types("SGD MuSGD"),
+    boolean("optimizer.params.nesterov", "false", "look one step of the momentum ahead")
+        .for_types("SGD MuSGD Muon"),
+    boolean("optimizer.legacy_fusion", "false", "use an old fused kernel")
+        .no_effect("every optimizer here is one fused pass"),
+};
+
+}  // namespace
+
+std::span<const KeyFact> optimizer_keys() {
+  return rows;
+}
+
+}  // namespace zerorun

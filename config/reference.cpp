@@ -1,0 +1,272 @@
+#include "config/reference.h"
+
+#include <cmath>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "config/key_table.h"
+#include "config/key_words.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::string_view introduction = R"(# ds_config.json, key by key
+
+ZeroRun reads the same `ds_config.json` as DeepSpeed. This page lists every key that the file can have, and says what
+ZeroRun makes of it. A key that is not listed is an error, and the message names the key that was probably meant.
+
+The page is made from the table in `config/keys/`. After a change there, write it anew with
+`zerorun config reference > docs/ds_config.md`.
+
+- `zerorun config check FILE` tells everything that there is to say about a file.
+- `zerorun config show FILE` prints all settings, and where each value comes from.
+- `schemas/ds_config.schema.json` is the same table as a JSON Schema. Editors complete and check keys with it: name it in
+  the file as `"$schema"`, or in the settings of the editor.
+
+## How to read the tables
+
+**value** is what may stand there.
+
+| words | meaning |
+| --- | --- |
+| integer | also written as `5e8` or `2.0`; in quotes (`"8"`) with a warning |
+| size | an integer that may have a fraction, which is rounded down: `15099494.4` |
+| number | an integer or a fraction, without quotes |
+| true or false | in quotes (`"true"`) with a warning |
+| text | in double quotes |
+| texts | an array of texts, or one text alone |
+| numbers, integers | an array of them |
+| object | its keys are your own |
+| or null | as if the key were left out |
+| `one` or `another` | one of these words, spelled as it stands here unless "in any case" is said |
+
+**default** holds where the key is left out. Where the column is empty there is none, or the meaning says what holds.
+
+**auto** tells who gives the value of a key that says `"auto"`. Where the column is empty, `"auto"` is an error.
+
+| words | meaning |
+| --- | --- |
+| program | the program, from its own arguments, when it calls `initialize` |
+| model | the program, or else the model's hidden size *h*: `reduce_bucket_size` is *h* × *h*, `stage3_prefetch_bucket_size` 0.9 × *h* × *h*, `stage3_param_persistence_threshold` 10 × *h* |
+| default | nobody has to: it stands for the default |
+
+`zerorun config check` lists what is `"auto"`. A run refuses what nobody has given.
+
+**status** is what becomes of the key.
+
+| words | meaning |
+| --- | --- |
+| supported | it does what the meaning says |
+| supported; not offered: | the same; the words that follow are known, and a run refuses them |
+| no effect | accepted, and changes nothing here, for the reason given |
+| not offered | known, and ZeroRun has no such thing; training computes the same without it |
+| not offered, a run refuses it | known; training would compute something else without it, so only the default is accepted |
+| old name of, old form of | understood, with a warning |
+| replaced | an error; write what is said instead |
+
+What stands in a section that is switched off is checked, and has no effect.
+
+A key may be written under one of its names only. Some keys of `optimizer.params` and `scheduler.params` belong to certain
+types: beside another type they are errors.
+
+**Remarks.** Keys that begin with `_`, `#` or `//`, and `comment`, `comments` and `$schema`, are skipped in every section. The
+file may also have comments (`//`, `#` and `/* */`) and trailing commas.
+)";
+
+std::string code(std::string_view text) {
+  return "`" + std::string(text) + "`";
+}
+
+std::string number_text(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::string range_in_words(const Range& range) {
+  const bool has_min = std::isfinite(range.min);
+  const bool has_max = std::isfinite(range.max);
+  if (has_min && range.min == range.max) return number_text(range.min) + " only";
+  if (has_min && has_max && !range.above_min && !range.below_max) {
+    return "from " + number_text(range.min) + " to " + number_text(range.max);
+  }
+  std::string words;
+  if (has_min) words = (range.above_min ? "greater than " : "at least ") + number_text(range.min);
+  if (has_min && has_max) words += " and ";
+  if (has_max) words += (range.below_max ? "less than " : "at most ") + number_text(range.max);
+  return words;
+}
+
+std::string type_in_words(const KeyFact& row) {
+  const std::string count = row.length > 0 ? std::to_string(row.length) + " " : "";
+  switch (row.type) {
+    case KeyType::section:
+      return "section";
+    case KeyType::integer:
+      return "integer";
+    case KeyType::size:
+      return "size";
+    case KeyType::number:
+      return "number";
+    case KeyType::boolean:
+      return "true or false";
+    case KeyType::text:
+      return "text";
+    case KeyType::choice:
+      return words_or(offered_choices(row), "`");
+    case KeyType::number_list:
+      return count + "numbers";
+    case KeyType::integer_list:
+      return count + "integers";
+    case KeyType::text_list:
+      return "texts";
+    case KeyType::object:
+      return "object";
+    case KeyType::anything:
+      return "anything";
+  }
+  return {};
+}
+
+/// Said of those that are offered.
+std::string in_any_case(const KeyFact& row) {
+  std::string some;
+  bool all = true;
+  for_each_word(offered_choices(row), [&](std::string_view word) {
+    const bool any_case = has_word(row.any_case, word);
+    all = all && any_case;
+    if (any_case) some += (some.empty() ? "" : " ") + std::string(word);
+  });
+  if (all) return ", in any case";
+  return some.empty() ? "" : "; " + words_or(some, "`") + " in any case";
+}
+
+std::string value_in_words(const KeyFact& row) {
+  std::string words = type_in_words(row);
+  const bool is_list = row.type == KeyType::number_list || row.type == KeyType::integer_list;
+  if (const std::string range = range_in_words(row.range); !range.empty()) {
+    words += (is_list ? ", each " : ", ") + range;
+  }
+  if (!row.any_case.empty()) words += in_any_case(row);
+  if (row.accepts_true) words += ", or true for 1";
+  if (row.nullable) words += ", or null";
+  return words;
+}
+
+std::string_view automatic_word(Automatic automatic) {
+  switch (automatic) {
+    case Automatic::nobody:
+      return "";
+    case Automatic::program:
+      return "program";
+    case Automatic::model:
+      return "model";
+    case Automatic::fallback:
+      return "default";
+  }
+  return "";
+}
+
+/// A reason that the section has told already is not told again.
+std::string status_cell(const KeyFact& fact) {
+  const KeyFact* section = find_key(section_of(fact.path));
+  const bool told = section && section->status == fact.status && section->reason == fact.reason;
+  switch (fact.status) {
+    case KeyStatus::supported:
+      if (fact.choices_to_come.empty()) return "supported";
+      return "supported; not offered: " + words_or(fact.choices_to_come, "`");
+    case KeyStatus::old_name:
+      return (&row_of_value(fact) == &fact ? "old form of " : "old name of ") + code(fact.target);
+    case KeyStatus::no_effect:
+      return told ? "no effect" : status_in_words(fact);
+    case KeyStatus::not_offered:
+      if (!told) return status_in_words(fact);
+      return fact.changes_result ? "not offered, a run refuses it" : "not offered";
+    case KeyStatus::replaced:
+      return status_in_words(fact);
+  }
+  return {};
+}
+
+std::string meaning_cell(const KeyFact& fact) {
+  std::string meaning = sentence(row_of_value(fact).meaning);
+  if (!fact.types.empty()) meaning += " Only for " + words_or(fact.types, "") + ".";
+  return meaning;
+}
+
+std::string key_cell(const KeyFact& fact) {
+  const std::string name = code(name_of(fact.path));
+  return fact.other_name.empty() ? name : name + ", also " + code(fact.other_name);
+}
+
+/// A bar would end the cell.
+std::string escaped(const std::string& text) {
+  std::string cell;
+  for (const char c : text) cell += c == '|' ? std::string("\\|") : std::string(1, c);
+  return cell;
+}
+
+std::string table_row(const KeyFact& fact) {
+  const KeyFact& row = row_of_value(fact);
+  const std::string fallback =
+      row.fallback.empty() || fact.status == KeyStatus::replaced ? "" : code(row.fallback);
+  std::string line = "|";
+  for (const std::string& cell :
+       {key_cell(fact), value_in_words(row), fallback, std::string(automatic_word(row.automatic)),
+        status_cell(fact), meaning_cell(fact)}) {
+    line += cell.empty() ? " |" : " " + escaped(cell) + " |";
+  }
+  return line + "\n";
+}
+
+std::vector<const KeyFact*> facts_in(std::string_view section) {
+  std::vector<const KeyFact*> facts;
+  for (const KeyFact* fact : key_facts()) {
+    if (section_of(fact->path) == section) facts.push_back(fact);
+  }
+  return facts;
+}
+
+/// The keys of a section that are no sections themselves.
+std::string table_of(std::string_view section) {
+  std::string rows;
+  for (const KeyFact* fact : facts_in(section)) {
+    if (fact->type != KeyType::section) rows += table_row(*fact);
+  }
+  if (rows.empty()) return {};
+  return "\n| key | value | default | auto | status | meaning |\n| --- | --- | --- | --- | --- | --- |\n" +
+         rows;
+}
+
+std::string about_section(const KeyFact& fact) {
+  std::string text = sentence(fact.meaning);
+  if (fact.status == KeyStatus::old_name) return text;
+  if (!fact.switch_key.empty()) text += " It has no effect unless " + code(fact.switch_key) + " is true.";
+  if (fact.nullable) text += " It may be null, as if it were left out.";
+  if (const std::string status = sentence(status_in_words(fact)); !status.empty()) text += " " + status;
+  return text;
+}
+
+std::string chapter(const KeyFact& fact, std::string_view heading) {
+  std::string text =
+      "\n" + std::string(heading) + " " + code(fact.path) + "\n\n" + about_section(fact) + "\n";
+  text += table_of(fact.path);
+  for (const KeyFact* inner : facts_in(fact.path)) {
+    if (inner->type == KeyType::section) text += chapter(*inner, "###");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string config_reference() {
+  std::string page(introduction);
+  page += "\n## Keys of the top level\n" + table_of("");
+  for (const KeyFact* fact : facts_in("")) {
+    if (fact->type == KeyType::section) page += chapter(*fact, "##");
+  }
+  return page;
+}
+
+}  // namespace zerorun

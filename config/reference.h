@@ -1,0 +1,11 @@
+// The reference page of ds_config.json, made from the key table. Pure function; any thread.
+#pragma once
+
+#include <string>
+
+namespace zerorun {
+
+/// The text of docs/ds_config.md.
+std::string config_reference();
+
+}  // namespace zerorun

@@ -1,0 +1,271 @@
+#include "config/schema.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "config/key_table.h"
+#include "config/key_words.h"
+#include "config/schema_rules.h"
+
+namespace zerorun {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view about =
+    "Configuration of a training run, read by DeepSpeed and by ZeroRun. Integers may be written as 5e8 or "
+    "2.0. "
+    "Integers and booleans in double quotes are understood, with a warning. \"auto\", where a key takes it, "
+    "stands for "
+    "a value that the program, the model or the default gives. Keys that begin with _, # or //, and comment, "
+    "comments "
+    "and $schema, are remarks. A file may also have comments (//, # and /* */) and trailing commas, which "
+    "JSON has not.";
+
+constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
+
+// Sections whose keys are the user's own have no key that would look like a path.
+constexpr std::string_view own_key_pattern = "^([^.*][^.]*|\\*[^.]+)$";
+
+constexpr int most_digits = 19;  // of a 64-bit integer
+
+/// As an integer if it is one, because 5e8 is easier to read than 500000000.0.
+Json number_of(double value) {
+  if (value == std::floor(value) && std::abs(value) < 0x1p53) return static_cast<int64_t>(value);
+  return value;
+}
+
+Json fallback_of_key(const KeyFact& fact) {
+  Json fallback = Json::parse(fact.fallback);
+  const bool counts = fact.type == KeyType::integer || fact.type == KeyType::size;
+  if (counts && fallback.is_number_float()) return number_of(fallback.get<double>());
+  return fallback;
+}
+
+void add_range(const Range& range, Json& schema) {
+  if (std::isfinite(range.min))
+    schema[range.above_min ? "exclusiveMinimum" : "minimum"] = number_of(range.min);
+  if (std::isfinite(range.max))
+    schema[range.below_max ? "exclusiveMaximum" : "maximum"] = number_of(range.max);
+}
+
+/// 64 bits hold the value, and its range does.
+void add_integer_range(const Range& range, Json& schema) {
+  add_range(range, schema);
+  if (!std::isfinite(range.min)) schema["minimum"] = std::numeric_limits<int64_t>::min();
+  if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
+}
+
+/// The integers of a range as digits; empty if it has none but negative ones.
+std::string digits_pattern(const KeyFact& fact) {
+  const Range& range = fact.range;
+  ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
+  const std::string more = "[1-9][0-9]{0," + std::to_string(most_digits - 1) + "}";
+  if (std::isfinite(range.max)) {
+    ZR_CHECK(range.max <= 20, "no pattern for a range as large as that of " + std::string(fact.path));
+    std::string pattern;
+    for (double value = std::max(range.min, 0.0); value <= range.max; ++value) {
+      pattern += (pattern.empty() ? "" : "|") + std::to_string(static_cast<int>(value));
+    }
+    return pattern;
+  }
+  ZR_CHECK(range.min <= 1, "no pattern for the range of " + std::string(fact.path));
+  return range.min > 0 ? more : "0|" + more;
+}
+
+Json json_list(std::string_view words) {
+  Json list = Json::array();
+  for_each_word(words, [&](std::string_view word) { list.push_back(word); });
+  return list;
+}
+
+/// Those that ZeroRun offers come first, so that editors propose them first.
+void add_choices(const KeyFact& fact, Json& schema) {
+  Json forms = Json::array();
+  forms.push_back({{"enum", json_list(offered_choices(fact))}});
+  if (!fact.choices_to_come.empty()) {
+    forms.push_back(
+        {{"description", "Known, and not offered yet."}, {"enum", json_list(fact.choices_to_come)}});
+  }
+  if (!fact.any_case.empty()) {
+    forms.push_back({{"description", "In any case of its letters."},
+                     {"type", "string"},
+                     {"pattern", choice_pattern(fact, fact.any_case)}});
+  }
+  if (fact.automatic != Automatic::nobody && !has_word(fact.choices, "auto")) {
+    forms.push_back({{"enum", {"auto"}}});
+  }
+  if (fact.nullable) forms.push_back({{"type", "null"}});
+  if (forms.size() == 1) {
+    schema.update(forms.front());
+  } else {
+    schema["anyOf"] = std::move(forms);
+  }
+}
+
+Json list_of_numbers(const KeyFact& fact) {
+  Json items = {{"type", "number"}};
+  add_range(fact.range, items);
+  if (fact.type == KeyType::integer_list) items["multipleOf"] = 1.0;
+  Json schema = {{"items", std::move(items)}};
+  if (fact.length > 0) schema["minItems"] = schema["maxItems"] = fact.length;
+  return schema;
+}
+
+/// What a value that is no section may be. `types` are JSON's types, `texts` a pattern of the texts that are
+/// understood: empty if there are none.
+void add_value(const KeyFact& fact, Json& schema) {
+  Json types = Json::array();
+  std::string texts;
+  Json limits = Json::object();
+  switch (fact.type) {
+    case KeyType::boolean:
+      types = {"boolean"};
+      texts = "true|false";
+      break;
+    case KeyType::integer:
+    case KeyType::size:
+      types = {"number"};
+      texts = digits_pattern(fact);
+      // JSON's type "integer" does not include 2.0 for every validator, nor does a multipleOf 1 exclude 2.5.
+      if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
+      add_integer_range(fact.range, limits);
+      break;
+    case KeyType::number:
+      types = {"number"};
+      add_range(fact.range, limits);
+      if (!fact.accepts_true) break;
+      types.push_back("boolean");
+      limits["not"] = {{"enum", {false}}};
+      break;
+    case KeyType::number_list:
+    case KeyType::integer_list:
+      types = {"array"};
+      limits = list_of_numbers(fact);
+      break;
+    case KeyType::text:
+      types = {"string"};
+      break;
+    case KeyType::text_list:
+      types = {"array", "string"};
+      limits["items"] = {{"type", "string"}};
+      break;
+    case KeyType::object:
+      types = {"object"};
+      break;
+    case KeyType::choice:
+      add_choices(fact, schema);
+      return;
+    case KeyType::section:
+    case KeyType::anything:
+      return;
+  }
+  const bool any_text = fact.type == KeyType::text || fact.type == KeyType::text_list;
+  if (fact.automatic != Automatic::nobody && !any_text) {
+    texts = texts.empty() ? "auto" : "auto|" + texts;
+    schema["examples"] = {"auto"};
+  }
+  if (!texts.empty()) types.push_back("string");
+  if (fact.nullable) types.push_back("null");
+  schema["type"] = types.size() == 1 ? types.front() : types;
+  schema.update(limits);
+  const bool several = texts.find('|') != std::string::npos;
+  if (!texts.empty()) schema["pattern"] = several ? "^(" + texts + ")$" : "^" + texts + "$";
+}
+
+std::string_view automatic_in_words(Automatic automatic) {
+  switch (automatic) {
+    case Automatic::nobody:
+      return "";
+    case Automatic::program:
+      return "\"auto\": the program gives the value";
+    case Automatic::model:
+      return "\"auto\": the value follows from the model's hidden size";
+    case Automatic::fallback:
+      return "\"auto\": the default";
+  }
+  return "";
+}
+
+std::string description_of(const KeyFact& fact, const KeyFact& row) {
+  std::string text;
+  const auto say = [&](std::string_view words) {
+    if (!words.empty()) text += (text.empty() ? "" : " ") + sentence(words);
+  };
+  say(fact.meaning);
+  if (fact.status == KeyStatus::old_name) return text;
+  say(status_in_words(fact));
+  if (!fact.switch_key.empty()) say("has no effect unless " + std::string(fact.switch_key) + " is true");
+  say(automatic_in_words(row.automatic));
+  if (row.nullable) say("may be null, as if the key were left out");
+  if (row.accepts_true) say("may be true, which stands for 1");
+  if (!fact.types.empty()) say("only for " + words_or(fact.types, ""));
+  return text;
+}
+
+Json section_schema(const KeyFact& fact, Json schema);
+
+Json key_schema(const KeyFact& fact) {
+  const KeyFact& row = row_of_value(fact);
+  Json schema;
+  schema["description"] = description_of(fact, row);
+  if (fact.status == KeyStatus::replaced) {
+    schema["deprecationMessage"] = sentence(status_in_words(fact));
+    schema["not"] = Json::object();
+    return schema;
+  }
+  if (fact.status == KeyStatus::old_name) schema["deprecationMessage"] = sentence(status_in_words(fact));
+  if (fact.type == KeyType::section) return section_schema(fact, std::move(schema));
+  if (!row.fallback.empty()) schema["default"] = fallback_of_key(row);
+  add_value(row, schema);
+  return schema;
+}
+
+/// The other name of a key says what the key says.
+Json other_name_schema(const KeyFact& fact) {
+  Json schema = key_schema(fact);
+  schema["description"] =
+      "Another name of " + std::string(name_of(fact.path)) + ". " + schema["description"].get<std::string>();
+  return schema;
+}
+
+void add_members(std::string_view section, Json& schema) {
+  Json properties = Json::object();
+  schema["patternProperties"][std::string(remark_pattern)] = Json::object();
+  schema["additionalProperties"] = false;
+  for (const KeyFact* fact : key_facts()) {
+    if (section_of(fact->path) != section) continue;
+    if (name_of(fact->path) == "*") {
+      schema["propertyNames"]["anyOf"] = {{{"pattern", remark_pattern}}, {{"pattern", own_key_pattern}}};
+      schema["additionalProperties"] = key_schema(*fact);
+      continue;
+    }
+    properties[std::string(name_of(fact->path))] = key_schema(*fact);
+    if (!fact->other_name.empty()) properties[std::string(fact->other_name)] = other_name_schema(*fact);
+  }
+  if (!properties.empty()) schema["properties"] = std::move(properties);
+  for (Json& rule : section_rules(section)) schema["allOf"].push_back(std::move(rule));
+}
+
+Json section_schema(const KeyFact& fact, Json schema) {
+  schema["type"] = fact.nullable ? Json{"object", "null"} : Json("object");
+  add_members(fact.path, schema);
+  return schema;
+}
+
+}  // namespace
+
+std::string config_schema() {
+  Json schema;
+  schema["$schema"] = "http://json-schema.org/draft-07/schema#";
+  schema["title"] = "ds_config.json";
+  schema["description"] = about;
+  schema["type"] = "object";
+  add_members("", schema);
+  return schema.dump(2) + "\n";
+}
+
+}  // namespace zerorun

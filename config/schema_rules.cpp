@@ -1,0 +1,191 @@
+#include "config/schema_rules.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+
+#include "base/error.h"
+#include "config/key_table.h"
+
+namespace zerorun {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string in_any_case(std::string_view word) {
+  std::string pattern;
+  for (const char c : word) {
+    const auto letter = static_cast<unsigned char>(c);
+    if (std::isalpha(letter)) {
+      pattern += {'[', static_cast<char>(std::toupper(letter)), static_cast<char>(std::tolower(letter)), ']'};
+    } else {
+      pattern += c;
+    }
+  }
+  return pattern;
+}
+
+/// Holds for an object that has the key `path`, whose dots lead into objects within.
+Json has_key(std::string_view path) {
+  const auto dot = path.find('.');
+  const std::string name(path.substr(0, dot));
+  Json schema = {{"type", "object"}, {"required", {name}}};
+  if (dot != std::string_view::npos) schema["properties"][name] = has_key(path.substr(dot + 1));
+  return schema;
+}
+
+Json not_both(std::string_view one, std::string_view other) {
+  return {{"not", {{"allOf", {has_key(one), has_key(other)}}}}};
+}
+
+/// A key has one name in a file: its own, its other name, or its old one. An old name may stand for a key in
+/// a section beneath its own.
+void add_name_rules(std::string_view section, std::vector<Json>& rules) {
+  const std::string inside = join_path(section, "");
+  for (const KeyFact* fact : key_facts()) {
+    if (section_of(fact->path) != section) continue;
+    if (!fact->other_name.empty()) rules.push_back(not_both(name_of(fact->path), fact->other_name));
+    if (fact->status != KeyStatus::old_name || !fact->target.starts_with(inside)) continue;
+    const KeyFact* present = find_key(fact->target);
+    ZR_CHECK(present, "no row for " + std::string(fact->target));
+    const std::string_view target = fact->target.substr(inside.size());
+    rules.push_back(not_both(name_of(fact->path), target));
+    if (!present->other_name.empty()) {
+      rules.push_back(not_both(name_of(fact->path), join_path(section_of(target), present->other_name)));
+    }
+    for (const KeyFact* other : key_facts()) {
+      if (other == fact) break;
+      const bool same = other->status == KeyStatus::old_name && other->target == fact->target;
+      if (same && section_of(other->path) == section) {
+        rules.push_back(not_both(name_of(other->path), name_of(fact->path)));
+      }
+    }
+  }
+}
+
+/// The parameters of a type are refused beside another type. Without a type all are allowed.
+void add_type_rules(std::string_view section, std::vector<Json>& rules) {
+  const KeyFact* type = find_key(join_path(section, "type"));
+  const std::string params = join_path(section, "params");
+  std::vector<std::string_view> lists;  // of types, in the order of the table
+  std::map<std::string_view, Json> names;
+  for (const KeyFact* fact : key_facts()) {
+    if (section_of(fact->path) != params || fact->types.empty()) continue;
+    if (names.count(fact->types) == 0) lists.push_back(fact->types);
+    names[fact->types].push_back(name_of(fact->path));
+    if (!fact->other_name.empty()) names[fact->types].push_back(fact->other_name);
+  }
+  for (const std::string_view list : lists) {
+    ZR_CHECK(type, "no row for the type beside " + params);
+    Json rule;
+    rule["if"]["properties"]["type"]["pattern"] = choice_pattern(*type, list);
+    rule["else"]["properties"]["params"]["propertyNames"]["not"]["enum"] = names[list];
+    rules.push_back(std::move(rule));
+  }
+}
+
+constexpr std::string_view one_precision = R"({
+  "not": {
+    "type": "object", "required": ["fp16", "NAME"],
+    "properties": {
+      "fp16": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}},
+      "NAME": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}}
+    }
+  }
+})";
+
+constexpr std::string_view folder_beside_nvme = R"({
+  "if": {"type": "object", "required": ["device"], "properties": {"device": {"enum": ["nvme"]}}},
+  "then": {"required": ["nvme_path"], "properties": {"nvme_path": {"type": "string"}}}
+})";
+
+constexpr std::string_view momentum_beside_nesterov = R"({
+  "if": {
+    "type": "object", "required": ["type", "params"],
+    "properties": {
+      "type": {"pattern": "TYPE"},
+      "params": {"type": "object", "required": ["nesterov"], "properties": {"nesterov": {"enum": [true, "true"]}}}
+    }
+  },
+  "then": {
+    "properties": {
+      "params": {
+        "required": ["momentum"],
+        "properties": {"momentum": {"exclusiveMinimum": 0}, "dampening": {"minimum": 0, "maximum": 0}}
+      }
+    }
+  }
+})";
+
+constexpr std::string_view correction_beside_torch_adam = R"({
+  "if": {
+    "type": "object", "required": ["type", "params"],
+    "properties": {
+      "type": {"pattern": "TYPE"},
+      "params": {
+        "type": "object", "required": ["torch_adam"], "properties": {"torch_adam": {"enum": [true, "true"]}}
+      }
+    }
+  },
+  "then": {"properties": {"params": {"properties": {"bias_correction": {"enum": [true, "true"]}}}}}
+})";
+
+constexpr std::string_view total_beside_decay = R"({
+  "if": {"type": "object", "required": ["type"], "properties": {"type": {"pattern": "TYPE"}}},
+  "then": {"required": ["params"], "properties": {"params": {"required": ["total_num_steps"]}}}
+})";
+
+/// `text` with `value` for every `name` in it.
+Json rule_with(std::string_view text, std::string_view name, std::string_view value) {
+  std::string rule(text);
+  for (auto at = rule.find(name); at != std::string::npos; at = rule.find(name, at + value.size())) {
+    rule.replace(at, name.size(), value);
+  }
+  return Json::parse(rule);
+}
+
+Json rule_for_types(std::string_view text, std::string_view section, std::string_view types) {
+  const KeyFact* type = find_key(join_path(section, "type"));
+  ZR_CHECK(type, "no row for the type of " + std::string(section));
+  return rule_with(text, "TYPE", choice_pattern(*type, types));
+}
+
+/// The rules of config/sections.h, as far as a schema can say them.
+void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
+  if (section.empty()) {
+    for (const std::string_view name : {"bf16", "bfloat16"}) {
+      rules.push_back(rule_with(one_precision, "NAME", name));
+    }
+  } else if (section == "optimizer") {
+    rules.push_back({{"required", {"type"}}});
+    rules.push_back(rule_for_types(momentum_beside_nesterov, section, "SGD"));
+    rules.push_back(rule_for_types(correction_beside_torch_adam, section, "Adam AdamW"));
+  } else if (section == "scheduler") {
+    rules.push_back({{"required", {"type"}}});
+    rules.push_back(rule_for_types(total_beside_decay, section, "WarmupDecayLR WarmupCosineLR"));
+  } else if (section == "zero_optimization.offload_optimizer" ||
+             section == "zero_optimization.offload_param") {
+    rules.push_back(Json::parse(folder_beside_nvme));
+  }
+}
+
+}  // namespace
+
+std::string choice_pattern(const KeyFact& choice, std::string_view words) {
+  std::string pattern;
+  for_each_word(words, [&](std::string_view word) {
+    pattern += pattern.empty() ? "" : "|";
+    pattern += has_word(choice.any_case, word) ? in_any_case(word) : std::string(word);
+  });
+  return "^(" + pattern + ")$";
+}
+
+std::vector<Json> section_rules(std::string_view section) {
+  std::vector<Json> rules;
+  add_name_rules(section, rules);
+  add_type_rules(section, rules);
+  add_combination_rules(section, rules);
+  return rules;
+}
+
+}  // namespace zerorun

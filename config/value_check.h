@@ -1,0 +1,49 @@
+// Whether a value fits the row of its key, and what it then means. Pure functions; any thread.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "config/document.h"
+#include "config/settings.h"
+
+namespace zerorun {
+
+enum class Fit {
+  value,
+  nothing,    // null where that is the same as leaving the key out
+  automatic,  // "auto" where the key may have it
+  refused
+};
+
+struct ValueCheck {
+  Fit fit = Fit::refused;
+  SettingValue value;  // monostate for what settings do not keep: lists of texts, objects
+  /// How a value was understood that is not written as it should be; empty: it is.
+  std::string understood;
+  Severity severity = Severity::note;  // of that
+  // Of a refused value:
+  std::optional<std::size_t> item;  // which item of the array it is
+  std::string expected;
+  std::string found;
+  std::string remedy;
+};
+
+/// `fact` is no section.
+ValueCheck check_value(const KeyFact& fact, const Value& value);
+
+/// The same for a value that the program gives in place of "auto".
+ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& argument);
+
+/// What a message says is expected, such as "an integer of at least 1".
+std::string expected_of(const KeyFact& fact);
+
+/// What to write, where the row has no words of its own for it.
+std::string advice_of(const KeyFact& fact);
+
+/// The choice that `text` stands for, as the table spells it, or empty.
+std::string match_choice(const KeyFact& fact, std::string_view text);
+
+}  // namespace zerorun

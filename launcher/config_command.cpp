@@ -1,0 +1,237 @@
+#include "launcher/config_command.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "config/check.h"
+#include "config/compare.h"
+#include "config/reference.h"
+#include "config/schema.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int kClean = 0;
+constexpr int kDiffers = 1;
+constexpr int kWarnings = 1;
+constexpr int kErrors = 2;
+
+struct ConfigArguments {
+  std::vector<std::string> files;
+  std::optional<int> world_size;
+  std::optional<int64_t> hidden_size;
+  bool compat = false;
+  bool werror = false;
+  bool quiet = false;
+  bool json = false;
+
+  CheckOptions check_options() const {
+    return {.world_size = world_size, .hidden_size = hidden_size, .compat = compat};
+  }
+};
+
+struct Tally {
+  int errors = 0;
+  int warnings = 0;
+  int notes = 0;
+
+  void add(Severity severity, int count = 1) {
+    (severity == Severity::error ? errors : severity == Severity::warning ? warnings : notes) += count;
+  }
+};
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+std::string origin_name(const std::string& file) {
+  return file == "-" ? "stdin" : file;
+}
+
+CheckedConfig check_file(const std::string& file, const ConfigArguments& arguments) {
+  return check_config(read_config_file(file), origin_name(file), arguments.check_options());
+}
+
+std::string count(int number, const std::string& what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+nlohmann::ordered_json as_json(const std::string& file, const Finding& finding) {
+  const Mistake& mistake = finding.mistake;
+  nlohmann::ordered_json json{{"file", file},
+                              {"line", mistake.at.line},
+                              {"column", mistake.at.column},
+                              {"severity", name_of(finding.severity)},
+                              {"path", mistake.path},
+                              {"message", finding.text}};
+  if (!mistake.expected.empty()) {
+    json["expected"] = mistake.expected;
+    json["found"] = mistake.found;
+    json["remedy"] = mistake.remedy;
+  }
+  return json;
+}
+
+void print_json(const nlohmann::ordered_json& json) {
+  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+int check(const ConfigArguments& arguments) {
+  Tally total;
+  auto list = nlohmann::ordered_json::array();
+  for (const std::string& file : arguments.files) {
+    Tally tally;
+    std::string report;
+    const CheckedConfig checked = check_file(file, arguments);
+    for (const Finding& finding : checked.diagnostics.findings()) {
+      tally.add(finding.severity);
+      total.add(finding.severity);
+      if (arguments.json) list.push_back(as_json(origin_name(file), finding));
+      if (arguments.quiet && finding.severity == Severity::note) continue;
+      report += checked.diagnostics.render(finding) + "\n";
+    }
+    for (const Severity severity : {Severity::error, Severity::warning, Severity::note}) {
+      const auto left_out = static_cast<int>(checked.diagnostics.left_out(severity));
+      if (left_out == 0) continue;
+      tally.add(severity, left_out);
+      total.add(severity, left_out);
+      report += checked.diagnostics.left_out_line(severity) + "\n";
+    }
+    report += origin_name(file) + ": " + count(tally.errors, "error") + ", " +
+              count(tally.warnings, "warning") + ", " + count(tally.notes, "note") + "\n";
+    if (!arguments.json) print(report);
+  }
+  if (arguments.json) {
+    print_json({{"errors", total.errors},
+                {"warnings", total.warnings},
+                {"notes", total.notes},
+                {"findings", std::move(list)}});
+  }
+  if (total.errors > 0) return kErrors;
+  return arguments.werror && total.warnings > 0 ? kWarnings : kClean;
+}
+
+/// The configuration, unless it has errors: those are printed.
+std::optional<CheckedConfig> accepted(const std::string& file, const ConfigArguments& arguments) {
+  CheckedConfig checked = check_file(file, arguments);
+  if (!checked.refused()) return checked;
+  for (const Finding& finding : checked.diagnostics.findings()) {
+    if (finding.severity != Severity::error) continue;
+    std::fprintf(stderr, "%s\n", checked.diagnostics.render(finding).c_str());
+  }
+  return std::nullopt;
+}
+
+int show(const ConfigArguments& arguments) {
+  const auto checked = accepted(arguments.files.front(), arguments);
+  if (!checked) return kErrors;
+  print(show_settings(checked->settings));
+  return kClean;
+}
+
+std::string side(const std::string& file, const std::string& value, const std::string& origin) {
+  return value.empty() ? "  " + file + ": does not apply\n"
+                       : "  " + file + ": " + value + " (" + origin + ")\n";
+}
+
+int diff(const ConfigArguments& arguments) {
+  const std::string& first_file = arguments.files.at(0);
+  const std::string& second_file = arguments.files.at(1);
+  const auto first = accepted(first_file, arguments);
+  const auto second = accepted(second_file, arguments);
+  if (!first || !second) return kErrors;
+  const auto differences = compare_settings(first->settings, second->settings);
+  if (arguments.json) {
+    auto list = nlohmann::ordered_json::array();
+    const auto value = [](const std::string& text) {
+      return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json::parse(text);
+    };
+    for (const Difference& difference : differences) {
+      list.push_back({{"path", difference.path},
+                      {"first", value(difference.first)},
+                      {"second", value(difference.second)}});
+    }
+    print_json({{"differences", std::move(list)}});
+  } else {
+    for (const Difference& difference : differences) {
+      print(difference.path + "\n" +
+            side(origin_name(first_file), difference.first, difference.first_origin) +
+            side(origin_name(second_file), difference.second, difference.second_origin));
+    }
+    if (differences.empty()) print("no difference in meaning\n");
+  }
+  return differences.empty() ? kClean : kDiffers;
+}
+
+constexpr char kFooter[] = R"(Examples:
+  zerorun config check ds_config.json                      every mistake, with its line and what to write instead
+  zerorun config check --world 8 --model-hidden 4096 *.json
+  zerorun config show ds_config.json                       every setting, with where its value comes from
+  zerorun config diff old.json new.json                    what a run would do differently
+  zerorun config schema > ds_config.schema.json            JSON Schema, for editors
+
+Exit code: check: 0 no errors, 1 warnings with --werror, 2 errors; diff: 0 alike, 1 different, 2 errors; show: 0, or 2
+for errors; 2 for a mistake on this command line.)";
+
+void add_common(CLI::App& command, ConfigArguments& arguments) {
+  command.add_option("--world", arguments.world_size, "Ranks of the run: multiplies the batch sizes")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      .add_option("--model-hidden", arguments.hidden_size,
+                  "Hidden size of the model, from which \"auto\" makes bucket sizes")
+      ->type_name("H")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_flag("--compat", arguments.compat,
+                   "Leftovers that older DeepSpeed took without a word are warnings, not errors");
+}
+
+}  // namespace
+
+bool is_config_command(int argc, const char* const* argv) {
+  return argc > 1 && std::string_view(argv[1]) == "config";
+}
+
+int run_config_command(int argc, const char* const* argv) {
+  ConfigArguments arguments;
+  CLI::App app("Looks at ds_config.json files without running anything.", "zerorun config");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  CLI::App* check_command = app.add_subcommand("check", "Tell every mistake in the files; - is stdin");
+  check_command->add_option("FILE", arguments.files, "Configurations")->required();
+  add_common(*check_command, arguments);
+  check_command->add_flag("--werror", arguments.werror, "Warnings count as failure: exit code 1");
+  check_command->add_flag("-q,--quiet", arguments.quiet, "Leave notes out");
+  check_command->add_flag("--json", arguments.json, "Print JSON");
+  CLI::App* show_command = app.add_subcommand("show", "Print every setting with where it comes from");
+  show_command->add_option("FILE", arguments.files, "Configuration")->required()->expected(1);
+  add_common(*show_command, arguments);
+  CLI::App* diff_command = app.add_subcommand("diff", "Tell differences in meaning");
+  diff_command->add_option("FILES", arguments.files, "Two configurations")->required()->expected(2);
+  add_common(*diff_command, arguments);
+  diff_command->add_flag("--json", arguments.json, "Print JSON");
+  CLI::App* schema_command = app.add_subcommand("schema", "Print the JSON Schema of configurations");
+  CLI::App* reference_command = app.add_subcommand("reference", "Print the reference page of all keys");
+  try {
+    app.parse(argc - 1, argv + 1);
+  } catch (const CLI::CallForHelp&) {
+    print(app.help());
+    return kClean;
+  } catch (const CLI::ParseError& error) {
+    throw UserError(std::string(error.what()) + " (see zerorun config --help)");
+  }
+  if (check_command->parsed()) return check(arguments);
+  if (show_command->parsed()) return show(arguments);
+  if (diff_command->parsed()) return diff(arguments);
+  if (schema_command->parsed()) print(config_schema());
+  if (reference_command->parsed()) print(config_reference());
+  return kClean;
+}
+
+}  // namespace zerorun

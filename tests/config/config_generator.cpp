@@ -1,0 +1,291 @@
+#include "config_generator.h"
+
+#include <cctype>
+#include <random>
+#include <sstream>
+
+#include "config/key_table.h"
+#include "config_draft.h"
+
+namespace zerorun::test {
+namespace {
+
+constexpr int combinations = 4000;
+constexpr unsigned seed = 20240607;
+
+/// The keys on the way to `path`; where they are the user's own, "mine".
+Draft::Path keys_on(std::string_view path) {
+  Draft::Path keys;
+  std::string key;
+  std::istringstream parts{std::string(path)};
+  while (std::getline(parts, key, '.')) keys.push_back(key == "*" ? "mine" : key);
+  return keys;
+}
+
+Draft::Path renamed(Draft::Path path, std::string name) {
+  path.back() = std::move(name);
+  return path;
+}
+
+Draft::Path within(Draft::Path section, const std::string& name) {
+  section.push_back(name);
+  return section;
+}
+
+bool is_under(std::string_view path, std::string_view section) {
+  return path.starts_with(section) && path.size() > section.size() && path[section.size()] == '.';
+}
+
+/// A configuration in which the key may stand: with a type beside the parameters of an optimizer or a
+/// schedule.
+Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
+  Draft draft;
+  for (const char* section : {"optimizer", "scheduler"}) {
+    if (!is_under(fact.path, section) && fact.path != section) continue;
+    std::string named(type);
+    if (named.empty()) named = fact.types.substr(0, fact.types.find(' '));
+    if (named.empty()) named = section == std::string_view("optimizer") ? "AdamW" : "WarmupLR";
+    draft.put({section, "type"}, quoted_literal(named));
+    const bool needs_total = named == "WarmupDecayLR" || named == "WarmupCosineLR";
+    if (needs_total) draft.put({section, "params", "total_num_steps"}, "100");
+  }
+  return draft;
+}
+
+class Generator {
+ public:
+  explicit Generator(const std::function<void(const std::string&)>& take) : take_(take) {}
+
+  void run() {
+    for (const char* text : {"{}", "[]", "null", "1", "\"text\"", "{\"\": 1}", "{\"*\": 1}"}) take_(text);
+    for (const KeyFact* fact : key_facts()) {
+      each_value(*fact);
+      names(*fact);
+      misspellings(*fact);
+      types(*fact);
+      if (fact->type == KeyType::section) remarks(*fact);
+    }
+    remarks({});
+    own_keys();
+    optimizer_rules();
+    precision_rules();
+    offload_rules();
+    scheduler_rules();
+    for (int i = 0; i < combinations; ++i) combination();
+  }
+
+ private:
+  void take(const Draft& draft) { take_(draft.text()); }
+
+  // Not a distribution of the standard library: those differ from one library to another.
+  template <typename List>
+  auto any_of(const List& list) {
+    return list[random_() % list.size()];
+  }
+
+  void each_value(const KeyFact& fact) {
+    const Draft::Path path = keys_on(fact.path);
+    for (const std::string& literal : literals_for(fact)) take(surroundings(fact).put(path, literal));
+    if (fact.other_name.empty()) return;
+    for (const std::string& literal : common_literals()) {
+      take(surroundings(fact).put(renamed(path, std::string(fact.other_name)), literal));
+    }
+  }
+
+  /// The key beside its other name, and an old name beside the present one.
+  void names(const KeyFact& fact) {
+    const Draft::Path path = keys_on(fact.path);
+    const std::string literal = likely_literals(fact).front();
+    if (!fact.other_name.empty()) {
+      take(Draft().put(path, literal).put(renamed(path, std::string(fact.other_name)), literal));
+    }
+    if (fact.status != KeyStatus::old_name) return;
+    const KeyFact& present = *find_key(fact.target);
+    const Draft::Path target = keys_on(present.path);
+    for (const std::string& value : likely_literals(present)) {
+      take(Draft().put(path, "true").put(target, value));
+      take(Draft().put(target, value).put(path, "true"));
+    }
+    for (const KeyFact* other : key_facts()) {
+      if (other != &fact && other->target == fact.target) {
+        take(Draft().put(path, "true").put(keys_on(other->path), "true"));
+      }
+    }
+    if (present.other_name.empty()) return;
+    take(Draft().put(path, "true").put(renamed(target, std::string(present.other_name)), "true"));
+  }
+
+  void misspellings(const KeyFact& fact) {
+    const Draft::Path path = keys_on(fact.path);
+    const std::string name = path.back();
+    const std::string literal = likely_literals(fact).front();
+    for (const std::string& other : {name + "s", name.substr(1), with_case(name, std::toupper), name + ".",
+                                     "x." + name, " " + name, "-" + name}) {
+      take(surroundings(fact).put(renamed(path, other), literal));
+    }
+    take(surroundings(fact).put({name}, literal));                       // at the top level
+    take(surroundings(fact).put({"zero_optimization", name}, literal));  // in another section
+    take(surroundings(fact).put({std::string(fact.path)}, literal));     // a path as a key
+    take(surroundings(fact).put(within(path, "stage"), "1"));            // a value as a section
+    take(surroundings(fact).put(within(path, name), literal));
+  }
+
+  /// The parameters of each type beside every other type, one that nobody knows, and none.
+  void types(const KeyFact& fact) {
+    const std::string_view params = section_of(fact.path);
+    if (params != "optimizer.params" && params != "scheduler.params") return;
+    const std::string section(section_of(params));
+    const std::string literal = likely_literals(fact).front();
+    const auto beside = [&](std::string_view type) {
+      take(surroundings(fact, type).put(keys_on(fact.path), literal));
+    };
+    for_each_word(find_key(section + ".type")->choices, [&](std::string_view type) {
+      beside(type);
+      beside(with_case(type, std::tolower));
+    });
+    beside("Adamm");
+    take(Draft().put(keys_on(fact.path), literal));
+    for (const char* type : {"null", "1", "[\"Adam\"]"}) {
+      take(Draft().put({section, "type"}, type).put(keys_on(fact.path), literal));
+    }
+  }
+
+  /// Remarks, and keys that look like them, in a section.
+  void remarks(const KeyFact& section) {
+    for (const char* name : {"//", "//lr", "#", "#lr", "_", "_comment", "comment", "comments", "$schema",
+                             "$comment", "$id", "Comment", "commented", "/", "a_comment"}) {
+      for (const char* literal : {"null", "\"a remark\"", "{\"lr\": 1}"}) {
+        Draft::Path path = section.path.empty() ? Draft::Path() : keys_on(section.path);
+        take(surroundings(section).put(within(std::move(path), name), literal));
+      }
+    }
+  }
+
+  /// Where keys are the user's own, anything that could not be a path is one.
+  void own_keys() {
+    for (const KeyFact* fact : key_facts()) {
+      if (name_of(fact->path) != "*") continue;
+      for (const char* name :
+           {"mine", "two words", "", "*", "**", "a*", "*a", "a.b", ".", "*.", "_mine", "#.", "//a.b"}) {
+        for (const std::string& literal : common_literals()) {
+          take(Draft().put(renamed(keys_on(fact->path), name), literal));
+        }
+      }
+    }
+  }
+
+  void optimizer_rules() {
+    const Literals momenta = {"", "0", "0.0", "0.9", "-1"};
+    const Literals flags = {"", "true", "false", "\"true\"", "\"false\"", "null"};
+    for (const char* type :
+         {"\"SGD\"", "\"sgd\"", "\"MuSGD\"", "\"Muon\"", "null", "\"Adam\"", "\"adamw\"", "\"Lamb\""}) {
+      for (const std::string& flag : flags) {
+        for (const std::string& momentum : momenta) {
+          for (const char* dampening : {"", "0", "0.1", "-0.1"}) {
+            Draft draft = params_of("optimizer", type, "nesterov", flag);
+            put_unless_empty(draft, {"optimizer", "params", "momentum"}, momentum);
+            put_unless_empty(draft, {"optimizer", "params", "dampening"}, dampening);
+            take(draft);
+          }
+        }
+        for (const std::string& correction : flags) {
+          Draft draft = params_of("optimizer", type, "torch_adam", flag);
+          put_unless_empty(draft, {"optimizer", "params", "bias_correction"}, correction);
+          take(draft);
+        }
+      }
+    }
+  }
+
+  void precision_rules() {
+    const Literals flags = {"", "true", "false", "\"true\"", "\"auto\"", "null"};
+    for (const std::string& fp16 : flags) {
+      for (const std::string& other : flags) {
+        for (const char* name : {"bf16", "bfloat16"}) {
+          Draft draft;
+          put_unless_empty(draft, {"fp16", "enabled"}, fp16);
+          put_unless_empty(draft, {name, "enabled"}, other);
+          take(draft);
+        }
+      }
+    }
+  }
+
+  void offload_rules() {
+    for (const char* section : {"offload_param", "offload_optimizer"}) {
+      for (const std::string& literal : common_literals()) {
+        for (const char* device : {"", "null", "\"none\"", "\"cpu\"", "\"nvme\"", "\"NVMe\""}) {
+          Draft draft;
+          draft.put({"zero_optimization", section, "nvme_path"}, literal);
+          put_unless_empty(draft, {"zero_optimization", section, "device"}, device);
+          take(draft);
+        }
+      }
+      take(Draft().put({"zero_optimization", section, "device"}, "\"nvme\""));
+    }
+  }
+
+  void scheduler_rules() {
+    for (const char* type : {"", "\"WarmupLR\"", "\"WarmupDecayLR\"", "\"warmupdecaylr\"",
+                             "\"WarmupCosineLR\"", "\"OneCycle\""}) {
+      for (const char* total : {"", "100", "\"100\"", "\"auto\"", "null", "0"}) {
+        take(params_of("scheduler", type, "total_num_steps", total));
+        take(params_of("scheduler", type, "total_num_steps", total)
+                 .put({"scheduler", "params", "warmup_num_steps"}, "10"));
+        take(params_of("scheduler", type, "total_num_steps", total).put({"scheduler", "params"}, "{}"));
+        take(params_of("scheduler", type, "total_num_steps", total).put({"scheduler", "params"}, "null"));
+      }
+    }
+  }
+
+  static void put_unless_empty(Draft& draft, const Draft::Path& path, const std::string& literal) {
+    if (!literal.empty()) draft.put(path, literal);
+  }
+
+  static Draft params_of(const std::string& section, const std::string& type, const std::string& key,
+                         const std::string& literal) {
+    Draft draft;
+    put_unless_empty(draft, {section, "type"}, type);
+    put_unless_empty(draft, {section, "params", key}, literal);
+    return draft;
+  }
+
+  /// Some keys together, most of them with a value of the right kind.
+  void combination() {
+    Draft draft;
+    const std::string optimizer(
+        any_of(std::vector<std::string_view>{"Adam", "AdamW", "SGD", "adam", "Lamb"}));
+    const std::string scheduler(
+        any_of(std::vector<std::string_view>{"WarmupLR", "WarmupDecayLR", "OneCycle"}));
+    for (std::size_t keys = 1 + random_() % 12; keys > 0; --keys) {
+      const KeyFact& fact = *any_of(key_facts());
+      const bool is_left_out = fact.status == KeyStatus::replaced || fact.type == KeyType::section;
+      if (is_left_out && random_() % 20 != 0) continue;
+      if (is_under(fact.path, "optimizer")) draft.put({"optimizer", "type"}, quoted_literal(optimizer));
+      if (is_under(fact.path, "scheduler")) draft.put({"scheduler", "type"}, quoted_literal(scheduler));
+      if (is_under(fact.path, "optimizer.params") && !takes(fact, optimizer)) continue;
+      if (is_under(fact.path, "scheduler.params") && !takes(fact, scheduler)) continue;
+      const bool other_name = !fact.other_name.empty() && random_() % 2 == 0;
+      const Draft::Path path = keys_on(fact.path);
+      draft.put(other_name ? renamed(path, std::string(fact.other_name)) : path,
+                any_of(random_() % 16 == 0 ? common_literals() : likely_literals(fact)));
+    }
+    take(draft);
+  }
+
+  /// Whether the type takes the key; now and then a key that it does not take is let through.
+  bool takes(const KeyFact& fact, const std::string& type) {
+    return fact.types.empty() || has_word(fact.types, type) || random_() % 16 == 0;
+  }
+
+  const std::function<void(const std::string&)>& take_;
+  std::mt19937 random_{seed};
+};
+
+}  // namespace
+
+void generate_configs(const std::function<void(const std::string&)>& take) {
+  Generator(take).run();
+}
+
+}  // namespace zerorun::test

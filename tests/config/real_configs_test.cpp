@@ -1,0 +1,188 @@
+// What is said about 180 public configurations, whose mistakes are known (data/real_configs/labels.tsv).
+#include <catch2/catch.hpp>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/check.h"
+#include "config/key_table.h"
+#include "tests/config/refusal.h"
+
+namespace zerorun::test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+struct RealConfig {
+  std::string file;
+  std::string label;
+  Keys unknown, deprecated, mistyped, remarks;
+
+  std::string text() const {
+    return read_config_file(std::string(ZERORUN_SOURCE_DIR) + "/tests/config/data/real_configs/" + file);
+  }
+};
+
+Keys keys_in(const std::string& field) {
+  return field == "-" ? Keys() : split(field, ',');
+}
+
+std::vector<RealConfig> real_configs() {
+  std::vector<RealConfig> configs;
+  for (const std::string& line : data_lines("real_configs/labels.tsv")) {
+    const auto fields = split(line, '\t');
+    REQUIRE(fields.size() == 6);
+    configs.push_back({fields[0], fields[1], keys_in(fields[2]), keys_in(fields[3]), keys_in(fields[4]),
+                       keys_in(fields[5])});
+  }
+  return configs;
+}
+
+std::string told(const CheckedConfig& checked) {
+  std::string text;
+  for (const Finding& finding : checked.diagnostics.findings()) {
+    if (finding.severity != Severity::note) text += checked.diagnostics.headline(finding) + "\n";
+  }
+  return text;
+}
+
+const Finding* find_named(const std::vector<Finding>& findings, const std::string& path) {
+  for (const Finding& finding : findings) {
+    if (finding.severity != Severity::note && finding.mistake.path == path) return &finding;
+  }
+  return nullptr;
+}
+
+bool is_deprecated(const std::string& path) {
+  const KeyFact* fact = find_key(path);
+  return fact && (fact->status == KeyStatus::old_name || fact->status == KeyStatus::replaced);
+}
+
+/// What is in a section with an old name is named by the section.
+std::string place_of_deprecated(const std::string& key) {
+  const std::string section(section_of(key));
+  return is_deprecated(section) ? section : key;
+}
+
+std::string outcome_of(const CheckedConfig& checked) {
+  if (checked.refused()) return "refused";
+  return checked.diagnostics.any(Severity::warning) ? "warned" : "passed";
+}
+
+using Table = std::map<std::pair<std::string, std::string>, int>;  // by label and outcome
+
+std::string in_words(const Table& table) {
+  std::string text;
+  for (const auto& [row, count] : table) {
+    text += "  " + row.first + ", " + row.second + ": " + std::to_string(count) + "\n";
+  }
+  return text;
+}
+
+TEST_CASE("180 public configurations: 130 clean ones pass, and all others are told apart") {
+  Table table;
+  for (const RealConfig& config : real_configs()) {
+    const CheckedConfig checked = check_config(config.text(), config.file);
+    ++table[{config.label, outcome_of(checked)}];
+    INFO(config.file << " is " << config.label << ", told:\n" << told(checked));
+    if (config.label == "clean") CHECK(outcome_of(checked) == "passed");
+    if (!config.unknown.empty()) CHECK(outcome_of(checked) == "refused");
+  }
+  const Table expected = {{{"clean", "passed"}, 130},     {{"unknown-key", "refused"}, 30},
+                          {{"deprecated", "warned"}, 15}, {{"deprecated", "refused"}, 1},
+                          {{"type-error", "warned"}, 2},  {{"type-error", "refused"}, 2}};
+  INFO("outcomes by label:\n" << in_words(table));
+  CHECK((table == expected));
+}
+
+TEST_CASE("every unknown, deprecated or mistyped key of a public configuration is named at its path") {
+  int named = 0;
+  for (const RealConfig& config : real_configs()) {
+    const CheckedConfig checked = check_config(config.text(), config.file);
+    const auto findings = checked.diagnostics.findings();
+    const auto check_named = [&](const std::string& key, const std::string& path, bool is_error) {
+      INFO(config.file << ": " << key << ", told:\n" << told(checked));
+      const Finding* finding = find_named(findings, path);
+      REQUIRE(finding);
+      if (is_error) CHECK(finding->severity == Severity::error);
+      ++named;
+    };
+    for (const std::string& key : config.unknown) check_named(key, key, true);
+    for (const std::string& key : config.deprecated) check_named(key, place_of_deprecated(key), false);
+    for (const std::string& key : config.mistyped) check_named(key, key, false);
+  }
+  CHECK(named == 239);
+}
+
+TEST_CASE("nothing but the known mistakes of a public configuration is an error or a warning") {
+  for (const RealConfig& config : real_configs()) {
+    std::map<std::string, bool> known;
+    for (const Keys* keys : {&config.unknown, &config.deprecated, &config.mistyped}) {
+      for (const std::string& key : *keys) known[key] = true;
+    }
+    for (const Finding& finding : check_config(config.text(), config.file).diagnostics.findings()) {
+      if (finding.severity == Severity::note) continue;
+      INFO(config.file << ":" << finding.at().line << ": " << finding.mistake.path << ": " << finding.text);
+      // A choice that is misspelled: what the labels do not cover.
+      const bool is_choice = config.file == "166.json" && finding.mistake.path == "scheduler.type";
+      CHECK((known.contains(finding.mistake.path) || is_choice));
+    }
+  }
+}
+
+TEST_CASE("remarks of public configurations are not spoken of") {
+  int remarks = 0;
+  for (const RealConfig& config : real_configs()) {
+    const auto findings = check_config(config.text(), config.file).diagnostics.findings();
+    for (const std::string& key : config.remarks) {
+      ++remarks;
+      CHECK(config.text().find("\"" + std::string(name_of(key)) + "\"") != std::string::npos);
+      for (const Finding& finding : findings) {
+        INFO(config.file << ": " << key << ": " << finding.text);
+        CHECK(finding.mistake.path != key);
+        CHECK_FALSE(finding.mistake.path.starts_with(key + "."));
+      }
+    }
+  }
+  CHECK(remarks == 6);
+}
+
+TEST_CASE("with compat, leftovers in public configurations are warnings and typos stay errors") {
+  Keys still_refused;
+  std::map<std::string, int> eased;  // by label
+  int typos = 0;
+  for (const RealConfig& config : real_configs()) {
+    const std::string text = config.text();
+    const CheckedConfig strict = check_config(text, config.file);
+    const CheckedConfig eased_check = check_config(text, config.file, {.compat = true});
+    INFO(config.file << " with compat:\n" << told(eased_check));
+    if (!strict.refused()) CHECK(outcome_of(eased_check) == outcome_of(strict));
+    // The same is said, of some of it more mildly.
+    const auto before = strict.diagnostics.findings();
+    const auto after = eased_check.diagnostics.findings();
+    REQUIRE(before.size() == after.size());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      CHECK(before[i].text == after[i].text);
+      CHECK(before[i].mistake.path == after[i].mistake.path);
+      const bool is_typo = before[i].text.find("did you mean") != std::string::npos;
+      if (!is_typo) continue;
+      ++typos;
+      CHECK(after[i].severity == Severity::error);
+    }
+    if (!strict.refused()) continue;
+    if (eased_check.refused()) {
+      still_refused.push_back(config.file);
+    } else {
+      ++eased[config.label];
+    }
+  }
+  CHECK((eased == std::map<std::string, int>{{"unknown-key", 23}, {"deprecated", 1}}));
+  CHECK(typos == 8);
+  // Typos, and in 053, 056, 166 and 400 also values of the wrong type.
+  CHECK(still_refused == Keys{"031.json", "037.json", "053.json", "054.json", "055.json", "056.json",
+                              "166.json", "208.json", "400.json"});
+}
+
+}  // namespace
+}  // namespace zerorun::test
