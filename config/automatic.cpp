@@ -8,6 +8,8 @@
 namespace zerorun {
 namespace {
 
+constexpr int64_t max_hidden_size = 1 << 30;  // its square fits 64 bits
+
 /// As training frameworks fill these keys in, from the hidden size h (DeepSpeed's integration in
 /// transformers).
 std::optional<int64_t> from_hidden_size(std::string_view path, int64_t h) {
@@ -56,8 +58,12 @@ std::string how_to_give(const KeyFact& fact) {
   return "give it to initialize() as " + giver + ", or in the file: " + advice_of(fact);
 }
 
-void check_argument_names(const Arguments& arguments) {
-  for (const auto& [path, value] : arguments) {
+void check_automatic_options(const LoadOptions& options) {
+  if (options.hidden_size && (*options.hidden_size < 1 || *options.hidden_size > max_hidden_size)) {
+    throw UserError("hidden_size: expected a number from 1 to " + std::to_string(max_hidden_size) +
+                    ", found " + std::to_string(*options.hidden_size) + "; give the width of the model");
+  }
+  for (const auto& [path, value] : options.arguments) {
     const KeyFact* fact = find_key(path);
     if (!fact) {
       throw UserError("arguments: " + path + ": expected the path of a key, such as optimizer.params.lr; " +

@@ -22,7 +22,8 @@ AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments
 /// How to give the value that nobody has given.
 std::string how_to_give(const KeyFact& fact);
 
-/// Throws UserError for an argument whose key there is not, or never asks for one.
-void check_argument_names(const Arguments& arguments);
+/// Throws UserError for a hidden size that no model has, and for an argument whose key there is not, or never
+/// asks for one.
+void check_automatic_options(const LoadOptions& options);
 
 }  // namespace zerorun

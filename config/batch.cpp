@@ -72,6 +72,8 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world
   const BatchKeys keys{settings.get<int64_t>(train_key), settings.get<int64_t>(micro_key),
                        settings.get<int64_t>(steps_key)};
   if (!keys.train && !keys.micro) {
+    const bool automatic = settings.find(train_key) != nullptr;  // a program may give it
+    if (automatic && resolution.purpose == Purpose::check) return {};
     resolution.report(train_key, "train_batch_size or train_micro_batch_size_per_gpu", "neither",
                       "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
     return {};

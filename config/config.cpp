@@ -58,7 +58,7 @@ CheckedConfig check_config(std::string_view text, const std::string& origin, con
 
 Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options) {
   ZR_CHECK(options.world_size >= 1, "world size " + std::to_string(options.world_size));
-  check_argument_names(options.arguments);
+  check_automatic_options(options);
   Diagnostics diagnostics(origin, text);
   const std::optional<Value> document = read_document(text, diagnostics);
   if (!document) diagnostics.throw_if_any();

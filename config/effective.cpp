@@ -38,7 +38,9 @@ std::vector<EffectiveSetting> effective_settings(const Settings& settings) {
   for (const KeyFact* fact : key_facts()) {
     if (fact->type == KeyType::section || !applies(settings, *fact)) continue;
     const Setting* setting = settings.find(fact->path);
-    if (setting && setting->source == Source::open) {
+    const bool automatic =
+        setting && (setting->source == Source::open || setting->source == Source::fallback);
+    if (automatic && std::holds_alternative<std::monostate>(setting->value)) {
       result.push_back({fact, "\"auto\"", setting});
       continue;
     }
@@ -64,7 +66,7 @@ std::string origin_of(const EffectiveSetting& effective) {
       return line + (effective.fact->automatic == Automatic::model ? ": from the model's hidden size"
                                                                    : ": from the program's arguments");
     case Source::derived:
-      return "follows from the others";
+      return (line.empty() ? "" : line + ": auto, ") + "follows from the others";
     default:
       return renamed ? line + ": " + setting->written : line;
   }

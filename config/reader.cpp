@@ -241,8 +241,10 @@ class Reader {
                                                 : "the program gives the value";
       diagnostics_.tell(Severity::note, value.at, path, "\"auto\": " + from + " when it starts");
     } else {
+      const bool left_out = std::holds_alternative<std::monostate>(resolved);
       diagnostics_.tell(Severity::note, value.at, path,
-                        "\"auto\" stands for " + to_json(resolved) + ", from " + from);
+                        left_out ? "\"auto\" is the same as leaving the key out"
+                                 : "\"auto\" stands for " + to_json(resolved) + ", from " + from);
     }
     return true;
   }

@@ -68,7 +68,8 @@ void Settings::derive(std::string_view path, SettingValue value) {
   if (given(path) || undecided(path)) return;
   const KeyFact* fact = find_key(path);
   ZR_CHECK(fact, "no facts about " + std::string(path));
-  put({fact, std::move(value), Source::derived, std::nullopt, std::string(path)});
+  const Setting* automatic = find(path);
+  put({fact, std::move(value), Source::derived, automatic ? automatic->at : std::nullopt, written(path)});
 }
 
 const Setting* Settings::find(std::string_view path) const {

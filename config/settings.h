@@ -49,7 +49,8 @@ class Settings {
   /// A default that follows from others; nothing if the key has a value already.
   void derive(std::string_view path, SettingValue value);
 
-  /// The setting if the file has the key and it is not null, or if it was derived; else null.
+  /// The setting if the file has the key and it is not null, or if it was derived; else null. Its value is
+  /// monostate for sections, for what is undecided, and for "auto" that is the same as leaving the key out.
   const Setting* find(std::string_view path) const;
   /// Whether the file gives it a value, by itself or through "auto".
   bool given(std::string_view path) const;

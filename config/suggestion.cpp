@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <limits>
 
 #include "config/diagnostics.h"
 #include "config/key_table.h"
@@ -11,8 +12,10 @@ namespace {
 
 constexpr std::size_t max_shown_places = 3;
 
-bool same_letter(char a, char b) {
-  return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+std::string in_lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
 }
 
 // Two mistakes in a three-letter word leave nothing of it; long words may carry more of them.
@@ -20,34 +23,45 @@ int tolerance(std::size_t length) {
   return length <= 3 ? 1 : std::max(2, static_cast<int>(length) / 3);
 }
 
-}  // namespace
-
-int edit_distance(std::string_view a, std::string_view b) {
+/// The distance, or some number of at least `limit` if that is reached: then it is of no interest.
+int distance_below(int limit, const std::string& a, const std::string& b) {
   // Three rows of the usual table: the row before last is needed for swapped neighbours.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) last[j] = static_cast<int>(j);
+  int least_of_last = 0;
   for (std::size_t i = 1; i <= a.size(); ++i) {
     row[0] = static_cast<int>(i);
+    int least = row[0];
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const int change = last[j - 1] + (same_letter(a[i - 1], b[j - 1]) ? 0 : 1);
+      const int change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
       row[j] = std::min({last[j] + 1, row[j - 1] + 1, change});
-      if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1])) {
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
         row[j] = std::min(row[j], before[j - 2] + 1);
       }
+      least = std::min(least, row[j]);
     }
+    if (std::min(least, least_of_last) >= limit) return limit;
+    least_of_last = least;
     std::swap(before, last);
     std::swap(last, row);
   }
   return last[b.size()];
 }
 
+}  // namespace
+
+int edit_distance(std::string_view a, std::string_view b) {
+  return distance_below(std::numeric_limits<int>::max(), in_lower_case(a), in_lower_case(b));
+}
+
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
+  const std::string lower = in_lower_case(word);
   std::string_view best;
   int best_distance = tolerance(word.size()) + 1;
   for (const std::string_view candidate : candidates) {
     const auto too_far = static_cast<std::size_t>(best_distance);
     if (candidate.size() + too_far <= word.size() || word.size() + too_far <= candidate.size()) continue;
-    const int distance = edit_distance(word, candidate);
+    const int distance = distance_below(best_distance, lower, in_lower_case(candidate));
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;

@@ -10,10 +10,11 @@ constexpr std::string_view batch_advice =
     "write a positive integer, or leave the key out if the other two batch sizes give it";
 
 constexpr KeyFact rows[] = {
-    integer("train_batch_size", "", "samples of one optimizer step on all ranks together")
+    integer("train_batch_size", "",
+            "samples of one optimizer step on all ranks together; by default what the other two give")
         .least(1)
         .or_null()
-        .filled_by(program)
+        .filled_by(fallback)
         .advise(batch_advice),
     integer("train_micro_batch_size_per_gpu", "", "samples of one forward and backward on one rank")
         .least(1)

@@ -1,4 +1,6 @@
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "tests/config/refusal.h"
@@ -86,4 +88,42 @@ TEST_CASE("null is the same as leaving a batch size out") {
       parse_config("{\"train_batch_size\": 8, \"gradient_accumulation_steps\": null}", "conf", 2).batch;
   CHECK(batch.micro_batch_size_per_gpu == 4);
   CHECK(batch.gradient_accumulation_steps == 1);
+}
+
+TEST_CASE("train_batch_size \"auto\" is what the other two give, whatever the program says") {
+  const std::string text = R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3,
+                              "gradient_accumulation_steps": "auto"})";
+  const auto batch =
+      parse_config(text, "conf",
+                   zerorun::LoadOptions{.world_size = 2,
+                                        .arguments = {{"gradient_accumulation_steps", int64_t{4}},
+                                                      {"train_micro_batch_size_per_gpu", int64_t{9}}}})
+          .batch;
+  CHECK(batch.train_batch_size == 24);
+  CHECK(batch.micro_batch_size_per_gpu == 3);
+  CHECK(batch.gradient_accumulation_steps == 4);
+}
+
+TEST_CASE("a hidden size that no model has is refused, and so is an argument for no key") {
+  const std::string text = R"({"train_batch_size": 1})";
+  for (const int64_t size : {int64_t{0}, int64_t{-1}, INT64_MAX}) {
+    CHECK_THROWS_WITH(parse_config(text, "conf", zerorun::LoadOptions{.hidden_size = size}),
+                      Catch::Contains("hidden_size: expected a number from 1"));
+  }
+  CHECK_THROWS_WITH(
+      parse_config(text, "conf", zerorun::LoadOptions{.arguments = {{"optimizer.params.lrr", 0.1}}}),
+      Catch::Contains("optimizer.params.lrr") && Catch::Contains("did you mean \"lr\"?"));
+  CHECK_THROWS_WITH(
+      parse_config(text, "conf", zerorun::LoadOptions{.arguments = {{"steps_per_print", int64_t{1}}}}),
+      Catch::Contains("steps_per_print: expected a key that can be \"auto\""));
+}
+
+TEST_CASE("an argument that does not fit is refused at the key that asks for it") {
+  const std::string text = "{\"train_batch_size\": 1,\n\"gradient_clipping\": \"auto\"}";
+  for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
+    CHECK_THROWS_WITH(
+        parse_config(text, "conf", zerorun::LoadOptions{.arguments = {{"gradient_clipping", wrong}}}),
+        Catch::Contains("conf:2:22: error: gradient_clipping: expected a number of at least 0, found ") &&
+            Catch::Contains("from the program's arguments"));
+  }
 }

@@ -1,0 +1,243 @@
+// A libFuzzer target over the text of a configuration (scripts/fuzz). Any text is a fair input; what must
+// hold for all of them is said by the functions named must_*. The ranks, the hidden size and the leniency
+// with which a text is read follow from the text itself, so that files of the corpus are plain
+// configurations.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <valijson/adapters/nlohmann_json_adapter.hpp>
+#include <valijson/schema.hpp>
+#include <valijson/schema_parser.hpp>
+#include <valijson/validator.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "config/check.h"
+#include "config/compare.h"
+#include "config/key_table.h"
+#include "config/scanner.h"
+#include "config/schema.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::string_view origin = "fuzzed";
+constexpr std::size_t longest_double_digits = 15;  // an integer of more digits may be another one as a double
+
+[[noreturn]] void fail(std::string_view what, std::string_view text, const std::string& detail = "") {
+  std::fprintf(stderr, "BROKEN: %s\n%s\n---- the text:\n%.*s\n----\n", std::string(what).c_str(),
+               detail.c_str(), static_cast<int>(text.size()), text.data());
+  std::abort();
+}
+
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037U;
+  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211U;
+  return hash ^ (hash >> 32);
+}
+
+CheckOptions options_for(std::string_view text) {
+  const uint64_t hash = hash_of(text);
+  CheckOptions options;
+  if (hash & 1) options.world_size = 1 << (hash >> 1 & 3);
+  if (hash & 8) options.hidden_size = static_cast<int64_t>(hash >> 8 & 0xfffff) + 1;
+  options.compat = (hash & 16) != 0;
+  return options;
+}
+
+std::string told(const CheckedConfig& checked) {
+  std::string all;
+  for (const Finding& finding : checked.diagnostics.findings())
+    all += checked.diagnostics.headline(finding) + "\n";
+  return all;
+}
+
+/// Where `offset` is, counted anew: lines end with LF, CR LF or CR, columns count characters.
+Position place_of(std::string_view text, std::size_t offset) {
+  Position place{offset, 1, 1};
+  for (std::size_t i = text.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < offset; ++i) {
+    const bool splits_crlf = text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n';
+    if (text[i] == '\n' || (text[i] == '\r' && !splits_crlf)) {
+      ++place.line;
+      place.column = 1;
+    } else if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
+      ++place.column;
+    }
+  }
+  return place;
+}
+
+/// Findings are in the order of the file, point into it, and cannot move a terminal's cursor.
+void must_point_into(std::string_view text, const CheckedConfig& checked) {
+  std::size_t last = 0;
+  for (const Finding& finding : checked.diagnostics.findings()) {
+    const Position& at = finding.at();
+    const std::string shown = checked.diagnostics.render(finding);
+    if (at.offset > text.size()) fail("a finding lies behind the end", text, shown);
+    if (at.offset < last) fail("findings are out of order", text, shown);
+    last = at.offset;
+    const Position expected = place_of(text, at.offset);
+    if (at.line != expected.line || at.column != expected.column)
+      fail("line or column is wrong", text, shown);
+    if (finding.text.empty() || !shown.starts_with(origin)) fail("a finding says nothing", text, shown);
+    for (const unsigned char c : shown) {
+      if ((c < 0x20 && c != '\n') || c == 0x7f) fail("a finding holds a control character", text, shown);
+    }
+  }
+}
+
+/// What is shown of an accepted configuration is one itself, with the same meaning.
+void must_show_the_same(std::string_view text, const CheckedConfig& checked, const CheckOptions& options) {
+  const std::string shown = show_settings(checked.settings);
+  const CheckedConfig again = check_config(shown, std::string(origin), options);
+  if (again.refused() || again.diagnostics.any(Severity::warning)) {
+    fail("what is shown is no clean configuration", text, shown + told(again));
+  }
+  for (const Difference& difference : compare_settings(checked.settings, again.settings)) {
+    fail("what is shown means something else", text,
+         difference.path + ": " + difference.first + " became " + difference.second + "\n" + shown);
+  }
+}
+
+class Schema {
+ public:
+  Schema() : json_(nlohmann::json::parse(config_schema())) {
+    valijson::SchemaParser().populateSchema(valijson::adapters::NlohmannJsonAdapter(json_), schema_);
+  }
+
+  bool takes(const nlohmann::json& document, valijson::ValidationResults& results) {
+    return validator_.validate(schema_, valijson::adapters::NlohmannJsonAdapter(document), &results);
+  }
+
+ private:
+  nlohmann::json json_;
+  valijson::Schema schema_;
+  valijson::Validator validator_;
+};
+
+/// A schema's numbers are doubles and its texts are short: where an exact integer matters, it cannot tell.
+bool has_more_digits_than_a_double(std::string_view json) {
+  std::size_t digits = 0;
+  for (const char c : json) {
+    digits = c >= '0' && c <= '9' ? digits + 1 : 0;
+    if (digits > longest_double_digits) return true;
+  }
+  return false;
+}
+
+/// Nothing is accepted that the JSON Schema of the key table does not allow.
+void must_fit_the_schema(std::string_view text, const CheckedConfig& checked) {
+  const std::string json = scan(text).json;
+  if (has_more_digits_than_a_double(json)) return;
+  static Schema schema;
+  valijson::ValidationResults results;
+  if (schema.takes(nlohmann::json::parse(json), results)) return;
+  std::string detail = told(checked);
+  for (valijson::ValidationResults::Error error; results.popError(error);) {
+    for (const std::string& step : error.context) detail += step;
+    detail += ": " + error.description + "\n";
+  }
+  fail("accepted, and the schema does not allow it", text, detail);
+}
+
+bool same_run(const Config& a, const Config& b) {
+  const auto batch = [](const Config& c) {
+    return std::tuple(c.batch.train_batch_size, c.batch.micro_batch_size_per_gpu,
+                      c.batch.gradient_accumulation_steps);
+  };
+  const auto zero = [](const Config& c) {
+    const ZeroConfig& z = c.zero;
+    return std::tuple(z.stage, z.reduce_bucket_size, z.allgather_bucket_size, z.overlap_comm);
+  };
+  const auto optimizer = [](const Config& c) {
+    const OptimizerConfig o = c.optimizer.value_or(OptimizerConfig{});
+    return std::tuple(c.optimizer.has_value(), o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay,
+                      o.bias_correction, o.momentum, o.dampening, o.nesterov);
+  };
+  const auto scheduler = [](const Config& c) {
+    const SchedulerConfig s = c.scheduler.value_or(SchedulerConfig{});
+    return std::tuple(c.scheduler.has_value(), s.type, s.warmup_min_lr, s.warmup_max_lr, s.warmup_num_steps,
+                      s.warmup_type, s.total_num_steps);
+  };
+  const auto stage3 = [](const Config& c) {
+    const ZeroConfig& z = c.zero;
+    return z.stage < 3 ? std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>()
+                       : std::tuple(z.max_live_parameters, z.max_reuse_distance, z.prefetch_bucket_size,
+                                    z.param_persistence_threshold, z.model_persistence_threshold);
+  };
+  return batch(a) == batch(b) && zero(a) == zero(b) && stage3(a) == stage3(b) &&
+         optimizer(a) == optimizer(b) && scheduler(a) == scheduler(b) &&
+         a.gradient_clipping == b.gradient_clipping && a.steps_per_print == b.steps_per_print &&
+         a.wall_clock_breakdown == b.wall_clock_breakdown && a.prescale_gradients == b.prescale_gradients &&
+         a.gradient_predivide_factor == b.gradient_predivide_factor;
+}
+
+/// What a program gives for every "auto" that is its own.
+Arguments arguments_for(int world_size) {
+  constexpr int64_t micro_batch = 2;
+  constexpr int64_t steps = 3;
+  Arguments arguments;
+  for (const KeyFact* fact : key_facts()) {
+    if (fact->automatic != Automatic::program) continue;
+    const std::string path(fact->path);
+    if (fact->type == KeyType::integer || fact->type == KeyType::size) arguments[path] = int64_t{10};
+    if (fact->type == KeyType::number) arguments[path] = 0.5;
+    if (fact->type == KeyType::boolean) arguments[path] = false;
+    if (fact->type == KeyType::number_list) arguments[path] = std::vector<double>(fact->length, 0.25);
+  }
+  arguments["train_batch_size"] = micro_batch * steps * world_size;
+  arguments["train_micro_batch_size_per_gpu"] = micro_batch;
+  arguments["gradient_accumulation_steps"] = steps;
+  return arguments;
+}
+
+/// A run takes nothing that a check refuses, and its resolved configuration starts the same run.
+void must_run_as_checked(std::string_view text, const CheckOptions& options) {
+  LoadOptions load{.world_size = options.world_size.value_or(1), .hidden_size = options.hidden_size};
+  if (!options.compat) load.arguments = arguments_for(load.world_size);
+  Config config;
+  try {
+    config = parse_config(text, std::string(origin), load);
+  } catch (const UserError& error) {
+    if (std::string_view(error.what()).empty()) fail("a refusal says nothing", text);
+    return;
+  }
+  const CheckedConfig checked = check_config(
+      text, std::string(origin), {.world_size = load.world_size, .hidden_size = options.hidden_size});
+  if (checked.refused()) fail("a run takes what a check refuses", text, told(checked));
+  try {
+    if (same_run(config, parse_config(config.resolved, std::string(origin), load))) return;
+  } catch (const UserError& error) {
+    fail("a run's resolved configuration is refused", text, config.resolved + error.what());
+  }
+  fail("a run's resolved configuration starts another run", text, config.resolved);
+}
+
+void check_text(std::string_view text) {
+  const CheckedConfig plain = check_config(text, std::string(origin));
+  must_point_into(text, plain);
+  if (!plain.refused()) {
+    must_show_the_same(text, plain, {});
+    must_fit_the_schema(text, plain);
+  }
+  const CheckOptions options = options_for(text);
+  const CheckedConfig other = check_config(text, std::string(origin), options);
+  must_point_into(text, other);
+  if (!other.refused()) must_show_the_same(text, other, options);
+  if (!plain.refused() && other.refused() && !options.world_size) {
+    fail("without batch sizes to multiply, options make a difference", text, told(other));
+  }
+  must_run_as_checked(text, options);
+}
+
+}  // namespace
+}  // namespace zerorun
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  zerorun::check_text({reinterpret_cast<const char*>(data), size});
+  return 0;
+}

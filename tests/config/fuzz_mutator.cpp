@@ -1,0 +1,114 @@
+// How the fuzz target's inputs are changed: half of the time byte by byte, as libFuzzer does by itself, and
+// half of the time by a key of the key table or a value that is worth a try at it (config_draft.h), so that
+// texts stay configurations.
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/key_table.h"
+#include "config/scanner.h"
+#include "tests/config/config_draft.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+
+namespace zerorun::test {
+namespace {
+
+/// A place where the text can be changed.
+struct Spot {
+  std::string path;  // of an object: its section; of a value: its key
+  std::size_t offset = 0;
+  std::size_t length = 0;  // of a value; 0: behind an opening brace
+};
+
+/// The openings of objects and the values of keys that are neither object nor array.
+std::vector<Spot> spots_in(const ScannedText& scanned) {
+  std::vector<Spot> spots;
+  std::vector<std::string> keys;  // of the objects and arrays around
+  std::string key;
+  for (std::size_t i = 0; i < scanned.tokens.size(); ++i) {
+    const Token& token = scanned.tokens[i];
+    const bool named = i > 0 && scanned.tokens[i - 1].kind == TokenKind::colon;
+    const bool is_key =
+        i + 1 < scanned.tokens.size() && scanned.tokens[i + 1].kind == TokenKind::colon && token.length >= 2;
+    std::string path;
+    for (const std::string& outer : keys) path = join_path(path, outer);
+    if (named) path = join_path(path, key);
+    switch (token.kind) {
+      case TokenKind::open_object:
+        spots.push_back({path, token.at.offset + 1, 0});
+        [[fallthrough]];
+      case TokenKind::open_array:
+        keys.push_back(named ? key : "");
+        break;
+      case TokenKind::close_object:
+      case TokenKind::close_array:
+        if (!keys.empty()) keys.pop_back();
+        break;
+      case TokenKind::string:
+      case TokenKind::word:
+        if (is_key) key = scanned.json.substr(token.at.offset + 1, token.length - 2);
+        if (named) spots.push_back({path, token.at.offset, token.length});
+        break;
+      default:
+        break;
+    }
+  }
+  return spots;
+}
+
+template <typename List>
+const typename List::value_type& one_of(const List& list, unsigned number) {
+  return list[number % list.size()];
+}
+
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  bool coin() { return (random_() & 1) != 0; }
+
+  /// `text` with another key, or another value at one of its keys.
+  std::string change(const std::string& text) {
+    const std::vector<Spot> spots = spots_in(scan(text));
+    if (spots.empty()) return "{" + member_of("") + "}";
+    const Spot& spot = one_of(spots, random_());
+    std::string changed = text;
+    if (spot.length > 0) return changed.replace(spot.offset, spot.length, literal_at(spot.path));
+    const auto next = text.find_first_not_of(" \t\r\n", spot.offset);
+    const bool more = next != std::string::npos && text[next] != '}';
+    return changed.insert(spot.offset, member_of(spot.path) + (more ? ", " : ""));
+  }
+
+ private:
+  std::string member_of(const std::string& section) {
+    std::vector<std::string_view> names = keys_of(section);
+    if (names.empty() || random_() % 32 == 0) names = {name_of(one_of(key_facts(), random_())->path)};
+    const std::string name(one_of(names, random_()));
+    return quoted_literal(name) + ": " + literal_at(join_path(section, name));
+  }
+
+  std::string literal_at(const std::string& path) {
+    const KeyFact* fact = find_key(path);
+    if (!fact) return one_of(common_literals(), random_());
+    return coin() || coin() ? one_of(likely_literals(*fact), random_())
+                            : one_of(literals_for(*fact), random_());
+  }
+
+  std::minstd_rand random_;
+};
+
+}  // namespace
+}  // namespace zerorun::test
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+  zerorun::test::Mutator mutator(seed);
+  if (mutator.coin()) return LLVMFuzzerMutate(data, size, max_size);
+  const std::string changed = mutator.change(std::string(reinterpret_cast<const char*>(data), size));
+  if (changed.size() > max_size) return LLVMFuzzerMutate(data, size, max_size);
+  std::copy(changed.begin(), changed.end(), data);
+  return changed.size();
+}
