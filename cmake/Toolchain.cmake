@@ -1,6 +1,7 @@
 # Compiler flags for our own code, ccache and a fast linker where they are found, sanitizers by option.
 
 set(ZERORUN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,undefined' or 'thread'")
+option(ZERORUN_FUZZ "Build the fuzz targets too (needs clang++)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
@@ -24,12 +25,20 @@ endforeach()
 add_library(zerorun_flags INTERFACE)
 # Contraction to fused multiply-add would make results depend on the machine: off.
 # -Wno-restrict: g++ 12 raises false alarms for "text" + std::string (GCC PR 105651).
-target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -Wno-restrict -ffp-contract=off)
+target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)
   # Sanitizers make g++ raise false alarms of these two kinds, in the standard library's headers too.
-  add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1 -Wno-maybe-uninitialized
-                      -Wno-array-bounds)
+  add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1
+                      $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wno-array-bounds)
   add_link_options(-fsanitize=${ZERORUN_SANITIZE})
+endif()
+
+if(ZERORUN_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "ZERORUN_FUZZ needs clang++, found ${CMAKE_CXX_COMPILER}: use the preset fuzz (scripts/fuzz)")
+  endif()
+  add_compile_options(-fno-sanitize-recover=all)  # what a sanitizer finds must end the program
 endif()

@@ -1,0 +1,365 @@
+// `zerorun config check|show|diff|schema|reference`, run as users run them.
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/temporary_folder.h"
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
+using nlohmann::json;
+using zerorun::testing::read_file;
+using zerorun::testing::TemporaryFolder;
+
+namespace {
+
+constexpr char kClean[] = R"({
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 3,
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+  "zero_optimization": {"stage": 2}
+}
+)";
+constexpr char kWarned[] = R"({
+  "train_micro_batch_size_per_gpu": "2"
+}
+)";
+constexpr char kRefused[] = R"({
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_cliping": 1.0,
+	"zero_optimization": {"stage": 4}
+}
+)";
+
+struct Outcome {
+  int exit_code;
+  std::string out;
+  std::string err;
+};
+
+/// A folder of configurations, and zerorun run in it.
+class Shop {
+ public:
+  Shop() {
+    write("clean.json", kClean);
+    write("warned.json", kWarned);
+    write("refused.json", kRefused);
+  }
+
+  void write(const std::string& name, const std::string& text) const { folder_.write(name, text); }
+
+  /// `zerorun config ARGUMENTS` as a shell takes them.
+  Outcome config(const std::string& arguments) const {
+    const std::string folder = (folder_ / "").string();
+    const std::string command =
+        "cd '" + folder + "' && '" ZERORUN_BINARY_DIR "/bin/zerorun' config " + arguments + " >.out 2>.err";
+    const int status = std::system(command.c_str());
+    INFO(command);
+    REQUIRE(WIFEXITED(status));
+    return {WEXITSTATUS(status), read_file(folder_ / ".out"), read_file(folder_ / ".err")};
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The lines that tell an error, a warning or a note: neither lines of the file nor the summary.
+std::vector<std::string> headlines(const std::string& out, const std::string& severity) {
+  std::vector<std::string> found;
+  for (const std::string& line : lines_of(out)) {
+    if (line.find(": " + severity + ": ") != std::string::npos) found.push_back(line);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("check ends with 0 for clean files, 1 for warnings with --werror, 2 for errors") {
+  const Shop shop;
+  CHECK(shop.config("check clean.json").exit_code == 0);
+  CHECK(shop.config("check --werror clean.json").exit_code == 0);
+  CHECK(shop.config("check warned.json").exit_code == 0);
+  CHECK(shop.config("check --werror warned.json").exit_code == 1);
+  CHECK(shop.config("check refused.json").exit_code == 2);
+  CHECK(shop.config("check --werror refused.json warned.json").exit_code == 2);
+  CHECK(shop.config("check clean.json warned.json").exit_code == 0);
+  CHECK(shop.config("check --werror clean.json warned.json").exit_code == 1);
+  CHECK(shop.config("check clean.json refused.json warned.json").exit_code == 2);
+}
+
+TEST_CASE("check tells all findings of each file in the order of lines, then their numbers") {
+  const Outcome outcome = Shop().config("check refused.json clean.json warned.json");
+  CHECK(outcome.err.empty());
+  const auto errors = headlines(outcome.out, "error");
+  REQUIRE(errors.size() == 2);
+  CHECK_THAT(errors[0], StartsWith("refused.json:3:3: error: gradient_cliping: expected a known key, found "
+                                   "\"gradient_cliping\"; did you mean \"gradient_clipping\"?"));
+  CHECK_THAT(errors[1], StartsWith("refused.json:4:33: error: zero_optimization.stage: expected an integer "
+                                   "from 0 to 3, found 4; "));
+  const auto warnings = headlines(outcome.out, "warning");
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], StartsWith("warned.json:2:37: warning: train_micro_batch_size_per_gpu: "));
+  const std::string& out = outcome.out;
+  const auto first = out.find("\nrefused.json: 2 errors, 0 warnings, 0 notes\n");
+  const auto second = out.find("\nclean.json: 0 errors, 0 warnings, 0 notes\n");
+  const auto third = out.find("\nwarned.json: 0 errors, 1 warning, 0 notes\n");
+  CHECK(out.find(errors[1]) < first);
+  CHECK(first < second);
+  CHECK(second < third);
+  CHECK(third != std::string::npos);
+}
+
+TEST_CASE("the caret stands under the column, behind tabs and characters of several bytes too") {
+  const Shop shop;
+  shop.write("wide.json", "{\"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
+  const auto lines = lines_of(shop.config("check refused.json wide.json").out);
+  int carets = 0;
+  for (std::size_t i = 2; i < lines.size(); ++i) {
+    if (lines[i].empty() || lines[i].back() != '^') continue;
+    ++carets;
+    INFO(lines[i - 2] << "\n" << lines[i - 1] << "\n" << lines[i]);
+    std::istringstream place(lines[i - 2].substr(lines[i - 2].find(".json:") + 6));
+    int line = 0, column = 0;
+    char colon = 0;
+    REQUIRE(place >> line >> colon >> column);
+    const auto bar = lines[i - 1].find(" | ");
+    CHECK(lines[i].find(" | ") == bar);
+    CHECK(std::stoi(lines[i - 1].substr(0, bar)) == line);
+    CHECK(lines[i].size() == bar + 3 + static_cast<std::size_t>(column));
+  }
+  CHECK(carets == 3);
+  // What a tab would move is shown as a blank.
+  CHECK_THAT(shop.config("check refused.json").out, Contains(" |  \"zero_optimization\": {\"stage\": 4}\n"));
+}
+
+TEST_CASE("check reads a configuration from stdin, however long that goes on") {
+  const Shop shop;
+  const Outcome refused = shop.config("check - <refused.json");
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.out,
+             StartsWith("stdin:3:3: error: ") && EndsWith("\nstdin: 2 errors, 0 warnings, 0 notes\n"));
+  CHECK(shop.config("check - <clean.json").exit_code == 0);
+  const Outcome endless = shop.config("check - </dev/zero");
+  CHECK(endless.exit_code == 2);
+  CHECK_THAT(endless.err, Contains("more than 16 MiB"));
+  CHECK(shop.config("check - </dev/null").exit_code == 2);
+}
+
+TEST_CASE("check --json tells everything to machines") {
+  const Shop shop;
+  const Outcome outcome = shop.config("check --json clean.json refused.json warned.json");
+  CHECK(outcome.exit_code == 2);
+  const json told = json::parse(outcome.out);
+  CHECK(told.at("errors") == 2);
+  CHECK(told.at("warnings") == 1);
+  CHECK(told.at("notes") == 0);
+  const json& findings = told.at("findings");
+  REQUIRE(findings.size() == 3);
+  CHECK(findings[0].at("file") == "refused.json");
+  CHECK(findings[0].at("line") == 3);
+  CHECK(findings[0].at("column") == 3);
+  CHECK(findings[0].at("severity") == "error");
+  CHECK(findings[0].at("path") == "gradient_cliping");
+  CHECK(findings[0].at("expected") == "a known key");
+  CHECK(findings[0].at("found") == "\"gradient_cliping\"");
+  CHECK(findings[0].at("remedy") == "did you mean \"gradient_clipping\"?");
+  CHECK_THAT(findings[0].at("message").get<std::string>(), StartsWith("expected a known key, found "));
+  CHECK(findings[1].at("path") == "zero_optimization.stage");
+  CHECK(findings[1].at("line") == 4);
+  CHECK(findings[2].at("file") == "warned.json");
+  CHECK(findings[2].at("severity") == "warning");
+  CHECK(json::parse(shop.config("check --json - <clean.json").out).at("findings").empty());
+}
+
+TEST_CASE("check --json stays JSON whatever bytes the file holds") {
+  const Shop shop;
+  shop.write("bytes.json", "{\"\xFF\xFE\x01\": \"\x80\"}");
+  const Outcome outcome = shop.config("check --json bytes.json");
+  CHECK(outcome.exit_code == 2);
+  CHECK(json::parse(outcome.out).at("errors") == 1);
+}
+
+TEST_CASE("--world multiplies the batch sizes") {
+  const Shop shop;
+  shop.write("batch.json", R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3})");
+  CHECK(shop.config("check batch.json").exit_code == 0);
+  CHECK(shop.config("check --world 4 batch.json").exit_code == 0);
+  const Outcome outcome = shop.config("check --world 5 batch.json");
+  CHECK(outcome.exit_code == 2);
+  CHECK_THAT(outcome.out, StartsWith("batch.json:1:22: error: train_batch_size: ") && Contains("5 ranks"));
+  const json two = json::parse(shop.config("show --world 2 batch.json").out, nullptr, true, true);
+  CHECK(two.at("train_batch_size") == 12);
+  CHECK(two.at("gradient_accumulation_steps") == 2);
+  const json eight = json::parse(shop.config("show --world 8 clean.json").out, nullptr, true, true);
+  CHECK(eight.at("train_batch_size") == 8 * 2 * 3);
+}
+
+TEST_CASE("--model-hidden gives the sizes that follow from it") {
+  const Shop shop;
+  shop.write("auto.json", R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3,
+    "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto"}})");
+  const json zero = json::parse(shop.config("show --model-hidden 4097 auto.json").out, nullptr, true, true)
+                        .at("zero_optimization");
+  CHECK(zero.at("reduce_bucket_size") == 16785409);           // 4097 x 4097
+  CHECK(zero.at("stage3_prefetch_bucket_size") == 15106868);  // 0.9 of that, rounded down
+  CHECK(zero.at("stage3_param_persistence_threshold") == 40970);
+  const Outcome open = shop.config("check auto.json");
+  CHECK(open.exit_code == 0);
+  CHECK(headlines(open.out, "note").size() == 3);
+  CHECK_THAT(open.out, Contains("note: zero_optimization.reduce_bucket_size: \"auto\": "));
+  CHECK(headlines(shop.config("check --quiet auto.json").out, "note").empty());
+}
+
+TEST_CASE("what show prints is a clean configuration with the same meaning") {
+  const Shop shop;
+  shop.write("large.json", R"({
+    "train_batch_size": "auto", // follows from the others
+    "train_micro_batch_size_per_gpu": 5,
+    "bf16": {"enabled": "true"},
+    "optimizer": {"type": "adam", "params": {"lr": "auto", "betas": [0.8, 0.95], "weight_decay": 3e-7}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}},
+    "zero_optimization": {"stage": 3.0, "cpu_offload": false, "reduce_bucket_size": 15099494.4, "overlap_comm": true},
+    "gradient_clipping": true,
+  })");
+  for (const std::string name : {"clean.json", "warned.json", "large.json"}) {
+    for (const std::string options : {"", "--world 6 --model-hidden 768 "}) {
+      INFO(name << " " << options);
+      const Outcome shown = shop.config("show " + options + name);
+      REQUIRE(shown.exit_code == 0);
+      shop.write("shown.json", shown.out);
+      const Outcome checked = shop.config("check --werror " + options + "shown.json");
+      INFO(shown.out << checked.out);
+      CHECK(checked.exit_code == 0);
+      const Outcome compared = shop.config("diff " + options + name + " shown.json");
+      CHECK(compared.exit_code == 0);
+      CHECK(compared.out == "no difference in meaning\n");
+      CHECK(json::parse(shop.config("diff --json " + options + name + " shown.json").out)
+                .at("differences")
+                .empty());
+    }
+  }
+}
+
+TEST_CASE("show tells where each value comes from") {
+  const std::string out = Shop().config("show clean.json").out;
+  int from_file = 0, defaults = 0;
+  for (const std::string& line : lines_of(out)) {
+    if (line.find("\"lr\": ") != std::string::npos) CHECK_THAT(line, EndsWith("// line 4"));
+    if (line.find("\"stage\": 2") != std::string::npos) CHECK_THAT(line, EndsWith("// line 5"));
+    from_file += line.find("// line ") != std::string::npos ? 1 : 0;
+    defaults += line.find("// default") != std::string::npos ? 1 : 0;
+  }
+  CHECK(from_file == 5);
+  CHECK(defaults > 10);
+}
+
+TEST_CASE("diff tells settings that differ, and nothing of spelling, order or defaults written out") {
+  const Shop shop;
+  shop.write("spelled.json", R"({
+  // the same as clean.json
+  "zero_optimization": {"reduce_bucket_size": 5e8, "stage": 2.0},
+  "_note": "any", "gradient_clipping": 1.0,
+  "optimizer": {"params": {"lr": 0.0001, "betas": [0.9, 0.999]}, "type": "adamw"},
+  "gradient_accumulation_steps": "3", "train_micro_batch_size_per_gpu": 2,
+})");
+  const Outcome same = shop.config("diff clean.json spelled.json");
+  INFO(same.out << same.err);
+  CHECK(same.exit_code == 0);
+  CHECK(same.out == "no difference in meaning\n");
+
+  shop.write("other.json", R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+    "optimizer": {"type": "AdamW", "params": {"lr": 2e-4}}, "zero_optimization": {"stage": 1}})");
+  const Outcome different = shop.config("diff clean.json other.json");
+  CHECK(different.exit_code == 1);
+  CHECK_THAT(different.out, Contains("optimizer.params.lr\n  clean.json: 1e-04 (line 4)\n"
+                                     "  other.json: 2e-04 (line 2)\n"));
+  CHECK_THAT(different.out, Contains("zero_optimization.stage\n  clean.json: 2 (line 5)\n"
+                                     "  other.json: 1 (line 2)\n"));
+  const json differences =
+      json::parse(shop.config("diff --json clean.json other.json").out).at("differences");
+  REQUIRE(differences.size() == 2);
+  CHECK(differences[0] == json{{"path", "optimizer.params.lr"}, {"first", 1e-4}, {"second", 2e-4}});
+  CHECK(differences[1] == json{{"path", "zero_optimization.stage"}, {"first", 2}, {"second", 1}});
+}
+
+TEST_CASE("show and diff refuse what check refuses, on stderr") {
+  const Shop shop;
+  for (const std::string arguments :
+       {"show refused.json", "diff clean.json refused.json", "diff refused.json clean.json"}) {
+    INFO(arguments);
+    const Outcome outcome = shop.config(arguments);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK(headlines(outcome.err, "error").size() == 2);
+  }
+}
+
+TEST_CASE("with --compat leftovers are warnings, and typos stay errors") {
+  const Shop shop;
+  shop.write("old.json", R"({"train_micro_batch_size_per_gpu": 2, "disable_fused_adam": true})");
+  CHECK(shop.config("check old.json").exit_code == 2);
+  const Outcome outcome = shop.config("check --compat old.json");
+  CHECK(outcome.exit_code == 0);
+  CHECK_THAT(outcome.out, Contains("warning: disable_fused_adam: "));
+  CHECK(shop.config("check --compat --werror old.json").exit_code == 1);
+  CHECK(shop.config("check --compat refused.json").exit_code == 2);
+}
+
+TEST_CASE("schema prints a JSON Schema and reference a page, both with every section") {
+  const Shop shop;
+  const Outcome schema = shop.config("schema");
+  CHECK(schema.exit_code == 0);
+  CHECK(json::parse(schema.out).at("properties").contains("zero_optimization"));
+  const Outcome page = shop.config("reference");
+  CHECK(page.exit_code == 0);
+  CHECK_THAT(page.out, StartsWith("# ") && Contains("`zero_optimization`"));
+}
+
+TEST_CASE("a mistake on the command line is one message and exit code 2") {
+  const Shop shop;
+  struct Case {
+    std::string arguments, told;
+  };
+  const std::vector<Case> cases = {
+      {"check missing.json", "missing.json: expected a configuration file, found no such file"},
+      {"check clean.json missing.json", "missing.json: "},
+      {"check .", "found a directory"},
+      {"show missing.json", "missing.json: "},
+      {"diff clean.json missing.json", "missing.json: "},
+      {"check", "FILE is required"},
+      {"diff clean.json", "FILES"},
+      {"show clean.json warned.json", "required but received 2"},
+      {"check --world 0 clean.json", "--world"},
+      {"check --world many clean.json", "--world"},
+      {"check --model-hidden -5 clean.json", "--model-hidden"},
+      {"check --no-such-option clean.json", "--no-such-option"},
+      {"", "subcommand"},
+      {"frobnicate clean.json", "subcommand"},
+      {"schema clean.json", "clean.json"},
+  };
+  for (const auto& [arguments, told] : cases) {
+    const Outcome outcome = shop.config(arguments);
+    INFO(arguments << ": " << outcome.out << outcome.err);
+    CHECK(outcome.exit_code == 2);
+    CHECK_THAT(outcome.err, StartsWith("zerorun: ") && Contains(told));
+    CHECK(lines_of(outcome.err).size() == 1);
+  }
+  const Outcome help = shop.config("--help");
+  CHECK(help.exit_code == 0);
+  CHECK_THAT(help.out, Contains("check") && Contains("diff") && Contains("Exit code"));
+}
