@@ -9,6 +9,8 @@
 #include "base/log.h"
 #include "comm/rendezvous.h"
 #include "engine/engine_state.h"
+#include "engine/hidden_size.h"
+#include "engine/resolved_config.h"
 #include "engine/setup.h"
 #include "zero/interception.h"
 
@@ -23,7 +25,8 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   auto communicator = options.communicator ? options.communicator : connect();
   check_world_size(config, communicator->world_size());
   check_ranks_agree(parameters, describe_settings(config, options), *communicator);
-  if (communicator->rank() == 0) {
+  write_resolved_config(config, options.output_folder, *communicator);
+  if (options.log_config && communicator->rank() == 0) {
     for (const std::string& note : config.notes) log_info(note);
   }
   return Engine(std::make_shared<Engine::State>(model, config, std::move(communicator), std::move(parameters),
@@ -33,7 +36,10 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
                   InitializeOptions options) {
   if (!options.communicator) options.communicator = connect();
-  const Config config = load_config(ds_config, options.communicator->world_size());
+  const Config config = load_config(
+      ds_config, {.world_size = options.communicator->world_size(),
+                  .arguments = options.arguments,
+                  .hidden_size = options.hidden_size ? options.hidden_size : hidden_size_of(model)});
   return initialize(model, config, std::move(options));
 }
 

@@ -41,6 +41,15 @@ struct InitializeOptions {
       nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
   std::optional<int64_t> bucket_numel;  // bucket bound in elements, in place of the layout's own choice
+
+  // For the initialize() that reads the file: what "auto" stands for in it.
+  Arguments arguments;                 // by key path: {"optimizer.params.lr", 1e-4}
+  std::optional<int64_t> hidden_size;  // default: found from the model (engine/hidden_size.h)
+
+  /// Where rank 0 writes the resolved configuration, as ds_config.resolved.json: the folder of the run's
+  /// other outputs. It is created if it does not exist; empty: nothing is written.
+  std::filesystem::path output_folder;
+  bool log_config = false;  // rank 0 logs what the config says that is not taken as it stands (Config::notes)
 };
 
 /// Model-state and buffer bytes that this rank holds, by category.
@@ -113,7 +122,7 @@ class Engine {
 /// the parameters into buckets; the leaves stay the same objects. A model built under a DeferredInit
 /// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
-/// The same with the config read from `ds_config`.
+/// The same with the config read from `ds_config`, where "auto" gets its value from `options` and the model.
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
                   InitializeOptions options = {});
 

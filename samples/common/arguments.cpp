@@ -25,6 +25,10 @@ std::filesystem::path DeepspeedFlags::config_file() const {
   return file;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  return file.empty() || file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
+}
+
 bool parse_arguments(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

@@ -20,6 +20,9 @@ struct DeepspeedFlags {
   std::filesystem::path config_file() const;
 };
 
+/// Where an output goes that is named by a flag: "." for a bare file name; empty if `file` is.
+std::filesystem::path folder_of(const std::filesystem::path& file);
+
 /// Parses the command line. False: --help was asked for and has been printed. Throws UserError.
 bool parse_arguments(CLI::App& app, int argc, char** argv);
 

@@ -148,7 +148,10 @@ int run(int argc, char** argv) {
   const std::optional<ProgramOptions> options = parse_options(argc, argv);
   if (!options) return 0;
   const Environment environment = Environment::read();
-  const Config config = load_config(options->deepspeed.config_file(), environment.world_size);
+  const Config config = load_config(options->deepspeed.config_file(),
+                                    {.world_size = environment.world_size,
+                                     .arguments = options->hyperparameters.arguments(options->steps),
+                                     .hidden_size = options->model.hidden});
   const Corpus corpus = open_corpus(*options);
   const Sampler sampler = make_sampler(*options, corpus, config, environment.world_size);
   share_cores(environment.world_size);
@@ -157,6 +160,7 @@ int run(int argc, char** argv) {
   if (!options->init.empty()) load_weights(*model, options->init);
   InitializeOptions initialize_options;
   initialize_options.communicator = connect(environment);
+  initialize_options.output_folder = options->output_folder();
   Engine engine = initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   if (talks) introduce(*options, corpus, sampler, engine, model);

@@ -44,7 +44,7 @@ void check_ranges(const ProgramOptions& options) {
 void check_output(const std::string& flag, const std::string& file) {
   if (file.empty()) return;
   std::error_code error;
-  const fs::path folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : fs::path(".");
+  const fs::path folder = folder_of(file);
   if (fs::is_directory(file, error))
     throw UserError(flag + " " + file + ": is a directory, expected a file name");
   if (!fs::is_directory(folder, error)) {
@@ -81,6 +81,7 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   app.add_option("--prompt", options.prompt, "what the text goes on from (default: a newline)")
       ->default_str("")
       ->type_name("TEXT");
+  options.hyperparameters.add_to(app);
   if (!parse_arguments(app, argc, argv)) return std::nullopt;
   check_ranges(options);
   check_output("--save", options.save);

@@ -2,17 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "samples/common/arguments.h"
+#include "samples/common/hyperparameters.h"
 #include "samples/gpt2/model.h"
 
 namespace zerorun {
 
 struct ProgramOptions {
   DeepspeedFlags deepspeed;
+  Hyperparameters hyperparameters{
+      .micro_batch = 8, .accumulation = 1, .lr = 2e-3, .weight_decay = 0.1, .warmup = 40};
   Gpt2Options model;  // positions: --seq, seed: --seed
   int64_t steps = 700;
   std::vector<std::string> data;  // empty: ZeroRun's own sources
@@ -22,6 +26,9 @@ struct ProgramOptions {
   bool sequential = false;
   int64_t generate = 200;  // bytes of text at the end
   std::string prompt = "\n";
+
+  /// The folder of --save, else of --csv; empty if there is neither.
+  std::filesystem::path output_folder() const { return folder_of(save.empty() ? csv : save); }
 };
 
 /// Nothing: --help was asked for and has been printed. Throws UserError naming the flag.

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "samples/common/arguments.h"
 #include "samples/common/csv_log.h"
+#include "samples/common/hyperparameters.h"
 
 namespace {
 
@@ -25,18 +26,24 @@ int run(int argc, char** argv) {
   int64_t steps = 300;
   uint64_t seed = 1;
   std::string csv_file;
+  zerorun::Hyperparameters hyperparameters{
+      .micro_batch = 64, .accumulation = 1, .lr = 1e-2, .weight_decay = 0.0, .warmup = 20};
   CLI::App app("Trains a small classifier on made-up data under ZeRO.", "mlp");
   app.option_defaults()->always_capture_default();
   deepspeed.add_to(app);
   app.add_option("--steps", steps, "optimizer steps")->check(CLI::NonNegativeNumber);
   app.add_option("--seed", seed, "of initial weights and data");
   app.add_option("--csv", csv_file, "where to write a line a step")->type_name("FILE");
+  hyperparameters.add_to(app);
   if (!zerorun::parse_arguments(app, argc, argv)) return 0;
 
   torch::manual_seed(seed);
   torch::nn::Sequential model(torch::nn::Linear(kInputs, kHidden), torch::nn::ReLU(),
                               torch::nn::Linear(kHidden, kClasses));
-  zerorun::Engine engine = zerorun::initialize(*model, deepspeed.config_file());
+  zerorun::InitializeOptions options;
+  options.arguments = hyperparameters.arguments(steps);
+  options.output_folder = zerorun::folder_of(csv_file);
+  zerorun::Engine engine = zerorun::initialize(*model, deepspeed.config_file(), options);
 
   zerorun::Communicator& ranks = engine.communicator();
   const zerorun::BatchConfig& batch = engine.config().batch;

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "tests/samples/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {
@@ -56,6 +56,13 @@ TEST_CASE("a config that is missing or named twice is a mistake") {
                config_of({"--deepspeed", "a.json", "--deepspeed_config", "b.json"});
              }),
              Contains("a.json") && Contains("b.json"));
+}
+
+TEST_CASE("an output's folder") {
+  CHECK(folder_of("") == "");
+  CHECK(folder_of("log.csv") == ".");
+  CHECK(folder_of("a/b/log.csv") == "a/b");
+  CHECK(folder_of("/log.csv") == "/");
 }
 
 TEST_CASE("wrong flags are one message that names them") {

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/samples/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {

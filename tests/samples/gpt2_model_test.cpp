@@ -4,7 +4,7 @@
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/safetensors.h"
 #include "samples/gpt2/weights.h"
-#include "tests/samples/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "tests/samples/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {

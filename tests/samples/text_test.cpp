@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "samples/common/csv_log.h"
-#include "tests/samples/temporary_folder.h"
+#include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
 namespace {

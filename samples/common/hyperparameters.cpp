@@ -1,0 +1,39 @@
+#include "samples/common/hyperparameters.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace zerorun {
+
+void Hyperparameters::add_to(CLI::App& app) {
+  const std::string group = "Used where the ds_config.json says \"auto\", and only there";
+  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  auto add = [&](const std::string& flag, auto& value, const CLI::Range& range, const std::string& meaning) {
+    app.add_option(flag, value, meaning)->check(range)->group(group);
+  };
+  add("--batch", micro_batch, count, "samples of one forward and backward on one rank");
+  add("--accumulation", accumulation, count, "micro-steps of one optimizer step");
+  add("--lr", lr, CLI::NonNegativeNumber, "learning rate, after the warm-up if there is one");
+  add("--weight-decay", weight_decay, CLI::NonNegativeNumber, "weight decay");
+  add("--warmup", warmup, count, "optimizer steps of the warm-up");
+}
+
+Arguments Hyperparameters::arguments(int64_t steps) const {
+  return {
+      {"train_micro_batch_size_per_gpu", micro_batch},
+      {"gradient_accumulation_steps", accumulation},
+      {"gradient_clipping", 1.0},
+      {"optimizer.params.lr", lr},
+      {"optimizer.params.betas", std::vector<double>{0.9, 0.999}},
+      {"optimizer.params.eps", 1e-8},
+      {"optimizer.params.weight_decay", weight_decay},
+      {"scheduler.params.warmup_min_lr", 0.0},
+      {"scheduler.params.warmup_max_lr", lr},
+      {"scheduler.params.warmup_num_steps", warmup},
+      {"scheduler.params.total_num_steps", std::max<int64_t>(steps, 1)},
+      {"fp16.enabled", false},
+      {"bf16.enabled", false},
+  };
+}
+
+}  // namespace zerorun

@@ -1,0 +1,208 @@
+// What initialize() makes of a ds_config.json: "auto", the resolved configuration beside the outputs, the
+// log.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+
+#include "base/error.h"
+#include "tests/engine/net.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using torch::nn::Linear;
+
+constexpr const char* kAuto = R"({
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": 3,
+  "gradient_clipping": "auto",
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+  "zero_optimization": {
+    "stage": 3,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto"
+  }
+})";
+constexpr const char* kPlain = R"({"train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})";
+
+Arguments arguments() {
+  return {{"train_micro_batch_size_per_gpu", int64_t{5}},
+          {"gradient_clipping", 0.25},
+          {"optimizer.params.lr", 0.125},
+          {"optimizer.params.betas", std::vector<double>{0.5, 0.75}}};
+}
+
+// The config that each rank's engine ends up with, after initialize() of a model of width 12.
+std::vector<Config> initialize_ranks(int world_size, const fs::path& file, const InitializeOptions& options) {
+  std::vector<Config> configs(world_size);
+  run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Sequential model(Linear(30, 12), Linear(12, 4));
+    InitializeOptions own = options;
+    own.communicator = communicator;
+    configs[communicator->rank()] = initialize(*model, file, own).config();
+  });
+  return configs;
+}
+
+// What `body` writes to the process' standard error.
+template <typename Body>
+std::string standard_error_of(const fs::path& file, Body body) {
+  std::fflush(stderr);
+  const int kept = ::dup(STDERR_FILENO);
+  const int opened = ::open(file.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  ::dup2(opened, STDERR_FILENO);
+  ::close(opened);
+  try {
+    body();
+  } catch (...) {
+    ::dup2(kept, STDERR_FILENO);
+    ::close(kept);
+    throw;
+  }
+  std::fflush(stderr);
+  ::dup2(kept, STDERR_FILENO);
+  ::close(kept);
+  return read_file(file);
+}
+
+}  // namespace
+
+TEST_CASE("\"auto\" gets its value from the program's arguments and from the model's width") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kAuto);
+  InitializeOptions options;
+  options.arguments = arguments();
+  for (const Config& config : initialize_ranks(2, file, options)) {
+    CHECK(config.batch.micro_batch_size_per_gpu == 5);
+    CHECK(config.batch.train_batch_size == 5 * 3 * 2);
+    CHECK(config.gradient_clipping == 0.25);
+    CHECK(config.optimizer->lr == 0.125);
+    CHECK(config.optimizer->beta1 == 0.5);
+    CHECK(config.optimizer->beta2 == 0.75);
+    CHECK(config.zero.reduce_bucket_size == 12 * 12);
+    CHECK(config.zero.prefetch_bucket_size == 129);  // 0.9 x 12 x 12, rounded down
+    CHECK(config.zero.param_persistence_threshold == 120);
+  }
+
+  options.hidden_size = 7;  // comes before what is found
+  for (const Config& config : initialize_ranks(2, file, options)) {
+    CHECK(config.zero.reduce_bucket_size == 49);
+    CHECK(config.zero.param_persistence_threshold == 70);
+  }
+}
+
+TEST_CASE("initialize() refuses what stays \"auto\" with key, line and how to give it") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kAuto);
+  InitializeOptions options;
+  options.arguments = arguments();
+  options.arguments.erase("optimizer.params.lr");
+  options.arguments.erase("gradient_clipping");
+  const std::string error = user_error([&] { initialize_ranks(2, file, options); });
+  CHECK_THAT(error, Contains("ds_config.json:4:") && Contains("gradient_clipping") &&
+                        Contains("arguments[\"gradient_clipping\"]"));
+  CHECK_THAT(error, Contains("ds_config.json:5:") && Contains("optimizer.params.lr") &&
+                        Contains("arguments[\"optimizer.params.lr\"]"));
+  CHECK_THAT(error, !Contains("optimizer.params.betas") && !Contains("bucket_size"));  // those have values
+}
+
+TEST_CASE("A model without a width leaves \"auto\" sizes to the program") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kAuto);
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Linear model(1, 1);
+    InitializeOptions options;
+    options.communicator = communicator;
+    options.arguments = arguments();
+    CHECK_THAT(user_error([&] { initialize(*model, file, options); }),
+               Contains("ds_config.json:8:") && Contains("reduce_bucket_size") && Contains("hidden_size"));
+    options.hidden_size = 100;
+    CHECK(initialize(*model, file, options).config().zero.reduce_bucket_size == 10'000);
+  });
+}
+
+TEST_CASE("Rank 0 writes the resolved configuration, which is a configuration itself") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kAuto);
+  const int world_size = GENERATE(1, 3);
+  run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
+    torch::nn::Sequential model(Linear(30, 12), Linear(12, 4));
+    InitializeOptions options;
+    options.arguments = arguments();
+    options.output_folder = folder / "runs" / ("of rank " + std::to_string(communicator->rank()));
+    options.communicator = communicator;
+    initialize(*model, file, options);
+  });
+  std::vector<fs::path> written;
+  for (const auto& entry : fs::recursive_directory_iterator(folder / "runs")) written.push_back(entry.path());
+  const fs::path resolved = folder / "runs" / "of rank 0" / "ds_config.resolved.json";
+  CHECK(written == std::vector<fs::path>{resolved.parent_path(), resolved});
+
+  InitializeOptions none;  // no arguments: the values are in the file
+  for (const Config& config : initialize_ranks(world_size, resolved, none)) {
+    CHECK(config.batch.train_batch_size == 15 * world_size);
+    CHECK(config.optimizer->lr == 0.125);
+    CHECK(config.optimizer->beta2 == 0.75);
+    CHECK(config.zero.stage == 3);
+    CHECK(config.zero.reduce_bucket_size == 144);
+  }
+}
+
+TEST_CASE("Where the resolved configuration cannot be written, every rank says so and none is left waiting") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kPlain);
+  const fs::path in_the_way = folder.write("in the way", "text");
+  auto initialize_to = [&](const fs::path& output_folder, bool from_code) {
+    std::vector<std::string> errors(3);
+    run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      InitializeOptions options;
+      options.communicator = communicator;
+      if (communicator->rank() == 0) options.output_folder = output_folder;  // only rank 0's counts
+      Config config = load_config(file, 3);
+      if (from_code) config.resolved.clear();
+      errors[communicator->rank()] = user_error([&] { initialize(*model, config, options); });
+    });
+    CHECK(errors[1] == errors[0]);
+    CHECK(errors[2] == errors[0]);
+    return errors[0];
+  };
+  const std::string name = "/ds_config.resolved.json";
+  for (const fs::path& output_folder : {in_the_way, in_the_way / "below"}) {
+    CHECK_THAT(initialize_to(output_folder, false),
+               StartsWith(output_folder.string() + name) && Contains("output_folder"));
+  }
+  fs::create_directories(folder / ("taken" + name));
+  CHECK_THAT(initialize_to(folder / "taken", false), StartsWith((folder / "taken").string() + name));
+  CHECK(std::distance(fs::directory_iterator(folder / "taken"), {}) == 1);  // no leftovers
+  CHECK_THAT(initialize_to(folder / "new", true), Contains("load_config"));
+  CHECK(initialize_to(folder / "new", false) == "no error");
+  CHECK(initialize_to("", true) == "no error");
+}
+
+TEST_CASE("initialize() logs nothing of the config unless asked, and then once") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kPlain);
+  const std::vector<std::string> notes = load_config(file, 2).notes;
+  REQUIRE(notes.size() > 0);
+  InitializeOptions options;
+  CHECK(standard_error_of(folder / "stderr", [&] { initialize_ranks(2, file, options); }) == "");
+  options.log_config = true;
+  const std::string log = standard_error_of(folder / "stderr", [&] { initialize_ranks(2, file, options); });
+  for (const std::string& note : notes) {
+    CHECK_THAT(log, Contains(note));
+    CHECK(log.find(note) == log.rfind(note));
+  }
+}
+
+}  // namespace zerorun::testing
