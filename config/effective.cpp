@@ -24,33 +24,15 @@ bool fits_stage(const Settings& settings, const KeyFact& fact) {
          settings.get<int64_t>("zero_optimization.stage").value_or(3) == 3;
 }
 
-bool applies(const Settings& settings, const KeyFact& fact) {
+bool applies(const Settings& settings, const KeyFact& fact, bool ineffective) {
   const Setting* setting = settings.find(fact.path);
   if (setting && setting->source == Source::refused) return false;
-  if (fact.status != KeyStatus::supported && !(fact.changes_result && setting)) return false;
+  const bool told = setting && (fact.changes_result || ineffective);
+  if (fact.status != KeyStatus::supported && !told) return false;
   return has_sections(settings, fact.path) && fits_type(settings, fact) && fits_stage(settings, fact);
 }
 
-}  // namespace
-
-std::vector<EffectiveSetting> effective_settings(const Settings& settings) {
-  std::vector<EffectiveSetting> result;
-  for (const KeyFact* fact : key_facts()) {
-    if (fact->type == KeyType::section || !applies(settings, *fact)) continue;
-    const Setting* setting = settings.find(fact->path);
-    const bool automatic =
-        setting && (setting->source == Source::open || setting->source == Source::fallback);
-    if (automatic && std::holds_alternative<std::monostate>(setting->value)) {
-      result.push_back({fact, "\"auto\"", setting});
-      continue;
-    }
-    const SettingValue value = setting ? setting->value : fallback_of(*fact);
-    if (!std::holds_alternative<std::monostate>(value)) result.push_back({fact, to_json(value), setting});
-  }
-  return result;
-}
-
-std::string origin_of(const EffectiveSetting& effective) {
+std::string source_of(const EffectiveSetting& effective) {
   const Setting* setting = effective.setting;
   if (!setting) return "default";
   const std::string line = setting->at ? "line " + std::to_string(setting->at->line) : "";
@@ -70,6 +52,33 @@ std::string origin_of(const EffectiveSetting& effective) {
     default:
       return renamed ? line + ": " + setting->written : line;
   }
+}
+
+}  // namespace
+
+std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective) {
+  std::vector<EffectiveSetting> result;
+  for (const KeyFact* fact : key_facts()) {
+    if (fact->type == KeyType::section || !applies(settings, *fact, ineffective)) continue;
+    const Setting* setting = settings.find(fact->path);
+    const bool automatic =
+        setting && (setting->source == Source::open || setting->source == Source::fallback);
+    if (automatic && std::holds_alternative<std::monostate>(setting->value)) {
+      result.push_back({fact, "\"auto\"", setting});
+      continue;
+    }
+    const SettingValue value = setting ? setting->value : fallback_of(*fact);
+    if (!std::holds_alternative<std::monostate>(value)) result.push_back({fact, to_json(value), setting});
+  }
+  return result;
+}
+
+std::string origin_of(const EffectiveSetting& effective) {
+  const KeyStatus status = effective.fact->status;
+  const std::string suffix = status == KeyStatus::no_effect     ? "; changes nothing here"
+                             : status == KeyStatus::not_offered ? "; not offered"
+                                                                : "";
+  return source_of(effective) + suffix;
 }
 
 }  // namespace zerorun

@@ -15,9 +15,9 @@ struct EffectiveSetting {
   const Setting* setting = nullptr;  // null: the default of the table
 };
 
-/// In the order of the key table. Keys of an absent optimizer or scheduler, of another type of them, or of
-/// another stage do not apply.
-std::vector<EffectiveSetting> effective_settings(const Settings& settings);
+/// In the order of the key table; with `ineffective`, also what the file says and has no effect. Keys of an
+/// absent optimizer or scheduler, of another type of them, or of another stage do not apply.
+std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false);
 
 /// Where the value comes from, such as "line 7" or "default".
 std::string origin_of(const EffectiveSetting& effective);

@@ -71,7 +71,26 @@ A key may be written under one of its names only. Some keys of `optimizer.params
 types: beside another type they are errors.
 
 **Remarks.** Keys that begin with `_`, `#` or `//`, and `comment`, `comments` and `$schema`, are skipped in every section. The
-file may also have comments (`//`, `#` and `/* */`) and trailing commas.
+file may also have comments (`//`, `#` and `/* */`) and trailing commas. It holds at most 16 MiB, a million names, values and
+signs, and 100 levels of nesting.
+
+## Where ZeroRun is stricter than DeepSpeed
+
+DeepSpeed takes the following. ZeroRun refuses it, because it is a mistake that shows later, or not at all.
+
+| in the file | why it is refused |
+| --- | --- |
+| an unknown key of the top level, of `optimizer`, `scheduler`, `aio` and other sections where DeepSpeed skips it | a setting that is misspelled or misplaced does nothing: `check --compat` takes those that are no typos |
+| unquoted keys, missing commas | not JSON: other tools cannot read the file |
+| `1`, `"yes"` or `"True"` for true; `true` for a stage or a count | says something else than it means |
+| `"zero_optimization": true` | write the stage: `{"stage": 1}` |
+| a number in quotes for a learning rate or a norm; a norm of `null` or below 0; `"auto"` that nobody fills in | DeepSpeed fails in the first step, or clips nothing |
+| `"steps_per_print": 0`, `"reduce_bucket_size": 0` | DeepSpeed divides by the one; the other holds nothing |
+| an optimizer or a scheduler without `type` | nothing is built, and the first step fails |
+| `"device": "nvme"` without `nvme_path` | there is nowhere to write |
+| lists for `warmup_min_lr` and `warmup_max_lr` | schedules set one learning rate for all parameter groups |
+
+It is more lenient in two things that have one meaning only: sizes with a fraction, and integers in quotes.
 )";
 
 std::string code(std::string_view text) {

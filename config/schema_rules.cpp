@@ -99,6 +99,31 @@ constexpr std::string_view folder_beside_nvme = R"({
   "then": {"required": ["nvme_path"], "properties": {"nvme_path": {"type": "string"}}}
 })";
 
+constexpr std::string_view scaling_while_training = R"({
+  "if": {
+    "type": "object", "required": ["enabled"],
+    "properties": {"enabled": {"enum": [true, "true"]}, "loss_scale": {"minimum": 0, "maximum": 0}}
+  },
+  "then": {
+    "properties": {
+      "loss_scale_window": {"minimum": 1, "not": {"enum": ["0"]}},
+      "min_loss_scale": {"minimum": 1, "not": {"enum": ["0"]}}
+    }
+  }
+})";
+
+constexpr std::string_view ratio_at_stage_3 = R"({
+  "if": {
+    "type": "object", "required": ["offload_optimizer"],
+    "properties": {
+      "offload_optimizer": {
+        "type": "object", "required": ["ratio"], "properties": {"ratio": {"type": "number", "exclusiveMaximum": 1}}
+      }
+    }
+  },
+  "then": {"required": ["stage"], "properties": {"stage": {"minimum": 3, "not": {"enum": ["0", "1", "2"]}}}}
+})";
+
 constexpr std::string_view momentum_beside_nesterov = R"({
   "if": {
     "type": "object", "required": ["type", "params"],
@@ -163,6 +188,10 @@ void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   } else if (section == "scheduler") {
     rules.push_back({{"required", {"type"}}});
     rules.push_back(rule_for_types(total_beside_decay, section, "WarmupDecayLR WarmupCosineLR"));
+  } else if (section == "fp16") {
+    rules.push_back(Json::parse(scaling_while_training));
+  } else if (section == "zero_optimization") {
+    rules.push_back(Json::parse(ratio_at_stage_3));
   } else if (section == "zero_optimization.offload_optimizer" ||
              section == "zero_optimization.offload_param") {
     rules.push_back(Json::parse(folder_beside_nvme));

@@ -16,7 +16,7 @@ struct Line {
 /// The members of a section as lines without the comma between them, each with what is in it.
 class Printer {
  public:
-  explicit Printer(const Settings& settings) : effective_(effective_settings(settings)) {}
+  explicit Printer(const Settings& settings) : effective_(effective_settings(settings, true)) {}
 
   std::string print() {
     std::string result = "{\n";

@@ -11,6 +11,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::size_t max_shown_places = 3;
+constexpr std::size_t min_telling_part = 6;  // letters
 
 std::string in_lower_case(std::string_view text) {
   std::string lower(text);
@@ -48,6 +49,20 @@ int distance_below(int limit, const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+/// The shortest present key of the section that has `part` within, if that is long enough to say something.
+std::string_view shortest_with(std::string_view section, std::string_view part) {
+  std::string_view best;
+  if (part.size() < min_telling_part) return best;
+  const std::string lower = in_lower_case(part);
+  for (const std::string_view name : keys_of(section)) {
+    const KeyFact* fact = find_key(join_path(section, name));
+    const bool present = fact && fact->status != KeyStatus::old_name && fact->status != KeyStatus::replaced;
+    if (!present || (!best.empty() && name.size() >= best.size())) continue;
+    if (in_lower_case(name).find(lower) != std::string::npos) best = name;
+  }
+  return best;
+}
+
 }  // namespace
 
 int edit_distance(std::string_view a, std::string_view b) {
@@ -73,6 +88,9 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
 Remedy unknown_key(std::string_view section, std::string_view name) {
   if (name.find('.') != std::string_view::npos)
     return {"write it inside the object of its section: dots do not nest"};
+  if (const auto longer = shortest_with(section, name); !longer.empty()) {
+    return {"did you mean " + in_quotes(longer) + "?", true};
+  }
   const std::vector<std::string> places = paths_of(name);
   if (!places.empty() && places.size() <= max_shown_places) {
     std::string list;

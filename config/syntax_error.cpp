@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdio>
 #include <vector>
 
 namespace zerorun {
@@ -89,6 +90,23 @@ bool contains(const auto& words, std::string_view word) {
   return false;
 }
 
+bool is_ascii(char c) {
+  return static_cast<unsigned char>(c) < 0x80;
+}
+
+/// The first character of a UTF-8 text as "U+201C", or its first byte if it is none.
+std::string code_point(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text.front());
+  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  unsigned value = length == 1 ? first : first & (0xFFU >> (length + 1));
+  for (std::size_t i = 1; i < std::min(length, text.size()); ++i) {
+    value = (value << 6) | (static_cast<unsigned char>(text[i]) & 0x3FU);
+  }
+  char shown[16];
+  std::snprintf(shown, sizeof shown, length == 1 ? "0x%02X" : "U+%04X", value);
+  return shown;
+}
+
 std::string_view spelling(const ScannedText& scanned, const Token& token) {
   return std::string_view(scanned.json).substr(token.at.offset, token.length);
 }
@@ -97,8 +115,12 @@ std::string remedy_for_word(std::string_view word, Place place) {
   constexpr std::array not_finite = {"NaN", "nan", "Infinity", "inf", "-Infinity", "-inf", "-NaN", "Inf"};
   constexpr std::array python = {"True", "False", "None", "TRUE", "FALSE", "NULL", "Null"};
   if (word.front() == '\'') return "use double quotes";
+  if (!is_ascii(word.front())) {
+    return "the character " + code_point(word) + " has no meaning here: write plain double quotes and spaces";
+  }
   if (place == Place::key) return "put the key in double quotes: " + in_quotes(word);
-  if (place == Place::colon) return "put the key in double quotes";
+  if (place == Place::colon) return "write ':' between key and value";
+  if (place == Place::root) return "begin with '{'";
   if (contains(not_finite, word)) return "write a finite number";
   if (contains(python, word)) return "write true, false or null in lower case";
   if (std::isdigit(static_cast<unsigned char>(word.front())) || word.front() == '-' || word.front() == '+' ||

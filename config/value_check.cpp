@@ -22,7 +22,9 @@ std::string range_text(const Range& range) {
   const bool has_min = range.min != Range().min;
   const bool has_max = range.max != Range().max;
   std::ostringstream text;
-  if (has_min && has_max && !range.above_min && !range.below_max) {
+  if (range.min == range.max) {
+    text << " that is " << range.min;
+  } else if (has_min && has_max && !range.above_min && !range.below_max) {
     text << " from " << range.min << " to " << range.max;
   } else {
     if (has_min) text << (range.above_min ? " greater than " : " of at least ") << range.min;
@@ -65,6 +67,11 @@ std::string found_of(const KeyFact& fact, const Value& value) {
 }
 
 std::string remedy_of(const KeyFact& fact, const Value& value) {
+  if (fact.type == KeyType::section && !fact.switch_key.empty() &&
+      (value.kind == ValueKind::boolean || is_text(value, "auto"))) {
+    return "write {" + in_quotes(fact.switch_key) + ": " + value.literal + "}";
+  }
+  if (value.kind == ValueKind::null) return "leave the key out";
   if (is_text(value, "auto")) return "nothing fills in \"auto\" here: " + advice_of(fact);
   if (value.kind == ValueKind::string && fact.type == KeyType::number && is_number(value.text)) {
     return "write " + shortened(value.text) + " without the quotes";

@@ -27,6 +27,13 @@ void check_offload(const Resolution& resolution, std::string_view section) {
   }
 }
 
+void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
+  constexpr std::string_view key = "zero_optimization.offload_optimizer.ratio";
+  const double ratio = resolution.settings.get<double>(key).value_or(1);
+  if (ratio == 1 || zero.stage == 3 || resolution.settings.undecided("zero_optimization.stage")) return;
+  resolution.report(key, "1 below stage 3", to_json(ratio), "leave the key out, or set the stage to 3");
+}
+
 }  // namespace
 
 ZeroConfig resolve_zero(const Resolution& resolution) {
@@ -41,6 +48,7 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   read_stage3_size(resolution, zero, "stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   read_stage3_size(resolution, zero, "stage3_param_persistence_threshold", zero.param_persistence_threshold);
   read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
+  check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;
 }

@@ -86,9 +86,18 @@ int check(const ConfigArguments& arguments) {
   Tally total;
   auto list = nlohmann::ordered_json::array();
   for (const std::string& file : arguments.files) {
+    std::string text;
+    try {
+      text = read_config_file(file);
+    } catch (const UserError& error) {  // the other files are still worth checking
+      std::fprintf(stderr, "zerorun: %s\n", error.what());
+      total.add(Severity::error);
+      list.push_back({{"file", file}, {"severity", "error"}, {"path", ""}, {"message", error.what()}});
+      continue;
+    }
     Tally tally;
     std::string report;
-    const CheckedConfig checked = check_file(file, arguments);
+    const CheckedConfig checked = check_config(text, origin_name(file), arguments.check_options());
     for (const Finding& finding : checked.diagnostics.findings()) {
       tally.add(finding.severity);
       total.add(finding.severity);

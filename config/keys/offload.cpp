@@ -20,7 +20,8 @@ constexpr KeyFact rows[] = {
         .old_name_of("zero_optimization.offload_optimizer.pin_memory"),
     section("zero_optimization.offload_param", "where parameters are kept between uses")
         .or_null()
-        .not_offered(in_memory),
+        .not_offered(in_memory)
+        .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_param.device", "\"none\"", "none cpu nvme", "where parameters are kept")
         .or_null()
         .not_offered(in_memory)
@@ -45,7 +46,8 @@ constexpr KeyFact rows[] = {
         .not_offered(in_memory),
     section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
         .or_null()
-        .not_offered(in_memory),
+        .not_offered(in_memory)
+        .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_optimizer.device", "\"none\"", "none cpu nvme",
            "where optimizer states are kept")
         .or_null()

@@ -58,10 +58,8 @@ constexpr KeyFact rows[] = {
     boolean("optimizer.params.torch_adam", "false", "take the defaults of torch.optim")
         .for_types("Adam AdamW"),
     boolean("optimizer.params.amsgrad", "false", "use the largest average of squares so far")
-        .for_types("Adam AdamW Lamb")
         .refused("AMSGrad is not offered"),
     boolean("optimizer.params.set_grad_none", "true", "release gradients instead of clearing them")
-        .for_types("Adam AdamW Lamb Lion Adagrad")
         .no_effect("the engine releases gradients, not the optimizer"),
     boolean("optimizer.params.fp32_optimizer_states", "true", "keep optimizer states in fp32")
         .refused("optimizer states are in fp32"),

@@ -83,8 +83,12 @@ constexpr KeyFact rows[] = {
         .filled_by(fallback)
         .old_name_of("bf16.bf16_optimizer_states"),
     section("amp", "mixed precision of apex").switched_by("enabled").not_offered(fp32_only),
-    boolean("amp.enabled", "false", "use apex").refused("apex is a Python package: training is in fp32"),
-    choice("amp.opt_level", "", "O0 O1 O2 O3", "how apex mixes precisions").not_offered(fp32_only),
+    boolean("amp.enabled", "false", "use apex")
+        .filled_by(program)
+        .refused("apex is a Python package: training is in fp32"),
+    choice("amp.opt_level", "", "O0 O1 O2 O3", "how apex mixes precisions")
+        .filled_by(program)
+        .not_offered(fp32_only),
     section("torch_autocast", "mixed precision operator by operator")
         .switched_by("enabled")
         .not_offered(fp32_only),

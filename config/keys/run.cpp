@@ -60,6 +60,7 @@ constexpr KeyFact rows[] = {
     boolean("zero_force_ds_cpu_optimizer", "true",
             "with offload_optimizer, insist on an optimizer of DeepSpeed's own")
         .no_effect("every optimizer here runs where its shard is"),
+    number("max_grad_norm", "", "an option of other programs").replaced_by("write gradient_clipping"),
     integer("steps_per_print", "", "optimizer steps from one progress line to the next")
         .least(1)
         .or_null()

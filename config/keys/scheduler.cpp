@@ -6,11 +6,20 @@ namespace {
 
 using namespace keys;
 
+// DeepSpeed's own, then those that it looks up in torch.optim.lr_scheduler.
+constexpr std::string_view all_types =
+    "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR "
+    "ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts "
+    "ReduceLROnPlateau CyclicLR OneCycleLR";
+constexpr std::string_view types_to_come =
+    "WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR "
+    "ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR "
+    "OneCycleLR";
+
 constexpr KeyFact rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
-    choice("scheduler.type", "", "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest",
-           "which schedule")
-        .to_come("WarmupCosineLR OneCycle LRRangeTest")
+    choice("scheduler.type", "", all_types, "which schedule")
+        .to_come(types_to_come)
         .advise("write WarmupLR or WarmupDecayLR"),
     section("scheduler.params", "its parameters"),
     number("scheduler.params.warmup_min_lr", "0.0", "learning rate at the start")
@@ -77,12 +86,14 @@ constexpr KeyFact rows[] = {
         .for_types("OneCycle")
         .not_offered("it belongs to a schedule that is not offered"),
     integer("scheduler.params.cycle_second_step_size", "", "steps of the fall; by default those of the rise")
+        .or_null()
         .for_types("OneCycle")
         .not_offered("it belongs to a schedule that is not offered"),
     integer("scheduler.params.cycle_first_stair_count", "0", "stairs of the rise")
         .for_types("OneCycle")
         .not_offered("it belongs to a schedule that is not offered"),
     integer("scheduler.params.cycle_second_stair_count", "", "stairs of the fall")
+        .or_null()
         .for_types("OneCycle")
         .not_offered("it belongs to a schedule that is not offered"),
     integer("scheduler.params.decay_step_size", "0", "steps from one decay to the next")

@@ -11,7 +11,7 @@ constexpr std::string_view buckets_reason =
 
 constexpr KeyFact rows[] = {
     section("zero_optimization", "what ZeRO divides among the ranks, and how it travels")
-        .advise("write an object such as {\"stage\": 2}"),
+        .advise("write an object: {\"stage\": 1} is what true was, {\"stage\": 0} what false was"),
     integer("zero_optimization.stage", "0",
             "what is divided: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters")
         .range_of(0, 3)

@@ -33,6 +33,7 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
       {"scheduler.params.total_num_steps", std::max<int64_t>(steps, 1)},
       {"fp16.enabled", false},
       {"bf16.enabled", false},
+      {"amp.enabled", false},
   };
 }
 

@@ -249,7 +249,11 @@ TEST_CASE("syntax errors are explained at their place") {
       {"{a: 1}", "1:2 top level", "a key in double quotes", "a", "put the key in double quotes: \"a\""},
       {"{'a': 1}", "1:2 top level", "a key in double quotes", "'a'", "use double quotes"},
       {"{\"a\": 'b'}", "1:7 a", "a value", "'b'", "use double quotes"},
-      {"{\"a\" 1}", "1:6 a", "':' after the key", "1", "put the key"},
+      {"{\"a\" 1}", "1:6 a", "':' after the key", "1", "write ':' between"},
+      {"{\xe2\x80\x9c"
+       "a\xe2\x80\x9d: 1}",
+       "1:2 top level", "a key in double quotes", "a", "U+201C"},
+      {"config = {}", "1:1 top level", "an object in braces", "config", "begin with '{'"},
       {"{\"a\":\n}", "2:1 a", "a value", "}", "write the value"},
       {"{\"a\": NaN}", "1:7 a", "a value", "NaN", "finite"},
       {"{\"a\": -Infinity}", "1:7 a", "a value", "-Infinity", "finite"},

@@ -199,7 +199,7 @@ TEST_CASE("fp16 and bf16 may be named with all their keys while they are off") {
   check_refused(
       {{R"("fp16": {"enabled": @true, "loss_scale": 0})", "fp16.enabled", "false", "true", "leave"},
        {R"("bf16": {"enabled": @true})", "bf16.enabled", "false", "true", "leave"},
-       {R"("fp16": @true)", "fp16", "an object", "true", "{\"enabled\": false}"},
+       {R"("fp16": @true)", "fp16", "an object", "true", "{\"enabled\": true}"},
        {R"("fp16": {"enabled": @"auto"})", "fp16.enabled", "true or false", "\"auto\"",
         "options.arguments[\"fp16.enabled\"]"},
        {R"("fp16": {@"loss_scal": 0})", "fp16.loss_scal", "known key", "loss_scal", "\"loss_scale\""}});
@@ -275,7 +275,7 @@ TEST_CASE("wrong values are refused at their place") {
        "scheduler.params.warmup_max_lr", "a number", "an array", "one learning rate"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": @5}})",
        "scheduler.params.last_batch_iteration", "-1", "5", "leave the key out"},
-      {R"("zero_optimization": @true)", "zero_optimization", "an object", "true", "{\"stage\": 2}"},
+      {R"("zero_optimization": @true)", "zero_optimization", "an object", "true", "{\"stage\": 1}"},
       {R"("zero_optimization": {"stage": @4})", "zero_optimization.stage", "an integer from 0 to 3", "4",
        "0, 1, 2 or 3"},
       {R"("zero_optimization": {"stage": @-1})", "zero_optimization.stage", "an integer from 0 to 3", "-1",

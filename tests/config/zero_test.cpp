@@ -87,7 +87,7 @@ TEST_CASE("a wrong size is refused at its place, under the name that the file gi
   };
   const std::vector<Wrong> wrong = {
       {"-1", "write a number of elements"},     {"-0.5", "write a number of elements"},
-      {"true", "write a number of elements"},   {"null", "write a number of elements"},
+      {"true", "write a number of elements"},   {"null", "leave the key out"},
       {"{}", "write a number of elements"},     {"1e19", "write a number of elements"},
       {"\"5e7\"", "write a number of elements"}};
   std::vector<std::string> names = {"sub_group_size"};
