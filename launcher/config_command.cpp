@@ -227,6 +227,11 @@ int run_config_command(int argc, const char* const* argv) {
   diff_command->add_flag("--json", arguments.json, "Print JSON");
   CLI::App* schema_command = app.add_subcommand("schema", "Print the JSON Schema of configurations");
   CLI::App* reference_command = app.add_subcommand("reference", "Print the reference page of all keys");
+  const auto is_named = [&](const CLI::App* command) { return argc > 2 && command->get_name() == argv[2]; };
+  if (argc > 2 && argv[2][0] != '-' && app.get_subcommands(is_named).empty()) {
+    throw UserError("config: expected check, show, diff, schema or reference, found " + std::string(argv[2]) +
+                    " (see zerorun config --help)");
+  }
   try {
     app.parse(argc - 1, argv + 1);
   } catch (const CLI::CallForHelp&) {

@@ -349,7 +349,7 @@ TEST_CASE("a mistake on the command line is one message and exit code 2") {
       {"check --model-hidden -5 clean.json", "--model-hidden"},
       {"check --no-such-option clean.json", "--no-such-option"},
       {"", "subcommand"},
-      {"frobnicate clean.json", "subcommand"},
+      {"frobnicate clean.json", "expected check, show, diff, schema or reference, found frobnicate"},
       {"schema clean.json", "clean.json"},
   };
   for (const auto& [arguments, told] : cases) {
@@ -359,6 +359,9 @@ TEST_CASE("a mistake on the command line is one message and exit code 2") {
     CHECK_THAT(outcome.err, StartsWith("zerorun: ") && Contains(told));
     CHECK(lines_of(outcome.err).size() == 1);
   }
+  const Outcome both = shop.config("check missing.json refused.json");
+  CHECK(both.exit_code == 2);
+  CHECK(!headlines(both.out, "error").empty());  // the second file is checked all the same
   const Outcome help = shop.config("--help");
   CHECK(help.exit_code == 0);
   CHECK_THAT(help.out, Contains("check") && Contains("diff") && Contains("Exit code"));
