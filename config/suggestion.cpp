@@ -1,7 +1,9 @@
 #include "config/suggestion.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <cstdlib>
 #include <limits>
 
 #include "config/diagnostics.h"
@@ -22,6 +24,17 @@ std::string in_lower_case(std::string_view text) {
 // Two mistakes in a three-letter word leave nothing of it; long words may carry more of them.
 int tolerance(std::size_t length) {
   return length <= 3 ? 1 : std::max(2, static_cast<int>(length) / 3);
+}
+
+/// A distance that two words cannot go below, from the characters that only one of them has.
+int least_distance(const std::string& a, const std::string& b) {
+  std::array<int, 256> surplus{};
+  for (const char c : a) ++surplus[static_cast<unsigned char>(c)];
+  for (const char c : b) --surplus[static_cast<unsigned char>(c)];
+  int only_a = 0;
+  int only_b = 0;
+  for (const int count : surplus) (count > 0 ? only_a : only_b) += std::abs(count);
+  return std::max(only_a, only_b);
 }
 
 /// The distance, or some number of at least `limit` if that is reached: then it is of no interest.
@@ -55,10 +68,11 @@ std::string_view shortest_with(std::string_view section, std::string_view part) 
   if (part.size() < min_telling_part) return best;
   const std::string lower = in_lower_case(part);
   for (const std::string_view name : keys_of(section)) {
+    if (!best.empty() && name.size() >= best.size()) continue;
+    if (in_lower_case(name).find(lower) == std::string::npos) continue;
     const KeyFact* fact = find_key(join_path(section, name));
     const bool present = fact && fact->status != KeyStatus::old_name && fact->status != KeyStatus::replaced;
-    if (!present || (!best.empty() && name.size() >= best.size())) continue;
-    if (in_lower_case(name).find(lower) != std::string::npos) best = name;
+    if (present) best = name;
   }
   return best;
 }
@@ -76,7 +90,9 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   for (const std::string_view candidate : candidates) {
     const auto too_far = static_cast<std::size_t>(best_distance);
     if (candidate.size() + too_far <= word.size() || word.size() + too_far <= candidate.size()) continue;
-    const int distance = distance_below(best_distance, lower, in_lower_case(candidate));
+    const std::string candidate_in_lower_case = in_lower_case(candidate);
+    if (least_distance(lower, candidate_in_lower_case) >= best_distance) continue;
+    const int distance = distance_below(best_distance, lower, candidate_in_lower_case);
     if (distance < best_distance) {
       best_distance = distance;
       best = candidate;
