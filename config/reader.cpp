@@ -78,7 +78,7 @@ class Reader {
     }
     if (fact->status == KeyStatus::old_name) return read_old_name(section, *fact, member, path);
     if (fact->type == KeyType::section) return read_section(section, *fact, member.value, path);
-    read_value(section, *fact, *fact, member.value, path);
+    read_value(section, *fact, member.value, path);
   }
 
   const KeyFact* fact_of(const Section& section, const std::string& key) const {
@@ -141,7 +141,7 @@ class Reader {
                           ? "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": "cpu"})"
                           : "old name of " + std::string(fact.target));
     if (form_changed) return read_old_offload(section, fact, *present, member.value, path);
-    if (fact.type != KeyType::section) return read_value(section, *present, fact, member.value, path);
+    if (fact.type != KeyType::section) return read_value(section, *present, member.value, path);
     read_section(section, fact, member.value, path, present);
   }
 
@@ -182,8 +182,7 @@ class Reader {
     }
     const std::string text = fact.status == KeyStatus::no_effect ? "changes nothing: " + reason
                                                                  : "known and not offered: " + reason;
-    diagnostics_.tell(Severity::note, section.object.at, section.path,
-                      section.off ? "is off; " + text : text);
+    diagnostics_.tell(Severity::note, section.object.at, section.path, text);
   }
 
   static bool is_off(const Value& object, std::string_view switch_key) {
@@ -199,10 +198,8 @@ class Reader {
     return type && fact ? match_choice(*fact, type->text) : "";
   }
 
-  /// `checked` is the row whose type the value must have: that of the old name, if the file uses one.
-  void read_value(const Section& section, const KeyFact& fact, const KeyFact& checked, const Value& value,
-                  const std::string& path) {
-    const KeyFact& row = checked.status == KeyStatus::old_name ? fact : checked;
+  /// `row`: that of the present name, if the file uses an old one.
+  void read_value(const Section& section, const KeyFact& row, const Value& value, const std::string& path) {
     ValueCheck check = check_value(row, value);
     if (check.fit == Fit::nothing) return;
     if (check.fit == Fit::refused) return refuse(row, value, path, check);

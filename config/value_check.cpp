@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "config/key_words.h"
 #include "config/number.h"
 #include "config/suggestion.h"
 
@@ -32,15 +33,6 @@ std::string range_text(const Range& range) {
     if (has_max) text << (range.below_max ? " less than " : " at most ") << range.max;
   }
   return text.str();
-}
-
-/// The choices that ZeroRun offers, or all of them if it offers none of the feature.
-std::string offered_choices(const KeyFact& fact) {
-  std::string offered;
-  for_each_word(fact.choices, [&](std::string_view word) {
-    if (!has_word(fact.choices_to_come, word)) offered += (offered.empty() ? "" : " ") + std::string(word);
-  });
-  return offered;
 }
 
 bool is_text(const Value& value, std::string_view text) {

@@ -286,6 +286,24 @@ class Generator {
 
 void generate_configs(const std::function<void(const std::string&)>& take) {
   Generator(take).run();
+  // Rules that join keys whose values are rarely drawn together.
+  for (const std::string size : {"0", "1", "\"0\"", "\"auto\""}) {
+    for (const std::string scale : {"0", "0.0", "128", "\"auto\""}) {
+      for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {
+        for (const std::string key : {"loss_scale_window", "min_loss_scale"}) {
+          take(R"({"fp16": {"enabled": )" + enabled + R"(, "loss_scale": )" + scale + ", \"" + key +
+               "\": " + size + "}}");
+        }
+      }
+    }
+  }
+  for (const std::string stage : {"0", "2", "3", "3.0", "\"2\"", "\"3\""}) {
+    for (const std::string ratio : {"0", "0.5", "1", "1.0", "\"auto\""}) {
+      take(R"({"zero_optimization": {"stage": )" + stage + R"(, "offload_optimizer": {"ratio": )" + ratio +
+           "}}}");
+    }
+  }
+  take(R"({"zero_optimization": {"offload_optimizer": {"ratio": 0.5}}})");
 }
 
 }  // namespace zerorun::test
