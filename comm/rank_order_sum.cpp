@@ -4,6 +4,8 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/narrow_floats.h"
+#include "comm/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -26,6 +28,23 @@ void sum(T* output, int64_t numel, std::span<const void* const> slices) {
   }
 }
 
+// 16 bits are too few for a running sum: it is kept in float32 and rounded once.
+void sum_narrow(void* output, Dtype dtype, int64_t numel, std::span<const void* const> slices) {
+  if (slices.size() == 1 && slices[0] == output) return;
+  std::array<float, kBlock> total;
+  std::array<float, kBlock> addend;
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    const int64_t offset = begin * size_of(dtype);
+    widen(static_cast<const char*>(slices[0]) + offset, dtype, total.data(), length);
+    for (size_t rank = 1; rank < slices.size(); ++rank) {
+      widen(static_cast<const char*>(slices[rank]) + offset, dtype, addend.data(), length);
+      for (int64_t i = 0; i < length; ++i) total[i] += addend[i];
+    }
+    narrow(total.data(), static_cast<char*>(output) + offset, dtype, length);
+  }
+}
+
 }  // namespace
 
 void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices) {
@@ -36,6 +55,9 @@ void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> sl
       return sum(output.mutable_data_ptr<double>(), output.numel(), slices);
     case at::kLong:
       return sum(output.mutable_data_ptr<int64_t>(), output.numel(), slices);
+    case at::kBFloat16:
+    case at::kHalf:
+      return sum_narrow(output.mutable_data_ptr(), dtype_of(output), output.numel(), slices);
     default:
       ZR_CHECK(false, std::string("no sum for dtype ") + c10::toString(output.scalar_type()));
   }

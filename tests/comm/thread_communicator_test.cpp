@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/rank_order_sum.h"
 #include "tests/comm/collective_script.h"
 #include "tests/support/rank_threads.h"
 
@@ -138,12 +137,6 @@ TEST_CASE("communicators refuse sizes that do not fit") {
   CHECK_THROWS_AS(communicator->reduce_scatter(at::empty({3}), at::empty({8}), "x"), InternalError);
   CHECK_THROWS_AS(communicator->all_gather(at::empty({8}), at::empty({3}), "x"), InternalError);
   CHECK_THROWS_AS(communicator->all_reduce(at::empty({4, 4}).t().narrow(0, 0, 2), "x"), InternalError);
-}
-
-TEST_CASE("sum in rank order: other dtypes are refused by name") {
-  at::Tensor halves = at::ones({4}, at::kHalf);
-  const void* slice = halves.const_data_ptr();
-  CHECK_THROWS_WITH(sum_in_rank_order(halves, std::span(&slice, 1)), Contains("Half"));
 }
 
 }  // namespace zerorun

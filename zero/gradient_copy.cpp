@@ -1,0 +1,205 @@
+#include "zero/gradient_copy.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/narrow_floats.h"
+#include "comm/dtypes.h"
+
+namespace zerorun {
+namespace {
+
+// What is converted stays in the first-level cache until it is used.
+constexpr int64_t kBlock = 1024;
+using Block = std::array<float, kBlock>;
+
+// Magnitudes are compared as bits: infinity comes after every finite value and NaN after infinity. So one
+// maximum over many values tells whether all are finite, without a branch for each and without floating-point
+// comparisons that a compiler may take to be always true.
+[[gnu::always_inline]] inline int32_t magnitude_of(float value) {
+  return std::bit_cast<int32_t>(value) & 0x7fffffff;
+}
+
+// The smallest magnitude that `dtype` rounds to infinity.
+int32_t overflow_of(Dtype dtype) {
+  return magnitude_of(dtype == Dtype::fp32 ? HUGE_VALF : dtype == Dtype::bf16 ? 0x1.ffp127F : 65520.0F);
+}
+
+// The loops return the largest magnitude. `from` and `to` may be the same memory and overlap in no other way.
+
+[[gnu::always_inline]] inline int32_t scale_all(const float* from, float* to, float factor, int64_t numel) {
+  int32_t largest = 0;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < numel; ++i) {
+    const float value = from[i] * factor;
+    largest = std::max(largest, magnitude_of(value));
+    to[i] = value;
+  }
+  return largest;
+}
+
+[[gnu::always_inline]] inline int32_t add_all(const float* from, float* to, float factor, int64_t numel) {
+  int32_t largest = 0;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < numel; ++i) {
+    const float value = from[i] * factor;
+    largest = std::max(largest, magnitude_of(value));
+    to[i] += value;
+  }
+  return largest;
+}
+
+[[gnu::always_inline]] inline int32_t copy_all(const uint16_t* from, uint16_t* to, int64_t numel) {
+  int16_t largest = 0;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < numel; ++i) {
+    const uint16_t value = from[i];
+    largest = std::max(largest, static_cast<int16_t>(value & 0x7fff));
+    to[i] = value;
+  }
+  return largest;
+}
+
+struct Loops {
+  int32_t (*scale)(const float* from, float* to, float factor, int64_t numel);
+  int32_t (*add)(const float* from, float* to, float factor, int64_t numel);
+  int32_t (*copy)(const uint16_t* from, uint16_t* to, int64_t numel);
+};
+
+int32_t scale_portable(const float* from, float* to, float factor, int64_t numel) {
+  return scale_all(from, to, factor, numel);
+}
+
+ZERORUN_AVX2 int32_t scale_avx2(const float* from, float* to, float factor, int64_t numel) {
+  return scale_all(from, to, factor, numel);
+}
+
+int32_t add_portable(const float* from, float* to, float factor, int64_t numel) {
+  return add_all(from, to, factor, numel);
+}
+
+ZERORUN_AVX2 int32_t add_avx2(const float* from, float* to, float factor, int64_t numel) {
+  return add_all(from, to, factor, numel);
+}
+
+int32_t copy_portable(const uint16_t* from, uint16_t* to, int64_t numel) {
+  return copy_all(from, to, numel);
+}
+
+ZERORUN_AVX2 int32_t copy_avx2(const uint16_t* from, uint16_t* to, int64_t numel) {
+  return copy_all(from, to, numel);
+}
+
+Loops loops_of(Simd simd) {
+  if (simd == Simd::avx2) return {scale_avx2, add_avx2, copy_avx2};
+  return {scale_portable, add_portable, copy_portable};
+}
+
+// The memory of a tensor, block by block as float32.
+class Source {
+ public:
+  explicit Source(const at::Tensor& tensor)
+      : memory_(static_cast<const char*>(tensor.const_data_ptr())), dtype_(dtype_of(tensor)) {}
+
+  Dtype dtype() const { return dtype_; }
+  const void* at(int64_t index) const { return memory_ + index * size_of(dtype_); }
+
+  /// Where the values from `begin` on are as float32: in place, or widened into `block`.
+  const float* read(int64_t begin, int64_t length, Block& block, Simd simd) const {
+    if (dtype_ == Dtype::fp32) return static_cast<const float*>(at(begin));
+    widen(at(begin), dtype_, block.data(), length, simd);
+    return block.data();
+  }
+
+ private:
+  const char* memory_;
+  Dtype dtype_;
+};
+
+void check_pair(const at::Tensor& to, const at::Tensor& from) {
+  ZR_CHECK(to.numel() == from.numel() && to.is_contiguous() && from.is_contiguous(),
+           std::to_string(from.numel()) + " values to " + std::to_string(to.numel()));
+}
+
+}  // namespace
+
+bool copy_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
+  check_pair(to, from);
+  const int64_t numel = to.numel();
+  const Loops loops = loops_of(simd);
+  const Source source(from);
+  const Dtype dtype = dtype_of(to);
+  char* memory = static_cast<char*>(to.mutable_data_ptr());
+  if (dtype == Dtype::fp32 && source.dtype() == Dtype::fp32) {
+    return loops.scale(static_cast<const float*>(source.at(0)), reinterpret_cast<float*>(memory), factor,
+                       numel) < overflow_of(dtype);
+  }
+  if (factor == 1 && dtype == source.dtype()) {
+    const int32_t infinity = dtype == Dtype::bf16 ? 0x7f80 : 0x7c00;
+    return loops.copy(static_cast<const uint16_t*>(source.at(0)), reinterpret_cast<uint16_t*>(memory),
+                      numel) < infinity;
+  }
+  int32_t largest = 0;
+  Block read;
+  Block scaled;
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    char* target = memory + begin * size_of(dtype);
+    float* result = dtype == Dtype::fp32 ? reinterpret_cast<float*>(target) : scaled.data();
+    largest = std::max(largest, loops.scale(source.read(begin, length, read, simd), result, factor, length));
+    if (dtype != Dtype::fp32) narrow(result, target, dtype, length, simd);
+  }
+  return largest < overflow_of(dtype);
+}
+
+bool add_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
+  check_pair(to, from);
+  const int64_t numel = to.numel();
+  const Loops loops = loops_of(simd);
+  const Source source(from);
+  const Dtype dtype = dtype_of(to);
+  char* memory = static_cast<char*>(to.mutable_data_ptr());
+  int32_t largest = 0;
+  Block read;
+  Block sum;
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    char* target = memory + begin * size_of(dtype);
+    float* result = reinterpret_cast<float*>(target);
+    if (dtype != Dtype::fp32) {
+      widen(target, dtype, sum.data(), length, simd);
+      result = sum.data();
+    }
+    largest = std::max(largest, loops.add(source.read(begin, length, read, simd), result, factor, length));
+    if (dtype != Dtype::fp32) narrow(result, target, dtype, length, simd);
+  }
+  return largest < overflow_of(Dtype::fp32);
+}
+
+bool copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  return copy_scaled_on(widest_simd(), to, from, factor);
+}
+
+bool add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  return add_scaled_on(widest_simd(), to, from, factor);
+}
+
+int64_t first_not_finite(const at::Tensor& values) {
+  const int64_t numel = values.numel();
+  const Source source(values);
+  const int32_t infinity = overflow_of(Dtype::fp32);
+  Block read;
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t length = std::min(kBlock, numel - begin);
+    const float* block = source.read(begin, length, read, widest_simd());
+    for (int64_t i = 0; i < length; ++i) {
+      if (magnitude_of(block[i]) >= infinity) return begin + i;
+    }
+  }
+  return -1;
+}
+
+}  // namespace zerorun

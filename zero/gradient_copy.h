@@ -1,0 +1,27 @@
+// One pass over memory from a gradient to where it travels or is summed: converted, scaled, and looked at for
+// infinities and NaN on the way. Pure functions, any thread. Tensors are float32, bfloat16 or float16, 1-D,
+// contiguous, on the CPU, and of equal length; they share no memory unless `to` is `from`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "base/simd.h"
+
+namespace zerorun {
+
+/// to = from * factor, computed in float32 and rounded once. Returns whether every value in `to` is finite.
+bool copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
+
+/// to += from * factor, computed in float32 and rounded once. Returns whether every value added was finite.
+bool add_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
+
+/// The same on another path than this processor's best one, for tests.
+bool copy_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
+bool add_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
+
+/// The position of the first value that is infinite or NaN; -1 if there is none.
+int64_t first_not_finite(const at::Tensor& values);
+
+}  // namespace zerorun
