@@ -3,6 +3,7 @@
 //
 //   UserError       a user's mistake (config, arguments, files): programs end with exit code 2
 //   CommError       other ranks are missing, late or out of step: exit code 1
+//   TrainingError   training cannot go on, on any rank (fp16 at its smallest loss scale): exit code 1
 //   InternalError   an invariant of ZeroRun itself does not hold: exit code 1, please report
 //
 // Every message names what was expected, what was found and what to do about it.
@@ -24,6 +25,11 @@ class UserError : public Error {
 };
 
 class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+class TrainingError : public Error {
  public:
   using Error::Error;
 };

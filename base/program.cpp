@@ -25,6 +25,13 @@ void tell(const std::string& rank, const std::string& message) {
   std::fflush(stderr);
 }
 
+// An error that all ranks have alike. Rank 0 needs no name for it.
+int tell_once(const std::string& rank, const char* message, int exit_code) {
+  if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(2));
+  tell(rank == "0" ? "" : rank, message);
+  return exit_code;
+}
+
 }  // namespace
 
 int run_program(const std::function<int()>& body) {
@@ -33,9 +40,9 @@ int run_program(const std::function<int()>& body) {
   try {
     return body();
   } catch (const UserError& error) {
-    if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(2));
-    tell(rank == "0" ? "" : rank, error.what());
-    return 2;
+    return tell_once(rank, error.what(), 2);
+  } catch (const TrainingError& error) {
+    return tell_once(rank, error.what(), 1);
   } catch (const std::exception& error) {
     tell(rank, without_backtrace(error.what()));
     return 1;

@@ -24,12 +24,10 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   config.optimizer = resolve_optimizer(resolution);
   config.scheduler = resolve_scheduler(resolution);
   config.zero = resolve_zero(resolution);
-  check_precision(resolution);
-  resolution.read("gradient_clipping", config.gradient_clipping);
+  config.precision = resolve_precision(resolution);
+  resolve_gradients(resolution, config);
   config.steps_per_print = settings.get<int64_t>("steps_per_print");
   resolution.read("wall_clock_breakdown", config.wall_clock_breakdown);
-  resolution.read("prescale_gradients", config.prescale_gradients);
-  resolution.read("gradient_predivide_factor", config.gradient_predivide_factor);
   return config;
 }
 

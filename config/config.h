@@ -16,6 +16,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace zerorun {
 
 /// train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x world size, always.
@@ -68,16 +70,38 @@ struct ZeroConfig {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // bounds the sum of those
 };
 
+/// The factor of the loss under fp16 training (optim/loss_scaler.h).
+struct LossScaleConfig {
+  std::optional<double> fixed = {};  // absent: found while training, from the values below
+  double initial = 65536;
+  int64_t window = 1000;  // steps without overflow before it doubles
+  int64_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double minimum = 1;
+};
+
+struct PrecisionConfig {
+  Dtype training = Dtype::fp32;       // of parameters, in forward and backward
+  Dtype communication = Dtype::fp32;  // in which gradients travel; by default that of training
+  Dtype accumulation = Dtype::fp32;   // in which gradients are added up over micro-steps
+  std::optional<Dtype> buffers;       // of the module's floating-point buffers; absent: they stay as they are
+  bool master_from_fp32 = false;      // master weights keep what the parameters lose when they are rounded
+  bool auto_cast = false;             // Engine::cast_input() converts to the dtype of training
+  LossScaleConfig loss_scale;         // fp16 only
+};
+
 struct Config {
   BatchConfig batch;
   std::optional<OptimizerConfig> optimizer;
   std::optional<SchedulerConfig> scheduler;
   ZeroConfig zero;
+  PrecisionConfig precision;
   double gradient_clipping = 1.0;  // 0 turns it off; DeepSpeed's default when omitted is 1.0
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
+  bool average_gradients = true;  // over ranks; false: summed
   /// One line for each thing that the file says and that is not taken as it stands: settings that change
   /// nothing here, features that are not offered, old names.
   std::vector<std::string> notes;

@@ -24,12 +24,24 @@ bool fits_stage(const Settings& settings, const KeyFact& fact) {
          settings.get<int64_t>("zero_optimization.stage").value_or(3) == 3;
 }
 
+/// Whether no section around a key is switched off. The switch itself always fits.
+bool fits_switches(const Settings& settings, const KeyFact& fact) {
+  for (auto section = section_of(fact.path); !section.empty(); section = section_of(section)) {
+    const KeyFact* outer = find_key(section);
+    if (!outer || outer->switch_key.empty()) continue;
+    const std::string path = join_path(section, outer->switch_key);
+    if (path != fact.path && settings.get<bool>(path) == false) return false;
+  }
+  return true;
+}
+
 bool applies(const Settings& settings, const KeyFact& fact, bool ineffective) {
   const Setting* setting = settings.find(fact.path);
   if (setting && setting->source == Source::refused) return false;
   const bool told = setting && (fact.changes_result || ineffective);
   if (fact.status != KeyStatus::supported && !told) return false;
-  return has_sections(settings, fact.path) && fits_type(settings, fact) && fits_stage(settings, fact);
+  return has_sections(settings, fact.path) && fits_type(settings, fact) && fits_stage(settings, fact) &&
+         fits_switches(settings, fact);
 }
 
 std::string source_of(const EffectiveSetting& effective) {

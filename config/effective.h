@@ -16,7 +16,8 @@ struct EffectiveSetting {
 };
 
 /// In the order of the key table; with `ineffective`, also what the file says and has no effect. Keys of an
-/// absent optimizer or scheduler, of another type of them, or of another stage do not apply.
+/// absent optimizer or scheduler, of another type of them, of another stage, or of a section that is switched
+/// off do not apply.
 std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false);
 
 /// Where the value comes from, such as "line 7" or "default".

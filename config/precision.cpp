@@ -1,27 +1,158 @@
+#include <cmath>
+#include <string>
+
+#include "base/dtype.h"
 #include "config/sections.h"
 
 namespace zerorun {
-
 namespace {
 
-void check_scaling(const Resolution& resolution) {
-  if (resolution.settings.get<double>("fp16.loss_scale").value_or(0) != 0) return;
-  for (const std::string_view key : {"fp16.loss_scale_window", "fp16.min_loss_scale"}) {
+constexpr std::string_view fp16_key = "fp16.enabled";
+constexpr std::string_view bf16_key = "bf16.enabled";
+constexpr std::string_view scale_key = "fp16.loss_scale";
+constexpr std::string_view power_key = "fp16.initial_scale_power";
+constexpr std::string_view minimum_key = "fp16.min_loss_scale";
+constexpr std::string_view accumulation_key = "data_types.grad_accum_dtype";
+constexpr std::string_view parameter_key = "data_types.param_dtype";
+constexpr std::string_view master_key = "data_types.master_from_fp32";
+constexpr std::string_view communication_key = "communication_data_type";
+
+Dtype dtype_named(const std::string& name) {
+  if (name == name_of(Dtype::fp16)) return Dtype::fp16;
+  return name == name_of(Dtype::bf16) ? Dtype::bf16 : Dtype::fp32;
+}
+
+std::optional<Dtype> dtype_of(const Settings& settings, std::string_view path) {
+  const auto name = settings.get<std::string>(path);
+  return name ? std::optional(dtype_named(*name)) : std::nullopt;
+}
+
+/// Nothing where "auto" or a mistake leaves it open.
+std::optional<Dtype> training_dtype(const Resolution& resolution) {
+  const Settings& settings = resolution.settings;
+  const bool fp16 = settings.get<bool>(fp16_key).value_or(false);
+  const bool bf16 = settings.get<bool>(bf16_key).value_or(false);
+  if (fp16 && bf16) {
+    resolution.report(bf16_key, "one of fp16 and bf16", "both", "set one of the two to false");
+    return std::nullopt;
+  }
+  if (fp16) return Dtype::fp16;
+  if (bf16) return Dtype::bf16;
+  for (const std::string_view key : {fp16_key, bf16_key}) {
+    if (settings.undecided(key) || settings.undecided(section_of(key))) return std::nullopt;
+  }
+  return Dtype::fp32;
+}
+
+std::string why(const Resolution& resolution, Dtype training) {
+  if (training == Dtype::fp32) return "as neither fp16 nor bf16 is on";
+  return "as " + resolution.settings.written(training == Dtype::fp16 ? fp16_key : bf16_key) + " is true";
+}
+
+/// How to train in a dtype.
+std::string switch_to(Dtype wanted) {
+  if (wanted == Dtype::fp32) return "switch fp16 and bf16 off";
+  return std::string("train with \"") + name_of(wanted) + "\": {\"enabled\": true}";
+}
+
+void check_parameters(const Resolution& resolution, Dtype training) {
+  const auto asked = dtype_of(resolution.settings, parameter_key);
+  if (!asked || *asked == training) return;
+  resolution.report(parameter_key, std::string(name_of(training)) + ", " + why(resolution, training),
+                    std::string("\"") + name_of(*asked) + "\"", "leave the key out, or " + switch_to(*asked));
+}
+
+void check_accumulation(const Resolution& resolution, Dtype training) {
+  const auto asked = dtype_of(resolution.settings, accumulation_key);
+  if (!asked || *asked == Dtype::fp32 || *asked == training) return;
+  const std::string also = training == Dtype::fp32 ? "" : std::string(" or ") + name_of(training);
+  resolution.report(accumulation_key, "fp32" + also + ", " + why(resolution, training),
+                    std::string("\"") + name_of(*asked) + "\"",
+                    "leave the key out for fp32, or " + switch_to(*asked));
+}
+
+void tell_of_master(const Resolution& resolution, Dtype training) {
+  const bool asked = resolution.settings.get<bool>(master_key).value_or(false);
+  if (asked && training == Dtype::fp32) {
+    resolution.note(master_key, "true changes nothing: training is in fp32");
+  }
+}
+
+/// What finds the scale while training has no effect on one that is fixed.
+void tell_of_fixed_scale(const Resolution& resolution, double scale) {
+  for (const std::string_view name : {"initial_scale_power", "loss_scale_window", "hysteresis",
+                                      "consecutive_hysteresis", "min_loss_scale"}) {
+    const std::string path = "fp16." + std::string(name);
+    const Setting* setting = resolution.settings.find(path);
+    const bool told =
+        setting && setting->source == Source::file && setting->value != fallback_of(*setting->fact);
+    if (!told) continue;
+    resolution.note(path,
+                    to_json(setting->value) + " changes nothing: loss_scale is fixed at " + to_json(scale));
+  }
+}
+
+/// DeepSpeed divides by a window of 0, loses the scale below a minimum of 0, and never lowers it with a
+/// hysteresis of 0.
+void check_counts(const Resolution& resolution) {
+  for (const std::string_view key :
+       {std::string_view("fp16.loss_scale_window"), std::string_view("fp16.hysteresis"), minimum_key}) {
     if (resolution.settings.get<int64_t>(key) != 0) continue;
     resolution.report(key, "an integer of at least 1 where the loss scale is found while training", "0",
                       "write a larger number, or a loss_scale above 0");
   }
 }
 
+void check_minimum(const Resolution& resolution, double initial) {
+  const int64_t minimum = resolution.settings.get<int64_t>(minimum_key).value_or(0);
+  if (static_cast<double>(minimum) <= initial) return;
+  resolution.report(
+      minimum_key, "at most " + to_json(initial) + ", the first scale: 2 to the power of initial_scale_power",
+      to_json(minimum), "lower it, or raise initial_scale_power");
+}
+
+LossScaleConfig resolve_scale(const Resolution& resolution) {
+  const Settings& settings = resolution.settings;
+  LossScaleConfig scale;
+  int64_t power = 16;
+  resolution.read(power_key, power);
+  scale.initial = std::ldexp(1.0, static_cast<int>(power));
+  resolution.read("fp16.loss_scale_window", scale.window);
+  resolution.read("fp16.hysteresis", scale.hysteresis);
+  resolution.read("fp16.consecutive_hysteresis", scale.consecutive_hysteresis);
+  if (const auto minimum = settings.get<int64_t>(minimum_key)) scale.minimum = static_cast<double>(*minimum);
+  if (settings.undecided(scale_key)) return scale;
+  if (const double fixed = settings.get<double>(scale_key).value_or(0); fixed > 0) {
+    scale.fixed = fixed;
+    tell_of_fixed_scale(resolution, fixed);
+    return scale;
+  }
+  check_counts(resolution);
+  if (!settings.undecided(power_key)) check_minimum(resolution, scale.initial);
+  return scale;
+}
+
 }  // namespace
 
-void check_precision(const Resolution& resolution) {
-  const bool fp16 = resolution.settings.get<bool>("fp16.enabled").value_or(false);
-  const bool bf16 = resolution.settings.get<bool>("bf16.enabled").value_or(false);
-  if (fp16) check_scaling(resolution);
-  if (fp16 && bf16) {
-    resolution.report("bf16.enabled", "one of fp16 and bf16", "both", "set one of the two to false");
+PrecisionConfig resolve_precision(const Resolution& resolution) {
+  Settings& settings = resolution.settings;
+  PrecisionConfig precision;
+  if (const auto training = training_dtype(resolution)) {
+    precision.training = *training;
+    check_parameters(resolution, *training);
+    check_accumulation(resolution, *training);
+    settings.derive(communication_key, std::string(name_of(*training)));
+    tell_of_master(resolution, *training);
   }
+  precision.communication = dtype_of(settings, communication_key).value_or(precision.training);
+  precision.accumulation = dtype_of(settings, accumulation_key).value_or(Dtype::fp32);
+  precision.buffers = dtype_of(settings, "data_types.buffer_dtype");
+  resolution.read(master_key, precision.master_from_fp32);
+  if (precision.training == Dtype::fp16) {
+    resolution.read("fp16.auto_cast", precision.auto_cast);
+    precision.loss_scale = resolve_scale(resolution);
+  }
+  return precision;
 }
 
 }  // namespace zerorun

@@ -172,7 +172,7 @@ class Reader {
 
   void tell_of_section(const KeyFact& fact, Section& section) {
     const bool switched = !fact.switch_key.empty();
-    if (switched) section.off = section.off || is_off(section.object, fact.switch_key);
+    if (switched) section.off = section.off || is_off(section.object, fact);
     if (fact.status == KeyStatus::supported || section.told) return;
     section.told = true;
     if (section.off) return;
@@ -185,10 +185,18 @@ class Reader {
     diagnostics_.tell(Severity::note, section.object.at, section.path, text);
   }
 
-  static bool is_off(const Value& object, std::string_view switch_key) {
-    const Value* value = object.find(switch_key);
+  /// As the switch says, or the program where that is "auto".
+  bool is_off(const Value& object, const KeyFact& section) const {
+    const Value* value = object.find(section.switch_key);
     if (!value) return true;
-    return value->kind == ValueKind::boolean ? !value->boolean : value->text == "false";
+    const KeyFact* row = find_key(join_path(section.path, section.switch_key));
+    ZR_CHECK(row, "no row for the switch of " + std::string(section.path));
+    ValueCheck check = check_value(*row, *value);
+    if (check.fit == Fit::automatic) {
+      check.value = resolve_automatic(*row, options_.arguments, options_.hidden_size).value;
+    }
+    const bool* on = std::get_if<bool>(&check.value);
+    return on && !*on;
   }
 
   /// The type named beside `params`, as the table spells it; empty if there is none, or one unknown.

@@ -88,9 +88,16 @@ DeepSpeed takes the following. ZeroRun refuses it, because it is a mistake that 
 | `"steps_per_print": 0`, `"reduce_bucket_size": 0` | DeepSpeed divides by the one; the other holds nothing |
 | an optimizer or a scheduler without `type` | nothing is built, and the first step fails |
 | `"device": "nvme"` without `nvme_path` | there is nowhere to write |
+| `"hysteresis": 0` where the loss scale is found while training | the scale is never lowered again |
+| a `min_loss_scale` above 2 to the power of `initial_scale_power` | the scale begins below its minimum, and an overflow raises it |
+| an `initial_scale_power` above 127, a `loss_scale` above 2 to the power of 127 | fp32 cannot hold the scaled loss |
+| a `grad_accum_dtype` of 16 bits that is not the dtype of training | gradients lose range or digits that they came with |
+| `"gradient_allreduce_op": "sum"` beside `prescale_gradients`, or beside a `gradient_predivide_factor` other than 1 | the two belong to an average, and DeepSpeed passes over them |
 | lists for `warmup_min_lr` and `warmup_max_lr` | schedules set one learning rate for all parameter groups |
 
-It is more lenient in two things that have one meaning only: sizes with a fraction, and integers in quotes.
+It is more lenient in two things that have one meaning only: sizes with a fraction, and integers in quotes. And what
+DeepSpeed does not join works together here: `"gradient_allreduce_op": "sum"` at stage 3, `prescale_gradients` and
+`gradient_predivide_factor` at every stage, SGD with ZeRO, and at stage 0 gradients of 16 bits that are added up in fp32.
 )";
 
 std::string code(std::string_view text) {

@@ -59,21 +59,44 @@ void add_integer_range(const Range& range, Json& schema) {
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
 }
 
+/// The digits from `low` to `high`; empty if there are none.
+std::string digit_class(int low, int high) {
+  if (low > high) return {};
+  if (low == high) return std::to_string(low);
+  return "[" + std::to_string(low) + "-" + std::to_string(high) + "]";
+}
+
+/// The integers from `low`, which is 0 or 1, to `high` as digits.
+std::string digits_up_to(int low, int high) {
+  const std::string last = std::to_string(high);
+  const int length = static_cast<int>(last.size());
+  if (length == 1) return digit_class(low, high);
+  std::string pattern = digit_class(low, 9);
+  std::string longer = "[1-9]";
+  for (int digits = 2; digits < length; ++digits) pattern += "|" + (longer += "[0-9]");
+  // Those as long as the last one, by how many of their first digits are the same.
+  for (int same = 0; same < length; ++same) {
+    const int digit = last[static_cast<std::size_t>(same)] - '0';
+    const std::string next = digit_class(same == 0 ? 1 : 0, same + 1 < length ? digit - 1 : digit);
+    if (next.empty()) continue;
+    pattern += "|" + last.substr(0, static_cast<std::size_t>(same)) + next;
+    for (int rest = same + 1; rest < length; ++rest) pattern += "[0-9]";
+  }
+  return pattern;
+}
+
 /// The integers of a range as digits; empty if it has none but negative ones.
 std::string digits_pattern(const KeyFact& fact) {
   const Range& range = fact.range;
   ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
-  const std::string more = "[1-9][0-9]{0," + std::to_string(most_digits - 1) + "}";
-  if (std::isfinite(range.max)) {
-    ZR_CHECK(range.max <= 20, "no pattern for a range as large as that of " + std::string(fact.path));
-    std::string pattern;
-    for (double value = std::max(range.min, 0.0); value <= range.max; ++value) {
-      pattern += (pattern.empty() ? "" : "|") + std::to_string(static_cast<int>(value));
-    }
-    return pattern;
-  }
   ZR_CHECK(range.min <= 1, "no pattern for the range of " + std::string(fact.path));
-  return range.min > 0 ? more : "0|" + more;
+  const int low = range.min > 0 ? 1 : 0;
+  if (std::isfinite(range.max)) {
+    ZR_CHECK(range.max <= 1e6, "no pattern for a range as large as that of " + std::string(fact.path));
+    return range.max < low ? "" : digits_up_to(low, static_cast<int>(range.max));
+  }
+  const std::string more = "[1-9][0-9]{0," + std::to_string(most_digits - 1) + "}";
+  return low == 1 ? more : "0|" + more;
 }
 
 Json json_list(std::string_view words) {

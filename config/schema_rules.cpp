@@ -84,12 +84,46 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-constexpr std::string_view one_precision = R"({
-  "not": {
-    "type": "object", "required": ["fp16", "NAME"],
+/// Holds for an object in which `section` is switched on, or could be where "auto" is one of the `values`.
+Json switched_on(std::string_view section, Json values) {
+  Json schema = has_key(join_path(section, "enabled"));
+  schema["properties"][std::string(section)]["properties"]["enabled"]["enum"] = std::move(values);
+  return schema;
+}
+
+/// `parameters` and `gradients`: what data_types.param_dtype and grad_accum_dtype may be.
+Json with_data_types(Json parameters, Json gradients) {
+  Json types;
+  types["param_dtype"]["enum"] = std::move(parameters);
+  types["grad_accum_dtype"]["enum"] = std::move(gradients);
+  return {{"properties", {{"data_types", {{"properties", std::move(types)}}}}}};
+}
+
+void add_precision_rules(std::vector<Json>& rules) {
+  const Json on = {true, "true"};
+  const Json open = {true, "true", "auto"};
+  Json any_open = Json::array();
+  for (const std::string_view name : {"fp16", "bf16", "bfloat16"}) {
+    const std::string_view dtype = name == "fp16" ? "fp16" : "bf16";
+    any_open.push_back(switched_on(name, open));
+    if (name != "fp16")
+      rules.push_back({{"not", {{"allOf", {switched_on("fp16", on), switched_on(name, on)}}}}});
+    rules.push_back({{"if", switched_on(name, on)},
+                     {"then", with_data_types({dtype, nullptr}, {"fp32", dtype, nullptr})}});
+  }
+  rules.push_back({{"if", {{"not", {{"anyOf", std::move(any_open)}}}}},
+                   {"then", with_data_types({"fp32", nullptr}, {"fp32", nullptr})}});
+}
+
+constexpr std::string_view nothing_divides_a_sum = R"({
+  "if": {
+    "type": "object", "required": ["gradient_allreduce_op"],
+    "properties": {"gradient_allreduce_op": {"type": "string", "pattern": "OP"}}
+  },
+  "then": {
     "properties": {
-      "fp16": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}},
-      "NAME": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}}
+      "prescale_gradients": {"enum": [false, "false"]},
+      "gradient_predivide_factor": {"minimum": 1, "maximum": 1}
     }
   }
 })";
@@ -107,6 +141,7 @@ constexpr std::string_view scaling_while_training = R"({
   "then": {
     "properties": {
       "loss_scale_window": {"minimum": 1, "not": {"enum": ["0"]}},
+      "hysteresis": {"minimum": 1, "not": {"enum": ["0"]}},
       "min_loss_scale": {"minimum": 1, "not": {"enum": ["0"]}}
     }
   }
@@ -175,12 +210,14 @@ Json rule_for_types(std::string_view text, std::string_view section, std::string
   return rule_with(text, "TYPE", choice_pattern(*type, types));
 }
 
-/// The rules of config/sections.h, as far as a schema can say them.
+/// The rules of config/sections.h, as far as a schema can say them: it cannot compare a min_loss_scale with 2
+/// to the power of another key.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   if (section.empty()) {
-    for (const std::string_view name : {"bf16", "bfloat16"}) {
-      rules.push_back(rule_with(one_precision, "NAME", name));
-    }
+    add_precision_rules(rules);
+    const KeyFact* op = find_key("gradient_allreduce_op");
+    ZR_CHECK(op, "no row for gradient_allreduce_op");
+    rules.push_back(rule_with(nothing_divides_a_sum, "OP", choice_pattern(*op, "sum")));
   } else if (section == "optimizer") {
     rules.push_back({{"required", {"type"}}});
     rules.push_back(rule_for_types(momentum_beside_nesterov, section, "SGD"));

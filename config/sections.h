@@ -33,6 +33,8 @@ BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
 ZeroConfig resolve_zero(const Resolution& resolution);
-void check_precision(const Resolution& resolution);
+PrecisionConfig resolve_precision(const Resolution& resolution);
+/// How gradients become those of a step: clipping, and average or sum.
+void resolve_gradients(const Resolution& resolution, Config& config);
 
 }  // namespace zerorun

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/dtypes.h"
 #include "comm/rendezvous.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
@@ -16,12 +17,25 @@
 
 namespace zerorun {
 
+namespace {
+
+void log_precision(const PrecisionConfig& precision) {
+  if (precision.training == Dtype::fp32) return;
+  log_info(std::string("training in ") + name_of(precision.training) +
+           " with fp32 master weights that start from the " +
+           (precision.master_from_fp32 ? "parameters as given" : "rounded parameters") +
+           "; gradients travel in " + name_of(precision.communication) + " and are accumulated in " +
+           name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
+}
+
+}  // namespace
+
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
   if (is_recording()) {
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
   check_one_optimizer(config, options);
-  ModelParameters parameters = collect_parameters(model, config.zero, options);
+  ModelParameters parameters = collect_parameters(model, config, options);
   auto communicator = options.communicator ? options.communicator : connect();
   check_world_size(config, communicator->world_size());
   check_ranks_agree(parameters, describe_settings(config, options), *communicator);
@@ -29,6 +43,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   if (options.log_config && communicator->rank() == 0) {
     for (const std::string& note : config.notes) log_info(note);
   }
+  if (communicator->rank() == 0) log_precision(config.precision);
   return Engine(std::make_shared<Engine::State>(model, config, std::move(communicator), std::move(parameters),
                                                 options));
 }
@@ -57,9 +72,8 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
                                     : std::string("an undefined tensor")));
   }
   StepTimer::Scope scope(state.timer, Phase::backward);
-  const double scale =
-      state.averaging.before / static_cast<double>(state.config.batch.gradient_accumulation_steps);
-  state.reducer.start_backward(is_gradient_accumulation_boundary());
+  const double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
+  state.reducer.start_backward(is_gradient_accumulation_boundary() && state.open_no_syncs == 0);
   try {
     loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
     state.reducer.finish_backward();
@@ -81,10 +95,10 @@ void Engine::step() {
   state.step_applied = false;
   if (!boundary) return;
 
-  state.grad_norm = state.reduce_and_measure();
-  if (state.finite) {
+  state.reduce_and_measure();
+  if (state.not_finite.empty()) {
     StepTimer::Scope scope(state.timer, Phase::update);
-    state.update(state.grad_norm);
+    state.update();
     state.step_applied = true;
   } else {
     ++state.skipped_steps;
@@ -92,7 +106,27 @@ void Engine::step() {
   ++state.global_steps;
   state.reducer.start_window();
   state.follow_schedule();
-  state.report();
+  state.follow_loss_scale();
+  state.report_time();
+}
+
+Engine::NoSync::NoSync(std::shared_ptr<State> state) : state_(std::move(state)) {
+  ++state_->open_no_syncs;
+}
+Engine::NoSync::~NoSync() {
+  --state_->open_no_syncs;
+}
+Engine::NoSync Engine::no_sync() {
+  return NoSync(state_);
+}
+
+at::ScalarType Engine::dtype() const {
+  return scalar_type(state_->config.precision.training);
+}
+
+at::Tensor Engine::cast_input(const at::Tensor& input) const {
+  const bool casts = state_->config.precision.auto_cast && input.is_floating_point();
+  return casts ? input.to(dtype()) : input;
 }
 
 void Engine::train() {
@@ -120,6 +154,9 @@ std::vector<double> Engine::get_lr() const {
 double Engine::get_global_grad_norm() const {
   return state_->grad_norm;
 }
+double Engine::loss_scale() const {
+  return state_->scaler ? state_->scaler->scale() : 1;
+}
 bool Engine::was_step_applied() const {
   return state_->step_applied;
 }
@@ -133,7 +170,7 @@ int64_t Engine::skipped_steps() const {
 BytesByCategory Engine::bytes_by_category() const {
   return {.parameters = state_->buckets.bytes(),
           .gradients = state_->reducer.gradient_bytes(),
-          .master = 0,
+          .master = state_->buckets.master_bytes(),
           .moments = state_->optimizer->state_bytes(),
           .buckets = state_->reducer.buffer_bytes(),
           .buffers = state_->buffer_bytes + state_->buckets.frozen_bytes(),
@@ -141,9 +178,13 @@ BytesByCategory Engine::bytes_by_category() const {
 }
 
 double Engine::formula_bytes() const {
+  const PrecisionConfig& precision = state_->config.precision;
   return model_state_bytes(state_->buckets.numel(), state_->buckets.persistent_numel(),
                            state_->communicator->world_size(), state_->policy,
-                           state_->optimizer->moment_bytes());
+                           {.value = size_of(precision.training),
+                            .gradient = size_of(state_->reducer.gradient_dtype()),
+                            .master = precision.training == Dtype::fp32 ? 0 : size_of(Dtype::fp32),
+                            .moments = state_->optimizer->moment_bytes()});
 }
 
 ResidencyReport Engine::residency() const {

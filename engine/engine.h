@@ -56,7 +56,7 @@ struct InitializeOptions {
 struct BytesByCategory {
   int64_t parameters = 0;
   int64_t gradients = 0;
-  int64_t master = 0;    // fp32 master weights apart from the parameters (none under fp32 training)
+  int64_t master = 0;    // fp32 master weights (none under fp32 training: the parameters are)
   int64_t moments = 0;   // optimizer state
   int64_t buckets = 0;   // communication buffers
   int64_t buffers = 0;   // the module's buffers and frozen parameters
@@ -66,6 +66,8 @@ struct BytesByCategory {
 };
 
 class Engine {
+  struct State;
+
  public:
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
@@ -77,9 +79,32 @@ class Engine {
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
 
   /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. A
-  /// non-finite gradient skips the update on every rank. Throws UserError when backward did not go through
-  /// the engine or a parameter has left its bucket.
+  /// gradient that is infinite or NaN skips the update on every rank: nothing changes but the loss scale, and
+  /// the log names the parameter and the rank. Throws UserError when backward did not go through the engine
+  /// or a parameter has left its bucket, TrainingError on all ranks when the loss scale cannot fall any
+  /// further.
   void step();
+
+  /// While it lives, backward() is never the last one before an optimizer step: at stages 0 and 1 it sends
+  /// nothing, at stages 2 and 3 gradients are added up in this rank's slice as ever. step() is refused.
+  class NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<State> state);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<State> state_;
+  };
+  /// For programs that call backward() several times before a step: {auto scope = engine.no_sync(); ...}.
+  /// Every loss is divided by gradient_accumulation_steps as always.
+  [[nodiscard]] NoSync no_sync();
+
+  /// What parameters are in, and activations with them: float32, bfloat16 or float16.
+  at::ScalarType dtype() const;
+  /// `input` in the dtype of training where fp16.auto_cast says so and it is floating-point, else as it is.
+  at::Tensor cast_input(const at::Tensor& input) const;
 
   /// Set the module's mode. At stage 3 each mode has a trace of its own by which parameters are gathered;
   /// model.train() and model.eval() do the same.
@@ -96,8 +121,10 @@ class Engine {
   /// Learning rate of each parameter group, as the next optimizer step will use it.
   std::vector<double> get_lr() const;
   /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer
-  /// step; 0 before the first.
+  /// step, the same number at every stage; 0 before the first, infinity when a gradient was not finite.
   double get_global_grad_norm() const;
+  /// The factor that backward() multiplies the next loss with under fp16 training; else 1.
+  double loss_scale() const;
   bool was_step_applied() const;  // whether the last step() changed the parameters
   int64_t global_steps() const;   // optimizer steps taken or skipped
   int64_t skipped_steps() const;
@@ -113,7 +140,6 @@ class Engine {
  private:
   friend Engine initialize(torch::nn::Module&, const Config&, InitializeOptions);
   friend class GatheredParameters;
-  struct State;
   explicit Engine(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;  // GatheredParameters scopes keep it too
 };

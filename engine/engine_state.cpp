@@ -2,26 +2,37 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/dtypes.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
 #include "optim/gradient_norm.h"
 #include "optim/schedule.h"
+#include "zero/gradient_copy.h"
 
 namespace zerorun {
 namespace {
 
 constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 
+// Sums over ranks in fp16 must not overflow where no gradient does: unless the config says otherwise, they
+// are of gradients divided by a power of two, which but for the smallest values costs no bit.
 Averaging averaging_of(const Config& config, int world_size) {
-  if (config.prescale_gradients) return {.before = 1.0 / world_size, .after = 1};
-  return {.before = 1 / config.gradient_predivide_factor,
-          .after = world_size / config.gradient_predivide_factor};
+  const double whole = config.average_gradients ? world_size : 1;
+  double before = config.gradient_predivide_factor;
+  if (config.prescale_gradients) {
+    before = whole;
+  } else if (before == 1 && config.precision.communication == Dtype::fp16) {
+    before = std::bit_ceil(static_cast<unsigned>(world_size));
+  }
+  return {.before = 1 / before, .after = whole / before};
 }
 
 // Operators on parameters are told to the engine where parameters may not be there when they are used.
@@ -33,6 +44,22 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
   std::vector<NamedParameter> parameters = model.trained;
   parameters.insert(parameters.end(), model.frozen.begin(), model.frozen.end());
   return parameters;
+}
+
+BucketOptions bucket_options(const Config& config, StagePolicy policy, int world_size) {
+  return {.marked = are_marked(policy, world_size),
+          .dtype = config.precision.training,
+          .master_from_fp32 = config.precision.master_from_fp32,
+          .whole_master = policy.replicate_update};
+}
+
+ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor) {
+  return {.policy = policy,
+          .overlap = config.zero.overlap_comm,
+          .communication = config.precision.communication,
+          .accumulation = config.precision.accumulation,
+          .accumulates = config.batch.gradient_accumulation_steps > 1,
+          .factor = static_cast<float>(factor)};
 }
 
 GatherLimits gather_limits(const Config& config) {
@@ -53,34 +80,45 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
       averaging(averaging_of(config, communicator->world_size())),
       buckets(bucketed(parameters),
               make_model_layout(parameters, config, options, communicator->world_size()), *communicator,
-              are_marked(policy, communicator->world_size())),
+              bucket_options(config, policy, communicator->world_size())),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
-      reducer(buckets, *communicator, policy, config.zero.overlap_comm),
+      reducer(buckets, *communicator, reducer_options(config, policy, averaging.before)),
       timer(config.wall_clock_breakdown) {
   broadcast_others(parameters, *communicator);
-  for (const auto& [name, tensor] : parameters.others) buffer_bytes += static_cast<int64_t>(tensor.nbytes());
+  for (const NamedTensor& other : parameters.others)
+    buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
 
-  // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
-  // hence the same bits.
-  std::vector<Shard> shards;
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    for (int rank = 0; rank < communicator->world_size(); ++rank) {
-      if (!policy.replicate_update && rank != communicator->rank()) continue;
-      const at::Tensor& sums = reducer.gradient(bucket);
-      shards.push_back({.values = policy.replicate_update ? buckets.slice(bucket, buckets.flat(bucket), rank)
-                                                          : buckets.shard(bucket),
-                        .gradient = policy.replicate_update ? buckets.slice(bucket, sums, rank) : sums,
-                        .group = buckets.layout(bucket).group});
-      shard_bucket.push_back(bucket);
-    }
-  }
+  std::vector<Shard> shards = make_shards();
   optimizer = options.optimizer
                   ? make_client_optimizer(*options.optimizer, std::move(shards))
                   : make_fused_optimizer(group_configs(*config.optimizer, options), std::move(shards));
   for (int group = 0; group < optimizer->groups(); ++group) base_lrs.push_back(optimizer->lr(group));
+  if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   follow_schedule();
+}
+
+// A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
+// hence the same bits.
+std::vector<Shard> Engine::State::make_shards() {
+  std::vector<Shard> shards;
+  const bool has_master = config.precision.training != Dtype::fp32;
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    for (int rank = 0; rank < communicator->world_size(); ++rank) {
+      if (!policy.replicate_update && rank != communicator->rank()) continue;
+      auto part = [&](const at::Tensor& kept) {
+        return policy.replicate_update ? buckets.slice(bucket, kept, rank) : kept;
+      };
+      const at::Tensor values = part(policy.replicate_update ? buckets.flat(bucket) : buckets.shard(bucket));
+      shards.push_back({.values = has_master ? part(buckets.master(bucket)) : values,
+                        .gradient = part(reducer.gradient(bucket)),
+                        .rounded = has_master ? values : at::Tensor(),
+                        .group = buckets.layout(bucket).group});
+      shard_bucket.push_back(bucket);
+    }
+  }
+  return shards;
 }
 
 void Engine::State::check_before_step() const {
@@ -88,6 +126,11 @@ void Engine::State::check_before_step() const {
     throw UserError(
         "engine.step() after a backward() that threw: its gradients are incomplete and the ranks may be "
         "out of step; end the run");
+  }
+  if (open_no_syncs > 0) {
+    throw UserError(
+        "engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope "
+        "before the last backward()");
   }
   if (open_scopes > 0) {
     throw UserError("engine.step() inside a GatheredParameters scope: close the scope before");
@@ -117,7 +160,7 @@ void Engine::State::check_before_step() const {
   if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
 }
 
-double Engine::State::reduce_and_measure() {
+void Engine::State::reduce_and_measure() {
   {
     StepTimer::Scope scope(timer, Phase::reduction);
     reducer.finish_reduction();
@@ -126,33 +169,79 @@ double Engine::State::reduce_and_measure() {
   const int ranks = communicator->world_size();
   const int rank = communicator->rank();
   while (true) {
-    // Each rank's sum of squares in a place of its own, so that adding zeros is all the all-reduce does to
-    // it; behind them how many ranks hold late gradients for each bucket.
-    at::Tensor exchange = at::zeros({ranks + buckets.trained_count()}, at::kDouble);
+    // Each rank's sum of squares and first gradient that is not finite in a place of its own, so that adding
+    // zeros is all the all-reduce does to them; behind them how many ranks hold late gradients for each
+    // bucket.
+    at::Tensor exchange = at::zeros({2 * ranks + buckets.trained_count()}, at::kDouble);
     double* data = exchange.mutable_data_ptr<double>();
+    double* findings = data + ranks;
+    double* late = findings + ranks;
+    if (const auto found = reducer.not_finite()) findings[rank] = finding(found->arrival, found->parameter);
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       at::Tensor sums = reducer.gradient(bucket);
       if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
-      data[rank] += sum_of_squares(sums.const_data_ptr<float>(), sums.numel());
-      data[ranks + bucket] = reducer.has_late(bucket);
+      data[rank] += sum_of_squares(sums.const_data_ptr(), dtype_of(sums), sums.numel());
+      late[bucket] = reducer.has_late(bucket);
     }
     communicator->all_reduce(exchange, "the gradient norm")->wait();
     bool any_late = false;
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-      if (data[ranks + bucket] == 0) continue;
+      if (late[bucket] == 0) continue;
       reducer.reduce_late(bucket);
       any_late = true;
     }
     if (any_late) continue;
     double total = 0;
     for (int r = 0; r < ranks; ++r) total += data[r];
-    finite = std::isfinite(total);
-    return static_cast<float>(std::sqrt(total) / averaging.after);
+    not_finite = std::isfinite(total) ? "" : name_not_finite({findings, static_cast<size_t>(ranks)});
+    const double scale = averaging.after * (scaler ? scaler->scale() : 1);
+    grad_norm = not_finite.empty() ? static_cast<float>(std::sqrt(total) / scale)
+                                   : std::numeric_limits<double>::infinity();
+    return;
   }
 }
 
-void Engine::State::update(double norm) {
-  const double divisor = averaging.after * clip_divisor(norm, config.gradient_clipping);
+// Where a gradient was not finite, as one positive number: the smaller, the earlier.
+double Engine::State::finding(int64_t position, int parameter) const {
+  return static_cast<double>(position * static_cast<int64_t>(buckets.trained().size()) + parameter + 1);
+}
+
+std::string Engine::State::name_not_finite(std::span<const double> findings) {
+  auto first = [&](std::span<const double> all) {
+    int found = -1;
+    for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+      if (all[rank] > 0 && (found < 0 || all[rank] < all[found])) found = rank;
+    }
+    return found;
+  };
+  auto name = [&](double found) -> const std::string& {
+    return buckets.parameters()[(static_cast<int64_t>(found) - 1) % buckets.trained().size()].name;
+  };
+  if (const int rank = first(findings); rank >= 0) {
+    return "the gradient of parameter " + name(findings[rank]) + " on rank " + std::to_string(rank) +
+           " is not finite";
+  }
+  // Every gradient was: a sum of them is not. Each rank looks at its slices.
+  at::Tensor searched = at::zeros({communicator->world_size()}, at::kDouble);
+  double* data = searched.mutable_data_ptr<double>();
+  const int rank = communicator->rank();
+  for (int bucket = 0; bucket < buckets.trained_count() && data[rank] == 0; ++bucket) {
+    at::Tensor sums = reducer.gradient(bucket);
+    if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
+    const int64_t at = first_not_finite(sums);
+    if (at >= 0) data[rank] = finding(bucket, buckets.parameter_at(bucket, rank * sums.numel() + at));
+  }
+  communicator->all_reduce(searched, "the search for what is not finite")->wait();
+  const std::span<const double> all(data, communicator->world_size());
+  ZR_CHECK(first(all) >= 0, "the norm is not finite, every gradient is");
+  return "the sum over ranks of the gradients of parameter " + name(all[first(all)]) +
+         " is not finite, though each gradient is";
+}
+
+void Engine::State::update() {
+  buckets.follow_writes();
+  const double divisor =
+      averaging.after * (scaler ? scaler->scale() : 1) * clip_divisor(grad_norm, config.gradient_clipping);
   optimizer->step(divisor, [&](int shard) {
     if (residency) residency->gather_updated(shard_bucket[shard]);
   });
@@ -166,13 +255,26 @@ void Engine::State::follow_schedule() {
   }
 }
 
-void Engine::State::report() {
-  if (communicator->rank() != 0) return;
-  if (!step_applied) {
-    log_warning("step " + std::to_string(global_steps) +
-                " skipped: a gradient is not finite; parameters, optimizer and schedule stay as they were (" +
-                std::to_string(skipped_steps) + " skipped so far)");
+void Engine::State::follow_loss_scale() {
+  const double before = scaler ? scaler->scale() : 1;
+  const bool goes_on = !scaler || scaler->update(!step_applied);
+  if (step_applied) return;
+  const std::string what = "step " + std::to_string(global_steps) + " skipped: " + not_finite;
+  if (!goes_on) {
+    throw TrainingError(what + ", and the loss scale is at its minimum, fp16.min_loss_scale " +
+                        c10::str(before) +
+                        ": if it is this parameter's gradient again and again, look for what makes it so "
+                        "large; a lower learning rate or bf16 may help");
   }
+  if (communicator->rank() != 0) return;
+  std::string rest = "; parameters, optimizer and schedule stay as they were (" +
+                     std::to_string(skipped_steps) + " skipped so far)";
+  if (scaler) rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
+  log_warning(what + rest);
+}
+
+void Engine::State::report_time() {
+  if (communicator->rank() != 0) return;
   const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
   if (timer.enabled() && global_steps % interval == 0) {
     log_info("step " + std::to_string(global_steps) + ": " + timer.report(interval));

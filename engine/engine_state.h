@@ -2,11 +2,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/model_parameters.h"
 #include "engine/step_timer.h"
+#include "optim/loss_scaler.h"
 #include "optim/shard_optimizer.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
@@ -15,8 +19,7 @@
 
 namespace zerorun {
 
-// Gradients are averaged: multiplied by `before` on their way into the sum over ranks, divided by `after`
-// behind it.
+// Gradients are multiplied by `before` on their way into the sum over ranks, divided by `after` behind it.
 struct Averaging {
   double before;
   double after;
@@ -27,12 +30,17 @@ struct Engine::State {
         ModelParameters parameters, const InitializeOptions& options);
 
   void check_before_step() const;
-  /// Ends the reduction; returns the norm of the averaged gradients, the same bits on every rank and at every
-  /// stage.
-  double reduce_and_measure();
-  void update(double norm);
+  /// Ends the reduction; sets grad_norm, the same bits on every rank and at every stage, and not_finite.
+  void reduce_and_measure();
+  void update();
   void follow_schedule();
-  void report();
+  /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
+  void follow_loss_scale();
+  void report_time();
+
+  std::vector<Shard> make_shards();
+  double finding(int64_t position, int parameter) const;
+  std::string name_not_finite(std::span<const double> findings);
 
   torch::nn::Module* model;
   Config config;
@@ -45,6 +53,7 @@ struct Engine::State {
   std::vector<int> shard_bucket;  // the bucket of each of the optimizer's shards
   std::unique_ptr<ShardOptimizer> optimizer;
   std::vector<double> base_lrs;
+  std::optional<LossScaler> scaler;  // fp16
   int64_t buffer_bytes = 0;
   StepTimer timer;
 
@@ -52,11 +61,12 @@ struct Engine::State {
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;
   double grad_norm = 0;
-  bool finite = true;  // all gradients of the last optimizer step were
+  std::string not_finite;  // which gradient of the last optimizer step was infinite or NaN; empty: none
   bool step_applied = false;
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
   int open_scopes = 0;  // GatheredParameters
+  int open_no_syncs = 0;
 };
 
 }  // namespace zerorun

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/dtypes.h"
 #include "zero/deferred_init.h"
 #include "zero/interception.h"
 #include "zero/stage.h"
@@ -44,15 +45,24 @@ GroupOf read_groups(const InitializeOptions& options) {
   return groups;
 }
 
-void check_trainable(const std::string& name, const at::Tensor& tensor) {
+bool is_convertible(const at::Tensor& tensor, Dtype training) {
+  return tensor.scalar_type() == scalar_type(training) ||
+         (training != Dtype::fp32 && tensor.is_floating_point());
+}
+
+void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype training) {
   const std::string parameter = "parameter " + name;
   if (!tensor.device().is_cpu()) {
     throw UserError(parameter + " is on " + tensor.device().str() +
                     ": this version trains on the CPU; move the model there");
   }
-  if (tensor.scalar_type() != at::kFloat) {
+  if (!is_convertible(tensor, training)) {
     throw UserError(parameter + " has dtype " + c10::toString(tensor.scalar_type()) +
-                    ": this version trains float32; convert it with module->to(torch::kFloat32)");
+                    (training == Dtype::fp32
+                         ? ", and the config trains in fp32: enable bf16 or fp16 in the config, or convert "
+                           "the parameter with module->to(torch::kFloat32)"
+                         : ": expected a real floating-point type, to be converted to " +
+                               std::string(name_of(training))));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
     throw UserError(parameter +
@@ -62,10 +72,23 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
     throw UserError(parameter + " is not a leaf: register the tensor that owns the values");
 }
 
-bool can_be_partitioned(const at::Tensor& frozen, const ZeroConfig& zero) {
-  return frozen.device().is_cpu() && frozen.scalar_type() == at::kFloat && frozen.layout() == at::kStrided &&
-         frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
-         frozen.numel() > zero.param_persistence_threshold;
+bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
+  return frozen.device().is_cpu() && is_convertible(frozen, config.precision.training) &&
+         frozen.layout() == at::kStrided && frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
+         frozen.numel() > config.zero.param_persistence_threshold;
+}
+
+// What tensors outside of buckets become: frozen parameters what the trained ones do, as in DeepSpeed.
+void choose_conversions(std::vector<NamedTensor>& others, size_t first_buffer,
+                        const PrecisionConfig& precision) {
+  for (size_t index = 0; index < others.size(); ++index) {
+    if (!others[index].tensor.is_floating_point()) continue;
+    if (index >= first_buffer) {
+      others[index].dtype = precision.buffers;
+    } else if (precision.training != Dtype::fp32) {
+      others[index].dtype = precision.training;
+    }
+  }
 }
 
 void check_shared(const NamedTensor& other) {
@@ -101,7 +124,7 @@ void check_no_shared_memory(const ModelParameters& model) {
   };
   for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
   for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
-  for (const auto& [name, tensor] : model.others) add(name, tensor, false);
+  for (const NamedTensor& other : model.others) add(other.name, other.tensor, false);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
@@ -137,7 +160,7 @@ int64_t fingerprint(const std::string& text) {
 
 }  // namespace
 
-ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& zero,
+ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
                                    const InitializeOptions& options) {
   const GroupOf groups = read_groups(options);
   size_t found_in_groups = 0;
@@ -150,7 +173,7 @@ ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& z
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad()) {
-      if (policy_of(zero.stage).partition_parameters && can_be_partitioned(tensor, zero)) {
+      if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({item.key(), tensor, kFrozen});
       } else {
         result.others.push_back({item.key(), tensor});
@@ -162,7 +185,7 @@ ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& z
                       " requires grad but is in no parameter group: add it to one, or freeze it with "
                       "requires_grad_(false)");
     }
-    check_trainable(item.key(), tensor);
+    check_trainable(item.key(), tensor, config.precision.training);
     result.trained.push_back({item.key(), tensor, groups.empty() ? 0 : group->second});
   }
   if (found_in_groups != groups.size()) {
@@ -171,9 +194,11 @@ ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& z
   }
   if (result.trained.empty())
     throw UserError("the model has no parameter that requires grad: nothing to train");
+  const size_t frozen = result.others.size();
   for (const auto& item : model.named_buffers()) {
     if (item.value().defined()) result.others.push_back({item.key(), item.value()});
   }
+  choose_conversions(result.others, frozen, config.precision);
   for (const NamedTensor& other : result.others) check_shared(other);
   check_no_shared_memory(result);
   return result;
@@ -190,7 +215,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     description += " " + std::to_string(group);
   }
   for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
-  for (const auto& [name, tensor] : model.others) describe(name, tensor);
+  for (const NamedTensor& other : model.others) describe(other.name, other.tensor);
 
   at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* data = prints.mutable_data_ptr<int64_t>();
@@ -207,19 +232,20 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 void broadcast_tensor(const NamedTensor& named, int root, Communicator& communicator) {
   c10::NoGradGuard no_grad;
-  const auto& [name, tensor] = named;
+  const at::Tensor& tensor = named.tensor;
   at::Tensor flat = tensor.detach().contiguous().view({-1});
-  communicator.broadcast(flat, root, name)->wait();
+  communicator.broadcast(flat, root, named.name)->wait();
   if (flat.const_data_ptr() != tensor.const_data_ptr()) tensor.detach().copy_(flat.view(tensor.sizes()));
 }
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
-  for (const auto& [name, tensor] : model.others) {
+  for (const NamedTensor& other : model.others) {
+    at::Tensor tensor = other.tensor;  // the handle is a copy, the tensor the model's own
     if (is_deferred(tensor)) {
-      // The handle is a copy, the tensor the model's own.
-      at::Tensor(tensor).set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
+      tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
     }
-    broadcast_tensor({name, tensor}, 0, communicator);
+    if (other.dtype) tensor.set_data(tensor.detach().to(scalar_type(*other.dtype)));
+    broadcast_tensor(other, 0, communicator);
   }
 }
 

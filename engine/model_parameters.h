@@ -4,9 +4,11 @@
 
 #include <torch/nn/module.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "zero/buckets.h"
@@ -16,6 +18,7 @@ namespace zerorun {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
+  std::optional<Dtype> dtype = {};  // what it is to be converted to
 };
 
 struct ModelParameters {
@@ -25,9 +28,10 @@ struct ModelParameters {
 };
 
 /// Collects and checks. The group of a parameter comes from `options.optimizer`, else
-/// options.parameter_groups, else is 0. Frozen float32 parameters are partitioned as `zero` says. Throws
-/// UserError naming a parameter that cannot be trained here or is in no group, or in two.
-ModelParameters collect_parameters(torch::nn::Module& model, const ZeroConfig& zero,
+/// options.parameter_groups, else is 0. Frozen floating-point parameters are partitioned as config.zero says,
+/// and converted as config.precision says, buffers likewise. Throws UserError naming a parameter that cannot
+/// be trained here or is in no group, or in two.
+ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
                                    const InitializeOptions& options);
 
 /// Throws UserError on every rank unless all ranks have the same parameters and `settings` (whatever else
@@ -36,7 +40,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 /// `root`'s values on all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Rank 0's values on all ranks.
+/// Rank 0's values on all ranks, converted.
 void broadcast_others(const ModelParameters& model, Communicator& communicator);
 
 }  // namespace zerorun

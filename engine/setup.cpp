@@ -1,5 +1,6 @@
 #include "engine/setup.h"
 
+#include <algorithm>
 #include <sstream>
 #include <tuple>
 
@@ -55,9 +56,12 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
     parameters.push_back({.numel = tensor.numel(), .group = group, .partitioned = true});
     total += tensor.numel();
   }
-  const int64_t chosen = choose_bucket_numel(total, sizeof(float), config.zero.reduce_bucket_size,
+  const PrecisionConfig& precision = config.precision;
+  const int64_t element_size = size_of(precision.training);
+  const int64_t smallest = std::min(element_size, size_of(precision.communication));  // for the alignment
+  const int64_t chosen = choose_bucket_numel(total, element_size, config.zero.reduce_bucket_size,
                                              config.zero.allgather_bucket_size);
-  return make_layout(parameters, world_size, sizeof(float), options.bucket_numel.value_or(chosen));
+  return make_layout(parameters, world_size, smallest, options.bucket_numel.value_or(chosen));
 }
 
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options) {
@@ -86,7 +90,15 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
        << config.zero.model_persistence_threshold << ' ' << options.bucket_numel.value_or(0) << ' '
        << config.batch.train_batch_size << ' ' << config.batch.gradient_accumulation_steps << ' '
        << config.gradient_clipping << ' ' << config.prescale_gradients << ' '
-       << config.gradient_predivide_factor;
+       << config.gradient_predivide_factor << ' ' << config.average_gradients;
+  const PrecisionConfig& precision = config.precision;
+  const LossScaleConfig& scale = precision.loss_scale;
+  text << ' ' << name_of(precision.training) << ' ' << name_of(precision.communication) << ' '
+       << name_of(precision.accumulation) << ' '
+       << (precision.buffers ? name_of(*precision.buffers) : "as they are") << ' '
+       << precision.master_from_fp32 << ' ' << scale.fixed.value_or(0) << ' ' << scale.initial << ' '
+       << scale.window << ' ' << scale.hysteresis << ' ' << scale.consecutive_hysteresis << ' '
+       << scale.minimum;
   if (config.optimizer) {
     for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
       text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '

@@ -1,5 +1,6 @@
 #include "optim/client_optimizer.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
@@ -13,6 +14,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/narrow_floats.h"
+#include "comm/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -66,6 +69,8 @@ class ClientOptimizer : public ShardOptimizer {
     optimizer.state().clear();
     for (auto& group : optimizer.param_groups()) group.params().clear();
     for (Shard& shard : shards_) {
+      const bool is_wide = shard.gradient.scalar_type() == at::kFloat;
+      gradients_.push_back(is_wide ? shard.gradient : at::empty_like(shard.values));
       auto& group = optimizer.param_groups()[shard.group];
       group.params().push_back(shard.values);
       if (dynamic_cast<Adagrad*>(&optimizer)) {
@@ -81,13 +86,25 @@ class ClientOptimizer : public ShardOptimizer {
   void step(double gradient_divisor, const std::function<void(int)>& updated) override {
     c10::NoGradGuard no_grad;
     // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
-    for (Shard& shard : shards_) {
-      if (gradient_divisor != 1) shard.gradient.div_(gradient_divisor);
-      shard.values.mutable_grad() = shard.gradient;
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      const at::Tensor& source = shards_[index].gradient;
+      const at::Tensor& gradient = gradients_[index];
+      if (!gradient.is_same(source)) {
+        widen(source.const_data_ptr(), dtype_of(source), gradient.mutable_data_ptr<float>(), source.numel());
+      }
+      if (gradient_divisor != 1) gradient.div_(gradient_divisor);
+      shards_[index].values.mutable_grad() = gradient;
     }
     optimizer_->step();
-    for (Shard& shard : shards_) shard.values.mutable_grad().reset();
-    for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      const Shard& shard = shards_[index];
+      shard.values.mutable_grad().reset();
+      if (shard.rounded.defined()) {
+        narrow(shard.values.const_data_ptr<float>(), shard.rounded.mutable_data_ptr(),
+               dtype_of(shard.rounded), shard.values.numel());
+      }
+      updated(static_cast<int>(index));
+    }
   }
 
   double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
@@ -109,6 +126,7 @@ class ClientOptimizer : public ShardOptimizer {
  private:
   torch::optim::Optimizer* optimizer_;
   std::vector<Shard> shards_;
+  std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
 };
 
 }  // namespace

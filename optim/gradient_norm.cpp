@@ -3,55 +3,57 @@
 #include <algorithm>
 #include <array>
 
+#include "base/narrow_floats.h"
+
 namespace zerorun {
 namespace {
 
-constexpr int kLanes = 16;
+constexpr int64_t kLanes = 16;
+// 16-bit values stay in the first-level cache between being widened and being summed.
+constexpr int64_t kBlock = 64 * kLanes;
 
-#if defined(__x86_64__)
-#define ZERORUN_DISPATCH_AVX2 1
-#endif
+using Lanes = std::array<double, kLanes>;
 
-// The body is compiled once for each instruction set; without fused multiply-add all give the same bits.
-[[gnu::always_inline]] inline double sum_lanes(const float* values, int64_t numel) {
-  std::array<double, kLanes> sums{};
+// sums[i % kLanes] += values[i]^2
+[[gnu::always_inline]] inline void add_squares(const float* values, int64_t numel, Lanes& sums) {
+  Lanes own = sums;
   int64_t i = 0;
   for (; i + kLanes <= numel; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
       const double value = values[i + lane];
-      sums[lane] += value * value;
+      own[lane] += value * value;
     }
   }
-  for (int lane = 0; i < numel; ++i, ++lane) sums[lane] += static_cast<double>(values[i]) * values[i];
-  double total = 0;
-  for (double sum : sums) total += sum;
-  return total;
+  for (int64_t lane = 0; i < numel; ++i, ++lane) own[lane] += static_cast<double>(values[i]) * values[i];
+  sums = own;
 }
 
-#ifdef ZERORUN_DISPATCH_AVX2
-[[gnu::target("avx2")]] double sum_avx2(const float* values, int64_t numel) {
-  return sum_lanes(values, numel);
-}
-#endif
-
-double sum_baseline(const float* values, int64_t numel) {
-  return sum_lanes(values, numel);
+void add_squares_portable(const float* values, int64_t numel, Lanes& sums) {
+  add_squares(values, numel, sums);
 }
 
-using SumFunction = double (*)(const float*, int64_t);
-
-SumFunction choose() {
-#ifdef ZERORUN_DISPATCH_AVX2
-  if (__builtin_cpu_supports("avx2")) return sum_avx2;
-#endif
-  return sum_baseline;
+ZERORUN_AVX2 void add_squares_avx2(const float* values, int64_t numel, Lanes& sums) {
+  add_squares(values, numel, sums);
 }
 
 }  // namespace
 
-double sum_of_squares(const float* values, int64_t numel) {
-  static const SumFunction sum = choose();
-  return sum(values, numel);
+double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd) {
+  const auto add = simd == Simd::avx2 ? add_squares_avx2 : add_squares_portable;
+  Lanes sums{};
+  if (dtype == Dtype::fp32) {
+    add(static_cast<const float*>(values), numel, sums);
+  } else {
+    std::array<float, kBlock> block;
+    for (int64_t begin = 0; begin < numel; begin += kBlock) {
+      const int64_t length = std::min(kBlock, numel - begin);
+      widen(static_cast<const char*>(values) + begin * size_of(dtype), dtype, block.data(), length, simd);
+      add(block.data(), length, sums);
+    }
+  }
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
 }
 
 double clip_divisor(double norm, double limit) {

@@ -3,12 +3,15 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
+#include "base/simd.h"
+
 namespace zerorun {
 
-/// Sum of squares in float64. Infinite or NaN exactly when some value is: float32 squares cannot overflow
-/// float64. The same bits on every machine: sixteen fixed partial sums, whatever the width of the vector
-/// registers.
-double sum_of_squares(const float* values, int64_t numel);
+/// Sum of squares of `numel` values of `dtype`, in float64. Infinite or NaN exactly when some value is:
+/// float32 squares cannot overflow float64. The same bits on every machine: sixteen fixed partial sums,
+/// whatever the width of the vector registers; and for 16-bit values the bits of the same values in float32.
+double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd = widest_simd());
 
 /// The factor 1/d that gradients are multiplied with so that their norm is at most `limit` (0: no limit), as
 /// its inverse d >= 1: d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py,

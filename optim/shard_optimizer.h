@@ -11,10 +11,11 @@
 
 namespace zerorun {
 
-/// A slice of a bucket: 1-D float32 tensors of equal length, start aligned to 64 bytes.
+/// A slice of a bucket: 1-D tensors of equal length, start aligned to 64 bytes.
 struct Shard {
-  at::Tensor values;    // updated in place
-  at::Tensor gradient;  // may be overwritten by the update
+  at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
+  at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
+  at::Tensor rounded;   // bfloat16 or float16: every update writes `values` rounded; undefined: not wanted
   int group;            // parameter group
 };
 
@@ -34,7 +35,9 @@ class ShardOptimizer {
   virtual int moment_bytes() const = 0;
 };
 
-/// AdamW, Adam or SGD as ds_config.json describes them, fused over memory by LibTorch; one config a group.
+/// AdamW, Adam or SGD as ds_config.json describes them; one config a group. Gradients are multiplied with
+/// 1/divisor in float32 and left as they are; a shard is one pass over its memory, shared by LibTorch's
+/// intra-op threads, and its bits depend on neither their number nor the processor.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards);
 

@@ -1,6 +1,9 @@
 #include "zero/buckets.h"
 
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -8,6 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/dtypes.h"
+#include "comm/zeroed_memory.h"
 #include "zero/deferred_init.h"
 
 namespace zerorun {
@@ -46,10 +51,14 @@ c10::DataPtr keep_alive(const at::Tensor& tensor) {
 }  // namespace
 
 Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
-                 bool marked)
-    : parameters_(std::move(parameters)), layout_(std::move(layout)) {
+                 const BucketOptions& options)
+    : parameters_(std::move(parameters)),
+      layout_(std::move(layout)),
+      options_(options),
+      rank_(communicator.rank()),
+      masters_(layout_.buckets.size()) {
   c10::NoGradGuard no_grad;
-  if (marked) {
+  if (options.marked) {
     install_interception();
     owners_ = std::make_unique<StorageOwner[]>(count());
   }
@@ -66,32 +75,55 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
     leave();  // no destructor will
     throw;
   }
+  remember_versions();
 }
 
+// `exact` has the values as given where they are wanted for master weights.
 void Buckets::move_in(int bucket, Communicator& communicator) {
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
-  at::Tensor flat = communicator.allocate(bucket_layout.numel, at::kFloat);
+  at::Tensor flat = communicator.allocate(bucket_layout.numel, scalar_type(dtype()));
+  const bool wants_exact =
+      options_.master_from_fp32 && dtype() != Dtype::fp32 && bucket_layout.group != kFrozen;
+  const at::Tensor exact = wants_exact ? communicator.allocate(bucket_layout.numel, at::kFloat) : flat;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     bucket_layout.partitioned ? kReleased : kPending)
                                : flat.storage());
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
-    at::Tensor place = view(index, flat);
-    if (!is_deferred(parameter)) {
-      place.copy_(parameter);
-    } else if (communicator.rank() == 0) {
-      make_values(parameter, place);
-    }
-    parameter.set_data(marked() ? marked_view(storages_[bucket], at::kFloat, place.sizes(), place.strides(),
-                                              layout_.placements[index].offset)
+    if (communicator.rank() == 0) fill(index, view(index, exact));
+    const at::Tensor place = view(index, flat);
+    parameter.set_data(marked() ? marked_view(storages_[bucket], place.scalar_type(), place.sizes(),
+                                              place.strides(), layout_.placements[index].offset)
                                 : place);
   }
-  communicator.broadcast(flat, 0, "initial values of " + labels_[bucket])->wait();
-  at::Tensor own = slice(bucket, flat, communicator.rank());
+  communicator.broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
+  if (wants_exact) flat.copy_(exact);
+  keep(bucket, std::move(flat), exact, communicator);
+}
+
+void Buckets::fill(int parameter, at::Tensor place) const {
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  if (!is_deferred(tensor)) {
+    place.copy_(tensor);
+  } else if (tensor.scalar_type() == place.scalar_type()) {
+    make_values(tensor, place);
+  } else {
+    place.copy_(make_tensor(tensor));
+  }
+}
+
+// What stays of the bucket on this rank.
+void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator) {
+  const BucketLayout& bucket_layout = layout_.buckets[bucket];
+  if (dtype() != Dtype::fp32 && bucket_layout.group != kFrozen) {
+    const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
+    masters_[bucket] = zeroed_memory(updated.numel(), at::kFloat).copy_(updated);
+  }
+  at::Tensor own = slice(bucket, flat, rank_);
   if (bucket_layout.partitioned) {
-    shards_.push_back(communicator.allocate(bucket_layout.slice_numel, at::kFloat).copy_(own));
+    shards_.push_back(communicator.allocate(bucket_layout.slice_numel, flat.scalar_type()).copy_(own));
     flats_.emplace_back();
     return;
   }
@@ -149,10 +181,22 @@ at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
   return flat.narrow(0, layout_.placements[parameter].offset, shapes_[parameter].numel);
 }
 
+at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
+  const Shape& shape = shapes_[parameter];
+  bool same = tensor.numel() > 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    same = same && (tensor.stride(dim) == shape.strides[dim] || tensor.size(dim) == 1);
+  }
+  if (same) return tensor.as_strided({shape.numel}, {1}, tensor.storage_offset());
+  at::Tensor copy = at::empty_strided(shape.sizes, shape.strides, tensor.options());
+  return copy.copy_(tensor).as_strided({shape.numel}, {1}, 0);
+}
+
 void Buckets::clear_padding(int bucket, at::Tensor& flat) const {
-  float* data = flat.mutable_data_ptr<float>();
+  char* data = static_cast<char*>(flat.mutable_data_ptr());
+  const auto size = static_cast<int64_t>(flat.element_size());
   int64_t end = 0;
-  auto clear_until = [&](int64_t begin) { std::memset(data + end, 0, (begin - end) * sizeof(float)); };
+  auto clear_until = [&](int64_t begin) { std::memset(data + end * size, 0, (begin - end) * size); };
   for (int index : layout(bucket).parameters) {
     clear_until(layout_.placements[index].offset);
     end = layout_.placements[index].offset + shapes_[index].numel;
@@ -171,8 +215,36 @@ bool Buckets::in_place(int parameter) const {
          tensor.storage_offset() == base + layout_.placements[parameter].offset;
 }
 
-void Buckets::bump_versions() const {
+void Buckets::bump_versions() {
   for (const auto& parameter : trained()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  remember_versions();
+}
+
+void Buckets::remember_versions() {
+  versions_.clear();
+  for (const auto& parameter : trained()) versions_.push_back(parameter.tensor._version());
+}
+
+void Buckets::follow_writes() {
+  if (dtype() == Dtype::fp32) return;
+  c10::NoGradGuard no_grad;
+  for (size_t index = 0; index < trained_parameters_; ++index) {
+    if (parameters_[index].tensor._version() != versions_[index]) follow_writes(static_cast<int>(index));
+  }
+}
+
+// Values that were not written stay as precise as they are.
+void Buckets::follow_writes(int parameter) {
+  const int bucket = bucket_of(parameter);
+  const int64_t first = options_.whole_master ? 0 : rank_ * layout(bucket).slice_numel;
+  const int64_t offset = layout_.placements[parameter].offset;
+  const int64_t begin = std::max(offset, first);
+  const int64_t end = std::min(offset + shapes_[parameter].numel, first + masters_[bucket].numel());
+  if (begin >= end) return;
+  const at::Tensor& kept = options_.whole_master ? flat(bucket) : shard(bucket);
+  const at::Tensor values = kept.narrow(0, begin - first, end - begin);
+  at::Tensor master = masters_[bucket].narrow(0, begin - first, end - begin);
+  master.copy_(at::where(at::eq(master.to(values.scalar_type()), values), master, values.to(at::kFloat)));
 }
 
 int64_t Buckets::numel() const {
@@ -191,6 +263,14 @@ int64_t Buckets::persistent_numel() const {
 
 int64_t Buckets::bytes() const {
   return bytes_of(0, trained_count_);
+}
+
+int64_t Buckets::master_bytes() const {
+  int64_t total = 0;
+  for (const at::Tensor& master : masters_) {
+    if (master.defined()) total += static_cast<int64_t>(master.nbytes());
+  }
+  return total;
 }
 
 int64_t Buckets::frozen_bytes() const {

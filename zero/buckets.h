@@ -1,15 +1,21 @@
 // A model's parameters, moved into buckets: a bucket is one storage, parameters are views into it. A whole
 // bucket keeps its memory; of a partitioned one this rank keeps its slice, and residency.h gives the storage
 // memory around uses. Owned by the engine; immutable once made, but for the values.
+//
+// [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
+// keeps for the slices that it updates. Only the optimizer writes to both. What the program writes to a
+// parameter is found by the parameter's version and taken over by follow_writes() before the next update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "comm/communicator.h"
 #include "zero/interception.h"
 #include "zero/layout.h"
@@ -22,12 +28,21 @@ struct NamedParameter {
   int group;          // or kFrozen
 };
 
+struct BucketOptions {
+  /// Operators on the parameters are told to the listener given to listen(); partitioned buckets must be.
+  bool marked = false;
+  Dtype dtype = Dtype::fp32;      // of the values; under a 16-bit one trained buckets have master weights
+  bool master_from_fp32 = false;  // they start from the parameters as given, not as rounded to `dtype`
+  bool whole_master = false;      // this rank keeps those of all slices, not only of its own
+};
+
 class Buckets {
  public:
-  /// Moves `parameters` (float32, CPU, dense, or deferred; frozen ones last) into buckets as `layout` says;
-  /// leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond what stays.
-  /// `marked`: operators on them are told to the listener given to listen(); partitioned buckets must be.
-  Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator, bool marked);
+  /// Moves `parameters` (floating-point, CPU, dense, or deferred; frozen ones last) into buckets as `layout`
+  /// says; leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond what
+  /// stays.
+  Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
+          const BucketOptions& options);
   ~Buckets();
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
@@ -44,6 +59,10 @@ class Buckets {
   const at::Tensor& flat(int bucket) const;
   /// This rank's slice of the values, 1-D.
   const at::Tensor& shard(int bucket) const { return shards_[bucket]; }
+  Dtype dtype() const { return options_.dtype; }
+  /// Master weights of a trained bucket, 1-D float32: this rank's slice or, if whole_master, all. Undefined
+  /// where the values are float32 themselves.
+  const at::Tensor& master(int bucket) const { return masters_[bucket]; }
   /// `rank`'s slice of a tensor laid out like this bucket.
   at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const;
   /// What the parameters of the bucket are views of.
@@ -67,6 +86,8 @@ class Buckets {
   at::Tensor view(int parameter, const at::Tensor& flat) const;
   /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
+  /// A strided tensor with the parameter's sizes, as one such 1-D piece: a copy where its strides are others.
+  at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
   void clear_padding(int bucket, at::Tensor& flat) const;
 
@@ -74,12 +95,16 @@ class Buckets {
   bool in_place(int parameter) const;
   /// Tells autograd that the values of trained parameters have changed: backward over a graph recorded before
   /// now fails, as it must.
-  void bump_versions() const;
+  void bump_versions();
+  /// Takes into the master weights what the program has written to trained parameters since the last
+  /// bump_versions(). Slices have all their values.
+  void follow_writes();
 
   int64_t numel() const;             // of trained parameters, without padding
   int64_t persistent_numel() const;  // of those that are in whole buckets
   int64_t bytes() const;             // of their whole buckets and own slices
-  int64_t frozen_bytes() const;      // likewise, of frozen parameters
+  int64_t master_bytes() const;
+  int64_t frozen_bytes() const;  // likewise, of frozen parameters
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -90,18 +115,26 @@ class Buckets {
   };
 
   void move_in(int bucket, Communicator& communicator);
+  void fill(int parameter, at::Tensor place) const;
+  void keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator);
+  void follow_writes(int parameter);
+  void remember_versions();
   void leave();
   int64_t bytes_of(int first, int end) const;
 
   std::vector<NamedParameter> parameters_;
-  std::vector<Shape> shapes_;  // one a parameter
+  std::vector<Shape> shapes_;       // one a parameter
+  std::vector<uint32_t> versions_;  // of trained parameters, when the master weights were last the same
   size_t trained_parameters_ = 0;
   Layout layout_;
+  BucketOptions options_;
+  int rank_;
   int trained_count_ = 0;
   std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
   std::vector<c10::Storage> storages_;
   std::vector<at::Tensor> flats_;  // undefined where partitioned
   std::vector<at::Tensor> shards_;
+  std::vector<at::Tensor> masters_;
   std::vector<std::string> labels_;
   std::vector<bool> given_up_;
 };

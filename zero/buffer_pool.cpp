@@ -42,7 +42,7 @@ void BufferPool::trim(int count) {
 }
 
 at::Tensor BufferPool::make(int64_t numel) {
-  at::Tensor buffer = communicator_->allocate(numel, at::kFloat);
+  at::Tensor buffer = communicator_->allocate(numel, dtype_);
   bytes_ += static_cast<int64_t>(buffer.nbytes());
   return buffer;
 }

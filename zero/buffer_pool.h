@@ -1,4 +1,4 @@
-// Flat float32 buffers that gradients travel in, reused from bucket to bucket. Owned by the gradient reducer.
+// Flat buffers that gradients travel in, reused from bucket to bucket. Owned by the gradient reducer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@ class BufferPool {
  public:
   /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
   /// bucket.
-  BufferPool(Communicator& communicator, int64_t common_numel)
-      : communicator_(&communicator), common_numel_(common_numel) {}
+  BufferPool(Communicator& communicator, at::ScalarType dtype, int64_t common_numel)
+      : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
   /// A 1-D tensor of `numel` elements with arbitrary contents: the smallest free buffer that holds it, or a
   /// new one.
@@ -33,6 +33,7 @@ class BufferPool {
   at::Tensor make(int64_t numel);
 
   Communicator* communicator_;
+  at::ScalarType dtype_;
   int64_t common_numel_;
   std::vector<at::Tensor> free_;
   int64_t bytes_ = 0;

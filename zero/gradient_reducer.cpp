@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/dtypes.h"
+#include "zero/gradient_copy.h"
 
 namespace zerorun {
 namespace {
@@ -49,30 +51,20 @@ struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> earlier;
 };
 
-GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communicator, StagePolicy policy,
-                                 bool overlap)
+GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communicator,
+                                 const ReducerOptions& options)
     : buckets_(&buckets),
       communicator_(&communicator),
-      policy_(policy),
-      overlap_(overlap),
-      pool_(communicator, common_bucket_numel(buckets)),
+      policy_(options.policy),
+      options_(options),
+      pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
       states_(buckets.trained_count()),
       parameters_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
       plan_(buckets.trained_count()) {
   std::iota(plan_.begin(), plan_.end(), 0);
-  if (policy.reduce_every_backward) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    BucketState& state = states_[bucket];
-    const BucketLayout& layout = buckets.layout(bucket);
-    if (policy.reduce_every_backward) {
-      state.reduced = communicator.allocate(layout.slice_numel, at::kFloat);
-    } else {
-      state.buffer = communicator.allocate(layout.numel, at::kFloat);
-      state.reduced =
-          policy.replicate_update ? state.buffer : buckets.slice(bucket, state.buffer, communicator.rank());
-    }
-  }
+  if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& tensor = buckets.parameters()[index].tensor;
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
@@ -93,13 +85,50 @@ GradientReducer::~GradientReducer() {
   }
 }
 
+void GradientReducer::make_memory(int bucket) {
+  BucketState& state = states_[bucket];
+  const BucketLayout& layout = buckets_->layout(bucket);
+  if (policy_.reduce_every_backward) {
+    state.reduced = allocate(layout.slice_numel, options_.accumulation);
+    return;
+  }
+  at::Tensor& whole = reduced_in_sums() ? state.sums : state.buffer;
+  whole = allocate(layout.numel, gradient_dtype());
+  state.reduced = policy_.replicate_update ? whole : buckets_->slice(bucket, whole, communicator_->rank());
+}
+
 int GradientReducer::slack() const {
-  return overlap_ ? kSlackWithOverlap : 0;
+  return options_.overlap ? kSlackWithOverlap : 0;
+}
+
+// Without accumulation sums need no fp32 of their own: what has arrived has the same value in both.
+bool GradientReducer::reduced_in_sums() const {
+  return !policy_.reduce_every_backward && options_.accumulation != options_.communication &&
+         (options_.accumulates || options_.accumulation != Dtype::fp32);
+}
+
+Dtype GradientReducer::gradient_dtype() const {
+  return policy_.reduce_every_backward || reduced_in_sums() ? options_.accumulation : options_.communication;
+}
+
+at::Tensor GradientReducer::allocate(int64_t numel, Dtype dtype) {
+  return communicator_->allocate(numel, scalar_type(dtype));
+}
+
+// For a window that was not expected to need them.
+void GradientReducer::make_sums() {
+  const bool departed = std::ranges::any_of(states_, &BucketState::departed);  // the rest is late anyway
+  if (departed || options_.accumulation == options_.communication) return;
+  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
+    if (states_[bucket].sums.defined()) continue;
+    states_[bucket].sums = allocate(buckets_->layout(bucket).numel, options_.accumulation);
+  }
 }
 
 void GradientReducer::start_backward(bool boundary) {
   in_backward_ = true;
   reducing_ = policy_.reduce_every_backward || boundary;
+  if (!reducing_) make_sums();
   arrival_count_ = 0;
   if (policy_.reduce_every_backward) {
     next_in_plan_ = 0;
@@ -126,7 +155,8 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
         " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
   }
   if (!buckets_->in_place(parameter)) return;  // step() names it
-  place(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient);
+  place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
+  ++window_arrivals_;
 
   ParameterState& state = parameters_[parameter];
   BucketState& bucket = states_[buckets_->bucket_of(parameter)];
@@ -139,20 +169,22 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   const int bucket = buckets_->bucket_of(parameter);
+  const int64_t numel = buckets_->layout(bucket).numel;
   BucketState& state = states_[bucket];
   if (state.departed) {
-    if (!state.late.defined())
-      state.late = communicator_->allocate(buckets_->layout(bucket).numel, at::kFloat);
-    buckets_->view(parameter, state.late).add_(gradient);
+    if (!state.late.defined()) state.late = allocate(numel, options_.accumulation);
+    check_finite(add_scaled(buckets_->piece(parameter, state.late), gradient, 1), parameter);
     return;
   }
-  if (!state.buffer.defined()) state.buffer = pool_.take(buckets_->layout(bucket).numel);
-  at::Tensor place = buckets_->view(parameter, state.buffer);
-  if (std::exchange(parameters_[parameter].written, true)) {
-    place.add_(gradient);
-  } else {
-    place.copy_(gradient);
-  }
+  const bool travels = !state.sums.defined();
+  if (travels && !state.buffer.defined()) state.buffer = pool_.take(numel);
+  const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer : state.sums);
+  const bool add = std::exchange(parameters_[parameter].written, true);
+  check_finite((add ? add_scaled : copy_scaled)(place, gradient, travels ? options_.factor : 1), parameter);
+}
+
+void GradientReducer::check_finite(bool finite, int parameter) {
+  if (!finite && !not_finite_) not_finite_ = {.arrival = window_arrivals_, .parameter = parameter};
 }
 
 void GradientReducer::depart_ready() {
@@ -161,31 +193,42 @@ void GradientReducer::depart_ready() {
     depart(plan_[next_in_plan_++]);
 }
 
-void GradientReducer::depart(int bucket) {
+// All that this rank has for the bucket is in its buffer afterwards, and nothing else.
+void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
   if (!state.buffer.defined()) state.buffer = pool_.take(buckets_->layout(bucket).numel);
   for (int parameter : buckets_->layout(bucket).parameters) {
-    if (!std::exchange(parameters_[parameter].written, false))
-      buckets_->view(parameter, state.buffer).zero_();
-  }
-  state.departed = true;
-
-  Flight flight{.bucket = bucket, .work = nullptr, .is_gather = false, .buffer = state.buffer, .addend = {}};
-  at::Tensor own = buckets_->slice(bucket, state.buffer, communicator_->rank());
-  if (policy_.reduce_every_backward) {
-    buckets_->clear_padding(bucket, state.buffer);
-    state.buffer.reset();
-    if (std::exchange(state.has_sums, true)) {
-      flight.addend = own;
-    } else {
-      own = state.reduced;
+    const at::Tensor place = buckets_->piece(parameter, state.buffer);
+    if (!std::exchange(parameters_[parameter].written, false)) {
+      place.zero_();
+    } else if (state.sums.defined()) {
+      check_finite(copy_scaled(place, buckets_->piece(parameter, state.sums), options_.factor), parameter);
     }
+  }
+  if (pooled()) buckets_->clear_padding(bucket, state.buffer);
+}
+
+void GradientReducer::depart(int bucket) {
+  complete_buffer(bucket);
+  BucketState& state = states_[bucket];
+  state.departed = true;
+  Flight flight{.bucket = bucket,
+                .work = nullptr,
+                .is_gather = false,
+                .buffer = pooled() ? std::move(state.buffer) : state.buffer,
+                .arrived = {},
+                .is_first = !std::exchange(state.has_sums, true)};
+  at::Tensor own = buckets_->slice(bucket, flight.buffer, communicator_->rank());
+  if (policy_.reduce_every_backward && flight.is_first && options_.accumulation == options_.communication) {
+    own = state.reduced;
+  } else if (pooled()) {
+    flight.arrived = policy_.replicate_update ? flight.buffer : own;
   }
   flight.work = communicator_->reduce_scatter(own, flight.buffer, "gradients of " + buckets_->label(bucket));
   flights_.push_back(std::move(flight));
   ++reductions_in_flight_;
   while (reductions_in_flight_ > slack()) retire_one_reduction();
-  if (!overlap_) finish_reduction();
+  if (!options_.overlap) finish_reduction();
 }
 
 void GradientReducer::retire_one_reduction() {
@@ -197,19 +240,22 @@ void GradientReducer::retire_oldest() {
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
   flight.work->wait();
-  if (flight.is_gather) return;
-  --reductions_in_flight_;
-  BucketState& state = states_[flight.bucket];
-  if (flight.addend.defined()) state.reduced.add_(flight.addend);
-  if (policy_.reduce_every_backward) {
-    pool_.give_back(std::move(flight.buffer));
-  } else if (policy_.replicate_update) {
-    at::Tensor own = buckets_->slice(flight.bucket, state.buffer, communicator_->rank());
-    auto work =
-        communicator_->all_gather(state.buffer, own, "gradients of " + buckets_->label(flight.bucket));
-    flights_.push_back(
-        {.bucket = flight.bucket, .work = std::move(work), .is_gather = true, .buffer = {}, .addend = {}});
+  if (!flight.is_gather) {
+    --reductions_in_flight_;
+    if (policy_.replicate_update) {
+      at::Tensor own = buckets_->slice(flight.bucket, flight.buffer, communicator_->rank());
+      flight.is_gather = true;
+      flight.work =
+          communicator_->all_gather(flight.buffer, own, "gradients of " + buckets_->label(flight.bucket));
+      flights_.push_back(std::move(flight));
+      return;
+    }
   }
+  if (flight.arrived.defined()) {
+    // Sums that are not finite are found by the norm.
+    (flight.is_first ? copy_scaled : add_scaled)(states_[flight.bucket].reduced, flight.arrived, 1);
+  }
+  if (pooled()) pool_.give_back(std::move(flight.buffer));
 }
 
 void GradientReducer::finish_backward() {
@@ -259,19 +305,26 @@ void GradientReducer::finish_reduction() {
 
 void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
-  at::Tensor late = state.late.defined()
-                        ? std::exchange(state.late, at::Tensor())
-                        : communicator_->allocate(buckets_->layout(bucket).numel, at::kFloat);
+  at::Tensor buffer = allocate(buckets_->layout(bucket).numel, options_.communication);
+  if (state.late.defined()) {
+    for (int parameter : buckets_->layout(bucket).parameters) {
+      const at::Tensor late = buckets_->piece(parameter, state.late);
+      check_finite(copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor), parameter);
+    }
+    state.late.reset();
+  }
   const std::string label = "late gradients of " + buckets_->label(bucket);
-  at::Tensor own = buckets_->slice(bucket, late, communicator_->rank());
-  communicator_->reduce_scatter(own, late, label)->wait();
-  if (policy_.replicate_update) communicator_->all_gather(late, own, label)->wait();
-  state.reduced.add_(policy_.replicate_update ? late : own);
+  at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
+  communicator_->reduce_scatter(own, buffer, label)->wait();
+  if (policy_.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
+  add_scaled(state.reduced, policy_.replicate_update ? buffer : own, 1);
 }
 
 void GradientReducer::start_window() {
   ZR_CHECK(flights_.empty(), "gradients still under way after the step");
   next_in_plan_ = 0;
+  window_arrivals_ = 0;
+  not_finite_.reset();
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.departed = false;
@@ -281,8 +334,10 @@ void GradientReducer::start_window() {
 int64_t GradientReducer::gradient_bytes() const {
   int64_t total = 0;
   for (const BucketState& state : states_) {
-    total +=
-        static_cast<int64_t>(policy_.reduce_every_backward ? state.reduced.nbytes() : state.buffer.nbytes());
+    const at::Tensor& kept = policy_.reduce_every_backward ? state.reduced
+                             : reduced_in_sums()           ? state.sums
+                                                           : state.buffer;
+    total += static_cast<int64_t>(kept.nbytes());
   }
   return total;
 }
@@ -291,6 +346,7 @@ int64_t GradientReducer::buffer_bytes() const {
   int64_t total = pool_.bytes() + communicator_->scratch_bytes();
   for (const BucketState& state : states_) {
     if (state.late.defined()) total += static_cast<int64_t>(state.late.nbytes());
+    if (state.sums.defined() && !reduced_in_sums()) total += static_cast<int64_t>(state.sums.nbytes());
   }
   return total;
 }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -238,7 +239,7 @@ void Residency::make_room(std::span<const int> buckets) {
 
 at::Tensor Residency::unplanned_memory(int bucket) {
   if (communicator_->world_size() == 1) return buckets_->shard(bucket);
-  at::Tensor memory = communicator_->allocate(bucket_numel_[bucket], at::kFloat);
+  at::Tensor memory = communicator_->allocate(bucket_numel_[bucket], scalar_type(buckets_->dtype()));
   ++report_.unplanned_allocations;
   count_memory(static_cast<int64_t>(memory.nbytes()));
   return memory;
@@ -290,7 +291,7 @@ void Residency::fit_arena() {
   if (arena_.defined() && arena_.numel() >= needed) return;
   free_arena();
   if (arena_.defined() || needed == 0) return;
-  arena_ = communicator_->allocate(needed, at::kFloat);
+  arena_ = communicator_->allocate(needed, scalar_type(buckets_->dtype()));
   count_memory(static_cast<int64_t>(arena_.nbytes()));
 }
 
@@ -364,7 +365,7 @@ std::string Residency::describe(const OperatorUse& use) const {
   const Touched& first = use.touched.front();
   const int bucket = buckets_->bucket_of(first.owner);
   const int64_t bytes = first.tensor->storage_offset() * static_cast<int64_t>(first.tensor->element_size());
-  const int parameter = buckets_->parameter_at(bucket, bytes / static_cast<int64_t>(sizeof(float)));
+  const int parameter = buckets_->parameter_at(bucket, bytes / size_of(buckets_->dtype()));
   return "for " + use.op.operator_name().name + " on " + buckets_->parameters()[parameter].name;
 }
 

@@ -23,17 +23,24 @@ constexpr StagePolicy policy_of(int stage) {
           .partition_parameters = stage == 3};
 }
 
-/// Model-state bytes per rank under fp32 training: parameters, gradients and `moment_bytes` of optimizer
-/// state per parameter (8 for Adam), of which `persistent` ones are never partitioned. ZeRO (Rajbhandari et
-/// al. 2020), section 3, with fp32 in place of its mixed precision.
+/// Bytes that training keeps for one parameter, before anything is divided among ranks.
+struct BytesPerParameter {
+  int64_t value = 4;
+  int64_t gradient = 4;
+  int64_t master = 0;   // 4 under 16-bit training
+  int64_t moments = 0;  // optimizer state, 8 for Adam
+};
+
+/// Model-state bytes per rank, where `persistent` of the parameters are never partitioned. ZeRO (Rajbhandari
+/// et al. 2020), section 3.
 constexpr double model_state_bytes(int64_t parameters, int64_t persistent, int world_size, StagePolicy policy,
-                                   int moment_bytes) {
+                                   const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);
   const double whole = policy.partition_parameters ? static_cast<double>(persistent) : n;
-  const double values = 4 * (whole + (n - whole) / world_size);
-  const double gradients = policy.reduce_every_backward ? 4 * n / world_size : 4 * n;
-  const double moments = policy.replicate_update ? moment_bytes * n : moment_bytes * n / world_size;
-  return values + gradients + moments;
+  const double own = n / world_size;
+  return static_cast<double>(bytes.value) * (whole + (n - whole) / world_size) +
+         static_cast<double>(bytes.gradient) * (policy.reduce_every_backward ? own : n) +
+         static_cast<double>(bytes.master + bytes.moments) * (policy.replicate_update ? n : own);
 }
 
 }  // namespace zerorun

@@ -38,16 +38,17 @@ constexpr KeyFact rows[] = {
     choice("communication_data_type", "", "fp32 fp16 bf16",
            "dtype in which gradients travel; by default that of training")
         .or_null()
-        .to_come("fp16 bf16"),
+        .in_any_case("fp32 fp16 bf16"),
     choice("seq_parallel_communication_data_type", "\"fp32\"", "fp32 fp16 bf16",
            "dtype of reductions among the ranks of one sequence")
+        .in_any_case("fp32 fp16 bf16")
         .no_effect("no sequence is divided among ranks"),
     boolean("prescale_gradients", "false",
             "divide gradients by the number of ranks before they are summed, not after"),
     number("gradient_predivide_factor", "1.0", "the part of that division that comes before the sum")
         .above(0),
     choice("gradient_allreduce_op", "\"mean\"", "mean sum", "gradients are averaged or summed over ranks")
-        .to_come("sum"),
+        .in_any_case("mean sum"),
     boolean("sparse_gradients", "false", "send embedding gradients as lists of their rows")
         .no_effect("gradients travel dense, in buckets"),
     boolean("disable_allgather", "false", "an option of old versions")

@@ -5,6 +5,7 @@
 //   - nesting deeper than the reader allows, and files larger than it reads;
 //   - integers at the edge of 64 bits, which a schema compares as doubles, and digits in quotes beyond that
 //   edge;
+//   - a min_loss_scale above 2 to the power of initial_scale_power;
 //   - numbers with so many digits that a double holds another number: 1e-400, or an integer and a tiny
 //   fraction.
 // Batch sizes are not multiplied by check_config without a number of ranks, so any three are valid here.

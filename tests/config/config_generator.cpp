@@ -69,6 +69,7 @@ class Generator {
     own_keys();
     optimizer_rules();
     precision_rules();
+    averaging_rules();
     offload_rules();
     scheduler_rules();
     for (int i = 0; i < combinations; ++i) combination();
@@ -206,6 +207,26 @@ class Generator {
           put_unless_empty(draft, {"fp16", "enabled"}, fp16);
           put_unless_empty(draft, {name, "enabled"}, other);
           take(draft);
+          for (const char* dtype : {"\"fp32\"", "\"fp16\"", "\"bf16\"", "null"}) {
+            take(Draft(draft).put({"data_types", "param_dtype"}, dtype));
+            take(Draft(draft).put({"data_types", "grad_accum_dtype"}, dtype));
+            take(Draft(draft).put({"data_types", "buffer_dtype"}, dtype));
+            take(Draft(draft).put({"communication_data_type"}, dtype));
+          }
+        }
+      }
+    }
+  }
+
+  void averaging_rules() {
+    for (const char* op : {"", "\"mean\"", "\"sum\"", "\"SUM\"", "\"Mean\"", "\"summ\"", "\"max\"", "null"}) {
+      for (const char* prescale : {"", "true", "false", "\"true\"", "\"false\"", "\"auto\"", "null"}) {
+        for (const char* factor : {"", "1", "1.0", "2", "0.5", "0", "null"}) {
+          Draft draft;
+          put_unless_empty(draft, {"gradient_allreduce_op"}, op);
+          put_unless_empty(draft, {"prescale_gradients"}, prescale);
+          put_unless_empty(draft, {"gradient_predivide_factor"}, factor);
+          take(draft);
         }
       }
     }
@@ -261,6 +282,7 @@ class Generator {
       const KeyFact& fact = *any_of(key_facts());
       const bool is_left_out = fact.status == KeyStatus::replaced || fact.type == KeyType::section;
       if (is_left_out && random_() % 20 != 0) continue;
+      if (fact.path == "fp16.min_loss_scale") continue;  // a schema cannot compare it with another key
       if (is_under(fact.path, "optimizer")) draft.put({"optimizer", "type"}, quoted_literal(optimizer));
       if (is_under(fact.path, "scheduler")) draft.put({"scheduler", "type"}, quoted_literal(scheduler));
       if (is_under(fact.path, "optimizer.params") && !takes(fact, optimizer)) continue;
@@ -290,7 +312,7 @@ void generate_configs(const std::function<void(const std::string&)>& take) {
   for (const std::string size : {"0", "1", "\"0\"", "\"auto\""}) {
     for (const std::string scale : {"0", "0.0", "128", "\"auto\""}) {
       for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {
-        for (const std::string key : {"loss_scale_window", "min_loss_scale"}) {
+        for (const std::string key : {"loss_scale_window", "hysteresis", "min_loss_scale"}) {
           take(R"({"fp16": {"enabled": )" + enabled + R"(, "loss_scale": )" + scale + ", \"" + key +
                "\": " + size + "}}");
         }

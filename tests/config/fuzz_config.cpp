@@ -169,15 +169,26 @@ bool same_run(const Config& a, const Config& b) {
                        : std::tuple(z.max_live_parameters, z.max_reuse_distance, z.prefetch_bucket_size,
                                     z.param_persistence_threshold, z.model_persistence_threshold);
   };
-  return batch(a) == batch(b) && zero(a) == zero(b) && stage3(a) == stage3(b) &&
-         optimizer(a) == optimizer(b) && scheduler(a) == scheduler(b) &&
-         a.gradient_clipping == b.gradient_clipping && a.steps_per_print == b.steps_per_print &&
-         a.wall_clock_breakdown == b.wall_clock_breakdown && a.prescale_gradients == b.prescale_gradients &&
-         a.gradient_predivide_factor == b.gradient_predivide_factor;
+  const auto precision = [](const Config& c) {
+    const PrecisionConfig& p = c.precision;
+    return std::tuple(p.training, p.communication, p.accumulation, p.buffers, p.master_from_fp32,
+                      p.auto_cast);
+  };
+  const auto loss_scale = [](const Config& c) {
+    const LossScaleConfig& s = c.precision.loss_scale;
+    return std::tuple(s.fixed, s.initial, s.window, s.hysteresis, s.consecutive_hysteresis, s.minimum);
+  };
+  return batch(a) == batch(b) && precision(a) == precision(b) && loss_scale(a) == loss_scale(b) &&
+         zero(a) == zero(b) && stage3(a) == stage3(b) && optimizer(a) == optimizer(b) &&
+         scheduler(a) == scheduler(b) && a.gradient_clipping == b.gradient_clipping &&
+         a.steps_per_print == b.steps_per_print && a.wall_clock_breakdown == b.wall_clock_breakdown &&
+         a.prescale_gradients == b.prescale_gradients &&
+         a.gradient_predivide_factor == b.gradient_predivide_factor &&
+         a.average_gradients == b.average_gradients;
 }
 
 /// What a program gives for every "auto" that is its own.
-Arguments arguments_for(int world_size) {
+Arguments arguments_for(int world_size, bool fp16) {
   constexpr int64_t micro_batch = 2;
   constexpr int64_t steps = 3;
   Arguments arguments;
@@ -189,6 +200,7 @@ Arguments arguments_for(int world_size) {
     if (fact->type == KeyType::boolean) arguments[path] = false;
     if (fact->type == KeyType::number_list) arguments[path] = std::vector<double>(fact->length, 0.25);
   }
+  arguments["fp16.enabled"] = fp16;
   arguments["train_batch_size"] = micro_batch * steps * world_size;
   arguments["train_micro_batch_size_per_gpu"] = micro_batch;
   arguments["gradient_accumulation_steps"] = steps;
@@ -198,7 +210,7 @@ Arguments arguments_for(int world_size) {
 /// A run takes nothing that a check refuses, and its resolved configuration starts the same run.
 void must_run_as_checked(std::string_view text, const CheckOptions& options) {
   LoadOptions load{.world_size = options.world_size.value_or(1), .hidden_size = options.hidden_size};
-  if (!options.compat) load.arguments = arguments_for(load.world_size);
+  if (!options.compat) load.arguments = arguments_for(load.world_size, options.hidden_size.has_value());
   Config config;
   try {
     config = parse_config(text, std::string(origin), load);

@@ -1,12 +1,10 @@
 // What partitioned parameters take: bytes at once, allocations in steady state, copies that escape, strides.
-#include <unistd.h>
-
 #include <catch2/catch.hpp>
-#include <cstdio>
 
 #include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/stderr_capture.h"
 
 namespace zerorun::testing {
 namespace {
@@ -46,36 +44,6 @@ void check_peak(const std::string& name, const Build& how, int64_t widest, int64
     expect(allocations > 0, "the first iteration allocates");
   }));
 }
-
-// What this process writes to stderr until text() is called.
-class StderrCapture {
- public:
-  StderrCapture() : file_(std::tmpfile()), saved_(dup(STDERR_FILENO)) {
-    std::fflush(stderr);
-    dup2(fileno(file_), STDERR_FILENO);
-  }
-  ~StderrCapture() {
-    restore();
-    std::fclose(file_);
-  }
-  std::string text() {
-    restore();
-    std::rewind(file_);
-    std::string text(1 << 16, '\0');
-    text.resize(std::fread(text.data(), 1, text.size(), file_));
-    return text;
-  }
-
- private:
-  void restore() {
-    if (saved_ < 0) return;
-    std::fflush(stderr);
-    dup2(saved_, STDERR_FILENO);
-    close(std::exchange(saved_, -1));
-  }
-  std::FILE* file_;
-  int saved_;
-};
 
 }  // namespace
 

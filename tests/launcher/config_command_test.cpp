@@ -230,13 +230,16 @@ TEST_CASE("what show prints is a clean configuration with the same meaning") {
   shop.write("large.json", R"({
     "train_batch_size": "auto", // follows from the others
     "train_micro_batch_size_per_gpu": 5,
-    "bf16": {"enabled": "true"},
+    "fp16": {"enabled": "true", "initial_scale_power": 12, "hysteresis": 3},
+    "data_types": {"grad_accum_dtype": "fp16", "master_from_fp32": true},
     "optimizer": {"type": "adam", "params": {"lr": "auto", "betas": [0.8, 0.95], "weight_decay": 3e-7}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}},
     "zero_optimization": {"stage": 3.0, "cpu_offload": false, "reduce_bucket_size": 15099494.4, "overlap_comm": true},
     "gradient_clipping": true,
   })");
-  for (const std::string name : {"clean.json", "warned.json", "large.json"}) {
+  shop.write("brain.json", R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": "true"},
+    "communication_data_type": "FP32", "gradient_allreduce_op": "sum", "data_types": {"buffer_dtype": "bf16"}})");
+  for (const std::string name : {"clean.json", "warned.json", "large.json", "brain.json"}) {
     for (const std::string options : {"", "--world 6 --model-hidden 768 "}) {
       INFO(name << " " << options);
       const Outcome shown = shop.config("show " + options + name);
@@ -266,6 +269,34 @@ TEST_CASE("show tells where each value comes from") {
   }
   CHECK(from_file == 5);
   CHECK(defaults > 10);
+}
+
+TEST_CASE("show tells the dtypes, and loss scaling only where training is or could be in fp16") {
+  const Shop shop;
+  const auto shown = [&](const std::string& precision) {
+    shop.write("precision.json", "{\"train_micro_batch_size_per_gpu\": 2, " + precision + "}");
+    return json::parse(shop.config("show precision.json").out, nullptr, true, true);
+  };
+  const std::string scaling = "\"initial_scale_power\": 10, \"hysteresis\": 3";
+  const json on = shown("\"fp16\": {\"enabled\": true, " + scaling + "}");
+  CHECK(on.at("communication_data_type") == "fp16");
+  CHECK(on.at("data_types").at("grad_accum_dtype") == "fp32");
+  CHECK(on.at("fp16") == json{{"enabled", true},
+                              {"auto_cast", false},
+                              {"loss_scale", 0},
+                              {"initial_scale_power", 10},
+                              {"loss_scale_window", 1000},
+                              {"hysteresis", 3},
+                              {"consecutive_hysteresis", false},
+                              {"min_loss_scale", 1}});
+  CHECK(on.at("bf16") == json{{"enabled", false}});
+  const json off = shown("\"fp16\": {\"enabled\": false, " + scaling + "}, \"bf16\": {\"enabled\": true}");
+  CHECK(off.at("communication_data_type") == "bf16");
+  CHECK(off.at("fp16") == json{{"enabled", false}});
+  const json open = shown("\"fp16\": {\"enabled\": \"auto\", " + scaling + "}");
+  CHECK(!open.contains("communication_data_type"));
+  CHECK(open.at("fp16").at("enabled") == "auto");
+  CHECK(open.at("fp16").at("hysteresis") == 3);
 }
 
 TEST_CASE("diff tells settings that differ, and nothing of spelling, order or defaults written out") {

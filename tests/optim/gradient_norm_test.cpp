@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "base/narrow_floats.h"
+
 namespace zerorun {
 namespace {
 
@@ -45,8 +47,8 @@ std::vector<float> random_values(std::mt19937_64& random, size_t count) {
   return values;
 }
 
-double sum_of(const std::vector<float>& values) {
-  return sum_of_squares(values.data(), static_cast<int64_t>(values.size()));
+double sum_of(const std::vector<float>& values, Simd path = widest_simd()) {
+  return sum_of_squares(values.data(), Dtype::fp32, static_cast<int64_t>(values.size()), path);
 }
 
 }  // namespace
@@ -62,6 +64,7 @@ TEST_CASE("sum of squares: right to a few units in the last place for every size
     REQUIRE(std::abs(got - static_cast<double>(wide_sum(values))) <= bound * got);
     REQUIRE(std::abs(got - kahan_sum(values)) <= bound * got);
     REQUIRE(got == sixteen_sums(values));
+    REQUIRE(got == sum_of(values, Simd::portable));
   }
 }
 
@@ -70,7 +73,8 @@ TEST_CASE("sum of squares: wherever the memory starts") {
   const std::vector<float> values = random_values(random, 300);
   for (size_t start = 0; start < 40; ++start) {
     const std::vector<float> tail(values.begin() + static_cast<std::ptrdiff_t>(start), values.end());
-    REQUIRE(sum_of_squares(values.data() + start, static_cast<int64_t>(tail.size())) == sixteen_sums(tail));
+    const auto numel = static_cast<int64_t>(tail.size());
+    REQUIRE(sum_of_squares(values.data() + start, Dtype::fp32, numel) == sixteen_sums(tail));
   }
 }
 
@@ -98,6 +102,33 @@ TEST_CASE("sum of squares: one infinity or NaN anywhere shows") {
       values[place] = std::numeric_limits<float>::quiet_NaN();
       REQUIRE(std::isnan(sum_of(values)));
       values[place] = kept;
+    }
+  }
+}
+
+TEST_CASE("sum of squares: 16-bit values give the bits of the same values in float32, on every path") {
+  std::mt19937_64 random(10);
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
+    for (size_t count : {0, 1, 15, 16, 17, 1023, 1024, 1025, 2048, 5000}) {
+      std::vector<uint16_t> values(count);
+      // Exponents of fp16 and bf16 alike, no infinities and no NaN.
+      for (uint16_t& value : values) value = static_cast<uint16_t>(random()) & 0xbbff;
+      std::vector<float> wide(count);
+      widen(values.data(), dtype, wide.data(), static_cast<int64_t>(count));
+      const double wanted = sixteen_sums(wide);
+      INFO(count << " values of " << name_of(dtype));
+      REQUIRE(std::isfinite(wanted));
+      for (Simd path : {Simd::portable, widest_simd()}) {
+        CHECK(sum_of_squares(values.data(), dtype, static_cast<int64_t>(count), path) == wanted);
+      }
+      for (size_t place = 0; place < count; place += 1 + count / 7) {
+        const uint16_t kept = values[place];
+        values[place] = dtype == Dtype::bf16 ? 0xff80 : 0xfc00;
+        CHECK(std::isinf(sum_of_squares(values.data(), dtype, static_cast<int64_t>(count))));
+        values[place] += 1;
+        CHECK(std::isnan(sum_of_squares(values.data(), dtype, static_cast<int64_t>(count))));
+        values[place] = kept;
+      }
     }
   }
 }

@@ -36,6 +36,7 @@ std::vector<Shard> Tensors::shards(int slices) const {
     for (int slice = 0; slice < slices; ++slice) {
       shards.push_back({.values = values[i].narrow(0, slice * length, length),
                         .gradient = gradients[i].narrow(0, slice * length, length),
+                        .rounded = {},
                         .group = groups[i]});
     }
   }

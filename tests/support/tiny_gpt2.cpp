@@ -1,12 +1,15 @@
 #include "tests/support/tiny_gpt2.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <mutex>
 
+#include "base/error.h"
 #include "samples/gpt2/model.h"
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/weights.h"
@@ -106,14 +109,24 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
     communicator->volume().reset();
     for (int64_t step = 0; step < options.steps; ++step) {
-      if (rank == 0) result.lrs.push_back(engine.get_lr());
-      for (int64_t micro = 0; micro < micro_steps; ++micro) {
-        at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)));
-        result.losses[step][rank].push_back(loss.item<double>());
-        engine.backward(loss);
-        engine.step();
+      const std::vector<double> lrs = engine.get_lr();
+      try {
+        for (int64_t micro = 0; micro < micro_steps; ++micro) {
+          at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)));
+          result.losses[step][rank].push_back(loss.item<double>());
+          const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
+          engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
+          engine.step();
+        }
+      } catch (const TrainingError&) {
+        if (rank == 0) result.raised = step;
+        break;
       }
-      if (rank == 0) result.grad_norms.push_back(engine.get_global_grad_norm());
+      if (rank != 0) continue;
+      result.lrs.push_back(lrs);
+      result.grad_norms.push_back(engine.get_global_grad_norm());
+      result.loss_scales.push_back(engine.loss_scale());
+      result.skipped.push_back(engine.skipped_steps());
     }
     const ResidencyReport residency = engine.residency();
     const Volume volume = communicator->volume();
@@ -134,6 +147,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
 void check_same_bits(const RunResult& a, const RunResult& b) {
   CHECK(a.losses == b.losses);
   CHECK(a.grad_norms == b.grad_norms);
+  CHECK(a.loss_scales == b.loss_scales);
   REQUIRE(a.parameters.size() == b.parameters.size());
   for (size_t i = 0; i < a.parameters.size(); ++i) {
     INFO(a.parameters[i].first);

@@ -22,11 +22,16 @@ struct RunOptions {
   std::optional<int64_t> bucket_numel;
   /// Two parameter groups: this weight decay for tensors of two or more dimensions, none for the others.
   std::optional<double> group_weight_decay;
+  /// At these steps every rank multiplies its loss by infinity before backward.
+  std::vector<int64_t> inject_inf_steps = {};
 };
 
 struct RunResult {
   std::vector<std::vector<std::vector<double>>> losses;        // [step][rank][micro-step]
   std::vector<double> grad_norms;                              // [step]
+  std::vector<double> loss_scales;                             // [step], after it
+  std::vector<int64_t> skipped;                                // [step], after it
+  std::optional<int64_t> raised;                               // the step that threw TrainingError, the last
   std::vector<std::vector<double>> lrs;                        // [step][group], as used by the step
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // in the end, of rank 0, equal on all ranks
   BytesByCategory bytes;                                       // of rank 0, in the end

@@ -1,0 +1,447 @@
+// Dtypes of training and of gradients, loss scaling, and how gradients are averaged.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "config/check.h"
+#include "tests/config/refusal.h"
+
+using namespace zerorun;
+using namespace zerorun::test;
+
+namespace {
+
+const std::string fp16 = R"("fp16": {"enabled": true})";
+const std::string bf16 = R"("bf16": {"enabled": true})";
+
+Config parse(const std::string& settings) {
+  return parse_config(with(settings), "conf", 1);
+}
+
+PrecisionConfig precision(const std::string& settings) {
+  return parse(settings).precision;
+}
+
+/// Under fp16 training with these keys beside "enabled".
+Config scaled(const std::string& keys) {
+  return parse(R"("fp16": {"enabled": true, )" + keys + "}");
+}
+
+Config with_arguments(const std::string& settings, const Arguments& arguments) {
+  return parse_config(with(settings), "conf", LoadOptions{.arguments = arguments});
+}
+
+std::string types(const std::string& keys) {
+  return R"("data_types": {)" + keys + "}";
+}
+
+struct Row {
+  std::string settings;  // with an '@' before the place where the mistake is
+  std::string path;
+  std::string expected;
+  std::string found;
+  std::string remedy;
+};
+
+/// Each row is refused by exactly one message, which is this one, when a run starts and when it is checked.
+void check_refused(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    INFO(row.settings);
+    const std::size_t mark = row.settings.find('@');
+    REQUIRE(mark != std::string::npos);
+    std::string settings = row.settings;
+    settings.erase(mark, 1);
+    const auto found = refusals(with(settings));
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
+    CHECK(found[0].expected == row.expected);
+    CHECK(found[0].found == row.found);
+    CHECK(found[0].remedy == row.remedy);
+    CHECK(check_config(with(settings), "conf").refused());
+  }
+}
+
+/// One note, and nothing else is said.
+void check_note(const std::string& settings, const std::string& text) {
+  INFO(settings);
+  const Config config = parse(settings);
+  REQUIRE(config.notes.size() == 1);
+  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": note: " + text));
+}
+
+}  // namespace
+
+TEST_CASE("without fp16 and bf16 training is in fp32 throughout") {
+  for (const std::string settings : {"", R"("fp16": {}, "bf16": {}, "data_types": {})",
+                                     R"("fp16": {"enabled": false}, "bf16": {"enabled": false})"}) {
+    INFO(settings);
+    const Config config = parse(settings);
+    CHECK(config.notes.empty());
+    CHECK(config.precision.training == Dtype::fp32);
+    CHECK(config.precision.communication == Dtype::fp32);
+    CHECK(config.precision.accumulation == Dtype::fp32);
+    CHECK(!config.precision.buffers);
+    CHECK(!config.precision.master_from_fp32);
+    CHECK(!config.precision.auto_cast);
+  }
+}
+
+TEST_CASE("16-bit gradients travel in the dtype of training and are added up in fp32, if nothing is said") {
+  for (const auto& [settings, dtype] : {std::pair(fp16, Dtype::fp16), std::pair(bf16, Dtype::bf16)}) {
+    const Config config = parse(settings);
+    CHECK(config.notes.empty());
+    CHECK(config.precision.training == dtype);
+    CHECK(config.precision.communication == dtype);
+    CHECK(config.precision.accumulation == Dtype::fp32);
+    CHECK(!config.precision.buffers);
+  }
+}
+
+TEST_CASE("DeepSpeed's defaults of loss scaling hold where nothing is said") {
+  const LossScaleConfig scale = precision(fp16).loss_scale;
+  CHECK(!scale.fixed);
+  CHECK(scale.initial == 65536);
+  CHECK(scale.window == 1000);
+  CHECK(scale.hysteresis == 2);
+  CHECK(!scale.consecutive_hysteresis);
+  CHECK(scale.minimum == 1);
+  const Config automatic = scaled(
+      R"("auto_cast": "auto", "loss_scale": "auto", "initial_scale_power": "auto", "loss_scale_window": "auto",
+         "hysteresis": "auto", "consecutive_hysteresis": "auto", "min_loss_scale": "auto")");
+  CHECK(!automatic.precision.auto_cast);
+  CHECK(!automatic.precision.loss_scale.fixed);
+  CHECK(automatic.precision.loss_scale.initial == 65536);
+  CHECK(automatic.precision.loss_scale.window == 1000);
+  CHECK(automatic.precision.loss_scale.hysteresis == 2);
+  CHECK(automatic.precision.loss_scale.minimum == 1);
+}
+
+TEST_CASE("each key of loss scaling arrives") {
+  const Config config = scaled(R"("auto_cast": true, "loss_scale": 0, "initial_scale_power": 12,
+      "loss_scale_window": 5e2, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 4)");
+  CHECK(config.notes.empty());
+  CHECK(config.precision.auto_cast);
+  const LossScaleConfig& scale = config.precision.loss_scale;
+  CHECK(!scale.fixed);
+  CHECK(scale.initial == 4096);
+  CHECK(scale.window == 500);
+  CHECK(scale.hysteresis == 3);
+  CHECK(scale.consecutive_hysteresis);
+  CHECK(scale.minimum == 4);
+  CHECK(scaled(R"("initial_scale_power": 0)").precision.loss_scale.initial == 1);
+  CHECK(scaled(R"("initial_scale_power": 32)").precision.loss_scale.initial == 4294967296.0);
+  CHECK(scaled(R"("initial_scale_power": 127)").precision.loss_scale.initial == std::pow(2.0, 127));
+  CHECK(scaled(R"("loss_scale": 0.5)").precision.loss_scale.fixed == 0.5);
+  CHECK(scaled(R"("loss_scale": 512)").precision.loss_scale.fixed == 512);
+}
+
+TEST_CASE("beside a fixed loss scale what would find one is told to change nothing") {
+  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "loss_scale_window": 0})",
+             "fp16.loss_scale_window: 0 changes nothing: loss_scale is fixed at 128");
+  check_note(R"("fp16": {"enabled": true, "loss_scale": 1.5, "initial_scale_power": 8})",
+             "fp16.initial_scale_power: 8 changes nothing: loss_scale is fixed at 1.5");
+  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 0})",
+             "fp16.hysteresis: 0 changes nothing: loss_scale is fixed at 128");
+  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "consecutive_hysteresis": true})",
+             "fp16.consecutive_hysteresis: true changes nothing: loss_scale is fixed at 128");
+  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 70000})",
+             "fp16.min_loss_scale: 70000 changes nothing: loss_scale is fixed at 128");
+  CHECK(scaled(R"("loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
+                  "consecutive_hysteresis": false, "min_loss_scale": 1)")
+            .notes.empty());
+}
+
+TEST_CASE("a loss scale that could not be found is refused") {
+  const std::string counts = "an integer of at least 1 where the loss scale is found while training";
+  const std::string remedy = "write a larger number, or a loss_scale above 0";
+  const std::string usual = "write such a number, or leave the key out";
+  const std::string lower = "lower it, or raise initial_scale_power";
+  check_refused({
+      {R"("fp16": {"enabled": true, "loss_scale_window": @0})", "fp16.loss_scale_window", counts, "0",
+       remedy},
+      {R"("fp16": {"enabled": true, "hysteresis": @0})", "fp16.hysteresis", counts, "0", remedy},
+      {R"("fp16": {"min_loss_scale": @0, "enabled": true})", "fp16.min_loss_scale", counts, "0", remedy},
+      {R"("fp16": {"enabled": true, "hysteresis": @-1})", "fp16.hysteresis", "an integer of at least 0", "-1",
+       usual},
+      {R"("fp16": {"enabled": true, "initial_scale_power": @128})", "fp16.initial_scale_power",
+       "an integer from 0 to 127", "128", usual},
+      {R"("fp16": {"enabled": true, "initial_scale_power": @-1})", "fp16.initial_scale_power",
+       "an integer from 0 to 127", "-1", usual},
+      {R"("fp16": {"enabled": true, "loss_scale": @-2})", "fp16.loss_scale", "a number from 0 to 1.70141e+38",
+       "-2", "write a factor such as 128, or 0 for one that is found while training"},
+      {R"("fp16": {"enabled": true, "loss_scale": @1e39})", "fp16.loss_scale",
+       "a number from 0 to 1.70141e+38", "1e39",
+       "write a factor such as 128, or 0 for one that is found while training"},
+      {R"("fp16": {"enabled": true, "loss_scale": @"128"})", "fp16.loss_scale",
+       "a number from 0 to 1.70141e+38", "\"128\"", "write 128 without the quotes"},
+      {R"("fp16": {"enabled": true, "min_loss_scale": @257, "initial_scale_power": 8})",
+       "fp16.min_loss_scale", "at most 256, the first scale: 2 to the power of initial_scale_power", "257",
+       lower},
+      {R"("fp16": {"enabled": true, "min_loss_scale": @65537})", "fp16.min_loss_scale",
+       "at most 65536, the first scale: 2 to the power of initial_scale_power", "65537", lower},
+      {R"("fp16": {"enabled": true, "min_loss_scale": @"2", "initial_scale_power": "0"})",
+       "fp16.min_loss_scale", "at most 1, the first scale: 2 to the power of initial_scale_power", "2",
+       lower},
+  });
+  CHECK(scaled(R"("min_loss_scale": 256, "initial_scale_power": 8)").precision.loss_scale.minimum == 256);
+  // One mistake is told once.
+  CHECK(refusals(with(R"("fp16": {"enabled": true, "min_loss_scale": 70000, "initial_scale_power": 128})"))
+            .size() == 1);
+  CHECK(refusals(with(R"("fp16": {"enabled": true, "hysteresis": 0, "loss_scale": -1})")).size() == 1);
+}
+
+TEST_CASE("what stands in fp16 has no effect while it is off") {
+  const std::string keys =
+      R"("auto_cast": true, "loss_scale_window": 0, "hysteresis": 0, "min_loss_scale": 99999,
+                              "fp16_master_weights_and_grads": true)";
+  for (const std::string& settings :
+       {R"("fp16": {)" + keys + "}", R"("fp16": {"enabled": false, )" + keys + "}",
+        R"("fp16": {"enabled": false, )" + keys + "}, " + bf16}) {
+    INFO(settings);
+    const Config config = parse(settings);
+    CHECK(config.notes.empty());
+    CHECK(!config.precision.auto_cast);
+    CHECK(config.precision.loss_scale.window == 1000);
+    CHECK(config.precision.loss_scale.hysteresis == 2);
+    CHECK(config.precision.loss_scale.minimum == 1);
+    CHECK(config.resolved.find("loss_scale") == std::string::npos);
+    CHECK(config.resolved.find("fp16_master") == std::string::npos);
+  }
+  check_refused({{R"("fp16": {"enabled": false, "hysteresis": @"x"})", "fp16.hysteresis",
+                  "an integer of at least 0", "\"x\"", "write such a number, or leave the key out"}});
+}
+
+TEST_CASE("fp16 and bf16 may not be on together, under either name of bf16") {
+  const std::string remedy = "set one of the two to false";
+  check_refused({
+      {R"("fp16": {"enabled": true}, "bf16": {"enabled": @true})", "bf16.enabled", "one of fp16 and bf16",
+       "both", remedy},
+      {R"("bfloat16": {"enabled": @true}, "fp16": {"enabled": true})", "bfloat16.enabled",
+       "one of fp16 and bf16", "both", remedy},
+      {R"("bf16": {"enabled": @true}, "fp16": {"enabled": true}, "data_types": {"param_dtype": "fp32"})",
+       "bf16.enabled", "one of fp16 and bf16", "both", remedy},
+  });
+}
+
+TEST_CASE("bfloat16 is understood as bf16, with a warning for each of its names") {
+  const Config config = parse(R"("bfloat16": {"enabled": true})");
+  CHECK(config.precision.training == Dtype::bf16);
+  REQUIRE(config.notes.size() == 2);
+  CHECK(config.notes[0] == "conf:2:1: warning: bfloat16: old name of bf16");
+  CHECK(config.notes[1] == "conf:2:14: warning: bfloat16.enabled: old name of bf16.enabled");
+}
+
+TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
+  const std::string both = R"("fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"})";
+  const Arguments half = {{"fp16.enabled", true}, {"bf16.enabled", false}};
+  const Arguments brain = {{"fp16.enabled", false}, {"bf16.enabled", true}};
+  CHECK(with_arguments(both, half).precision.training == Dtype::fp16);
+  CHECK(with_arguments(both, half).precision.communication == Dtype::fp16);
+  CHECK(with_arguments(both, brain).precision.training == Dtype::bf16);
+  CHECK(with_arguments(both, {{"fp16.enabled", false}, {"bf16.enabled", false}}).precision.training ==
+        Dtype::fp32);
+  CHECK_THROWS_WITH(
+      with_arguments(both, {{"fp16.enabled", true}, {"bf16.enabled", true}}),
+      Catch::Contains("conf:2:50: error: bf16.enabled: expected one of fp16 and bf16, found both"));
+
+  const auto open = refusals(with(both));
+  REQUIRE(open.size() == 2);
+  CHECK(open[0].place() == "2:21 fp16.enabled");
+  CHECK(open[0].found == "\"auto\", which nobody has filled in");
+  CHECK(open[1].place() == "2:50 bf16.enabled");
+  CHECK_THAT(open[1].remedy, Catch::Contains("options.arguments[\"bf16.enabled\"]"));
+
+  // Before it is known, nothing that depends on it is refused or shown.
+  const CheckedConfig checked =
+      check_config(with(both + ", " + types(R"("param_dtype": "fp16", "grad_accum_dtype": "bf16")")), "conf");
+  CHECK(!checked.refused());
+  CHECK(show_settings(checked.settings).find("communication_data_type") == std::string::npos);
+  CHECK(show_settings(checked.settings).find("loss_scale_window") != std::string::npos);
+  const CheckedConfig known = check_config(
+      with(R"("fp16": {"enabled": "auto"}, )" + bf16 + ", " + types(R"("param_dtype": "fp16")")), "conf");
+  CHECK(known.refused());
+}
+
+TEST_CASE("a section that the program switches off has no effect either") {
+  const std::string settings =
+      R"("fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true, "hysteresis": 0},
+      "bf16": {"enabled": "auto", "check_grad_overflow": false})";
+  const Config config = with_arguments(settings, {{"fp16.enabled", false}, {"bf16.enabled", false}});
+  CHECK(config.notes.size() == 2);  // what "auto" stands for
+  CHECK_THROWS_WITH(with_arguments(settings, {{"fp16.enabled", true}, {"bf16.enabled", false}}),
+                    Catch::Contains("fp16.fp16_master_weights_and_grads: expected false, found true") &&
+                        Catch::Contains("fp16.hysteresis: expected an integer of at least 1"));
+}
+
+TEST_CASE("gradients travel in any of the three dtypes, whatever that of training") {
+  for (const std::string& training : {std::string(R"("fp16": {})"), fp16, bf16}) {
+    for (const auto& [name, dtype] : {std::pair("fp32", Dtype::fp32),
+                                      {"fp16", Dtype::fp16},
+                                      {"bf16", Dtype::bf16},
+                                      {"BF16", Dtype::bf16}}) {
+      const Config config = parse(training + R"(, "communication_data_type": ")" + name + "\"");
+      CHECK(config.precision.communication == dtype);
+      CHECK(config.notes.empty());
+    }
+  }
+  CHECK(precision(bf16 + R"(, "communication_data_type": null)").communication == Dtype::bf16);
+  check_refused({{R"("communication_data_type": @"float16")", "communication_data_type",
+                  "fp32 or fp16 or bf16", "\"float16\"", "write one of them, or leave the key out"},
+                 {R"("communication_data_type": @16)", "communication_data_type", "fp32 or fp16 or bf16",
+                  "16", "write one of them, or leave the key out"}});
+}
+
+TEST_CASE("gradients are added up in fp32 or in the dtype of training") {
+  CHECK(precision(fp16 + ", " + types(R"("grad_accum_dtype": "fp16")")).accumulation == Dtype::fp16);
+  CHECK(precision(bf16 + ", " + types(R"("grad_accum_dtype": "bf16")")).accumulation == Dtype::bf16);
+  CHECK(precision(bf16 + ", " + types(R"("grad_accum_dtype": "fp32")")).accumulation == Dtype::fp32);
+  CHECK(precision(bf16 + ", " + types(R"("grad_accum_dtype": null)")).accumulation == Dtype::fp32);
+  CHECK(precision(types(R"("grad_accum_dtype": "fp32")")).accumulation == Dtype::fp32);
+  const std::string bf16_instead = R"(leave the key out for fp32, or train with "bf16": {"enabled": true})";
+  const std::string fp16_instead = R"(leave the key out for fp32, or train with "fp16": {"enabled": true})";
+  check_refused({
+      {R"("fp16": {"enabled": true}, "data_types": {"grad_accum_dtype": @"bf16"})",
+       "data_types.grad_accum_dtype", "fp32 or fp16, as fp16.enabled is true", "\"bf16\"", bf16_instead},
+      {R"("bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": @"fp16"})",
+       "data_types.grad_accum_dtype", "fp32 or bf16, as bfloat16.enabled is true", "\"fp16\"", fp16_instead},
+      {R"("data_types": {"grad_accum_dtype": @"bf16"}, "bf16": {"enabled": false})",
+       "data_types.grad_accum_dtype", "fp32, as neither fp16 nor bf16 is on", "\"bf16\"", bf16_instead},
+  });
+}
+
+TEST_CASE("param_dtype says once more what the dtype of training is") {
+  CHECK(precision(fp16 + ", " + types(R"("param_dtype": "fp16")")).training == Dtype::fp16);
+  CHECK(precision(bf16 + ", " + types(R"("param_dtype": "bf16")")).training == Dtype::bf16);
+  CHECK(precision(types(R"("param_dtype": "fp32")")).training == Dtype::fp32);
+  CHECK(precision(bf16 + ", " + types(R"("param_dtype": null)")).training == Dtype::bf16);
+  check_refused({
+      {R"("data_types": {"param_dtype": @"bf16"})", "data_types.param_dtype",
+       "fp32, as neither fp16 nor bf16 is on", "\"bf16\"",
+       R"(leave the key out, or train with "bf16": {"enabled": true})"},
+      {R"("fp16": {"enabled": true}, "data_types": {"param_dtype": @"bf16"})", "data_types.param_dtype",
+       "fp16, as fp16.enabled is true", "\"bf16\"",
+       R"(leave the key out, or train with "bf16": {"enabled": true})"},
+      {R"("bf16": {"enabled": true}, "data_types": {"param_dtype": @"fp32"})", "data_types.param_dtype",
+       "bf16, as bf16.enabled is true", "\"fp32\"", "leave the key out, or switch fp16 and bf16 off"},
+  });
+  // A section that is no object is the one mistake.
+  CHECK(refusals(with(R"("fp16": true, "data_types": {"param_dtype": "fp16"})")).size() == 1);
+}
+
+TEST_CASE("buffers are converted to what buffer_dtype says, in every precision") {
+  for (const std::string& training : {std::string(R"("fp16": {})"), fp16, bf16}) {
+    CHECK(precision(training + ", " + types(R"("buffer_dtype": "fp32")")).buffers == Dtype::fp32);
+    CHECK(precision(training + ", " + types(R"("buffer_dtype": "bf16")")).buffers == Dtype::bf16);
+    CHECK(!precision(training + ", " + types(R"("buffer_dtype": null)")).buffers);
+  }
+}
+
+TEST_CASE("master weights may begin unrounded where parameters are in 16 bits") {
+  const Config config = parse(bf16 + ", " + types(R"("master_from_fp32": true)"));
+  CHECK(config.precision.master_from_fp32);
+  CHECK(config.notes.empty());
+  CHECK(!precision(bf16 + ", " + types(R"("master_from_fp32": false)")).master_from_fp32);
+  check_note(types(R"("master_from_fp32": true)"),
+             "data_types.master_from_fp32: true changes nothing: training is in fp32");
+}
+
+TEST_CASE("16-bit master weights and optimizer states are refused, and only where they are asked for") {
+  const std::string remedy = "master weights and the states of optimizers are in fp32: remove it";
+  const std::string found = "true, which ZeroRun does not offer";
+  struct Key {
+    std::string section, name;
+  };
+  for (const Key& key :
+       {Key{"fp16", "fp16_master_weights_and_grads"}, Key{"bf16", "bf16_master_weights_and_grads"},
+        Key{"bf16", "bf16_optimizer_states"}}) {
+    const std::string before = "\"" + key.section + "\": {\"enabled\": true, \"" + key.name + "\": ";
+    INFO(before);
+    const auto refused = refusals(with(before + "true}"));
+    REQUIRE(refused.size() == 1);
+    CHECK(refused[0].place() ==
+          "2:" + std::to_string(before.size() + 1) + " " + key.section + "." + key.name);
+    CHECK(refused[0].expected == "false");
+    CHECK(refused[0].found == found);
+    CHECK(refused[0].remedy == remedy);
+    CHECK(parse(before + "false}").notes.empty());
+  }
+}
+
+TEST_CASE("how bf16 gradients are taken and checked is told to be the same always") {
+  check_note(R"("bf16": {"enabled": true, "immediate_grad_update": true})",
+             "bf16.immediate_grad_update: true changes nothing: gradients are taken into their sum as they "
+             "come, always");
+  check_note(R"("bf16": {"enabled": true, "check_grad_overflow": false})",
+             "bf16.check_grad_overflow: false changes nothing: gradients are always checked, and a step with "
+             "one that is not finite is skipped");
+  CHECK(parse(R"("bf16": {"enabled": true, "immediate_grad_update": false, "check_grad_overflow": true})")
+            .notes.empty());
+}
+
+TEST_CASE("amp and autocast are refused, and what to write instead is told") {
+  const auto amp = refusals(with(R"("amp": {"enabled": true})"));
+  REQUIRE(amp.size() == 1);
+  CHECK(amp[0].path == "amp.enabled");
+  CHECK(amp[0].remedy ==
+        R"(apex is a Python package: write "bf16": {"enabled": true} or "fp16": {"enabled": true} instead)");
+  const auto autocast = refusals(with(R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})"));
+  REQUIRE(autocast.size() == 1);
+  CHECK(autocast[0].path == "torch_autocast.enabled");
+  CHECK_THAT(autocast[0].remedy, Catch::StartsWith("the program enters autocast itself: "));
+  CHECK(parse(R"("amp": {"enabled": false, "opt_level": "O1"}, "torch_autocast": {"dtype": "bfloat16"})")
+            .notes.empty());
+}
+
+TEST_CASE("gradients are averaged or summed, at every stage") {
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    const std::string zero = std::string(R"("zero_optimization": {"stage": )") + stage + "}, ";
+    CHECK(parse(zero + R"("gradient_allreduce_op": "mean")").average_gradients);
+    for (const char* op : {"sum", "SUM"}) {
+      const Config config = parse(zero + R"("gradient_allreduce_op": ")" + op + "\"");
+      CHECK(!config.average_gradients);
+      CHECK(config.notes.empty());
+    }
+  }
+  check_refused({{R"("gradient_allreduce_op": @"max")", "gradient_allreduce_op", "mean or sum", "\"max\"",
+                  "write one of them, or leave the key out"}});
+}
+
+TEST_CASE("how an average is divided is refused beside a sum, and told once beside another division") {
+  check_refused({
+      {R"("gradient_allreduce_op": "sum", "prescale_gradients": @true)", "prescale_gradients",
+       R"(false beside "gradient_allreduce_op": "sum")", "true",
+       "remove one of the two: gradients divided by the number of ranks make an average"},
+      {R"("gradient_predivide_factor": @2.0, "gradient_allreduce_op": "sum")", "gradient_predivide_factor",
+       R"(1 beside "gradient_allreduce_op": "sum")", "2",
+       "remove one of the two: it is a part of the division that makes an average"},
+  });
+  CHECK(
+      parse(
+          R"("gradient_allreduce_op": "sum", "prescale_gradients": false, "gradient_predivide_factor": 1.0)")
+          .notes.empty());
+  check_note(
+      R"("prescale_gradients": true, "gradient_predivide_factor": 4)",
+      "gradient_predivide_factor: 4 changes nothing: with prescale_gradients all of the division comes "
+      "before the sum");
+  CHECK(parse(R"("prescale_gradients": true, "gradient_predivide_factor": 1)").notes.empty());
+  CHECK(parse(R"("gradient_predivide_factor": 4)").notes.empty());
+}
+
+TEST_CASE("the resolved configuration tells the dtypes, and loss scaling where there is any") {
+  const std::string half = parse(fp16).resolved;
+  CHECK_THAT(half, Catch::Contains("\"communication_data_type\": \"fp16\"") &&
+                       Catch::Contains("// follows from the others") &&
+                       Catch::Contains("\"grad_accum_dtype\": \"fp32\"") &&
+                       Catch::Contains("\"min_loss_scale\": 1"));
+  const std::string brain = parse(bf16).resolved;
+  CHECK_THAT(brain, Catch::Contains("\"communication_data_type\": \"bf16\""));
+  CHECK(brain.find("loss_scale") == std::string::npos);
+  CHECK(brain.find("auto_cast") == std::string::npos);
+  for (const std::string& shown : {half, brain}) {
+    const Config again = parse_config(shown, "conf", 1);
+    CHECK(again.notes.empty());
+    CHECK(again.precision.training == (shown == half ? Dtype::fp16 : Dtype::bf16));
+    CHECK(again.precision.communication == again.precision.training);
+  }
+}

@@ -1,0 +1,174 @@
+// A gradient that is infinite or NaN: every rank skips the step, nothing else happens, and the log says which
+// parameter on which rank it was.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "tests/engine/net.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/stderr_capture.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::string config_of(int stage, const std::string& precision, int accumulation = 1) {
+  return R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) + R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_type": "linear"}},
+             )" +
+         precision + R"("zero_optimization": {"stage": )" + std::to_string(stage) +
+         R"(, "stage3_param_persistence_threshold": 0}})";
+}
+
+// `bias_factor` is added to the gradient of one parameter.
+at::Tensor loss_with(Net& model, int step, int rank, double bias_factor) {
+  const at::Tensor x = sample(step, 0, rank).to(model->first->weight.scalar_type());
+  return model->forward(x, true).to(at::kFloat).square().sum() +
+         (model->branch->bias.to(at::kFloat) * bias_factor).sum();
+}
+
+at::Tensor good_loss(Net& model, int step, int rank) {
+  return loss_with(model, step, rank, 0);
+}
+
+// The gradient of one parameter is not finite, the others' are.
+at::Tensor bad_loss(Net& model, int step, int rank) {
+  return loss_with(model, step, rank, kInfinity);
+}
+
+std::vector<at::Tensor> parameters_of(const torch::nn::Module& model) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& parameter : model.parameters()) result.push_back(parameter.detach().clone());
+  return result;
+}
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                 const std::string& when) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    expect(torch::equal(a[i], b[i]), "parameter " + std::to_string(i) + ", " + when);
+  }
+}
+
+constexpr const char* kFp32 = "";
+constexpr const char* kBf16 = R"("bf16": {"enabled": true}, )";
+constexpr const char* kFp16 = R"("fp16": {"enabled": true, "loss_scale": 64}, )";
+constexpr const char* kDynamic = R"("fp16": {"enabled": true, "initial_scale_power": 6, "hysteresis": 1}, )";
+
+}  // namespace
+
+TEST_CASE(
+    "Infinite on one rank only: all ranks skip, parameter and rank are named, and it is as if it had not "
+    "been") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16, kFp16);
+  CAPTURE(stage, precision);
+  StderrCapture capture;
+  CHECK_NOTHROW(run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model, untouched;
+    Engine engine = make_engine(*model, config_of(stage, precision), communicator);
+    Engine reference = make_engine(*untouched, config_of(stage, precision), communicator);
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) {
+        const auto before = parameters_of(*model);
+        const std::vector<double> lr = engine.get_lr();
+        engine.backward(rank == 1 ? bad_loss(model, step, rank) : good_loss(model, step, rank));
+        engine.step();
+        expect(!engine.was_step_applied() && engine.skipped_steps() == 1 && engine.global_steps() == 3,
+               "the step counts as skipped");
+        expect(engine.get_global_grad_norm() == kInfinity, "the norm");
+        expect(engine.get_lr() == lr, "the schedule");
+        expect_same(parameters_of(*model), before, "behind the skipped step");
+      }
+      engine.backward(good_loss(model, step, rank));
+      engine.step();
+      expect(engine.was_step_applied(), "the steps around it");
+      reference.backward(good_loss(untouched, step, rank));
+      reference.step();
+    }
+    expect_same(parameters_of(*model), parameters_of(*untouched), "in the end");
+  }));
+  const std::string log = capture.text();
+  CHECK_THAT(log, Contains("step 3 skipped: the gradient of parameter branch.bias on rank 1 is not finite"));
+  CHECK(log.find("skipped: ") == log.rfind("skipped: "));
+}
+
+TEST_CASE("The earliest gradient is named, on the lowest rank") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  StderrCapture capture;
+  CHECK_NOTHROW(run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, config_of(stage, kBf16, 2), communicator);
+    const int rank = communicator->rank();
+    // On rank 0 all of them in the second micro-step, on ranks 1 and 2 one in the first.
+    for (int micro = 0; micro < 2; ++micro) {
+      const at::Tensor loss =
+          rank == 0 ? good_loss(model, 0, rank) * (micro == 1 ? kInfinity : 1) : bad_loss(model, 0, rank);
+      engine.backward(loss);
+      engine.step();
+    }
+  }));
+  CHECK_THAT(capture.text(), Contains("parameter branch.bias on rank 1 is not finite"));
+}
+
+TEST_CASE("A found loss scale falls, and at its minimum the run ends with the parameter's name") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  StderrCapture capture;
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, config_of(stage, kDynamic), communicator);
+    const auto before = parameters_of(*model);
+    auto step = [&] {
+      engine.backward(bad_loss(model, 0, communicator->rank()));
+      engine.step();
+    };
+    for (const double scale : {32, 16, 8, 4, 2, 1}) {
+      step();
+      expect(engine.loss_scale() == scale, "the scale is " + std::to_string(engine.loss_scale()));
+    }
+    std::string message;
+    try {
+      step();
+    } catch (const TrainingError& error) {
+      message = error.what();
+    }
+    for (const char* part : {"step 7", "branch.bias on rank 0", "fp16.min_loss_scale 1"}) {
+      expect(message.find(part) != std::string::npos, message);
+    }
+    expect_same(parameters_of(*model), before, "in the end");
+  }));
+  CHECK_THAT(capture.text(), Contains("the loss scale goes from 64 to 32"));
+}
+
+TEST_CASE("Where each gradient is finite and their sum is not, the sum is named") {
+  // 40,000 from each micro-step; the sum over micro-steps is kept in fp16, whose largest value is 65,504.
+  const std::string precision =
+      R"("fp16": {"enabled": true, "loss_scale": 4}, "data_types": {"grad_accum_dtype": "fp16"}, )";
+  const int stage = GENERATE(2, 3);
+  CAPTURE(stage);
+  StderrCapture capture;
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, config_of(stage, precision, 2), communicator);
+    for (int micro = 0; micro < 2; ++micro) {
+      engine.backward(loss_with(model, 0, 0, 20'000));
+      engine.step();
+    }
+    expect(engine.skipped_steps() == 1, "the step is skipped");
+  }));
+  CHECK_THAT(capture.text(),
+             Contains("the sum over ranks of the gradients of parameter branch.bias is not finite"));
+}
+
+}  // namespace zerorun::testing

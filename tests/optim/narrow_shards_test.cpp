@@ -1,0 +1,243 @@
+// Shards under 16-bit training: gradients in bf16, fp16 or fp32, float32 master weights, and the 16-bit
+// parameters written in the same pass. The rules are written out here once more, in float64 for one tensor.
+#include <ATen/Parallel.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "optim/client_optimizer.h"
+#include "tests/optim/shards.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int kSteps = 6;
+#if defined(__SANITIZE_THREAD__)
+// It does not see how LibTorch's OpenMP threads wait for each other, and would take their work for races.
+constexpr int kThreadCounts[] = {1};
+#else
+constexpr int kThreadCounts[] = {1, 2, 3};
+#endif
+constexpr int64_t kSizes[] = {1, 3, 16, 1000, 1024, 1025, 4099};
+
+struct Precision {
+  at::ScalarType gradient;
+  at::ScalarType rounded;
+};
+constexpr Precision kPrecisions[] = {{at::kBFloat16, at::kBFloat16},
+                                     {at::kHalf, at::kHalf},
+                                     {at::kFloat, at::kBFloat16},
+                                     {at::kFloat, at::kHalf}};
+
+// Tensors as the engine has them under 16-bit training, and their gradients in every step.
+struct Training {
+  std::vector<at::Tensor> master;
+  std::vector<Shard> shards;
+
+  Training(Precision precision, int groups, at::ArrayRef<int64_t> sizes = kSizes) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      master.push_back(testing::uniform(sizes[i], i));
+      shards.push_back({.values = master.back(),
+                        .gradient = at::zeros({sizes[i]}, precision.gradient),
+                        .rounded = at::zeros({sizes[i]}, precision.rounded),
+                        .group = static_cast<int>(i) % groups});
+    }
+  }
+
+  at::Tensor gradient(size_t index, int step) const {
+    const Shard& shard = shards[index];
+    return testing::gradient_of(static_cast<int64_t>(index), step, shard.values.numel())
+        .to(shard.gradient.scalar_type());
+  }
+
+  void run(ShardOptimizer& optimizer, double divisor, bool keeps_gradients) {
+    for (int step = 0; step < kSteps; ++step) {
+      for (size_t i = 0; i < shards.size(); ++i) shards[i].gradient.copy_(gradient(i, step));
+      size_t told = 0;
+      optimizer.step(divisor, [&](int index) {
+        CHECK(index == static_cast<int>(told++));
+        // Final: the parameter that is about to be gathered is the rounded master weight.
+        const Shard& shard = shards[index];
+        CHECK(at::equal(shard.rounded, shard.values.to(shard.rounded.scalar_type())));
+      });
+      CHECK(told == shards.size());
+      for (size_t i = 0; keeps_gradients && i < shards.size(); ++i) {
+        CHECK(at::equal(shards[i].gradient, gradient(i, step)));
+      }
+    }
+  }
+};
+
+// Adam or AdamW on a whole tensor in float64.
+at::Tensor adam_by_formula(const OptimizerConfig& c, const Training& training, size_t index, double divisor) {
+  at::Tensor w = testing::uniform(training.master[index].numel(), index).to(at::kDouble);
+  at::Tensor m = at::zeros_like(w);
+  at::Tensor v = at::zeros_like(w);
+  for (int t = 1; t <= kSteps; ++t) {
+    at::Tensor g = training.gradient(index, t - 1).to(at::kDouble) / divisor;
+    if (c.type == OptimizerType::adam) g = g + w * c.weight_decay;
+    if (c.type == OptimizerType::adam_w) w = w - w * (c.lr * c.weight_decay);
+    m = m * c.beta1 + g * (1 - c.beta1);
+    v = v * c.beta2 + g * g * (1 - c.beta2);
+    const double first = c.bias_correction ? 1 - std::pow(c.beta1, t) : 1;
+    const double second = c.bias_correction ? 1 - std::pow(c.beta2, t) : 1;
+    w = w - (m / first) / ((v / second).sqrt() + c.eps) * c.lr;
+  }
+  return w;
+}
+
+// SGD as torch.optim.SGD documents it, in float64.
+at::Tensor sgd_by_formula(const OptimizerConfig& c, const Training& training, size_t index, double divisor) {
+  at::Tensor w = testing::uniform(training.master[index].numel(), index).to(at::kDouble);
+  at::Tensor buffer;
+  for (int t = 1; t <= kSteps; ++t) {
+    at::Tensor g = training.gradient(index, t - 1).to(at::kDouble) / divisor + w * c.weight_decay;
+    if (c.momentum != 0) {
+      buffer = t == 1 ? g : buffer * c.momentum + g * (1 - c.dampening);
+      g = c.nesterov ? g + buffer * c.momentum : buffer;
+    }
+    w = w - g * c.lr;
+  }
+  return w;
+}
+
+void check_formulas(const std::vector<OptimizerConfig>& groups) {
+  for (const Precision& precision : kPrecisions) {
+    for (double divisor : {1.0, 4096.0, 2.7}) {
+      Training training(precision, static_cast<int>(groups.size()));
+      auto optimizer = make_fused_optimizer(groups, training.shards);
+      training.run(*optimizer, divisor, true);
+      for (size_t i = 0; i < training.shards.size(); ++i) {
+        const OptimizerConfig& config = groups[training.shards[i].group];
+        const auto formula = config.type == OptimizerType::sgd ? sgd_by_formula : adam_by_formula;
+        const at::Tensor wanted = formula(config, training, i, divisor);
+        const at::Tensor got = training.master[i].to(at::kDouble);
+        // Values are of order 1: some roundings of float32 in each of six steps.
+        INFO(precision.gradient << " gradients, divisor " << divisor << ", tensor " << i);
+        CHECK((got - wanted).abs().max().item<double>() < 1e-6);
+        CHECK((got - testing::uniform(got.numel(), i)).abs().max().item<double>() > 1e-5);
+      }
+    }
+  }
+}
+
+OptimizerConfig adam(OptimizerType type) {
+  OptimizerConfig config;
+  config.type = type;
+  config.lr = 0.01;
+  config.beta1 = 0.8;
+  config.beta2 = 0.95;
+  config.eps = 1e-3;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+OptimizerConfig sgd(double momentum) {
+  OptimizerConfig config;
+  config.type = OptimizerType::sgd;
+  config.lr = 0.05;
+  config.momentum = momentum;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+using Make = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
+
+// A client's optimizer on 16-bit shards does what it does on float32 ones with the same gradients.
+void check_client(Make make) {
+  for (const Precision& precision : kPrecisions) {
+    for (double divisor : {1.0, 2.7}) {
+      Training training(precision, 1);
+      auto optimizer = make({at::zeros({1})});
+      training.run(*make_client_optimizer(*optimizer, training.shards), divisor, false);
+
+      Training wide(precision, 1);
+      auto plain = make(wide.master);
+      for (int step = 0; step < kSteps; ++step) {
+        for (size_t i = 0; i < wide.master.size(); ++i) {
+          wide.master[i].mutable_grad() = wide.gradient(i, step).to(at::kFloat, false, true).div_(divisor);
+        }
+        plain->step();
+      }
+      for (size_t i = 0; i < wide.master.size(); ++i) {
+        INFO(precision.gradient << " gradients, divisor " << divisor << ", tensor " << i);
+        CHECK(at::equal(training.master[i], wide.master[i]));
+        CHECK_FALSE(at::equal(training.master[i], testing::uniform(wide.master[i].numel(), i)));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("16-bit shards: AdamW and Adam follow the formulas, with and without bias correction") {
+  for (OptimizerType type : {OptimizerType::adam_w, OptimizerType::adam}) {
+    OptimizerConfig uncorrected = adam(type);
+    uncorrected.bias_correction = false;
+    OptimizerConfig undecayed = adam(type);
+    undecayed.weight_decay = 0;
+    undecayed.lr = 0.003;
+    check_formulas({adam(type), uncorrected, undecayed});
+  }
+}
+
+TEST_CASE("16-bit shards: SGD follows the formulas; groups keep their own settings") {
+  OptimizerConfig dampened = sgd(0.9);
+  dampened.dampening = 0.3;
+  OptimizerConfig nesterov = sgd(0.9);
+  nesterov.nesterov = true;
+  check_formulas({sgd(0), dampened, nesterov});
+  check_formulas({sgd(0.9), adam(OptimizerType::adam_w)});
+}
+
+TEST_CASE("16-bit shards: the number of threads changes no bit, and state is float32") {
+  const int threads_before = at::get_num_threads();
+  constexpr int64_t kLarge[] = {70'001, 400'003};  // shared among threads, not in equal blocks
+  for (const OptimizerConfig& config : {adam(OptimizerType::adam_w), sgd(0.9)}) {
+    std::vector<Training> runs;
+    for (int threads : kThreadCounts) {
+      at::set_num_threads(threads);
+      Training training({at::kBFloat16, at::kBFloat16}, 1, kLarge);
+      auto optimizer = make_fused_optimizer({config}, training.shards);
+      training.run(*optimizer, 2.7, true);
+      CHECK(optimizer->state_bytes() == 470'004 * int64_t{optimizer->moment_bytes()});
+      runs.push_back(training);
+    }
+    for (const Training& run : runs) {
+      for (size_t i = 0; i < run.master.size(); ++i) {
+        CHECK(at::equal(run.master[i], runs[0].master[i]));
+        CHECK(at::equal(run.shards[i].rounded, runs[0].shards[i].rounded));
+      }
+    }
+  }
+  at::set_num_threads(threads_before);
+}
+
+TEST_CASE("16-bit shards: what is too large for fp16 becomes infinite in the parameter, not in the master") {
+  at::Tensor master = at::full({9}, 65519.0F);
+  at::Tensor rounded = at::zeros({9}, at::kHalf);
+  OptimizerConfig config = sgd(0);
+  config.weight_decay = 0;
+  config.lr = 1;
+  auto optimizer = make_fused_optimizer(
+      {config},
+      {{.values = master, .gradient = at::full({9}, -1, at::kHalf), .rounded = rounded, .group = 0}});
+  optimizer->step(1, testing::no_update);
+  CHECK(at::equal(master, at::full({9}, 65520.0F)));
+  CHECK(at::isinf(rounded).all().item<bool>());
+}
+
+TEST_CASE("16-bit shards: a client's own optimizer gets float32 gradients, and its result is rounded") {
+  check_client([](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+  });
+  check_client([](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
+  });
+  check_client([](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<torch::optim::Adagrad>(std::move(parameters), torch::optim::AdagradOptions(0.05));
+  });
+}
+
+}  // namespace zerorun

@@ -1,0 +1,134 @@
+// Every path of the update kernels gives the same bits, however the memory is cut. What the bits should be is
+// tested through the optimizer.
+#include "optim/update_kernels.h"
+
+#include <bit>
+#include <catch2/catch.hpp>
+#include <random>
+#include <vector>
+
+#include "base/narrow_floats.h"
+
+namespace zerorun {
+namespace {
+
+// What one shard owns, with a guard element behind every array.
+struct Memory {
+  int64_t numel;
+  std::vector<float> gradient, values, first, second;
+  std::vector<uint16_t> narrow_gradient, rounded;
+
+  Memory(int64_t count, Dtype dtype) : numel(count), rounded(count + 1, 0x1234) {
+    std::mt19937_64 random(static_cast<uint64_t>(count) + 1);
+    std::normal_distribution<float> normal;
+    for (std::vector<float>* array : {&gradient, &values, &first, &second}) {
+      for (int64_t i = 0; i <= count; ++i) array->push_back(normal(random));
+    }
+    for (float& value : second) value *= value;
+    if (dtype == Dtype::fp32) return;
+    narrow_gradient.resize(count + 1);
+    narrow(gradient.data(), narrow_gradient.data(), dtype, count + 1);
+    widen(narrow_gradient.data(), dtype, gradient.data(), count + 1);
+  }
+
+  /// With the gradient in `dtype` and the rounded values too (fp32: not wanted).
+  UpdateSpan span(Dtype dtype, bool has_moments) {
+    UpdateSpan span{
+        .numel = numel, .gradient = gradient.data(), .gradient_dtype = dtype, .values = values.data()};
+    if (dtype != Dtype::fp32) {
+      span.gradient = narrow_gradient.data();
+      span.rounded = rounded.data();
+      span.rounded_dtype = dtype;
+    }
+    if (has_moments) {
+      span.first = first.data();
+      span.second = second.data();
+    }
+    return span;
+  }
+
+  std::vector<uint32_t> bits() const {
+    std::vector<uint32_t> bits;
+    for (const auto* array : {&gradient, &values, &first, &second}) {
+      for (float value : *array) bits.push_back(std::bit_cast<uint32_t>(value));
+    }
+    bits.insert(bits.end(), narrow_gradient.begin(), narrow_gradient.end());
+    bits.insert(bits.end(), rounded.begin(), rounded.end());
+    return bits;
+  }
+};
+
+template <typename Rule>
+void check_paths(const Rule& rule, bool has_moments) {
+  for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
+    for (int64_t numel : {0, 1, 7, 8, 9, 1023, 1024, 1025, 2500}) {
+      INFO(numel << " elements, gradient in " << name_of(dtype));
+      Memory portable(numel, dtype);
+      const Memory before = portable;
+      update(rule, portable.span(dtype, has_moments), Simd::portable);
+      CHECK((portable.values != before.values) == (numel > 0));
+      CHECK((portable.rounded != before.rounded) == (numel > 0 && dtype != Dtype::fp32));
+      for (const auto& [array, old] :
+           {std::pair(&portable.values, &before.values), std::pair(&portable.first, &before.first),
+            std::pair(&portable.second, &before.second)}) {
+        CHECK(array->back() == old->back());
+      }
+      CHECK(portable.rounded.back() == 0x1234);
+      CHECK(portable.gradient == before.gradient);
+      CHECK(portable.narrow_gradient == before.narrow_gradient);
+
+      Memory widest(numel, dtype);
+      update(rule, widest.span(dtype, has_moments), widest_simd());
+      CHECK(widest.bits() == portable.bits());
+
+      Memory cut(numel, dtype);
+      const int64_t piece = 1 + numel / 3;
+      for (int64_t begin = 0; begin < numel; begin += piece) {
+        update(rule, cut.span(dtype, has_moments).slice(begin, std::min(piece, numel - begin)));
+      }
+      CHECK(cut.bits() == portable.bits());
+    }
+  }
+}
+
+AdamUpdate adam() {
+  return {.gradient_factor = 0.37F,
+          .beta1 = 0.9F,
+          .new_in_first = 0.1F,
+          .beta2 = 0.999F,
+          .new_in_second = 0.001F,
+          .step_size = 0.01F,
+          .root_factor = 1.7F,
+          .eps = 1e-8F,
+          .gradient_decay = 0,
+          .value_decay = 0};
+}
+
+}  // namespace
+
+TEST_CASE("update kernels: Adam and AdamW have the same bits on every path") {
+  AdamUpdate rule = adam();
+  check_paths(rule, true);
+  rule.gradient_decay = 0.1F;
+  check_paths(rule, true);
+  rule.gradient_decay = 0;
+  rule.value_decay = 0.003F;
+  check_paths(rule, true);
+}
+
+TEST_CASE("update kernels: SGD has the same bits on every path") {
+  SgdUpdate rule{.gradient_factor = 0.37F,
+                 .lr = 0.05F,
+                 .gradient_decay = 0.1F,
+                 .momentum = 0,
+                 .new_in_first = 1,
+                 .nesterov = false};
+  check_paths(rule, false);
+  rule.momentum = 0.9F;
+  rule.new_in_first = 0.7F;
+  check_paths(rule, true);
+  rule.nesterov = true;
+  check_paths(rule, true);
+}
+
+}  // namespace zerorun
