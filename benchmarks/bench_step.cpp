@@ -29,6 +29,7 @@ struct Options {
   int rounds = 10;
   int64_t micro_batch = 4;
   Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
+  std::string precision = "fp32";
   bool overlap = true;
   bool json = false;
 };
@@ -75,6 +76,8 @@ Config make_config(const Options& options, nlohmann::json zero) {
                       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.01}}}}},
                       {"gradient_clipping", 1.0},
                       {"zero_optimization", std::move(zero)}};
+  if (options.precision != "fp32") text[options.precision]["enabled"] = true;
+  if (options.precision == "fp16") text["fp16"]["loss_scale"] = 1024;  // so that no step is skipped
   return parse_config(text.dump(), "bench_step", options.ranks);
 }
 
@@ -137,16 +140,18 @@ double interception_ns(Variant& variant) {
 void report(const Options& options, const std::vector<Setting>& rows, std::vector<Variant>& variants,
             double operator_ns) {
   const int64_t parameters = count_parameters(options);
-  nlohmann::json result{{"parameters", parameters},       {"ranks", options.ranks},
-                        {"rounds", options.rounds},       {"micro_batch", options.micro_batch},
-                        {"seq", options.model.positions}, {"overlap_comm", options.overlap},
-                        {"interception_ns", operator_ns}, {"stages", nlohmann::json::array()}};
+  nlohmann::json result{{"parameters", parameters},         {"ranks", options.ranks},
+                        {"rounds", options.rounds},         {"micro_batch", options.micro_batch},
+                        {"seq", options.model.positions},   {"overlap_comm", options.overlap},
+                        {"precision", options.precision},   {"interception_ns", operator_ns},
+                        {"stages", nlohmann::json::array()}};
   if (!options.json) {
     std::printf(
         "step of the slowest of %d ranks, 1 thread each, medians of %d; %.1f M parameters, seq %lld, "
-        "micro-batch %lld\n",
+        "micro-batch %lld, %s\n",
         options.ranks, options.rounds, static_cast<double>(parameters) / 1e6,
-        static_cast<long long>(options.model.positions), static_cast<long long>(options.micro_batch));
+        static_cast<long long>(options.model.positions), static_cast<long long>(options.micro_batch),
+        options.precision.c_str());
     std::printf(
         "stage                  step ms   without communication ms   ratio   gathers ready / waited for\n");
   }
@@ -221,6 +226,7 @@ int main(int argc, char** argv) {
   app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
   app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
   app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
+  app.add_option("--precision", options.precision)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_flag("--overlap,!--no-overlap", options.overlap, "overlap_comm");
   app.add_flag("--json", options.json, "print JSON");
   try {

@@ -11,9 +11,9 @@ struct StepRecord {
   int64_t step = 0;   // from 0
   double loss = 0.0;  // mean over ranks and micro-steps
   double grad_norm = 0.0;
-  double lr = 0.0;  // as this step used it
-  double loss_scale = 1.0;
-  int64_t skipped = 0;  // steps skipped so far
+  double lr = 0.0;          // as this step used it
+  double loss_scale = 1.0;  // likewise
+  int64_t skipped = 0;      // steps skipped so far
 };
 
 /// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.

@@ -16,6 +16,9 @@ void Hyperparameters::add_to(CLI::App& app) {
   add("--lr", lr, CLI::NonNegativeNumber, "learning rate, after the warm-up if there is one");
   add("--weight-decay", weight_decay, CLI::NonNegativeNumber, "weight decay");
   add("--warmup", warmup, count, "optimizer steps of the warm-up");
+  app.add_option("--precision", precision, "of parameters and activations")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->group(group);
 }
 
 Arguments Hyperparameters::arguments(int64_t steps) const {
@@ -31,8 +34,8 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
       {"scheduler.params.warmup_max_lr", lr},
       {"scheduler.params.warmup_num_steps", warmup},
       {"scheduler.params.total_num_steps", std::max<int64_t>(steps, 1)},
-      {"fp16.enabled", false},
-      {"bf16.enabled", false},
+      {"fp16.enabled", precision == "fp16"},
+      {"bf16.enabled", precision == "bf16"},
       {"amp.enabled", false},
   };
 }

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
 
 #include "config/config.h"
 
@@ -16,11 +17,12 @@ struct Hyperparameters {
   double lr = 1e-3;
   double weight_decay = 0.0;
   int64_t warmup = 100;  // steps
+  std::string precision = "fp32";
 
-  /// --batch, --accumulation, --lr, --weight-decay, --warmup.
+  /// --batch, --accumulation, --lr, --weight-decay, --warmup, --precision.
   void add_to(CLI::App& app);
   /// For every key to which only a program can give a value: the flags', and for a run of `steps` optimizer
-  /// steps. Betas, eps and gradient clipping are those that DeepSpeed has; precision is fp32.
+  /// steps. Betas, eps and gradient clipping are those that DeepSpeed has.
   Arguments arguments(int64_t steps) const;
 };
 

@@ -91,7 +91,7 @@ StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& c
                       const Sampler& sampler) {
   Communicator& communicator = engine.communicator();
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
-  StepRecord record{.step = step, .lr = engine.get_lr().front()};
+  StepRecord record{.step = step, .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()};
   double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const std::vector<int64_t> offsets = sampler.offsets(step, micro_step, communicator.rank());

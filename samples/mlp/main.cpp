@@ -54,13 +54,14 @@ int run(int argc, char** argv) {
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
     const double lr = engine.get_lr().front();
+    const double loss_scale = engine.loss_scale();
     at::Tensor sums = at::zeros({2}, at::kDouble);  // of loss and accuracy over micro-steps and ranks
     for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
       // Each rank has data of its own: its share of the global batch.
       const uint64_t batch_seed = seed + 1 + batches * ranks.world_size() + ranks.rank();
       at::Tensor points = random_normal({batch.micro_batch_size_per_gpu, kInputs}, batch_seed);
       at::Tensor labels = at::matmul(points, teacher).argmax(1);
-      at::Tensor logits = model->forward(points);
+      at::Tensor logits = model->forward(points.to(engine.dtype())).to(torch::kFloat);
       at::Tensor loss = torch::nn::functional::cross_entropy(logits, labels);
       engine.backward(loss);
       engine.step();
@@ -71,8 +72,8 @@ int run(int argc, char** argv) {
     sums /= batch.gradient_accumulation_steps * ranks.world_size();
     if (ranks.rank() != 0) continue;
     if (csv) {
-      csv->write(
-          {step, sums[0].item<double>(), engine.get_global_grad_norm(), lr, 1.0, engine.skipped_steps()});
+      csv->write({step, sums[0].item<double>(), engine.get_global_grad_norm(), lr, loss_scale,
+                  engine.skipped_steps()});
     }
     if ((step + 1) % steps_per_print == 0) {
       std::printf("step %lld  loss %.4f  accuracy %.3f\n", static_cast<long long>(step + 1),
