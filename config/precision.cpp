@@ -111,6 +111,13 @@ void check_minimum(const Resolution& resolution, double initial) {
       to_json(minimum), "lower it, or raise initial_scale_power");
 }
 
+/// A smaller factor would leave nothing of gradients in fp16.
+void check_fixed(const Resolution& resolution, double scale) {
+  if (scale >= 1e-6) return;
+  resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(scale),
+                    "write a factor such as 128, or 0 for one that is found while training");
+}
+
 LossScaleConfig resolve_scale(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   LossScaleConfig scale;
@@ -124,6 +131,7 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
   if (settings.undecided(scale_key)) return scale;
   if (const double fixed = settings.get<double>(scale_key).value_or(0); fixed > 0) {
     scale.fixed = fixed;
+    check_fixed(resolution, fixed);
     tell_of_fixed_scale(resolution, fixed);
     return scale;
   }

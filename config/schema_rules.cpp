@@ -147,6 +147,11 @@ constexpr std::string_view scaling_while_training = R"({
   }
 })";
 
+constexpr std::string_view fixed_scale = R"({
+  "if": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}},
+  "then": {"properties": {"loss_scale": {"anyOf": [{"maximum": 0}, {"minimum": 1e-06}]}}}
+})";
+
 constexpr std::string_view ratio_at_stage_3 = R"({
   "if": {
     "type": "object", "required": ["offload_optimizer"],
@@ -226,6 +231,7 @@ void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
     rules.push_back({{"required", {"type"}}});
     rules.push_back(rule_for_types(total_beside_decay, section, "WarmupDecayLR WarmupCosineLR"));
   } else if (section == "fp16") {
+    rules.push_back(Json::parse(fixed_scale));
     rules.push_back(Json::parse(scaling_while_training));
   } else if (section == "zero_optimization") {
     rules.push_back(Json::parse(ratio_at_stage_3));

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full_like.h>
 
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -20,7 +21,12 @@ namespace zerorun {
 namespace {
 
 void log_precision(const PrecisionConfig& precision) {
-  if (precision.training == Dtype::fp32) return;
+  if (precision.training == Dtype::fp32) {
+    if (precision.communication == Dtype::fp32) return;
+    log_info(std::string("training in fp32; gradients travel in ") + name_of(precision.communication) +
+             " (communication_data_type)");
+    return;
+  }
   log_info(std::string("training in ") + name_of(precision.training) +
            " with fp32 master weights that start from the " +
            (precision.master_from_fp32 ? "parameters as given" : "rounded parameters") +
@@ -72,7 +78,9 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
                                     : std::string("an undefined tensor")));
   }
   StepTimer::Scope scope(state.timer, Phase::backward);
-  const double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
+  double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
+  // A loss scale that no float32 holds overflows like others that are too large, and falls.
+  if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
   state.reducer.start_backward(is_gradient_accumulation_boundary() && state.open_no_syncs == 0);
   try {
     loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
@@ -172,7 +180,7 @@ BytesByCategory Engine::bytes_by_category() const {
           .gradients = state_->reducer.gradient_bytes(),
           .master = state_->buckets.master_bytes(),
           .moments = state_->optimizer->state_bytes(),
-          .buckets = state_->reducer.buffer_bytes(),
+          .buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
           .buffers = state_->buffer_bytes + state_->buckets.frozen_bytes(),
           .gathered = residency().resident_bytes};
 }

@@ -26,17 +26,17 @@ constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 // are of gradients divided by a power of two, which but for the smallest values costs no bit.
 Averaging averaging_of(const Config& config, int world_size) {
   const double whole = config.average_gradients ? world_size : 1;
-  double before = config.gradient_predivide_factor;
+  double divided_before = config.gradient_predivide_factor;
   if (config.prescale_gradients) {
-    before = whole;
-  } else if (before == 1 && config.precision.communication == Dtype::fp16) {
-    before = std::bit_ceil(static_cast<unsigned>(world_size));
+    divided_before = whole;
+  } else if (divided_before == 1 && config.precision.communication == Dtype::fp16) {
+    divided_before = std::bit_ceil(static_cast<unsigned>(world_size));
   }
-  return {.before = 1 / before, .after = whole / before};
+  return {.before = 1 / divided_before, .after = whole / divided_before};
 }
 
-// Operators on parameters are told to the engine where parameters may not be there when they are used.
-bool are_marked(StagePolicy policy, int world_size) {
+// Parameters are not always there when they are used.
+bool come_and_go(StagePolicy policy, int world_size) {
   return policy.partition_parameters || (!policy.replicate_update && world_size > 1);
 }
 
@@ -47,7 +47,8 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
 }
 
 BucketOptions bucket_options(const Config& config, StagePolicy policy, int world_size) {
-  return {.marked = are_marked(policy, world_size),
+  // Operators on parameters are told to the engine also for what they write to 16-bit ones.
+  return {.marked = come_and_go(policy, world_size) || config.precision.training != Dtype::fp32,
           .dtype = config.precision.training,
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update};
@@ -176,7 +177,9 @@ void Engine::State::reduce_and_measure() {
     double* data = exchange.mutable_data_ptr<double>();
     double* findings = data + ranks;
     double* late = findings + ranks;
-    if (const auto found = reducer.not_finite()) findings[rank] = finding(found->arrival, found->parameter);
+    if (const auto found = reducer.not_finite()) {
+      findings[rank] = finding(found->arrival, found->parameter, found->too_large);
+    }
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       at::Tensor sums = reducer.gradient(bucket);
       if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
@@ -194,16 +197,18 @@ void Engine::State::reduce_and_measure() {
     double total = 0;
     for (int r = 0; r < ranks; ++r) total += data[r];
     not_finite = std::isfinite(total) ? "" : name_not_finite({findings, static_cast<size_t>(ranks)});
-    const double scale = averaging.after * (scaler ? scaler->scale() : 1);
-    grad_norm = not_finite.empty() ? static_cast<float>(std::sqrt(total) / scale)
-                                   : std::numeric_limits<double>::infinity();
+    const double norm = std::sqrt(total) / (averaging.after * (scaler ? scaler->scale() : 1));
+    // Rounded, so that the order in which slices were added shows nowhere.
+    grad_norm = norm <= std::numeric_limits<float>::max() ? static_cast<float>(norm) : norm;
+    if (!not_finite.empty()) grad_norm = std::numeric_limits<double>::infinity();
     return;
   }
 }
 
-// Where a gradient was not finite, as one positive number: the smaller, the earlier.
-double Engine::State::finding(int64_t position, int parameter) const {
-  return static_cast<double>(position * static_cast<int64_t>(buckets.trained().size()) + parameter + 1);
+// Where a gradient was not finite, as one number of at least 2: the smaller, the earlier.
+double Engine::State::finding(int64_t position, int parameter, bool too_large) const {
+  const int64_t place = position * static_cast<int64_t>(buckets.trained().size()) + parameter;
+  return static_cast<double>(2 * (place + 1) + too_large);
 }
 
 std::string Engine::State::name_not_finite(std::span<const double> findings) {
@@ -215,11 +220,14 @@ std::string Engine::State::name_not_finite(std::span<const double> findings) {
     return found;
   };
   auto name = [&](double found) -> const std::string& {
-    return buckets.parameters()[(static_cast<int64_t>(found) - 1) % buckets.trained().size()].name;
+    return buckets.parameters()[(static_cast<int64_t>(found) / 2 - 1) % buckets.trained().size()].name;
   };
   if (const int rank = first(findings); rank >= 0) {
+    const bool too_large = static_cast<int64_t>(findings[rank]) % 2 == 1;
     return "the gradient of parameter " + name(findings[rank]) + " on rank " + std::to_string(rank) +
-           " is not finite";
+           (too_large ? std::string(" is too large for ") + name_of(config.precision.communication) +
+                            ", in which gradients travel"
+                      : " is not finite");
   }
   // Every gradient was: a sum of them is not. Each rank looks at its slices.
   at::Tensor searched = at::zeros({communicator->world_size()}, at::kDouble);
@@ -229,12 +237,12 @@ std::string Engine::State::name_not_finite(std::span<const double> findings) {
     at::Tensor sums = reducer.gradient(bucket);
     if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
     const int64_t at = first_not_finite(sums);
-    if (at >= 0) data[rank] = finding(bucket, buckets.parameter_at(bucket, rank * sums.numel() + at));
+    if (at >= 0) data[rank] = finding(bucket, buckets.parameter_at(bucket, rank * sums.numel() + at), false);
   }
   communicator->all_reduce(searched, "the search for what is not finite")->wait();
   const std::span<const double> all(data, communicator->world_size());
   ZR_CHECK(first(all) >= 0, "the norm is not finite, every gradient is");
-  return "the sum over ranks of the gradients of parameter " + name(all[first(all)]) +
+  return "the sum over ranks and micro-steps of the gradients of parameter " + name(all[first(all)]) +
          " is not finite, though each gradient is";
 }
 
@@ -242,8 +250,9 @@ void Engine::State::update() {
   buckets.follow_writes();
   const double divisor =
       averaging.after * (scaler ? scaler->scale() : 1) * clip_divisor(grad_norm, config.gradient_clipping);
+  const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
   optimizer->step(divisor, [&](int shard) {
-    if (residency) residency->gather_updated(shard_bucket[shard]);
+    if (gathers) residency->gather_updated(shard_bucket[shard]);
   });
   buckets.bump_versions();
 }
@@ -264,12 +273,17 @@ void Engine::State::follow_loss_scale() {
     throw TrainingError(what + ", and the loss scale is at its minimum, fp16.min_loss_scale " +
                         c10::str(before) +
                         ": if it is this parameter's gradient again and again, look for what makes it so "
-                        "large; a lower learning rate or bf16 may help");
+                        "large (by now the parameters themselves may be infinite); a lower learning rate or "
+                        "bf16 may help");
   }
   if (communicator->rank() != 0) return;
   std::string rest = "; parameters, optimizer and schedule stay as they were (" +
                      std::to_string(skipped_steps) + " skipped so far)";
-  if (scaler) rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
+  if (scaler && scaler->scale() != before) {
+    rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
+  } else if (scaler) {
+    rest += c10::str(", the loss scale stays at ", before);
+  }
   log_warning(what + rest);
 }
 

@@ -39,7 +39,7 @@ struct Engine::State {
   void report_time();
 
   std::vector<Shard> make_shards();
-  double finding(int64_t position, int parameter) const;
+  double finding(int64_t position, int parameter, bool too_large) const;
   std::string name_not_finite(std::span<const double> findings);
 
   torch::nn::Module* model;

@@ -96,9 +96,9 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   text << ' ' << name_of(precision.training) << ' ' << name_of(precision.communication) << ' '
        << name_of(precision.accumulation) << ' '
        << (precision.buffers ? name_of(*precision.buffers) : "as they are") << ' '
-       << precision.master_from_fp32 << ' ' << scale.fixed.value_or(0) << ' ' << scale.initial << ' '
-       << scale.window << ' ' << scale.hysteresis << ' ' << scale.consecutive_hysteresis << ' '
-       << scale.minimum;
+       << precision.master_from_fp32 << ' ' << precision.auto_cast << ' ' << scale.fixed.value_or(0) << ' '
+       << scale.initial << ' ' << scale.window << ' ' << scale.hysteresis << ' '
+       << scale.consecutive_hysteresis << ' ' << scale.minimum;
   if (config.optimizer) {
     for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
       text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '

@@ -121,6 +121,14 @@ class ClientOptimizer : public ShardOptimizer {
     return static_cast<int64_t>(total);
   }
 
+  int64_t buffer_bytes() const override {
+    size_t total = 0;
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      if (!gradients_[index].is_same(shards_[index].gradient)) total += gradients_[index].nbytes();
+    }
+    return static_cast<int64_t>(total);
+  }
+
   int moment_bytes() const override { return moment_bytes_of(*optimizer_); }
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 namespace zerorun {
-
 LossScaler::LossScaler(const LossScaleConfig& config)
     : config_(config),
       state_{.scale = config.fixed.value_or(config.initial), .hysteresis = config.hysteresis} {}

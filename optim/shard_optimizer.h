@@ -31,6 +31,8 @@ class ShardOptimizer {
   virtual void set_lr(int group, double lr) = 0;
   virtual int groups() const = 0;
   virtual int64_t state_bytes() const = 0;
+  /// What it keeps beside the state.
+  virtual int64_t buffer_bytes() const { return 0; }
   /// Optimizer state per parameter in bytes, for the ZeRO formula (8 for Adam).
   virtual int moment_bytes() const = 0;
 };

@@ -69,13 +69,13 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
   trained_count_ = static_cast<int>(std::ranges::count_if(
       layout_.buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
   given_up_.resize(count());
+  written_.resize(count());
   try {
     for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
   } catch (...) {
     leave();  // no destructor will
     throw;
   }
-  remember_versions();
 }
 
 // `exact` has the values as given where they are wanted for master weights.
@@ -110,7 +110,11 @@ void Buckets::fill(int parameter, at::Tensor place) const {
   } else if (tensor.scalar_type() == place.scalar_type()) {
     make_values(tensor, place);
   } else {
-    place.copy_(make_tensor(tensor));
+    const Shape& shape = shapes_[parameter];
+    at::Tensor given =
+        zeroed_memory(shape.numel, tensor.scalar_type()).as_strided(shape.sizes, shape.strides);
+    make_values(tensor, given);
+    place.copy_(given);
   }
 }
 
@@ -215,36 +219,22 @@ bool Buckets::in_place(int parameter) const {
          tensor.storage_offset() == base + layout_.placements[parameter].offset;
 }
 
-void Buckets::bump_versions() {
+void Buckets::bump_versions() const {
   for (const auto& parameter : trained()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
-  remember_versions();
-}
-
-void Buckets::remember_versions() {
-  versions_.clear();
-  for (const auto& parameter : trained()) versions_.push_back(parameter.tensor._version());
-}
-
-void Buckets::follow_writes() {
-  if (dtype() == Dtype::fp32) return;
-  c10::NoGradGuard no_grad;
-  for (size_t index = 0; index < trained_parameters_; ++index) {
-    if (parameters_[index].tensor._version() != versions_[index]) follow_writes(static_cast<int>(index));
-  }
 }
 
 // Values that were not written stay as precise as they are.
-void Buckets::follow_writes(int parameter) {
-  const int bucket = bucket_of(parameter);
-  const int64_t first = options_.whole_master ? 0 : rank_ * layout(bucket).slice_numel;
-  const int64_t offset = layout_.placements[parameter].offset;
-  const int64_t begin = std::max(offset, first);
-  const int64_t end = std::min(offset + shapes_[parameter].numel, first + masters_[bucket].numel());
-  if (begin >= end) return;
-  const at::Tensor& kept = options_.whole_master ? flat(bucket) : shard(bucket);
-  const at::Tensor values = kept.narrow(0, begin - first, end - begin);
-  at::Tensor master = masters_[bucket].narrow(0, begin - first, end - begin);
-  master.copy_(at::where(at::eq(master.to(values.scalar_type()), values), master, values.to(at::kFloat)));
+void Buckets::follow_writes() {
+  c10::NoGradGuard no_grad;
+  for (int bucket = 0; bucket < trained_count_; ++bucket) {
+    if (!written_[bucket]) continue;
+    written_[bucket] = false;
+    if (dtype() == Dtype::fp32) continue;
+    at::Tensor master = masters_[bucket];
+    const at::Tensor& values = options_.whole_master ? flat(bucket) : shard(bucket);
+    const at::Tensor unchanged = at::eq(master.to(values.scalar_type()), values);
+    master.copy_(at::where(unchanged, master, values.to(at::kFloat)));
+  }
 }
 
 int64_t Buckets::numel() const {

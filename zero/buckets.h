@@ -3,8 +3,9 @@
 // memory around uses. Owned by the engine; immutable once made, but for the values.
 //
 // [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
-// keeps for the slices that it updates. Only the optimizer writes to both. What the program writes to a
-// parameter is found by the parameter's version and taken over by follow_writes() before the next update.
+// keeps for the slices that it updates. Only the optimizer writes to both. Operators by which the program
+// writes to a parameter are told to the listener, who calls note_written(); what they wrote is taken over by
+// follow_writes() before the next update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -95,9 +96,11 @@ class Buckets {
   bool in_place(int parameter) const;
   /// Tells autograd that the values of trained parameters have changed: backward over a graph recorded before
   /// now fails, as it must.
-  void bump_versions();
-  /// Takes into the master weights what the program has written to trained parameters since the last
-  /// bump_versions(). Slices have all their values.
+  void bump_versions() const;
+  /// The program has written to parameters of the bucket. Not to be called by two threads at once.
+  void note_written(int bucket) { written_[bucket] = true; }
+  /// Takes into the master weights what the program has written since the last call. Slices have all their
+  /// values.
   void follow_writes();
 
   int64_t numel() const;             // of trained parameters, without padding
@@ -117,14 +120,11 @@ class Buckets {
   void move_in(int bucket, Communicator& communicator);
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator);
-  void follow_writes(int parameter);
-  void remember_versions();
   void leave();
   int64_t bytes_of(int first, int end) const;
 
   std::vector<NamedParameter> parameters_;
-  std::vector<Shape> shapes_;       // one a parameter
-  std::vector<uint32_t> versions_;  // of trained parameters, when the master weights were last the same
+  std::vector<Shape> shapes_;  // one a parameter
   size_t trained_parameters_ = 0;
   Layout layout_;
   BucketOptions options_;
@@ -137,6 +137,7 @@ class Buckets {
   std::vector<at::Tensor> masters_;
   std::vector<std::string> labels_;
   std::vector<bool> given_up_;
+  std::vector<bool> written_;  // and not yet followed
 };
 
 }  // namespace zerorun

@@ -173,18 +173,21 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   BucketState& state = states_[bucket];
   if (state.departed) {
     if (!state.late.defined()) state.late = allocate(numel, options_.accumulation);
-    check_finite(add_scaled(buckets_->piece(parameter, state.late), gradient, 1), parameter);
+    check_finite(add_scaled(buckets_->piece(parameter, state.late), gradient, 1), parameter, gradient);
     return;
   }
   const bool travels = !state.sums.defined();
   if (travels && !state.buffer.defined()) state.buffer = pool_.take(numel);
   const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer : state.sums);
   const bool add = std::exchange(parameters_[parameter].written, true);
-  check_finite((add ? add_scaled : copy_scaled)(place, gradient, travels ? options_.factor : 1), parameter);
+  const float factor = travels ? options_.factor : 1;
+  check_finite((add ? add_scaled : copy_scaled)(place, gradient, factor), parameter, gradient);
 }
 
-void GradientReducer::check_finite(bool finite, int parameter) {
-  if (!finite && !not_finite_) not_finite_ = {.arrival = window_arrivals_, .parameter = parameter};
+void GradientReducer::check_finite(bool finite, int parameter, const at::Tensor& gradient) {
+  if (finite || not_finite_) return;
+  const bool too_large = first_not_finite(gradient) < 0;
+  not_finite_ = {.arrival = window_arrivals_, .parameter = parameter, .too_large = too_large};
 }
 
 void GradientReducer::depart_ready() {
@@ -202,7 +205,8 @@ void GradientReducer::complete_buffer(int bucket) {
     if (!std::exchange(parameters_[parameter].written, false)) {
       place.zero_();
     } else if (state.sums.defined()) {
-      check_finite(copy_scaled(place, buckets_->piece(parameter, state.sums), options_.factor), parameter);
+      const at::Tensor sum = buckets_->piece(parameter, state.sums);
+      check_finite(copy_scaled(place, sum, options_.factor), parameter, sum);
     }
   }
   if (pooled()) buckets_->clear_padding(bucket, state.buffer);
@@ -309,7 +313,7 @@ void GradientReducer::reduce_late(int bucket) {
   if (state.late.defined()) {
     for (int parameter : buckets_->layout(bucket).parameters) {
       const at::Tensor late = buckets_->piece(parameter, state.late);
-      check_finite(copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor), parameter);
+      check_finite(copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor), parameter, late);
     }
     state.late.reset();
   }

@@ -86,6 +86,7 @@ class GradientReducer {
   struct NotFinite {
     int64_t arrival;  // gradients that came before it; ranks that compute the same can compare theirs
     int parameter;
+    bool too_large;  // it was finite, but not in the dtype that it was to travel in
   };
   std::optional<NotFinite> not_finite() const { return not_finite_; }
 
@@ -130,7 +131,8 @@ class GradientReducer {
   void make_sums();
   void on_gradient(int parameter, const at::Tensor& tensor);
   void place(int parameter, const at::Tensor& gradient);
-  void check_finite(bool finite, int parameter);
+  /// `finite`: whether what has been made of `gradient` is.
+  void check_finite(bool finite, int parameter, const at::Tensor& gradient);
   void complete_buffer(int bucket);
   void depart_ready();
   void depart(int bucket);

@@ -79,7 +79,9 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     pin(bucket);
-    if (item.written && buckets_->partitioned(bucket)) move(bucket, State::dirty);
+    if (!item.written) continue;
+    buckets_->note_written(bucket);
+    if (buckets_->partitioned(bucket)) move(bucket, State::dirty);
   }
 }
 
@@ -334,6 +336,7 @@ void Residency::unhold(std::span<const int> buckets, bool written) {
   for (int bucket : buckets) {
     const BucketState& state = states_[bucket];
     const bool partitioned = buckets_->partitioned(bucket);
+    if (written) buckets_->note_written(bucket);
     if (written && partitioned) move(bucket, State::dirty);
     unpin(bucket);
     if (state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);

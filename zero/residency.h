@@ -50,7 +50,7 @@ class Residency final : public OperatorListener {
 
   /// Keeps buckets there until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
-  /// `written`: the memory of partitioned buckets was written to, on all ranks alike.
+  /// `written`: their memory was written to, on all ranks alike.
   void unhold(std::span<const int> buckets, bool written);
   /// All values of a bucket that is held, 1-D.
   at::Tensor held_values(int bucket) const;

@@ -46,7 +46,7 @@ constexpr KeyFact rows[] = {
     boolean("prescale_gradients", "false",
             "divide gradients by the number of ranks before they are summed, not after"),
     number("gradient_predivide_factor", "1.0", "the part of that division that comes before the sum")
-        .above(0),
+        .range_of(1e-6, 1e6),
     choice("gradient_allreduce_op", "\"mean\"", "mean sum", "gradients are averaged or summed over ranks")
         .in_any_case("mean sum"),
     boolean("sparse_gradients", "false", "send embedding gradients as lists of their rows")

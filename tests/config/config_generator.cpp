@@ -310,7 +310,7 @@ void generate_configs(const std::function<void(const std::string&)>& take) {
   Generator(take).run();
   // Rules that join keys whose values are rarely drawn together.
   for (const std::string size : {"0", "1", "\"0\"", "\"auto\""}) {
-    for (const std::string scale : {"0", "0.0", "128", "\"auto\""}) {
+    for (const std::string scale : {"0", "0.0", "128", "1e-07", "\"auto\""}) {
       for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {
         for (const std::string key : {"loss_scale_window", "hysteresis", "min_loss_scale"}) {
           take(R"({"fp16": {"enabled": )" + enabled + R"(, "loss_scale": )" + scale + ", \"" + key +

@@ -238,7 +238,10 @@ TEST_CASE("What the program writes to 16-bit parameters is not lost, and costs t
     torch::NoGradGuard no_grad;
     if (step == 0) model->last->bias.fill_(0.3);
     if (step == 2) model->first->weight.clamp_(-0.2, 0.2);
-    if (step == 3) model->last->weight[1].mul_(2);
+    if (step == 3) {
+      model->last->weight[1].mul_(2);
+      model->branch->weight.data().copy_(model->branch->weight * 0.5);
+    }
   };
   check_against_plain({.from_fp32 = from_fp32}, stage, write);
 }

@@ -167,8 +167,60 @@ TEST_CASE("Where each gradient is finite and their sum is not, the sum is named"
     }
     expect(engine.skipped_steps() == 1, "the step is skipped");
   }));
+  CHECK_THAT(
+      capture.text(),
+      Contains("the sum over ranks and micro-steps of the gradients of parameter branch.bias is not finite"));
+}
+
+TEST_CASE("A gradient that is too large only for the type that it travels in is told from an infinite one") {
+  const std::string precision = R"("communication_data_type": "fp16", )";
+  const int stage = GENERATE(0, 1, 2, 3);
+  const int accumulation = GENERATE(1, 2);
+  CAPTURE(stage, accumulation);
+  StderrCapture capture;
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, config_of(stage, precision, accumulation), communicator);
+    for (int micro = 0; micro < accumulation; ++micro) {
+      engine.backward(loss_with(model, 0, 0, communicator->rank() == 1 ? 1e6 : 1));
+      engine.step();
+    }
+    expect(engine.skipped_steps() == 1, "the step is skipped");
+  }));
   CHECK_THAT(capture.text(),
-             Contains("the sum over ranks of the gradients of parameter branch.bias is not finite"));
+             Contains("the gradient of parameter branch.bias on rank 1 is too large for fp16, in "
+                      "which gradients travel"));
+}
+
+TEST_CASE("A norm that no float holds is a norm like others: gradients are clipped to their limit") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  CHECK_NOTHROW(run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    auto model = torch::nn::Linear(100, 1);
+    const at::Tensor before = model->weight.detach().clone();
+    Engine engine = make_engine(*model, sgd_config(stage, 1, /*clipping=*/1), communicator);
+    engine.backward((model->weight * 1e38).sum() + 0 * model->bias.sum());
+    engine.step();
+    expect(engine.was_step_applied() && std::abs(engine.get_global_grad_norm() / 1e39 - 1) < 1e-6,
+           "the norm");
+    // 100 equal gradients whose norm is 1, and the learning rate is 0.1.
+    expect(torch::allclose(model->weight.detach(), before - 0.01, 1e-6, 1e-6), "the update");
+  }));
+}
+
+TEST_CASE("A loss scale that no float holds overflows, falls, and the run goes on") {
+  const std::string precision =
+      R"("fp16": {"enabled": true, "initial_scale_power": 127, "loss_scale_window": 1,
+                                            "hysteresis": 1}, )";
+  CHECK_NOTHROW(run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Net model;
+    Engine engine = make_engine(*model, config_of(2, precision), communicator);
+    for (const double scale : {0x1p127, 0x1p128, 0x1p127}) {
+      engine.backward(0 * good_loss(model, 0, 0));
+      engine.step();
+      expect(engine.loss_scale() == scale, "the scale is " + std::to_string(engine.loss_scale()));
+    }
+  }));
 }
 
 }  // namespace zerorun::testing
