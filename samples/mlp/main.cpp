@@ -53,8 +53,7 @@ int run(int argc, char** argv) {
   if (ranks.rank() == 0 && !csv_file.empty()) csv.emplace(csv_file);
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
-    const double lr = engine.get_lr().front();
-    const double loss_scale = engine.loss_scale();
+    const double lr = engine.get_lr().front(), loss_scale = engine.loss_scale();
     at::Tensor sums = at::zeros({2}, at::kDouble);  // of loss and accuracy over micro-steps and ranks
     for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
       // Each rank has data of its own: its share of the global batch.

@@ -1,4 +1,4 @@
-// Dtypes of training and of gradients, loss scaling, and how gradients are averaged.
+// Dtypes of training and of gradients, and how gradients are averaged.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
@@ -23,51 +23,12 @@ PrecisionConfig precision(const std::string& settings) {
   return parse(settings).precision;
 }
 
-/// Under fp16 training with these keys beside "enabled".
-Config scaled(const std::string& keys) {
-  return parse(R"("fp16": {"enabled": true, )" + keys + "}");
-}
-
 Config with_arguments(const std::string& settings, const Arguments& arguments) {
   return parse_config(with(settings), "conf", LoadOptions{.arguments = arguments});
 }
 
 std::string types(const std::string& keys) {
   return R"("data_types": {)" + keys + "}";
-}
-
-struct Row {
-  std::string settings;  // with an '@' before the place where the mistake is
-  std::string path;
-  std::string expected;
-  std::string found;
-  std::string remedy;
-};
-
-/// Each row is refused by exactly one message, which is this one, when a run starts and when it is checked.
-void check_refused(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
-    INFO(row.settings);
-    const std::size_t mark = row.settings.find('@');
-    REQUIRE(mark != std::string::npos);
-    std::string settings = row.settings;
-    settings.erase(mark, 1);
-    const auto found = refusals(with(settings));
-    REQUIRE(found.size() == 1);
-    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
-    CHECK(found[0].expected == row.expected);
-    CHECK(found[0].found == row.found);
-    CHECK(found[0].remedy == row.remedy);
-    CHECK(check_config(with(settings), "conf").refused());
-  }
-}
-
-/// One note, and nothing else is said.
-void check_note(const std::string& settings, const std::string& text) {
-  INFO(settings);
-  const Config config = parse(settings);
-  REQUIRE(config.notes.size() == 1);
-  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": note: " + text));
 }
 
 }  // namespace
@@ -98,102 +59,6 @@ TEST_CASE("16-bit gradients travel in the dtype of training and are added up in 
   }
 }
 
-TEST_CASE("DeepSpeed's defaults of loss scaling hold where nothing is said") {
-  const LossScaleConfig scale = precision(fp16).loss_scale;
-  CHECK(!scale.fixed);
-  CHECK(scale.initial == 65536);
-  CHECK(scale.window == 1000);
-  CHECK(scale.hysteresis == 2);
-  CHECK(!scale.consecutive_hysteresis);
-  CHECK(scale.minimum == 1);
-  const Config automatic = scaled(
-      R"("auto_cast": "auto", "loss_scale": "auto", "initial_scale_power": "auto", "loss_scale_window": "auto",
-         "hysteresis": "auto", "consecutive_hysteresis": "auto", "min_loss_scale": "auto")");
-  CHECK(!automatic.precision.auto_cast);
-  CHECK(!automatic.precision.loss_scale.fixed);
-  CHECK(automatic.precision.loss_scale.initial == 65536);
-  CHECK(automatic.precision.loss_scale.window == 1000);
-  CHECK(automatic.precision.loss_scale.hysteresis == 2);
-  CHECK(automatic.precision.loss_scale.minimum == 1);
-}
-
-TEST_CASE("each key of loss scaling arrives") {
-  const Config config = scaled(R"("auto_cast": true, "loss_scale": 0, "initial_scale_power": 12,
-      "loss_scale_window": 5e2, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 4)");
-  CHECK(config.notes.empty());
-  CHECK(config.precision.auto_cast);
-  const LossScaleConfig& scale = config.precision.loss_scale;
-  CHECK(!scale.fixed);
-  CHECK(scale.initial == 4096);
-  CHECK(scale.window == 500);
-  CHECK(scale.hysteresis == 3);
-  CHECK(scale.consecutive_hysteresis);
-  CHECK(scale.minimum == 4);
-  CHECK(scaled(R"("initial_scale_power": 0)").precision.loss_scale.initial == 1);
-  CHECK(scaled(R"("initial_scale_power": 32)").precision.loss_scale.initial == 4294967296.0);
-  CHECK(scaled(R"("initial_scale_power": 127)").precision.loss_scale.initial == std::pow(2.0, 127));
-  CHECK(scaled(R"("loss_scale": 0.5)").precision.loss_scale.fixed == 0.5);
-  CHECK(scaled(R"("loss_scale": 512)").precision.loss_scale.fixed == 512);
-}
-
-TEST_CASE("beside a fixed loss scale what would find one is told to change nothing") {
-  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "loss_scale_window": 0})",
-             "fp16.loss_scale_window: 0 changes nothing: loss_scale is fixed at 128");
-  check_note(R"("fp16": {"enabled": true, "loss_scale": 1.5, "initial_scale_power": 8})",
-             "fp16.initial_scale_power: 8 changes nothing: loss_scale is fixed at 1.5");
-  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 0})",
-             "fp16.hysteresis: 0 changes nothing: loss_scale is fixed at 128");
-  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "consecutive_hysteresis": true})",
-             "fp16.consecutive_hysteresis: true changes nothing: loss_scale is fixed at 128");
-  check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 70000})",
-             "fp16.min_loss_scale: 70000 changes nothing: loss_scale is fixed at 128");
-  CHECK(scaled(R"("loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
-                  "consecutive_hysteresis": false, "min_loss_scale": 1)")
-            .notes.empty());
-}
-
-TEST_CASE("a loss scale that could not be found is refused") {
-  const std::string counts = "an integer of at least 1 where the loss scale is found while training";
-  const std::string remedy = "write a larger number, or a loss_scale above 0";
-  const std::string usual = "write such a number, or leave the key out";
-  const std::string lower = "lower it, or raise initial_scale_power";
-  check_refused({
-      {R"("fp16": {"enabled": true, "loss_scale_window": @0})", "fp16.loss_scale_window", counts, "0",
-       remedy},
-      {R"("fp16": {"enabled": true, "hysteresis": @0})", "fp16.hysteresis", counts, "0", remedy},
-      {R"("fp16": {"min_loss_scale": @0, "enabled": true})", "fp16.min_loss_scale", counts, "0", remedy},
-      {R"("fp16": {"enabled": true, "hysteresis": @-1})", "fp16.hysteresis", "an integer of at least 0", "-1",
-       usual},
-      {R"("fp16": {"enabled": true, "initial_scale_power": @128})", "fp16.initial_scale_power",
-       "an integer from 0 to 127", "128", usual},
-      {R"("fp16": {"enabled": true, "initial_scale_power": @-1})", "fp16.initial_scale_power",
-       "an integer from 0 to 127", "-1", usual},
-      {R"("fp16": {"enabled": true, "loss_scale": @-2})", "fp16.loss_scale", "a number from 0 to 1.70141e+38",
-       "-2", "write a factor such as 128, or 0 for one that is found while training"},
-      {R"("fp16": {"enabled": true, "loss_scale": @1e-300})", "fp16.loss_scale",
-       "0 or a factor of at least 1e-06", "1e-300",
-       "write a factor such as 128, or 0 for one that is found while training"},
-      {R"("fp16": {"enabled": true, "loss_scale": @1e39})", "fp16.loss_scale",
-       "a number from 0 to 1.70141e+38", "1e39",
-       "write a factor such as 128, or 0 for one that is found while training"},
-      {R"("fp16": {"enabled": true, "loss_scale": @"128"})", "fp16.loss_scale",
-       "a number from 0 to 1.70141e+38", "\"128\"", "write 128 without the quotes"},
-      {R"("fp16": {"enabled": true, "min_loss_scale": @257, "initial_scale_power": 8})",
-       "fp16.min_loss_scale", "at most 256, the first scale: 2 to the power of initial_scale_power", "257",
-       lower},
-      {R"("fp16": {"enabled": true, "min_loss_scale": @65537})", "fp16.min_loss_scale",
-       "at most 65536, the first scale: 2 to the power of initial_scale_power", "65537", lower},
-      {R"("fp16": {"enabled": true, "min_loss_scale": @"2", "initial_scale_power": "0"})",
-       "fp16.min_loss_scale", "at most 1, the first scale: 2 to the power of initial_scale_power", "2",
-       lower},
-  });
-  CHECK(scaled(R"("min_loss_scale": 256, "initial_scale_power": 8)").precision.loss_scale.minimum == 256);
-  // One mistake is told once.
-  CHECK(refusals(with(R"("fp16": {"enabled": true, "min_loss_scale": 70000, "initial_scale_power": 128})"))
-            .size() == 1);
-  CHECK(refusals(with(R"("fp16": {"enabled": true, "hysteresis": 0, "loss_scale": -1})")).size() == 1);
-}
-
 TEST_CASE("what stands in fp16 has no effect while it is off") {
   const std::string keys =
       R"("auto_cast": true, "loss_scale_window": 0, "hysteresis": 0, "min_loss_scale": 99999,
@@ -211,13 +76,13 @@ TEST_CASE("what stands in fp16 has no effect while it is off") {
     CHECK(config.resolved.find("loss_scale") == std::string::npos);
     CHECK(config.resolved.find("fp16_master") == std::string::npos);
   }
-  check_refused({{R"("fp16": {"enabled": false, "hysteresis": @"x"})", "fp16.hysteresis",
-                  "an integer of at least 0", "\"x\"", "write such a number, or leave the key out"}});
+  check_refused_exactly({{R"("fp16": {"enabled": false, "hysteresis": @"x"})", "fp16.hysteresis",
+                          "an integer of at least 0", "\"x\"", "write such a number, or leave the key out"}});
 }
 
 TEST_CASE("fp16 and bf16 may not be on together, under either name of bf16") {
   const std::string remedy = "set one of the two to false";
-  check_refused({
+  check_refused_exactly({
       {R"("fp16": {"enabled": true}, "bf16": {"enabled": @true})", "bf16.enabled", "one of fp16 and bf16",
        "both", remedy},
       {R"("bfloat16": {"enabled": @true}, "fp16": {"enabled": true})", "bfloat16.enabled",
@@ -289,10 +154,10 @@ TEST_CASE("gradients travel in any of the three dtypes, whatever that of trainin
     }
   }
   CHECK(precision(bf16 + R"(, "communication_data_type": null)").communication == Dtype::bf16);
-  check_refused({{R"("communication_data_type": @"float16")", "communication_data_type",
-                  "fp32 or fp16 or bf16", "\"float16\"", "write one of them, or leave the key out"},
-                 {R"("communication_data_type": @16)", "communication_data_type", "fp32 or fp16 or bf16",
-                  "16", "write one of them, or leave the key out"}});
+  check_refused_exactly({{R"("communication_data_type": @"float16")", "communication_data_type",
+                          "fp32 or fp16 or bf16", "\"float16\"", "write one of them, or leave the key out"},
+                         {R"("communication_data_type": @16)", "communication_data_type",
+                          "fp32 or fp16 or bf16", "16", "write one of them, or leave the key out"}});
 }
 
 TEST_CASE("gradients are added up in fp32 or in the dtype of training") {
@@ -303,7 +168,7 @@ TEST_CASE("gradients are added up in fp32 or in the dtype of training") {
   CHECK(precision(types(R"("grad_accum_dtype": "fp32")")).accumulation == Dtype::fp32);
   const std::string bf16_instead = R"(leave the key out for fp32, or train with "bf16": {"enabled": true})";
   const std::string fp16_instead = R"(leave the key out for fp32, or train with "fp16": {"enabled": true})";
-  check_refused({
+  check_refused_exactly({
       {R"("fp16": {"enabled": true}, "data_types": {"grad_accum_dtype": @"bf16"})",
        "data_types.grad_accum_dtype", "fp32 or fp16, as fp16.enabled is true", "\"bf16\"", bf16_instead},
       {R"("bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": @"fp16"})",
@@ -318,7 +183,7 @@ TEST_CASE("param_dtype says once more what the dtype of training is") {
   CHECK(precision(bf16 + ", " + types(R"("param_dtype": "bf16")")).training == Dtype::bf16);
   CHECK(precision(types(R"("param_dtype": "fp32")")).training == Dtype::fp32);
   CHECK(precision(bf16 + ", " + types(R"("param_dtype": null)")).training == Dtype::bf16);
-  check_refused({
+  check_refused_exactly({
       {R"("data_types": {"param_dtype": @"bf16"})", "data_types.param_dtype",
        "fp32, as neither fp16 nor bf16 is on", "\"bf16\"",
        R"(leave the key out, or train with "bf16": {"enabled": true})"},
@@ -406,12 +271,12 @@ TEST_CASE("gradients are averaged or summed, at every stage") {
       CHECK(config.notes.empty());
     }
   }
-  check_refused({{R"("gradient_allreduce_op": @"max")", "gradient_allreduce_op", "mean or sum", "\"max\"",
-                  "write one of them, or leave the key out"}});
+  check_refused_exactly({{R"("gradient_allreduce_op": @"max")", "gradient_allreduce_op", "mean or sum",
+                          "\"max\"", "write one of them, or leave the key out"}});
 }
 
 TEST_CASE("how an average is divided is refused beside a sum, and told once beside another division") {
-  check_refused({
+  check_refused_exactly({
       {R"("gradient_allreduce_op": "sum", "prescale_gradients": @true)", "prescale_gradients",
        R"(false beside "gradient_allreduce_op": "sum")", "true",
        "remove one of the two: gradients divided by the number of ranks make an average"},

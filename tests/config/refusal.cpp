@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "config/check.h"
 
 namespace zerorun::test {
 
@@ -80,6 +81,30 @@ std::vector<std::string> data_lines(const std::string& name) {
 
 std::string with(const std::string& settings) {
   return "{\"train_micro_batch_size_per_gpu\": 2,\n" + settings + "}";
+}
+
+void check_refused_exactly(const std::vector<MarkedRefusal>& rows) {
+  for (const MarkedRefusal& row : rows) {
+    INFO(row.settings);
+    const std::size_t mark = row.settings.find('@');
+    REQUIRE(mark != std::string::npos);
+    std::string settings = row.settings;
+    settings.erase(mark, 1);
+    const auto found = refusals(with(settings));
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
+    CHECK(found[0].expected == row.expected);
+    CHECK(found[0].found == row.found);
+    CHECK(found[0].remedy == row.remedy);
+    CHECK(check_config(with(settings), "conf").refused());
+  }
+}
+
+void check_note(const std::string& settings, const std::string& text) {
+  INFO(settings);
+  const Config config = parse_config(with(settings), "conf", 1);
+  REQUIRE(config.notes.size() == 1);
+  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": note: " + text));
 }
 
 }  // namespace zerorun::test

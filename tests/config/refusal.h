@@ -36,4 +36,19 @@ std::vector<std::string> split(const std::string& line, char separator);
 /// line.
 std::string with(const std::string& settings);
 
+/// `settings` with one mistake, an '@' in front of it, and the message that refuses them.
+struct MarkedRefusal {
+  std::string settings;
+  std::string path;
+  std::string expected;
+  std::string found;
+  std::string remedy;
+};
+
+/// CHECKs that each is refused by exactly its message, when a run starts and when it is checked.
+void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
+
+/// CHECKs that a run with `settings` is told this one note, and nothing else.
+void check_note(const std::string& settings, const std::string& text);
+
 }  // namespace zerorun::test

@@ -19,7 +19,7 @@ struct Setting {
   int accumulation = 1;
 };
 
-RunResult train(const Setting& setting, int stage, int ranks) {
+RunResult train(const Setting& setting, int stage, int ranks, int64_t steps = 5) {
   const std::string config =
       R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
       std::to_string(setting.accumulation) +
@@ -29,7 +29,7 @@ RunResult train(const Setting& setting, int stage, int ranks) {
       R"("zero_optimization": {"overlap_comm": true, "stage": )" + std::to_string(stage) +
       R"(, "stage3_param_persistence_threshold": 100}})";
   return train_tiny_gpt2(config, {.world_size = ranks,
-                                  .steps = 5,
+                                  .steps = steps,
                                   .bucket_numel = {},
                                   .group_weight_decay = {},
                                   .inject_inf_steps = {3}});
@@ -82,7 +82,8 @@ TEST_CASE("Model states in 16 bits take the bytes of the ZeRO formula within 5 p
   CAPTURE(precision, narrow, accumulation, ranks, stage);
   const std::string type = precision == kBf16 ? "bf16" : "fp16";
   const std::string types = narrow ? R"("data_types": {"grad_accum_dtype": ")" + type + R"("},)" : "";
-  const RunResult run = train({.precision = precision + types, .accumulation = accumulation}, stage, ranks);
+  const RunResult run =
+      train({.precision = precision + types, .accumulation = accumulation}, stage, ranks, 2);
   double parameters = 0;
   for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
   // 2 parameter, gradient, 12 master and moments. Whole gradients are in 16 bits unless they have to be added
