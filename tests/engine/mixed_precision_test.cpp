@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "comm/dtypes.h"
 #include "comm/thread_communicator.h"
+#include "engine/gathered_parameters.h"
 #include "tests/engine/net.h"
 #include "tests/support/rank_threads.h"
 
@@ -24,6 +25,7 @@ struct Mixed {
 };
 
 using Write = std::function<void(Net&, int step)>;  // of the program, into parameters
+using EngineWrite = std::function<void(Engine&, Net&, int step)>;
 
 std::string config_of(const Mixed& mixed, int stage) {
   const std::string scale = mixed.training == Dtype::fp16
@@ -140,14 +142,20 @@ void train_step(Engine& engine, Net& model, const Mixed& mixed, int step) {
   }
 }
 
-void check_against_plain(const Mixed& mixed, int stage, const Write& write = {}) {
+// `engine_write`: what has the effect of `write` in a program with an engine.
+void check_against_plain(const Mixed& mixed, int stage, const Write& write = {},
+                         const EngineWrite& engine_write = {}) {
   constexpr int kSteps = 4;
   const auto expected = plain_mixed(mixed, stage >= 2, kSteps, write);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     Engine engine = make_engine(*model, config_of(mixed, stage), communicator);
     for (int step = 0; step < kSteps; ++step) {
-      if (write) write(model, step);
+      if (engine_write) {
+        engine_write(engine, model, step);
+      } else if (write) {
+        write(model, step);
+      }
       train_step(engine, model, mixed, step);
     }
     expect_same(*model, expected);
@@ -244,6 +252,23 @@ TEST_CASE("What the program writes to 16-bit parameters is not lost, and costs t
     }
   };
   check_against_plain({.from_fp32 = from_fp32}, stage, write);
+}
+
+TEST_CASE("What one rank writes to the memory of 16-bit parameters in a scope is not lost") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  auto write = [](Net& model, int step) {
+    torch::NoGradGuard no_grad;
+    if (step == 1) model->last->bias[1] = 0.3;
+  };
+  auto engine_write = [](Engine& engine, Net& model, int step) {
+    if (step != 1) return;
+    GatheredParameters scope(engine, {model->last->bias}, /*modifier_rank=*/1);
+    if (engine.communicator().rank() == 1) {
+      model->last->bias.mutable_data_ptr<at::BFloat16>()[1] = at::BFloat16(0.3F);
+    }
+  };
+  check_against_plain({}, stage, write, engine_write);
 }
 
 TEST_CASE("What is converted: all parameters, buffers only when asked, inputs only by auto_cast") {
