@@ -200,7 +200,9 @@ void Buckets::clear_padding(int bucket, at::Tensor& flat) const {
   char* data = static_cast<char*>(flat.mutable_data_ptr());
   const auto size = static_cast<int64_t>(flat.element_size());
   int64_t end = 0;
-  auto clear_until = [&](int64_t begin) { std::memset(data + end * size, 0, (begin - end) * size); };
+  auto clear_until = [&](int64_t begin) {
+    if (begin > end) std::memset(data + end * size, 0, (begin - end) * size);
+  };
   for (int index : layout(bucket).parameters) {
     clear_until(layout_.placements[index].offset);
     end = layout_.placements[index].offset + shapes_[index].numel;
