@@ -83,20 +83,28 @@ std::string with(const std::string& settings) {
   return "{\"train_micro_batch_size_per_gpu\": 2,\n" + settings + "}";
 }
 
+static std::string without_mark(const MarkedRefusal& row) {
+  std::string settings = row.settings;
+  return settings.erase(settings.find('@'), 1);
+}
+
+Refusal refusal_of(const MarkedRefusal& row) {
+  const std::size_t mark = row.settings.find('@');
+  REQUIRE(mark != std::string::npos);
+  const auto found = refusals(with(without_mark(row)));
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
+  return found[0];
+}
+
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows) {
   for (const MarkedRefusal& row : rows) {
     INFO(row.settings);
-    const std::size_t mark = row.settings.find('@');
-    REQUIRE(mark != std::string::npos);
-    std::string settings = row.settings;
-    settings.erase(mark, 1);
-    const auto found = refusals(with(settings));
-    REQUIRE(found.size() == 1);
-    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
-    CHECK(found[0].expected == row.expected);
-    CHECK(found[0].found == row.found);
-    CHECK(found[0].remedy == row.remedy);
-    CHECK(check_config(with(settings), "conf").refused());
+    const Refusal found = refusal_of(row);
+    CHECK(found.expected == row.expected);
+    CHECK(found.found == row.found);
+    CHECK(found.remedy == row.remedy);
+    CHECK(check_config(with(without_mark(row)), "conf").refused());
   }
 }
 

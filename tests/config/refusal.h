@@ -45,7 +45,10 @@ struct MarkedRefusal {
   std::string remedy;
 };
 
-/// CHECKs that each is refused by exactly its message, when a run starts and when it is checked.
+/// The one message with which a run refuses `row`; CHECKs its place.
+Refusal refusal_of(const MarkedRefusal& row);
+
+/// CHECKs that each is refused with exactly its texts, and when it is checked, too.
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
 
 /// CHECKs that a run with `settings` is told this one note, and nothing else.

@@ -26,28 +26,14 @@ SchedulerConfig scheduler(const std::string& type, const std::string& params) {
   return *config.scheduler;
 }
 
-struct Row {
-  std::string settings;  // with an '@' before the place where the mistake is
-  std::string path;
-  std::string expected;
-  std::string found;
-  std::string remedy;
-};
-
-/// Each row is refused by exactly one message with this place and these texts in it.
-void check_refused(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
+/// Each row is refused with its texts among others.
+void check_refused(const std::vector<MarkedRefusal>& rows) {
+  for (const MarkedRefusal& row : rows) {
     INFO(row.settings);
-    const std::size_t mark = row.settings.find('@');
-    REQUIRE(mark != std::string::npos);
-    std::string settings = row.settings;
-    settings.erase(mark, 1);
-    const auto found = refusals(with(settings));
-    REQUIRE(found.size() == 1);
-    CHECK(found[0].place() == "2:" + std::to_string(mark + 1) + " " + row.path);
-    CHECK_THAT(found[0].expected, Catch::Contains(row.expected));
-    CHECK_THAT(found[0].found, Catch::Contains(row.found));
-    CHECK_THAT(found[0].remedy, Catch::Contains(row.remedy));
+    const Refusal found = refusal_of(row);
+    CHECK_THAT(found.expected, Catch::Contains(row.expected));
+    CHECK_THAT(found.found, Catch::Contains(row.found));
+    CHECK_THAT(found.remedy, Catch::Contains(row.remedy));
   }
 }
 

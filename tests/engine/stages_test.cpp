@@ -19,14 +19,6 @@ RunOptions ranks(int world_size, std::optional<int64_t> bucket_numel = {}, int64
   return {.world_size = world_size, .steps = steps, .bucket_numel = bucket_numel, .group_weight_decay = {}};
 }
 
-double largest_relative_loss_difference(const RunResult& a, const RunResult& b) {
-  double worst = 0;
-  for (size_t step = 0; step < a.losses.size(); ++step) {
-    worst = std::max(worst, std::abs(a.mean_loss(step) - b.mean_loss(step)) / b.mean_loss(step));
-  }
-  return worst;
-}
-
 }  // namespace
 
 TEST_CASE("Stages 0 to 2 and overlap give the same bits without accumulation") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -142,6 +143,14 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     result.all_gathered = volume.elements(Collective::all_gather);
   });
   return result;
+}
+
+double largest_relative_loss_difference(const RunResult& a, const RunResult& b) {
+  double worst = 0;
+  for (size_t step = 0; step < a.losses.size(); ++step) {
+    worst = std::max(worst, std::abs(a.mean_loss(step) - b.mean_loss(step)) / b.mean_loss(step));
+  }
+  return worst;
 }
 
 void check_same_bits(const RunResult& a, const RunResult& b) {

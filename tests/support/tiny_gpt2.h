@@ -46,6 +46,9 @@ struct RunResult {
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
 
+/// Of the mean losses, over all steps.
+double largest_relative_loss_difference(const RunResult& a, const RunResult& b);
+
 /// Whether losses, norms and final parameters are the same to the bit; CHECKs each and names the first
 /// difference.
 void check_same_bits(const RunResult& a, const RunResult& b);
