@@ -10,6 +10,9 @@
 
 namespace zerorun {
 
+/// How many values are converted at a time, so that they stay in the first-level cache until they are used.
+inline constexpr int64_t kConversionBlock = 1024;
+
 /// to[i] = from[i], exactly. `from`: `numel` values of `dtype`; fp32 is copied.
 void widen(const void* from, Dtype dtype, float* to, int64_t numel, Simd simd = widest_simd());
 

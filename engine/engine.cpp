@@ -163,7 +163,7 @@ double Engine::get_global_grad_norm() const {
   return state_->grad_norm;
 }
 double Engine::loss_scale() const {
-  return state_->scaler ? state_->scaler->scale() : 1;
+  return state_->loss_scale();
 }
 bool Engine::was_step_applied() const {
   return state_->step_applied;

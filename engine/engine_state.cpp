@@ -197,7 +197,7 @@ void Engine::State::reduce_and_measure() {
     double total = 0;
     for (int r = 0; r < ranks; ++r) total += data[r];
     not_finite = std::isfinite(total) ? "" : name_not_finite({findings, static_cast<size_t>(ranks)});
-    const double norm = std::sqrt(total) / (averaging.after * (scaler ? scaler->scale() : 1));
+    const double norm = std::sqrt(total) / (averaging.after * loss_scale());
     // Rounded, so that the order in which slices were added shows nowhere.
     grad_norm = norm <= std::numeric_limits<float>::max() ? static_cast<float>(norm) : norm;
     if (!not_finite.empty()) grad_norm = std::numeric_limits<double>::infinity();
@@ -248,8 +248,7 @@ std::string Engine::State::name_not_finite(std::span<const double> findings) {
 
 void Engine::State::update() {
   buckets.follow_writes();
-  const double divisor =
-      averaging.after * (scaler ? scaler->scale() : 1) * clip_divisor(grad_norm, config.gradient_clipping);
+  const double divisor = averaging.after * loss_scale() * clip_divisor(grad_norm, config.gradient_clipping);
   const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
   optimizer->step(divisor, [&](int shard) {
     if (gathers) residency->gather_updated(shard_bucket[shard]);
@@ -265,7 +264,7 @@ void Engine::State::follow_schedule() {
 }
 
 void Engine::State::follow_loss_scale() {
-  const double before = scaler ? scaler->scale() : 1;
+  const double before = loss_scale();
   const bool goes_on = !scaler || scaler->update(!step_applied);
   if (step_applied) return;
   const std::string what = "step " + std::to_string(global_steps) + " skipped: " + not_finite;

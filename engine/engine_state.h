@@ -33,6 +33,7 @@ struct Engine::State {
   /// Ends the reduction; sets grad_norm, the same bits on every rank and at every stage, and not_finite.
   void reduce_and_measure();
   void update();
+  double loss_scale() const { return scaler ? scaler->scale() : 1; }
   void follow_schedule();
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();

@@ -9,8 +9,7 @@ namespace zerorun {
 namespace {
 
 constexpr int64_t kLanes = 16;
-// 16-bit values stay in the first-level cache between being widened and being summed.
-constexpr int64_t kBlock = 64 * kLanes;
+static_assert(kConversionBlock % kLanes == 0);  // blocks take up where the last one ended
 
 using Lanes = std::array<double, kLanes>;
 
@@ -44,9 +43,9 @@ double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd)
   if (dtype == Dtype::fp32) {
     add(static_cast<const float*>(values), numel, sums);
   } else {
-    std::array<float, kBlock> block;
-    for (int64_t begin = 0; begin < numel; begin += kBlock) {
-      const int64_t length = std::min(kBlock, numel - begin);
+    std::array<float, kConversionBlock> block;
+    for (int64_t begin = 0; begin < numel; begin += kConversionBlock) {
+      const int64_t length = std::min(kConversionBlock, numel - begin);
       widen(static_cast<const char*>(values) + begin * size_of(dtype), dtype, block.data(), length, simd);
       add(block.data(), length, sums);
     }

@@ -9,9 +9,6 @@
 namespace zerorun {
 namespace {
 
-// A block of a gradient that was widened, and the values that are rounded, stay in the first-level cache.
-constexpr int64_t kBlock = 1024;
-
 // The loops over elements, one for each rule. `gradient` may be a widened copy; nothing else is shared.
 
 [[gnu::always_inline]] inline void update_elements(const AdamUpdate& rule, const UpdateSpan& span,
@@ -71,9 +68,9 @@ ZERORUN_AVX2 void update_block_avx2(const Rule& rule, const UpdateSpan& span, co
 template <typename Rule>
 void update_span(const Rule& rule, const UpdateSpan& span, Simd simd) {
   const auto update_block = simd == Simd::avx2 ? update_block_avx2<Rule> : update_block_portable<Rule>;
-  std::array<float, kBlock> widened;
-  for (int64_t begin = 0; begin < span.numel; begin += kBlock) {
-    const UpdateSpan block = span.slice(begin, std::min(kBlock, span.numel - begin));
+  std::array<float, kConversionBlock> widened;
+  for (int64_t begin = 0; begin < span.numel; begin += kConversionBlock) {
+    const UpdateSpan block = span.slice(begin, std::min(kConversionBlock, span.numel - begin));
     const float* gradient = static_cast<const float*>(block.gradient);
     if (block.gradient_dtype != Dtype::fp32) {
       widen(block.gradient, block.gradient_dtype, widened.data(), block.numel, simd);

@@ -78,14 +78,17 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
   }
 }
 
+bool Buckets::has_master(int bucket) const {
+  return dtype() != Dtype::fp32 && layout(bucket).group != kFrozen;
+}
+
 // `exact` has the values as given where they are wanted for master weights.
 void Buckets::move_in(int bucket, Communicator& communicator) {
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
   at::Tensor flat = communicator.allocate(bucket_layout.numel, scalar_type(dtype()));
-  const bool wants_exact =
-      options_.master_from_fp32 && dtype() != Dtype::fp32 && bucket_layout.group != kFrozen;
+  const bool wants_exact = options_.master_from_fp32 && has_master(bucket);
   const at::Tensor exact = wants_exact ? communicator.allocate(bucket_layout.numel, at::kFloat) : flat;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     bucket_layout.partitioned ? kReleased : kPending)
@@ -121,7 +124,7 @@ void Buckets::fill(int parameter, at::Tensor place) const {
 // What stays of the bucket on this rank.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator) {
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
-  if (dtype() != Dtype::fp32 && bucket_layout.group != kFrozen) {
+  if (has_master(bucket)) {
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
     masters_[bucket] = zeroed_memory(updated.numel(), at::kFloat).copy_(updated);
   }
@@ -231,7 +234,7 @@ void Buckets::follow_writes() {
   for (int bucket = 0; bucket < trained_count_; ++bucket) {
     if (!written_[bucket]) continue;
     written_[bucket] = false;
-    if (dtype() == Dtype::fp32) continue;
+    if (!has_master(bucket)) continue;
     at::Tensor master = masters_[bucket];
     const at::Tensor& values = options_.whole_master ? flat(bucket) : shard(bucket);
     const at::Tensor unchanged = at::eq(master.to(values.scalar_type()), values);

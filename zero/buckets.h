@@ -117,6 +117,7 @@ class Buckets {
     int64_t numel;
   };
 
+  bool has_master(int bucket) const;
   void move_in(int bucket, Communicator& communicator);
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator);

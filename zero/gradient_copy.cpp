@@ -12,9 +12,7 @@
 namespace zerorun {
 namespace {
 
-// What is converted stays in the first-level cache until it is used.
-constexpr int64_t kBlock = 1024;
-using Block = std::array<float, kBlock>;
+using Block = std::array<float, kConversionBlock>;
 
 // Magnitudes are compared as bits: infinity comes after every finite value and NaN after infinity. So one
 // maximum over many values tells whether all are finite, without a branch for each and without floating-point
@@ -63,9 +61,11 @@ int32_t overflow_of(Dtype dtype) {
   return largest;
 }
 
+using Loop = int32_t (*)(const float* from, float* to, float factor, int64_t numel);
+
 struct Loops {
-  int32_t (*scale)(const float* from, float* to, float factor, int64_t numel);
-  int32_t (*add)(const float* from, float* to, float factor, int64_t numel);
+  Loop scale;
+  Loop add;
   int32_t (*copy)(const uint16_t* from, uint16_t* to, int64_t numel);
 };
 
@@ -124,59 +124,45 @@ void check_pair(const at::Tensor& to, const at::Tensor& from) {
            std::to_string(from.numel()) + " values to " + std::to_string(to.numel()));
 }
 
+// Runs `loop` block by block from `from` to `to`, which it reads too where it adds. Returns the largest
+// magnitude.
+int32_t run(Loop loop, bool adds, Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
+  const int64_t numel = to.numel();
+  const Source source(from);
+  const Dtype dtype = dtype_of(to);
+  const bool is_narrow = dtype != Dtype::fp32;
+  char* memory = static_cast<char*>(to.mutable_data_ptr());
+  int32_t largest = 0;
+  Block read;
+  Block written;
+  for (int64_t begin = 0; begin < numel; begin += kConversionBlock) {
+    const int64_t length = std::min(kConversionBlock, numel - begin);
+    char* target = memory + begin * size_of(dtype);
+    float* result = is_narrow ? written.data() : reinterpret_cast<float*>(target);
+    if (is_narrow && adds) widen(target, dtype, result, length, simd);
+    largest = std::max(largest, loop(source.read(begin, length, read, simd), result, factor, length));
+    if (is_narrow) narrow(result, target, dtype, length, simd);
+  }
+  return largest;
+}
+
 }  // namespace
 
 bool copy_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
   check_pair(to, from);
-  const int64_t numel = to.numel();
   const Loops loops = loops_of(simd);
-  const Source source(from);
   const Dtype dtype = dtype_of(to);
-  char* memory = static_cast<char*>(to.mutable_data_ptr());
-  if (dtype == Dtype::fp32 && source.dtype() == Dtype::fp32) {
-    return loops.scale(static_cast<const float*>(source.at(0)), reinterpret_cast<float*>(memory), factor,
-                       numel) < overflow_of(dtype);
-  }
-  if (factor == 1 && dtype == source.dtype()) {
+  if (factor == 1 && dtype != Dtype::fp32 && dtype == dtype_of(from)) {
     const int32_t infinity = dtype == Dtype::bf16 ? 0x7f80 : 0x7c00;
-    return loops.copy(static_cast<const uint16_t*>(source.at(0)), reinterpret_cast<uint16_t*>(memory),
-                      numel) < infinity;
+    return loops.copy(static_cast<const uint16_t*>(from.const_data_ptr()),
+                      static_cast<uint16_t*>(to.mutable_data_ptr()), to.numel()) < infinity;
   }
-  int32_t largest = 0;
-  Block read;
-  Block scaled;
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t length = std::min(kBlock, numel - begin);
-    char* target = memory + begin * size_of(dtype);
-    float* result = dtype == Dtype::fp32 ? reinterpret_cast<float*>(target) : scaled.data();
-    largest = std::max(largest, loops.scale(source.read(begin, length, read, simd), result, factor, length));
-    if (dtype != Dtype::fp32) narrow(result, target, dtype, length, simd);
-  }
-  return largest < overflow_of(dtype);
+  return run(loops.scale, false, simd, to, from, factor) < overflow_of(dtype);
 }
 
 bool add_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
   check_pair(to, from);
-  const int64_t numel = to.numel();
-  const Loops loops = loops_of(simd);
-  const Source source(from);
-  const Dtype dtype = dtype_of(to);
-  char* memory = static_cast<char*>(to.mutable_data_ptr());
-  int32_t largest = 0;
-  Block read;
-  Block sum;
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t length = std::min(kBlock, numel - begin);
-    char* target = memory + begin * size_of(dtype);
-    float* result = reinterpret_cast<float*>(target);
-    if (dtype != Dtype::fp32) {
-      widen(target, dtype, sum.data(), length, simd);
-      result = sum.data();
-    }
-    largest = std::max(largest, loops.add(source.read(begin, length, read, simd), result, factor, length));
-    if (dtype != Dtype::fp32) narrow(result, target, dtype, length, simd);
-  }
-  return largest < overflow_of(Dtype::fp32);
+  return run(loops_of(simd).add, true, simd, to, from, factor) < overflow_of(Dtype::fp32);
 }
 
 bool copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
@@ -192,8 +178,8 @@ int64_t first_not_finite(const at::Tensor& values) {
   const Source source(values);
   const int32_t infinity = overflow_of(Dtype::fp32);
   Block read;
-  for (int64_t begin = 0; begin < numel; begin += kBlock) {
-    const int64_t length = std::min(kBlock, numel - begin);
+  for (int64_t begin = 0; begin < numel; begin += kConversionBlock) {
+    const int64_t length = std::min(kConversionBlock, numel - begin);
     const float* block = source.read(begin, length, read, widest_simd());
     for (int64_t i = 0; i < length; ++i) {
       if (magnitude_of(block[i]) >= infinity) return begin + i;

@@ -55,7 +55,6 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
                                  const ReducerOptions& options)
     : buckets_(&buckets),
       communicator_(&communicator),
-      policy_(options.policy),
       options_(options),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
       states_(buckets.trained_count()),
@@ -88,13 +87,14 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::make_memory(int bucket) {
   BucketState& state = states_[bucket];
   const BucketLayout& layout = buckets_->layout(bucket);
-  if (policy_.reduce_every_backward) {
+  if (options_.policy.reduce_every_backward) {
     state.reduced = allocate(layout.slice_numel, options_.accumulation);
     return;
   }
   at::Tensor& whole = reduced_in_sums() ? state.sums : state.buffer;
   whole = allocate(layout.numel, gradient_dtype());
-  state.reduced = policy_.replicate_update ? whole : buckets_->slice(bucket, whole, communicator_->rank());
+  state.reduced =
+      options_.policy.replicate_update ? whole : buckets_->slice(bucket, whole, communicator_->rank());
 }
 
 int GradientReducer::slack() const {
@@ -103,12 +103,13 @@ int GradientReducer::slack() const {
 
 // Without accumulation sums need no fp32 of their own: what has arrived has the same value in both.
 bool GradientReducer::reduced_in_sums() const {
-  return !policy_.reduce_every_backward && options_.accumulation != options_.communication &&
+  return !options_.policy.reduce_every_backward && options_.accumulation != options_.communication &&
          (options_.accumulates || options_.accumulation != Dtype::fp32);
 }
 
 Dtype GradientReducer::gradient_dtype() const {
-  return policy_.reduce_every_backward || reduced_in_sums() ? options_.accumulation : options_.communication;
+  return options_.policy.reduce_every_backward || reduced_in_sums() ? options_.accumulation
+                                                                    : options_.communication;
 }
 
 at::Tensor GradientReducer::allocate(int64_t numel, Dtype dtype) {
@@ -127,10 +128,10 @@ void GradientReducer::make_sums() {
 
 void GradientReducer::start_backward(bool boundary) {
   in_backward_ = true;
-  reducing_ = policy_.reduce_every_backward || boundary;
+  reducing_ = options_.policy.reduce_every_backward || boundary;
   if (!reducing_) make_sums();
   arrival_count_ = 0;
-  if (policy_.reduce_every_backward) {
+  if (options_.policy.reduce_every_backward) {
     next_in_plan_ = 0;
     for (BucketState& state : states_) state.departed = false;
   }
@@ -223,10 +224,11 @@ void GradientReducer::depart(int bucket) {
                 .arrived = {},
                 .is_first = !std::exchange(state.has_sums, true)};
   at::Tensor own = buckets_->slice(bucket, flight.buffer, communicator_->rank());
-  if (policy_.reduce_every_backward && flight.is_first && options_.accumulation == options_.communication) {
+  if (options_.policy.reduce_every_backward && flight.is_first &&
+      options_.accumulation == options_.communication) {
     own = state.reduced;
   } else if (pooled()) {
-    flight.arrived = policy_.replicate_update ? flight.buffer : own;
+    flight.arrived = options_.policy.replicate_update ? flight.buffer : own;
   }
   flight.work = communicator_->reduce_scatter(own, flight.buffer, "gradients of " + buckets_->label(bucket));
   flights_.push_back(std::move(flight));
@@ -246,7 +248,7 @@ void GradientReducer::retire_oldest() {
   flight.work->wait();
   if (!flight.is_gather) {
     --reductions_in_flight_;
-    if (policy_.replicate_update) {
+    if (options_.policy.replicate_update) {
       at::Tensor own = buckets_->slice(flight.bucket, flight.buffer, communicator_->rank());
       flight.is_gather = true;
       flight.work =
@@ -320,8 +322,8 @@ void GradientReducer::reduce_late(int bucket) {
   const std::string label = "late gradients of " + buckets_->label(bucket);
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
-  if (policy_.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
-  add_scaled(state.reduced, policy_.replicate_update ? buffer : own, 1);
+  if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
+  add_scaled(state.reduced, options_.policy.replicate_update ? buffer : own, 1);
 }
 
 void GradientReducer::start_window() {
@@ -338,9 +340,9 @@ void GradientReducer::start_window() {
 int64_t GradientReducer::gradient_bytes() const {
   int64_t total = 0;
   for (const BucketState& state : states_) {
-    const at::Tensor& kept = policy_.reduce_every_backward ? state.reduced
-                             : reduced_in_sums()           ? state.sums
-                                                           : state.buffer;
+    const at::Tensor& kept = options_.policy.reduce_every_backward ? state.reduced
+                             : reduced_in_sums()                   ? state.sums
+                                                                   : state.buffer;
     total += static_cast<int64_t>(kept.nbytes());
   }
   return total;

@@ -125,7 +125,7 @@ class GradientReducer {
   /// Sums over micro-steps are kept apart from what travels, and `reduced` is in them.
   bool reduced_in_sums() const;
   /// Buffers that travel are taken from the pool.
-  bool pooled() const { return policy_.reduce_every_backward || reduced_in_sums(); }
+  bool pooled() const { return options_.policy.reduce_every_backward || reduced_in_sums(); }
   at::Tensor allocate(int64_t numel, Dtype dtype);
   void make_memory(int bucket);
   void make_sums();
@@ -142,7 +142,6 @@ class GradientReducer {
 
   const Buckets* buckets_;
   Communicator* communicator_;
-  StagePolicy policy_;
   ReducerOptions options_;
   BufferPool pool_;
   std::vector<BucketState> states_;

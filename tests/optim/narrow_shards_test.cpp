@@ -11,6 +11,9 @@
 namespace zerorun {
 namespace {
 
+using testing::adam;
+using testing::sgd;
+
 constexpr int kSteps = 6;
 #if defined(__SANITIZE_THREAD__)
 // It does not see how LibTorch's OpenMP threads wait for each other, and would take their work for races.
@@ -119,26 +122,6 @@ void check_formulas(const std::vector<OptimizerConfig>& groups) {
       }
     }
   }
-}
-
-OptimizerConfig adam(OptimizerType type) {
-  OptimizerConfig config;
-  config.type = type;
-  config.lr = 0.01;
-  config.beta1 = 0.8;
-  config.beta2 = 0.95;
-  config.eps = 1e-3;
-  config.weight_decay = 0.1;
-  return config;
-}
-
-OptimizerConfig sgd(double momentum) {
-  OptimizerConfig config;
-  config.type = OptimizerType::sgd;
-  config.lr = 0.05;
-  config.momentum = momentum;
-  config.weight_decay = 0.1;
-  return config;
 }
 
 using Make = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);

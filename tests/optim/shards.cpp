@@ -43,4 +43,24 @@ std::vector<Shard> Tensors::shards(int slices) const {
   return shards;
 }
 
+OptimizerConfig adam(OptimizerType type) {
+  OptimizerConfig config;
+  config.type = type;
+  config.lr = 0.01;
+  config.beta1 = 0.8;
+  config.beta2 = 0.95;
+  config.eps = 1e-3;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+OptimizerConfig sgd(double momentum) {
+  OptimizerConfig config;
+  config.type = OptimizerType::sgd;
+  config.lr = 0.05;
+  config.momentum = momentum;
+  config.weight_decay = 0.1;
+  return config;
+}
+
 }  // namespace zerorun::testing

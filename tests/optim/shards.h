@@ -28,6 +28,10 @@ struct Tensors {
   std::vector<Shard> shards(int slices = 1) const;
 };
 
+/// Hyperparameters that are not the defaults, with weight decay.
+OptimizerConfig adam(OptimizerType type);
+OptimizerConfig sgd(double momentum);
+
 inline void no_update(int) {}
 
 }  // namespace zerorun::testing
