@@ -192,8 +192,10 @@ int run_rank(const Options& options) {
     }
   }
   auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  const at::Tensor tokens = torch::randint(
-      0, options.model.vocab, {options.micro_batch, options.model.positions}, generator, torch::kLong);
+  const at::Tensor tokens =
+      torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions}, generator,
+                     torch::kLong)
+          .to(communicator->device().location());
   // The first turn communicates in all variants, since it is where ranks agree on the order of buckets.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {

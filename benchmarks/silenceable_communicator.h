@@ -12,7 +12,8 @@ namespace zerorun {
 class SilenceableCommunicator : public Communicator {
  public:
   explicit SilenceableCommunicator(std::shared_ptr<Communicator> real)
-      : Communicator(real->rank(), real->world_size(), real->timeout()), real_(std::move(real)) {}
+      : Communicator(real->rank(), real->world_size(), real->timeout(), real->device()),
+        real_(std::move(real)) {}
 
   void silence() { silent_ = true; }
 

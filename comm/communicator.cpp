@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/zeroed_memory.h"
 
 namespace zerorun {
 
@@ -58,14 +57,14 @@ void Volume::add(const CollectiveCall& call, int rank, int world_size) {
   elements_[static_cast<size_t>(call.kind)] += sent;
 }
 
-Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds timeout)
-    : rank_(rank), world_size_(world_size), timeout_(timeout) {
+Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds timeout, Device& device)
+    : rank_(rank), world_size_(world_size), timeout_(timeout), device_(&device) {
   ZR_CHECK(world_size >= 1 && rank >= 0 && rank < world_size,
            "rank " + std::to_string(rank) + " of " + std::to_string(world_size));
 }
 
 at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
-  return zeroed_memory(numel, dtype);
+  return device_->allocate(numel, dtype);
 }
 
 std::unique_ptr<Work> Communicator::reduce_scatter(at::Tensor output, at::Tensor input, std::string label) {
@@ -96,9 +95,27 @@ std::unique_ptr<Work> Communicator::barrier(std::string label) {
   return count_and_start({Collective::barrier, nothing, nothing, 0, std::move(label), {}});
 }
 
+Communicator::Group::Group(Communicator& communicator)
+    : communicator_(communicator), lock_(communicator.issue_) {
+  communicator.open_group();
+}
+
+void Communicator::Group::close() {
+  open_ = false;
+  communicator_.close_group(false);
+}
+
+// Left by an exception.
+Communicator::Group::~Group() {
+  if (open_) communicator_.close_group(true);
+}
+
 std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
-  ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.input.is_cpu(), call.label);
-  std::lock_guard lock(issue_);
+  const c10::Device location = call.input.device();
+  ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
+               (location == device_->location() || location.is_cpu()),
+           call.label);
+  const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));
 }

@@ -1,9 +1,14 @@
 // Collectives among ranks. A Communicator is owned by one rank; any thread of it may start a collective.
 // Ranks issue the same collectives of each kind in the same order, with the same labels: where they do not,
 // the deadline ends in an error that says what each side was at. Each collective returns a Work; until its
-// wait() has returned, the tensors given to it belong to the communicator. Sums are taken in rank order:
-// their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed one throws
-// CommError naming collective, label and missing ranks.
+// wait() has returned, the tensors given to it belong to the communicator. Sums over CPU tensors are taken in
+// rank order: their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed
+// one throws CommError naming collective, label and missing ranks.
+//
+// Tensors lie on the communicator's device, or on the CPU: what ranks tell each other about themselves never
+// waits for a GPU. On a device with streams a collective runs on the stream that is current where it is
+// started, like any operator there, and its Work is done when the stream is: wait() only asks whether the
+// communicator still works. Other streams wait for events (device/streams.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+
+#include "device/device.h"
 
 namespace zerorun {
 
@@ -62,7 +69,8 @@ class Volume {
 
 class Communicator {
  public:
-  Communicator(int rank, int world_size, std::chrono::milliseconds timeout);
+  /// `device` outlives it.
+  Communicator(int rank, int world_size, std::chrono::milliseconds timeout, Device& device = cpu_device());
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -70,13 +78,15 @@ class Communicator {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  Device& device() const { return *device_; }
 
-  /// A zero-filled 1-D tensor in the memory that this communicator moves fastest, aligned to 64 bytes.
+  /// A zero-filled 1-D tensor on the device, in the memory that this communicator moves fastest. A
+  /// collective: all ranks allocate the same in turn.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Bytes this communicator holds for collectives under way and to come.
   virtual int64_t scratch_bytes() const { return 0; }
 
-  // Tensors are 1-D, contiguous and on the CPU.
+  // Tensors are 1-D and contiguous.
 
   /// output (numel / N) = sum over ranks of slice `rank` of their input. `output` may be that slice of
   /// `input`.
@@ -90,6 +100,16 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
+  /// What `body` starts on the device, on one stream, may become one operation there: that costs less than
+  /// one each. It is on the stream when this returns, and not before: until then nobody may record an event
+  /// behind it or wait for it. Other threads start nothing meanwhile. Not to be nested.
+  template <typename Body>
+  void together(const Body& body) {
+    Group group(*this);
+    body();
+    group.close();
+  }
+
   /// Not to be asked while another thread starts a collective.
   Volume& volume() { return volume_; }
 
@@ -97,14 +117,30 @@ class Communicator {
   /// Starts `call`, whose tensors have been checked; one thread at a time. Several may be under way; they end
   /// in the order of their waits.
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
+  /// From here to close_group() start() may hold calls back, which begin there unless they are `abandoned`.
+  virtual void open_group() {}
+  virtual void close_group(bool /*abandoned*/) {}
 
  private:
+  class Group {
+   public:
+    explicit Group(Communicator& communicator);
+    ~Group();
+    void close();
+
+   private:
+    Communicator& communicator_;
+    std::unique_lock<std::recursive_mutex> lock_;
+    bool open_ = true;
+  };
+
   std::unique_ptr<Work> count_and_start(CollectiveCall call);
 
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;
-  std::mutex issue_;
+  Device* device_;
+  std::recursive_mutex issue_;  // a group has it, and so has each of its calls
   Volume volume_;
 };
 

@@ -4,6 +4,15 @@
 #include <cstdio>
 
 namespace zerorun {
+namespace {
+
+std::string within(std::chrono::milliseconds timeout) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(timeout.count()) / 1000);
+  return std::string(" within ") + seconds + " s (the limit set by --timeout)";
+}
+
+}  // namespace
 
 std::chrono::milliseconds Deadline::remaining() const {
   auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now());
@@ -18,10 +27,11 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 std::string missed_deadline(const std::string& what, const std::vector<int>& missing,
                             std::chrono::milliseconds timeout) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(timeout.count()) / 1000);
-  return what + ": " + name_ranks(missing) + " did not take part within " + seconds +
-         " s (the limit set by --timeout)";
+  return what + ": " + name_ranks(missing) + " did not take part" + within(timeout);
+}
+
+std::string missed_end(const std::string& what, std::chrono::milliseconds timeout) {
+  return what + " did not end" + within(timeout);
 }
 
 }  // namespace zerorun

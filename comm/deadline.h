@@ -29,5 +29,7 @@ std::string name_ranks(const std::vector<int>& ranks);
 /// "reduce_scatter of bucket 3: rank 1 did not take part within 10 s (the limit set by --timeout)"
 std::string missed_deadline(const std::string& what, const std::vector<int>& missing,
                             std::chrono::milliseconds timeout);
+/// "reduce_scatter of bucket 3 did not end within 10 s (the limit set by --timeout)"
+std::string missed_end(const std::string& what, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

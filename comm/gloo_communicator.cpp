@@ -10,9 +10,7 @@
 #include <array>
 #include <cstdlib>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -28,12 +26,6 @@ constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using Message = c10::intrusive_ptr<c10d::Work>;
-
-// Gloo's and c10d's errors without the backtrace they carry.
-std::string first_line(const char* message) {
-  std::string text = message;
-  return text.substr(0, text.find('\n'));
-}
 
 // Receive buffers, kept for the next collective: as many as were ever in use at once.
 class Scratch {
@@ -251,11 +243,10 @@ class GlooWork : public Work {
 
 class GlooCommunicator : public Communicator {
  public:
-  GlooCommunicator(Gloo group, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
+  GlooCommunicator(Gloo group, const StorePointer& store, std::chrono::milliseconds timeout)
       : Communicator(group->getRank(), group->getSize(), timeout),
-        store_(std::move(store)),
         group_(std::move(group)),
-        testimony_(std::make_shared<Testimony>(store_, group_->getRank())) {}
+        testimony_(std::make_shared<Testimony>(store, group_->getRank())) {}
 
   int64_t scratch_bytes() const override { return scratch_->bytes(); }
 
@@ -278,58 +269,12 @@ class GlooCommunicator : public Communicator {
            static_cast<int>(history * 0x9e3779b97f4a7c15ULL >> 45);
   }
 
-  c10::intrusive_ptr<c10d::Store> store_;
   Gloo group_;
   std::shared_ptr<Testimony> testimony_;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::array<int, kCollectiveKinds> number_{};
   std::array<uint64_t, kCollectiveKinds> history_{};
 };
-
-std::string address_of(const Environment& environment) {
-  return environment.master_addr + ":" + std::to_string(environment.master_port);
-}
-
-c10::intrusive_ptr<c10d::Store> open_store(const Environment& environment, const Deadline& deadline) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.agent_store;
-  options.waitWorkers = false;
-  options.timeout = deadline.remaining();
-  try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (!environment.agent_store) return store;
-    // The agent's store outlives the ranks: each of its attempts needs keys of its own, as torch.distributed
-    // has it.
-    return c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + environment.attempt, store);
-  } catch (const std::exception& error) {
-    if (options.isServer) {
-      throw UserError(
-          "rank 0 cannot listen on " + address_of(environment) +
-          " (MASTER_ADDR, MASTER_PORT): the port is in use or the address is not this machine's; choose "
-          "another --master_port, or leave it out to get a free one (" +
-          first_line(error.what()) + ")");
-    }
-    throw CommError("rank " + std::to_string(environment.rank) + " did not reach rank 0 at " +
-                    address_of(environment) + " (MASTER_ADDR, MASTER_PORT): " + first_line(error.what()));
-  }
-}
-
-// Waits until every rank has opened the store, so that an error can name those that did not.
-void await_all_ranks(c10d::Store& store, const Environment& environment, const Deadline& deadline) {
-  const std::string prefix = "zerorun/joined/";
-  store.set(prefix + std::to_string(environment.rank), std::vector<uint8_t>{1});
-  std::vector<int> missing;
-  for (int rank = 0; rank < environment.world_size; ++rank) {
-    try {
-      store.wait({prefix + std::to_string(rank)}, deadline.remaining());
-    } catch (const std::exception&) {
-      missing.push_back(rank);
-    }
-  }
-  if (!missing.empty())
-    throw CommError(missed_deadline("rendezvous at " + address_of(environment), missing, deadline.timeout()));
-}
 
 std::shared_ptr<::gloo::transport::Device> choose_device(const Environment& environment) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
@@ -343,16 +288,14 @@ std::shared_ptr<::gloo::transport::Device> choose_device(const Environment& envi
 
 }  // namespace
 
-std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment) {
-  Deadline deadline(environment.timeout);
-  auto store = open_store(environment, deadline);
-  await_all_ranks(*store, environment, deadline);
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
+                                                     const StorePointer& store, const Deadline& deadline) {
   auto options = c10d::ProcessGroupGloo::Options::create(deadline.remaining());
   options->threads = 1;
   try {
     options->devices.push_back(choose_device(environment));
-    auto group =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(store, environment.rank, environment.world_size, options);
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(part_of(store, "gloo"), environment.rank,
+                                                             environment.world_size, options);
     return std::make_shared<GlooCommunicator>(std::move(group), store, environment.timeout);
   } catch (const std::exception& error) {
     throw CommError("rank " + std::to_string(environment.rank) + " could not connect to the other ranks: " +

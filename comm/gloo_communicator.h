@@ -10,10 +10,13 @@
 
 #include "comm/communicator.h"
 #include "comm/rendezvous.h"
+#include "comm/store.h"
 
 namespace zerorun {
 
-/// Joins the ranks named by `environment` (world size > 1). Throws UserError or CommError as connect() does.
-std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment);
+/// Connects the ranks named by `environment` (world size > 1), which have all joined `store`. Throws
+/// CommError.
+std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
+                                                     const StorePointer& store, const Deadline& deadline);
 
 }  // namespace zerorun

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
-#include "comm/dtypes.h"
+#include "device/dtypes.h"
 
 namespace zerorun {
 namespace {

@@ -7,7 +7,10 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "comm/cuda_library.h"
 #include "comm/gloo_communicator.h"
+#include "comm/store.h"
 #include "comm/thread_communicator.h"
 
 namespace zerorun {
@@ -48,17 +51,71 @@ std::chrono::milliseconds seconds(const char* name, const std::string& text) {
   return std::chrono::milliseconds(std::llround(std::ceil(value * 1000)));
 }
 
+DeviceChoice device_choice(const std::string& text) {
+  if (text == "auto") return DeviceChoice::automatic;
+  if (text == "cpu") return DeviceChoice::cpu;
+  if (text == "cuda") return DeviceChoice::cuda;
+  throw UserError("environment variable ZERORUN_DEVICE=" + text + ": expected auto, cpu or cuda");
+}
+
+// What stands in the way of training on GPUs; empty: nothing. `gpus`: how many there are.
+std::string obstacle_to_cuda(int& gpus) {
+  std::string reason;
+  gpus = count_usable_gpus(reason);
+  return gpus == 0 ? reason : cuda_library().failure;
+}
+
+// Whether this rank can and should train on its GPU. It tells why not where that may surprise.
+bool wants_cuda(const Environment& environment) {
+  if (environment.device == DeviceChoice::cpu) return false;
+  int gpus = 0;
+  const std::string obstacle = obstacle_to_cuda(gpus);
+  if (obstacle.empty()) return true;
+  if (environment.device == DeviceChoice::cuda) {
+    throw UserError("training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but " + obstacle);
+  }
+  if (gpus > 0 && environment.rank == 0) {
+    log_warning("training runs on the CPU, though there is a GPU: " + obstacle +
+                " (--device cpu or ZERORUN_DEVICE=cpu says that the CPU is wanted)");
+  }
+  return false;
+}
+
+constexpr char kOnCpu[] = "cpu";
+constexpr char kOnCuda[] = "cuda";
+
+// All ranks train on GPUs, or none does. Those on the CPU need not ask: the others follow them.
+bool all_on_cuda(const Environment& environment, c10d::Store& store) {
+  const std::vector<int> others = ranks_without(store, environment.world_size, kOnCuda);
+  if (others.empty()) return true;
+  const std::string reason =
+      "every rank needs a GPU that it can use, and " + name_ranks(others) + " found none";
+  if (environment.device == DeviceChoice::cuda) {
+    throw UserError("training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but " + reason);
+  }
+  int first = 0;  // of those that did find one
+  for (int other : others) first += other == first;
+  if (environment.rank == first) log_warning("training runs on the CPU: " + reason);
+  return false;
+}
+
 }  // namespace
 
 Environment Environment::read() {
   Environment environment;
   if (auto timeout = variable("ZERORUN_TIMEOUT")) environment.timeout = seconds("ZERORUN_TIMEOUT", *timeout);
+  if (auto device = variable("ZERORUN_DEVICE")) environment.device = device_choice(*device);
   if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("LOCAL_RANK")) return environment;
 
   constexpr int kMaxRanks = 1 << 20;
   environment.world_size = integer("WORLD_SIZE", required("WORLD_SIZE"), 1, kMaxRanks);
   environment.rank = integer("RANK", required("RANK"), 0, environment.world_size - 1);
   environment.local_rank = integer("LOCAL_RANK", required("LOCAL_RANK"), 0, environment.world_size - 1);
+  environment.local_world_size = environment.world_size;
+  if (auto local = variable("LOCAL_WORLD_SIZE")) {
+    environment.local_world_size =
+        integer("LOCAL_WORLD_SIZE", *local, environment.local_rank + 1, environment.world_size);
+  }
   if (environment.world_size > 1) {
     environment.master_addr = required("MASTER_ADDR");
     environment.master_port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
@@ -69,8 +126,21 @@ Environment Environment::read() {
 }
 
 std::shared_ptr<Communicator> connect(const Environment& environment) {
-  if (environment.world_size == 1) return make_thread_communicators(1, environment.timeout).front();
-  return make_gloo_communicator(environment);
+  bool on_cuda = wants_cuda(environment);
+  StorePointer store;
+  std::shared_ptr<Communicator> communicator;
+  if (environment.world_size == 1) {
+    communicator = make_thread_communicators(1, environment.timeout).front();
+  } else {
+    const Deadline deadline(environment.timeout);
+    store = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
+    on_cuda = on_cuda && all_on_cuda(environment, *store);
+    communicator = make_gloo_communicator(environment, store, deadline);
+  }
+  if (!on_cuda) return communicator;
+  const auto control = std::move(communicator);
+  cuda_library().connect(environment, control, store, communicator);
+  return communicator;
 }
 
 }  // namespace zerorun

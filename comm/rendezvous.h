@@ -9,12 +9,22 @@
 
 namespace zerorun {
 
-/// What RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
-/// ZERORUN_TIMEOUT (seconds) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
+/// What the ranks of a job train on.
+enum class DeviceChoice {
+  automatic,  // GPUs where there are any that ZeroRun can use, else the CPU
+  cpu,
+  cuda,  // GPUs, or an error
+};
+
+/// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds) and ZERORUN_DEVICE (auto, cpu, cuda) say. With
+/// none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
 struct Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;
+  int local_rank = 0;        // among the ranks of this machine: which GPU is its own
+  int local_world_size = 1;  // ranks of this machine
+  DeviceChoice device = DeviceChoice::automatic;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
@@ -25,8 +35,9 @@ struct Environment {
   static Environment read();
 };
 
-/// Joins the other ranks over Gloo and returns when all are there. Throws UserError (port in use, bad
-/// variables) or CommError naming the ranks that did not join within the deadline.
+/// Joins the other ranks, over NCCL where they train on GPUs, else over Gloo, and returns when all are there.
+/// Throws UserError (port in use, bad variables, no usable GPU) or CommError naming the ranks that did not
+/// join within the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 
 }  // namespace zerorun

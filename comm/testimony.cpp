@@ -1,7 +1,9 @@
 #include "comm/testimony.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <sstream>
 #include <thread>
 
 #include "comm/deadline.h"
@@ -9,28 +11,52 @@
 namespace zerorun {
 namespace {
 
+constexpr char kToldToAll[] = "zerorun/told";
+
 std::string key(int rank) {
   return "zerorun/waiting/" + std::to_string(rank);
 }
 
+// Two lines a statement.
+std::vector<uint8_t> encoded(const std::vector<Statement>& statements) {
+  std::string text;
+  for (const Statement& statement : statements) text += statement.agreed + "\n" + statement.words + "\n";
+  return {text.begin(), text.end()};
+}
+
+std::vector<Statement> decoded(const std::vector<uint8_t>& bytes) {
+  std::istringstream lines(std::string(bytes.begin(), bytes.end()));
+  std::vector<Statement> statements;
+  for (Statement one; std::getline(lines, one.agreed) && std::getline(lines, one.words);) {
+    statements.push_back(one);
+  }
+  return statements;
+}
+
+bool contains(const std::vector<Statement>& statements, const Statement& mine) {
+  return std::ranges::any_of(statements, [&](const auto& other) { return other.agreed == mine.agreed; });
+}
+
 }  // namespace
+
+Statement statement_of(const CollectiveCall& call, int64_t numel) {
+  return {std::string(name_of(call.kind)) + " of " + call.label + ", " + std::to_string(numel) + " elements",
+          describe(call)};
+}
 
 std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
                                                    const std::vector<int>& ranks) const {
   constexpr std::chrono::milliseconds kPatience(500);
-  const std::string agreed = std::string(name_of(call.kind)) + " of " + call.label + ", " +
-                             std::to_string(call.input.numel()) + " elements\n";
-  const std::string mine = agreed + describe(call);
+  const Statement mine = statement_of(call, call.input.numel());
   std::optional<std::string> result;
   try {
-    store_->set(key(rank_), std::vector<uint8_t>(mine.begin(), mine.end()));
+    store_->set(key(rank_), encoded({mine}));
     const Deadline deadline(kPatience);
     for (int other : ranks) {
       store_->wait({key(other)}, deadline.remaining());
-      const std::vector<uint8_t> bytes = store_->get(key(other));
-      const std::string theirs(bytes.begin(), bytes.end());
-      if (theirs.starts_with(agreed)) continue;
-      result = describe_disagreement(rank_, describe(call), other, theirs.substr(theirs.find('\n') + 1));
+      const std::vector<Statement> theirs = decoded(store_->get(key(other)));
+      if (theirs.empty() || contains(theirs, mine)) continue;
+      result = describe_disagreement(rank_, mine.words, other, theirs.front().words);
       break;
     }
   } catch (const std::exception&) {
@@ -39,6 +65,70 @@ std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
   // Rank 0 keeps the store: the others get time to read it.
   if (result && rank_ == 0) std::this_thread::sleep_for(kPatience / 2);
   return result;
+}
+
+void Testimony::state(const std::vector<Statement>& waiting) const {
+  try {
+    store_->set(key(rank_), encoded(waiting));
+  } catch (const std::exception&) {
+    // Whoever asks finds that the store has gone.
+  }
+}
+
+std::optional<std::vector<std::vector<Statement>>> Testimony::statements(int world_size) const {
+  std::vector<std::vector<Statement>> all(world_size);
+  try {
+    for (int rank = 0; rank < world_size; ++rank) {
+      if (rank != rank_ && store_->check({key(rank)})) all[rank] = decoded(store_->get(key(rank)));
+    }
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return all;
+}
+
+void Testimony::tell_all(const std::string& text) const {
+  try {
+    store_->set(kToldToAll, std::vector<uint8_t>(text.begin(), text.end()));
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+std::string Testimony::told_to_all() const {
+  try {
+    if (!store_->check({kToldToAll})) return "";
+    const std::vector<uint8_t> bytes = store_->get(kToldToAll);
+    return {bytes.begin(), bytes.end()};
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+std::string explain_missed(int rank, const Statement& mine,
+                           const std::optional<std::vector<std::vector<Statement>>>& all,
+                           std::chrono::milliseconds timeout) {
+  if (!all) {
+    return missed_end(mine.words, timeout) +
+           ", and rank 0, which keeps the store of all ranks, has probably ended";
+  }
+  std::vector<int> silent;
+  std::optional<int> elsewhere;
+  for (int other = 0; other < static_cast<int>(all->size()); ++other) {
+    if (other == rank) continue;
+    if ((*all)[other].empty()) {
+      silent.push_back(other);
+    } else if (!elsewhere && !contains((*all)[other], mine)) {
+      elsewhere = other;
+    }
+  }
+  if (!silent.empty()) return missed_deadline(mine.words, silent, timeout);
+  if (elsewhere) {
+    return describe_disagreement(rank, mine.words, *elsewhere, (*all)[*elsewhere].front().words);
+  }
+  return missed_end(mine.words, timeout) +
+         ", though all ranks take part: a larger --timeout is for transfers that take that long, "
+         "NCCL_DEBUG=INFO tells what NCCL does";
 }
 
 }  // namespace zerorun

@@ -1,20 +1,28 @@
-// Tells ranks that are out of step from ranks that are missing: after a failed wait every rank says in the
-// rendezvous' store what it was waiting for. Owned by a communicator; any thread.
+// Tells ranks that are out of step from ranks that are missing: a rank that waits in vain says in the
+// rendezvous' store what for. Owned by a communicator; any thread.
 #pragma once
 
 #include <atomic>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/store.h"
 
 namespace zerorun {
 
+/// What a rank waits for: `agreed` is what must be the same on all ranks, `words` is for messages.
+struct Statement {
+  std::string agreed;  // "all_gather of bucket 3, 128 elements"
+  std::string words;   // "all_gather of bucket 3 for aten::addmm on h.0.weight"
+};
+/// `numel`: elements that this rank brings.
+Statement statement_of(const CollectiveCall& call, int64_t numel);
+
 class Testimony {
  public:
-  Testimony(c10::intrusive_ptr<c10d::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+  Testimony(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
 
   /// A wait has failed: the connections are of no more use.
   void mark_broken() { broken_ = true; }
@@ -24,10 +32,26 @@ class Testimony {
   /// most, and a quarter more on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
+  /// Says what this rank waits for at present, in place of what it has said before. Never throws: the store
+  /// may have gone with rank 0.
+  void state(const std::vector<Statement>& waiting) const;
+  /// What each rank says at present, by rank; of this one and of those that wait for nothing, nothing. None
+  /// if the store cannot be reached.
+  std::optional<std::vector<std::vector<Statement>>> statements(int world_size) const;
+
+  /// What one rank tells all others, in place of what was told before; and that, empty if there is nothing.
+  void tell_all(const std::string& text) const;
+  std::string told_to_all() const;
+
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  StorePointer store_;
   int rank_;
   std::atomic<bool> broken_ = false;
 };
+
+/// The error of a rank that has waited in vain for `mine`, from what all ranks say (statements()).
+std::string explain_missed(int rank, const Statement& mine,
+                           const std::optional<std::vector<std::vector<Statement>>>& all,
+                           std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

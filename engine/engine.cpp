@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/dtypes.h"
 #include "comm/rendezvous.h"
+#include "device/dtypes.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
 #include "engine/resolved_config.h"
@@ -95,6 +95,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
 
 void Engine::step() {
   State& state = *state_;
+  state.settle();
   state.check_before_step();
   if (state.residency) state.residency->finish_iteration();
   const bool boundary = is_gradient_accumulation_boundary();
@@ -103,19 +104,14 @@ void Engine::step() {
   state.step_applied = false;
   if (!boundary) return;
 
-  state.reduce_and_measure();
-  if (state.not_finite.empty()) {
-    StepTimer::Scope scope(state.timer, Phase::update);
-    state.update();
-    state.step_applied = true;
-  } else {
-    ++state.skipped_steps;
-  }
+  state.measure();
+  const bool knows = state.waits_for_facts();
+  if (knows) state.learn();
+  if (!knows || state.step_applied) state.update();
   ++state.global_steps;
   state.reducer.start_window();
-  state.follow_schedule();
-  state.follow_loss_scale();
-  state.report_time();
+  state.open_step = !knows;
+  if (knows) state.conclude();
 }
 
 Engine::NoSync::NoSync(std::shared_ptr<State> state) : state_(std::move(state)) {
@@ -126,6 +122,10 @@ Engine::NoSync::~NoSync() {
 }
 Engine::NoSync Engine::no_sync() {
   return NoSync(state_);
+}
+
+c10::Device Engine::device() const {
+  return state_->communicator->device().location();
 }
 
 at::ScalarType Engine::dtype() const {
@@ -153,6 +153,7 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 std::vector<double> Engine::get_lr() const {
+  state_->settle();
   std::vector<double> lrs;
   for (int group = 0; group < state_->optimizer->groups(); ++group)
     lrs.push_back(state_->optimizer->lr(group));
@@ -160,18 +161,21 @@ std::vector<double> Engine::get_lr() const {
 }
 
 double Engine::get_global_grad_norm() const {
+  state_->settle();
   return state_->grad_norm;
 }
 double Engine::loss_scale() const {
   return state_->loss_scale();
 }
 bool Engine::was_step_applied() const {
+  state_->settle();
   return state_->step_applied;
 }
 int64_t Engine::global_steps() const {
   return state_->global_steps;
 }
 int64_t Engine::skipped_steps() const {
+  state_->settle();
   return state_->skipped_steps;
 }
 

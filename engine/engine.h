@@ -101,6 +101,8 @@ class Engine {
   /// Every loss is divided by gradient_accumulation_steps as always.
   [[nodiscard]] NoSync no_sync();
 
+  /// Where the model's parameters and buffers are: the CPU, or this rank's GPU. Inputs go there too.
+  c10::Device device() const;
   /// What parameters are in, and activations with them: float32, bfloat16 or float16.
   at::ScalarType dtype() const;
   /// `input` in the dtype of training where fp16.auto_cast says so and it is floating-point, else as it is.
@@ -118,16 +120,20 @@ class Engine {
   /// True while the micro-step under way ends with an optimizer step.
   bool is_gradient_accumulation_boundary() const;
 
+  // On a GPU step() returns before the device knows what the step comes to, unless the loss scale needs to
+  // know. The next step() asks for it; so do the four that follow, which wait for it.
+
   /// Learning rate of each parameter group, as the next optimizer step will use it.
   std::vector<double> get_lr() const;
   /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer
   /// step, the same number at every stage; 0 before the first, infinity when a gradient was not finite.
   double get_global_grad_norm() const;
+  bool was_step_applied() const;  // whether the last step() changed the parameters
+  int64_t skipped_steps() const;
+
   /// The factor that backward() multiplies the next loss with under fp16 training; else 1.
   double loss_scale() const;
-  bool was_step_applied() const;  // whether the last step() changed the parameters
-  int64_t global_steps() const;   // optimizer steps taken or skipped
-  int64_t skipped_steps() const;
+  int64_t global_steps() const;  // optimizer steps taken or skipped
   BytesByCategory bytes_by_category() const;
   /// What the ZeRO formula (docs/architecture.md) gives for the model states of this stage and world size, in
   /// bytes.
@@ -144,9 +150,10 @@ class Engine {
   std::shared_ptr<State> state_;  // GatheredParameters scopes keep it too
 };
 
-/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 and moves
-/// the parameters into buckets; the leaves stay the same objects. A model built under a DeferredInit
-/// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError.
+/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 to the
+/// devices of all ranks and moves the parameters into buckets; the leaves stay the same objects. A model
+/// built under a DeferredInit (zero/deferred_init.h) gets its values here, bucket by bucket. Throws
+/// UserError.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`, where "auto" gets its value from `options` and the model.
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,

@@ -1,21 +1,16 @@
 #include "engine/engine_state.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <bit>
-#include <cmath>
-#include <limits>
+#include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/dtypes.h"
+#include "device/dtypes.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
-#include "optim/gradient_norm.h"
 #include "optim/schedule.h"
-#include "zero/gradient_copy.h"
 
 namespace zerorun {
 namespace {
@@ -46,9 +41,12 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
   return parameters;
 }
 
-BucketOptions bucket_options(const Config& config, StagePolicy policy, int world_size) {
-  // Operators on parameters are told to the engine also for what they write to 16-bit ones.
-  return {.marked = come_and_go(policy, world_size) || config.precision.training != Dtype::fp32,
+BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
+  // Operators on parameters are told to the engine also for what they write to 16-bit ones, and for the
+  // streams that they run on.
+  return {.marked = come_and_go(policy, communicator.world_size()) ||
+                    config.precision.training != Dtype::fp32 ||
+                    communicator.device().streams().asynchronous(),
           .dtype = config.precision.training,
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update};
@@ -79,24 +77,27 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
       communicator(std::move(given_communicator)),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
-      buckets(bucketed(parameters),
-              make_model_layout(parameters, config, options, communicator->world_size()), *communicator,
-              bucket_options(config, policy, communicator->world_size())),
+      buckets(bucketed(parameters), make_model_layout(parameters, config, options, *communicator),
+              *communicator, bucket_options(config, policy, *communicator)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
       reducer(buckets, *communicator, reducer_options(config, policy, averaging.before)),
-      timer(config.wall_clock_breakdown) {
+      timer(config.wall_clock_breakdown, communicator->device().streams()) {
   broadcast_others(parameters, *communicator);
   for (const NamedTensor& other : parameters.others)
     buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
 
   std::vector<Shard> shards = make_shards();
   optimizer = options.optimizer
-                  ? make_client_optimizer(*options.optimizer, std::move(shards))
-                  : make_fused_optimizer(group_configs(*config.optimizer, options), std::move(shards));
+                  ? make_client_optimizer(*options.optimizer, std::move(shards), communicator->device())
+                  : make_fused_optimizer(group_configs(*config.optimizer, options), std::move(shards),
+                                         communicator->device());
   for (int group = 0; group < optimizer->groups(); ++group) base_lrs.push_back(optimizer->lr(group));
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
+  const int64_t numel = exchanged_numel(communicator->world_size()) + kFactsNumel;
+  exchange = communicator->device().allocate(numel, at::kDouble);
+  told = communicator->device().allocate_on_host(numel, at::kDouble);
   follow_schedule();
 }
 
@@ -161,99 +162,110 @@ void Engine::State::check_before_step() const {
   if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
 }
 
-void Engine::State::reduce_and_measure() {
+void Engine::State::measure() {
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    reducer.finish_reduction();
+    reducer.finish_window();
   }
   StepTimer::Scope scope(timer, Phase::norm);
   const int ranks = communicator->world_size();
   const int rank = communicator->rank();
-  while (true) {
-    // Each rank's sum of squares and first gradient that is not finite in a place of its own, so that adding
-    // zeros is all the all-reduce does to them; behind them how many ranks hold late gradients for each
-    // bucket.
-    at::Tensor exchange = at::zeros({2 * ranks + buckets.trained_count()}, at::kDouble);
-    double* data = exchange.mutable_data_ptr<double>();
-    double* findings = data + ranks;
-    double* late = findings + ranks;
-    if (const auto found = reducer.not_finite()) {
-      findings[rank] = finding(found->arrival, found->parameter, found->too_large);
-    }
-    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-      at::Tensor sums = reducer.gradient(bucket);
-      if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
-      data[rank] += sum_of_squares(sums.const_data_ptr(), dtype_of(sums), sums.numel());
-      late[bucket] = reducer.has_late(bucket);
-    }
-    communicator->all_reduce(exchange, "the gradient norm")->wait();
-    bool any_late = false;
-    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-      if (late[bucket] == 0) continue;
-      reducer.reduce_late(bucket);
-      any_late = true;
-    }
-    if (any_late) continue;
-    double total = 0;
-    for (int r = 0; r < ranks; ++r) total += data[r];
-    not_finite = std::isfinite(total) ? "" : name_not_finite({findings, static_cast<size_t>(ranks)});
-    const double norm = std::sqrt(total) / (averaging.after * loss_scale());
-    // Rounded, so that the order in which slices were added shows nowhere.
-    grad_norm = norm <= std::numeric_limits<float>::max() ? static_cast<float>(norm) : norm;
-    if (!not_finite.empty()) grad_norm = std::numeric_limits<double>::infinity();
-    return;
+  Device& device = communicator->device();
+  Streams& streams = device.streams();
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    at::Tensor sums = reducer.gradient(bucket);
+    if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
+    device.add_squares(reducer.tally(), sums, sum_number(bucket, rank));
   }
+  device.publish(exchange, reducer.tally(), rank, ranks);
+  communicator->all_reduce(exchange.narrow(0, 0, exchanged_numel(ranks)), "the gradient norm")->wait();
+  device.decide(exchange, ranks,
+                {.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+  streams.record(measured, streams.current());
+  StreamScope copies(streams, Lane::copy);
+  streams.wait(measured, streams.current(), Handover::measured);
+  device.copy(told, exchange);
+  streams.record(copied, streams.current());
 }
 
-// Where a gradient was not finite, as one number of at least 2: the smaller, the earlier.
-double Engine::State::finding(int64_t position, int parameter, bool too_large) const {
-  const int64_t place = position * static_cast<int64_t>(buckets.trained().size()) + parameter;
-  return static_cast<double>(2 * (place + 1) + too_large);
+// A device with streams skips the update by itself. The loss scale of the next backward needs an answer now.
+bool Engine::State::waits_for_facts() const {
+  return scaler || !communicator->device().streams().asynchronous();
 }
 
-std::string Engine::State::name_not_finite(std::span<const double> findings) {
-  auto first = [&](std::span<const double> all) {
+void Engine::State::learn() {
+  communicator->device().streams().await(copied, communicator->timeout(), "the gradient norm");
+  const auto ranks = static_cast<size_t>(communicator->world_size());
+  const double* exchanged = told.const_data_ptr<double>();
+  StepFacts facts;
+  std::memcpy(&facts, exchanged + exchanged_numel(communicator->world_size()), sizeof facts);
+  grad_norm = facts.norm;
+  step_applied = facts.apply != 0;
+  not_finite =
+      step_applied ? "" : name_not_finite({exchanged + ranks, ranks}, {exchanged + 2 * ranks, ranks});
+}
+
+int64_t Engine::State::sum_number(int bucket, int rank) const {
+  int64_t number = 1 + rank * buckets.layout(bucket).slice_numel;
+  for (int before = 0; before < bucket; ++before) number += buckets.layout(before).numel;
+  return number;
+}
+
+const std::string& Engine::State::parameter_of_sum(int64_t number) const {
+  int bucket = 0;
+  while (number >= sum_number(bucket, 0) + buckets.layout(bucket).numel) ++bucket;
+  return buckets.parameters()[buckets.parameter_at(bucket, number - sum_number(bucket, 0))].name;
+}
+
+std::string Engine::State::name_not_finite(std::span<const double> gradients,
+                                           std::span<const double> sums) const {
+  auto first = [](std::span<const double> all) {
     int found = -1;
     for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
       if (all[rank] > 0 && (found < 0 || all[rank] < all[found])) found = rank;
     }
     return found;
   };
-  auto name = [&](double found) -> const std::string& {
-    return buckets.parameters()[(static_cast<int64_t>(found) / 2 - 1) % buckets.trained().size()].name;
-  };
-  if (const int rank = first(findings); rank >= 0) {
-    const bool too_large = static_cast<int64_t>(findings[rank]) % 2 == 1;
-    return "the gradient of parameter " + name(findings[rank]) + " on rank " + std::to_string(rank) +
+  if (const int rank = first(gradients); rank >= 0) {
+    const auto [parameter, too_large] = reducer.not_finite(static_cast<int64_t>(gradients[rank]));
+    return "the gradient of parameter " + buckets.parameters()[parameter].name + " on rank " +
+           std::to_string(rank) +
            (too_large ? std::string(" is too large for ") + name_of(config.precision.communication) +
                             ", in which gradients travel"
                       : " is not finite");
   }
-  // Every gradient was: a sum of them is not. Each rank looks at its slices.
-  at::Tensor searched = at::zeros({communicator->world_size()}, at::kDouble);
-  double* data = searched.mutable_data_ptr<double>();
-  const int rank = communicator->rank();
-  for (int bucket = 0; bucket < buckets.trained_count() && data[rank] == 0; ++bucket) {
-    at::Tensor sums = reducer.gradient(bucket);
-    if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
-    const int64_t at = first_not_finite(sums);
-    if (at >= 0) data[rank] = finding(bucket, buckets.parameter_at(bucket, rank * sums.numel() + at), false);
-  }
-  communicator->all_reduce(searched, "the search for what is not finite")->wait();
-  const std::span<const double> all(data, communicator->world_size());
-  ZR_CHECK(first(all) >= 0, "the norm is not finite, every gradient is");
-  return "the sum over ranks and micro-steps of the gradients of parameter " + name(all[first(all)]) +
-         " is not finite, though each gradient is";
+  const int rank = first(sums);
+  ZR_CHECK(rank >= 0, "the norm is not finite, every gradient is");
+  return "the sum over ranks and micro-steps of the gradients of parameter " +
+         parameter_of_sum(static_cast<int64_t>(sums[rank])) + " is not finite, though each gradient is";
 }
 
 void Engine::State::update() {
+  StepTimer::Scope scope(timer, Phase::update);
+  if (residency) {
+    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
+  }
   buckets.follow_writes();
-  const double divisor = averaging.after * loss_scale() * clip_divisor(grad_norm, config.gradient_clipping);
-  const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
-  optimizer->step(divisor, [&](int shard) {
-    if (gathers) residency->gather_updated(shard_bucket[shard]);
+  const int ranks = communicator->world_size();
+  const bool gathers = !policy.replicate_update && ranks > 1;
+  optimizer->step(exchange.narrow(0, exchanged_numel(ranks), kFactsNumel), [&](int shard) {
+    if (residency) residency->finish_update(shard_bucket[shard], gathers);
   });
   buckets.bump_versions();
+}
+
+void Engine::State::conclude() {
+  if (!step_applied) ++skipped_steps;
+  follow_schedule();
+  follow_loss_scale();
+  report_time();
+}
+
+void Engine::State::settle() {
+  if (!std::exchange(open_step, false)) return;
+  learn();
+  if (!step_applied) optimizer->take_back_step();
+  conclude();
 }
 
 void Engine::State::follow_schedule() {

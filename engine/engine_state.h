@@ -30,9 +30,19 @@ struct Engine::State {
         ModelParameters parameters, const InitializeOptions& options);
 
   void check_before_step() const;
-  /// Ends the reduction; sets grad_norm, the same bits on every rank and at every stage, and not_finite.
-  void reduce_and_measure();
+  /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and
+  /// at every stage.
+  void measure();
+  /// Whether the host must know what the step comes to before it goes on.
+  bool waits_for_facts() const;
+  /// Waits for what measure() found: sets grad_norm, not_finite and step_applied.
+  void learn();
   void update();
+  /// What follows from the last step once it is known: the schedule, the loss scale, what is logged. Throws
+  /// TrainingError.
+  void conclude();
+  /// Learns and concludes the last step, where that is still open.
+  void settle();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
   void follow_schedule();
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
@@ -40,8 +50,10 @@ struct Engine::State {
   void report_time();
 
   std::vector<Shard> make_shards();
-  double finding(int64_t position, int parameter, bool too_large) const;
-  std::string name_not_finite(std::span<const double> findings);
+  /// The number of the first element of `rank`'s slice among the sums over ranks of all buckets.
+  int64_t sum_number(int bucket, int rank) const;
+  const std::string& parameter_of_sum(int64_t number) const;
+  std::string name_not_finite(std::span<const double> gradients, std::span<const double> sums) const;
 
   torch::nn::Module* model;
   Config config;
@@ -57,6 +69,12 @@ struct Engine::State {
   std::optional<LossScaler> scaler;  // fp16
   int64_t buffer_bytes = 0;
   StepTimer timer;
+
+  at::Tensor exchange;  // [Note: exchange] in device/step_facts.h
+  at::Tensor told;      // its copy in the host's memory
+  Event measured;
+  Event copied;
+  bool open_step = false;  // the last step is not concluded
 
   int64_t micro_steps = 0;
   int64_t global_steps = 0;

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/dtypes.h"
+#include "device/dtypes.h"
 #include "zero/deferred_init.h"
 #include "zero/interception.h"
 #include "zero/stage.h"
@@ -52,10 +52,6 @@ bool is_convertible(const at::Tensor& tensor, Dtype training) {
 
 void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype training) {
   const std::string parameter = "parameter " + name;
-  if (!tensor.device().is_cpu()) {
-    throw UserError(parameter + " is on " + tensor.device().str() +
-                    ": this version trains on the CPU; move the model there");
-  }
   if (!is_convertible(tensor, training)) {
     throw UserError(parameter + " has dtype " + c10::toString(tensor.scalar_type()) +
                     (training == Dtype::fp32
@@ -73,8 +69,8 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
 }
 
 bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
-  return frozen.device().is_cpu() && is_convertible(frozen, config.precision.training) &&
-         frozen.layout() == at::kStrided && frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
+  return is_convertible(frozen, config.precision.training) && frozen.layout() == at::kStrided &&
+         frozen.is_non_overlapping_and_dense() && frozen.is_leaf() &&
          frozen.numel() > config.zero.param_persistence_threshold;
 }
 
@@ -92,10 +88,6 @@ void choose_conversions(std::vector<NamedTensor>& others, size_t first_buffer,
 }
 
 void check_shared(const NamedTensor& other) {
-  if (!other.tensor.device().is_cpu()) {
-    throw UserError(other.name + " is on " + other.tensor.device().str() +
-                    ": this version trains on the CPU; move the model there");
-  }
   for (int64_t dim = 0; dim < other.tensor.dim(); ++dim) {
     if (other.tensor.stride(dim) != 0 || other.tensor.size(dim) < 2) continue;
     throw UserError(other.name +
@@ -244,7 +236,11 @@ void broadcast_others(const ModelParameters& model, Communicator& communicator) 
     if (is_deferred(tensor)) {
       tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
     }
-    if (other.dtype) tensor.set_data(tensor.detach().to(scalar_type(*other.dtype)));
+    const c10::Device device = communicator.device().location();
+    const at::ScalarType dtype = other.dtype ? scalar_type(*other.dtype) : tensor.scalar_type();
+    if (tensor.device() != device || tensor.scalar_type() != dtype) {
+      tensor.set_data(tensor.detach().to(device, dtype));
+    }
     broadcast_tensor(other, 0, communicator);
   }
 }

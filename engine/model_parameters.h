@@ -40,7 +40,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 /// `root`'s values on all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Rank 0's values on all ranks, converted.
+/// Rank 0's values on the devices of all ranks, converted.
 void broadcast_others(const ModelParameters& model, Communicator& communicator);
 
 }  // namespace zerorun

@@ -39,7 +39,7 @@ void check_world_size(const Config& config, int world_size) {
 }
 
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
-                         int world_size) {
+                         const Communicator& communicator) {
   std::vector<LayoutParameter> parameters;
   const StagePolicy policy = policy_of(config.zero.stage);
   int64_t total = 0;
@@ -58,10 +58,11 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
   }
   const PrecisionConfig& precision = config.precision;
   const int64_t element_size = size_of(precision.training);
-  const int64_t smallest = std::min(element_size, size_of(precision.communication));  // for the alignment
+  const int64_t smallest = std::min(element_size, size_of(precision.communication));
+  const int64_t alignment = communicator.device().alignment() / smallest;
   const int64_t chosen = choose_bucket_numel(total, element_size, config.zero.reduce_bucket_size,
                                              config.zero.allgather_bucket_size);
-  return make_layout(parameters, world_size, smallest, options.bucket_numel.value_or(chosen));
+  return make_layout(parameters, communicator.world_size(), alignment, options.bucket_numel.value_or(chosen));
 }
 
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options) {

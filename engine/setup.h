@@ -19,9 +19,9 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
 /// Throws UserError when the config's batch sizes were resolved for another number of ranks.
 void check_world_size(const Config& config, int world_size);
 
-/// Where every trained parameter goes.
+/// Where every trained parameter goes, aligned as the communicator's device wants it.
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
-                         int world_size);
+                         const Communicator& communicator);
 
 /// The config's optimizer with what each parameter group of the options overrides; one where there are none.
 /// Throws UserError for an override that the optimizer does not have.

@@ -1,10 +1,14 @@
 #include "engine/step_timer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <numeric>
 
 namespace zerorun {
 namespace {
+
+constexpr std::array<const char*, 4> kRanges = {"zerorun backward", "zerorun reduction", "zerorun norm",
+                                                "zerorun update"};
 
 double milliseconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -12,13 +16,14 @@ double milliseconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-StepTimer::Scope::Scope(StepTimer& timer, Phase phase)
-    : timer_(timer.enabled_ ? &timer : nullptr), phase_(phase) {
-  if (timer_) begin_ = Clock::now();
+StepTimer::Scope::Scope(StepTimer& timer, Phase phase) : timer_(timer), phase_(phase) {
+  timer_.streams_->begin_range(kRanges[static_cast<size_t>(phase)]);
+  if (timer_.enabled_) begin_ = Clock::now();
 }
 
 StepTimer::Scope::~Scope() {
-  if (timer_) timer_->milliseconds_[static_cast<size_t>(phase_)] += milliseconds_since(begin_);
+  timer_.streams_->end_range();
+  if (timer_.enabled_) timer_.milliseconds_[static_cast<size_t>(phase_)] += milliseconds_since(begin_);
 }
 
 std::string StepTimer::report(int64_t steps) {
@@ -34,7 +39,25 @@ std::string StepTimer::report(int64_t steps) {
                 milliseconds_[3], rest);
   milliseconds_ = {};
   begin_ = Clock::now();
-  return line;
+  return line + (streams_->asynchronous() ? describe(streams_->take_times(), steps) : "");
+}
+
+std::string describe(const StreamTimes& times, int64_t steps) {
+  std::string text = "; on the device";
+  const char* separator = " ";
+  auto add = [&](const char* name, Lane lane, Handover handover) {
+    const double busy = times.busy[static_cast<size_t>(lane)] / static_cast<double>(steps);
+    const double exposed = times.exposed[static_cast<size_t>(handover)] / static_cast<double>(steps);
+    if (busy <= 0) return;
+    char part[128];
+    std::snprintf(part, sizeof part, "%s%s %.1f, %.1f of it waited for (overlap %.0f %%)", separator, name,
+                  busy, exposed, 100 * std::max(0.0, 1 - exposed / busy));
+    text += part;
+    separator = " | ";
+  };
+  add("reductions", Lane::reduce, Handover::reduced);
+  add("gathers", Lane::gather, Handover::gathered);
+  return text;
 }
 
 }  // namespace zerorun

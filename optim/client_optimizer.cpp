@@ -10,12 +10,11 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cstring>
 #include <typeinfo>
 #include <utility>
 
 #include "base/error.h"
-#include "base/narrow_floats.h"
-#include "comm/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -64,8 +63,8 @@ int moment_bytes_of(const torch::optim::Optimizer& optimizer) {
 
 class ClientOptimizer : public ShardOptimizer {
  public:
-  ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards)
-      : optimizer_(&optimizer), shards_(std::move(shards)) {
+  ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, Device& device)
+      : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device) {
     optimizer.state().clear();
     for (auto& group : optimizer.param_groups()) group.params().clear();
     for (Shard& shard : shards_) {
@@ -83,29 +82,18 @@ class ClientOptimizer : public ShardOptimizer {
     }
   }
 
-  void step(double gradient_divisor, const std::function<void(int)>& updated) override {
+  // torch::optim cannot leave a step undone: the host has to know.
+  void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
     c10::NoGradGuard no_grad;
-    // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
-    for (size_t index = 0; index < shards_.size(); ++index) {
-      const at::Tensor& source = shards_[index].gradient;
-      const at::Tensor& gradient = gradients_[index];
-      if (!gradient.is_same(source)) {
-        widen(source.const_data_ptr(), dtype_of(source), gradient.mutable_data_ptr<float>(), source.numel());
-      }
-      if (gradient_divisor != 1) gradient.div_(gradient_divisor);
-      shards_[index].values.mutable_grad() = gradient;
-    }
-    optimizer_->step();
-    for (size_t index = 0; index < shards_.size(); ++index) {
-      const Shard& shard = shards_[index];
-      shard.values.mutable_grad().reset();
-      if (shard.rounded.defined()) {
-        narrow(shard.values.const_data_ptr<float>(), shard.rounded.mutable_data_ptr(),
-               dtype_of(shard.rounded), shard.values.numel());
-      }
-      updated(static_cast<int>(index));
-    }
+    const at::Tensor known = facts.cpu();
+    StepFacts read;
+    std::memcpy(&read, known.const_data_ptr(), sizeof read);
+    was_applied_ = read.apply != 0;
+    if (was_applied_) apply(read.divisor);
+    for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
   }
+
+  void take_back_step() override { ZR_CHECK(!was_applied_, "a step that was applied is not taken back"); }
 
   double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
   void set_lr(int group, double lr) override { optimizer_->param_groups()[group].options().set_lr(lr); }
@@ -132,8 +120,27 @@ class ClientOptimizer : public ShardOptimizer {
   int moment_bytes() const override { return moment_bytes_of(*optimizer_); }
 
  private:
+  void apply(double gradient_divisor) {
+    // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      const at::Tensor& source = shards_[index].gradient;
+      const at::Tensor& gradient = gradients_[index];
+      if (!gradient.is_same(source)) device_->copy_scaled(gradient, source, 1);
+      if (gradient_divisor != 1) gradient.div_(gradient_divisor);
+      shards_[index].values.mutable_grad() = gradient;
+    }
+    optimizer_->step();
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      const Shard& shard = shards_[index];
+      shard.values.mutable_grad().reset();
+      if (shard.rounded.defined()) device_->copy_scaled(shard.rounded, shard.values, 1);
+    }
+  }
+
   torch::optim::Optimizer* optimizer_;
   std::vector<Shard> shards_;
+  Device* device_;
+  bool was_applied_ = false;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
 };
 
@@ -159,8 +166,8 @@ void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
 }
 
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
-                                                      std::vector<Shard> shards) {
-  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards));
+                                                      std::vector<Shard> shards, Device& device) {
+  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards), device);
 }
 
 }  // namespace zerorun

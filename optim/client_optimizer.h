@@ -14,8 +14,10 @@ namespace zerorun {
 /// Throws UserError unless `optimizer` is an Adam, AdamW, SGD, Adagrad or RMSprop that has not been stepped.
 void check_client_optimizer(const torch::optim::Optimizer& optimizer);
 
-/// `optimizer` (checked; outlives the result) from now on holds shards where its groups held parameters.
+/// `optimizer` (checked; outlives the result, as `device` does) from now on holds shards where its groups
+/// held parameters. On a device with streams each step waits for the facts.
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
-                                                      std::vector<Shard> shards);
+                                                      std::vector<Shard> shards,
+                                                      Device& device = cpu_device());
 
 }  // namespace zerorun

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "config/config.h"
+#include "device/device.h"
 
 namespace zerorun {
 
-/// A slice of a bucket: 1-D tensors of equal length, start aligned to 64 bytes.
+/// A slice of a bucket: 1-D tensors of equal length on one device, start aligned as the device wants it.
 struct Shard {
   at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
@@ -23,9 +24,12 @@ class ShardOptimizer {
  public:
   virtual ~ShardOptimizer() = default;
 
-  /// One step: every gradient is divided by `gradient_divisor`, then applied. `updated(i)` is called once for
-  /// each shard, in order, as soon as its values are final.
-  virtual void step(double gradient_divisor, const std::function<void(int)>& updated) = 0;
+  /// One step on the current stream, as `facts` say (device/step_facts.h; in memory of the shards' device,
+  /// which nobody may have read yet): every gradient is divided by their divisor, then applied, or nothing
+  /// is. `updated(i)` is called once for each shard, in order, as soon as its update has been asked for.
+  virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
+  /// The facts of the last step said that nothing is to be applied: it does not count.
+  virtual void take_back_step() = 0;
 
   virtual double lr(int group) const = 0;
   virtual void set_lr(int group, double lr) = 0;
@@ -38,9 +42,10 @@ class ShardOptimizer {
 };
 
 /// AdamW, Adam or SGD as ds_config.json describes them; one config a group. Gradients are multiplied with
-/// 1/divisor in float32 and left as they are; a shard is one pass over its memory, shared by LibTorch's
-/// intra-op threads, and its bits depend on neither their number nor the processor.
+/// 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its bits do not depend
+/// on where it runs. `device` outlives the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
-                                                     std::vector<Shard> shards);
+                                                     std::vector<Shard> shards,
+                                                     Device& device = cpu_device());
 
 }  // namespace zerorun

@@ -2,17 +2,14 @@
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/eq.h>
-#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
-#include "comm/dtypes.h"
-#include "comm/zeroed_memory.h"
+#include "device/dtypes.h"
+#include "device/zeroed_memory.h"
 #include "zero/deferred_init.h"
 
 namespace zerorun {
@@ -45,14 +42,15 @@ std::string make_label(int bucket, const BucketLayout& layout,
 c10::DataPtr keep_alive(const at::Tensor& tensor) {
   auto* holder = new at::Tensor(tensor);
   return {tensor.mutable_data_ptr(), holder, [](void* context) { delete static_cast<at::Tensor*>(context); },
-          c10::DeviceType::CPU};
+          tensor.device()};
 }
 
 }  // namespace
 
 Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
                  const BucketOptions& options)
-    : parameters_(std::move(parameters)),
+    : device_(&communicator.device()),
+      parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       options_(options),
       rank_(communicator.rank()),
@@ -91,6 +89,7 @@ void Buckets::move_in(int bucket, Communicator& communicator) {
   const bool wants_exact = options_.master_from_fp32 && has_master(bucket);
   const at::Tensor exact = wants_exact ? communicator.allocate(bucket_layout.numel, at::kFloat) : flat;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
+                                                    flat.device(),
                                                     bucket_layout.partitioned ? kReleased : kPending)
                                : flat.storage());
   for (int index : bucket_layout.parameters) {
@@ -110,7 +109,7 @@ void Buckets::fill(int parameter, at::Tensor place) const {
   const at::Tensor& tensor = parameters_[parameter].tensor;
   if (!is_deferred(tensor)) {
     place.copy_(tensor);
-  } else if (tensor.scalar_type() == place.scalar_type()) {
+  } else if (tensor.scalar_type() == place.scalar_type() && place.is_cpu()) {
     make_values(tensor, place);
   } else {
     const Shape& shape = shapes_[parameter];
@@ -126,7 +125,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communi
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
   if (has_master(bucket)) {
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
-    masters_[bucket] = zeroed_memory(updated.numel(), at::kFloat).copy_(updated);
+    masters_[bucket] = device_->allocate(updated.numel(), at::kFloat).copy_(updated);
   }
   at::Tensor own = slice(bucket, flat, rank_);
   if (bucket_layout.partitioned) {
@@ -199,12 +198,10 @@ at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
   return copy.copy_(tensor).as_strided({shape.numel}, {1}, 0);
 }
 
-void Buckets::clear_padding(int bucket, at::Tensor& flat) const {
-  char* data = static_cast<char*>(flat.mutable_data_ptr());
-  const auto size = static_cast<int64_t>(flat.element_size());
+void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
   int64_t end = 0;
   auto clear_until = [&](int64_t begin) {
-    if (begin > end) std::memset(data + end * size, 0, (begin - end) * size);
+    if (begin > end) device_->zero(flat.narrow(0, end, begin - end));
   };
   for (int index : layout(bucket).parameters) {
     clear_until(layout_.placements[index].offset);
@@ -228,17 +225,12 @@ void Buckets::bump_versions() const {
   for (const auto& parameter : trained()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Values that were not written stay as precise as they are.
 void Buckets::follow_writes() {
-  c10::NoGradGuard no_grad;
   for (int bucket = 0; bucket < trained_count_; ++bucket) {
     if (!written_[bucket]) continue;
     written_[bucket] = false;
     if (!has_master(bucket)) continue;
-    at::Tensor master = masters_[bucket];
-    const at::Tensor& values = options_.whole_master ? flat(bucket) : shard(bucket);
-    const at::Tensor unchanged = at::eq(master.to(values.scalar_type()), values);
-    master.copy_(at::where(unchanged, master, values.to(at::kFloat)));
+    device_->follow_written(masters_[bucket], options_.whole_master ? flat(bucket) : shard(bucket));
   }
 }
 

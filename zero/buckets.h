@@ -39,9 +39,9 @@ struct BucketOptions {
 
 class Buckets {
  public:
-  /// Moves `parameters` (floating-point, CPU, dense, or deferred; frozen ones last) into buckets as `layout`
-  /// says; leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond what
-  /// stays.
+  /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
+  /// the communicator's device as `layout` says; leaves stay the same, values are rank 0's. One bucket at a
+  /// time is there in full beyond what stays.
   Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -90,7 +90,7 @@ class Buckets {
   /// A strided tensor with the parameter's sizes, as one such 1-D piece: a copy where its strides are others.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
-  void clear_padding(int bucket, at::Tensor& flat) const;
+  void clear_padding(int bucket, const at::Tensor& flat) const;
 
   /// Whether the parameter still lives in its bucket (Module::to, set_data and the like move it out).
   bool in_place(int parameter) const;
@@ -124,6 +124,7 @@ class Buckets {
   void leave();
   int64_t bytes_of(int first, int end) const;
 
+  Device* device_;
   std::vector<NamedParameter> parameters_;
   std::vector<Shape> shapes_;  // one a parameter
   size_t trained_parameters_ = 0;

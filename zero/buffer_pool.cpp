@@ -3,29 +3,31 @@
 #include <ATen/ops/as_strided.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace zerorun {
 namespace {
 
-int64_t capacity(const at::Tensor& buffer) {
-  return static_cast<int64_t>(buffer.storage().nbytes()) / buffer.element_size();
+int64_t capacity(const TravelBuffer& buffer) {
+  return static_cast<int64_t>(buffer.memory.storage().nbytes()) / buffer.memory.element_size();
 }
 
 }  // namespace
 
-at::Tensor BufferPool::take(int64_t numel) {
+TravelBuffer BufferPool::take(int64_t numel) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (capacity(*it) >= numel && (best == free_.end() || capacity(*it) < capacity(*best))) best = it;
   }
-  at::Tensor buffer;
+  TravelBuffer buffer;
   if (best != free_.end()) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
     buffer = make(std::max(numel, common_numel_));
   }
-  return buffer.as_strided({numel}, {1}, 0);
+  buffer.memory = buffer.memory.as_strided({numel}, {1}, 0);
+  return buffer;
 }
 
 void BufferPool::reserve(int count) {
@@ -33,17 +35,18 @@ void BufferPool::reserve(int count) {
 }
 
 void BufferPool::trim(int count) {
-  std::sort(free_.begin(), free_.end(),
-            [](const at::Tensor& a, const at::Tensor& b) { return capacity(a) > capacity(b); });
+  std::ranges::stable_sort(free_, std::greater<>(), capacity);
   while (static_cast<int>(free_.size()) > count) {
-    bytes_ -= static_cast<int64_t>(free_.back().storage().nbytes());
+    bytes_ -= static_cast<int64_t>(free_.back().memory.storage().nbytes());
     free_.pop_back();
   }
 }
 
-at::Tensor BufferPool::make(int64_t numel) {
-  at::Tensor buffer = communicator_->allocate(numel, dtype_);
-  bytes_ += static_cast<int64_t>(buffer.nbytes());
+TravelBuffer BufferPool::make(int64_t numel) {
+  TravelBuffer buffer{.memory = communicator_->allocate(numel, dtype_), .free = {}};
+  Streams& streams = communicator_->device().streams();
+  streams.record(buffer.free, streams.current());
+  bytes_ += static_cast<int64_t>(buffer.memory.nbytes());
   return buffer;
 }
 

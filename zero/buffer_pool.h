@@ -10,6 +10,12 @@
 
 namespace zerorun {
 
+/// A buffer travels with the event that says when it may be written again.
+struct TravelBuffer {
+  at::Tensor memory;  // 1-D
+  Event free;
+};
+
 class BufferPool {
  public:
   /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
@@ -17,10 +23,10 @@ class BufferPool {
   BufferPool(Communicator& communicator, at::ScalarType dtype, int64_t common_numel)
       : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
-  /// A 1-D tensor of `numel` elements with arbitrary contents: the smallest free buffer that holds it, or a
-  /// new one.
-  at::Tensor take(int64_t numel);
-  void give_back(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
+  /// One of `numel` elements with arbitrary contents: the smallest free buffer that holds it, of equals the
+  /// one that was given back first, or a new one.
+  TravelBuffer take(int64_t numel);
+  void give_back(TravelBuffer buffer) { free_.push_back(std::move(buffer)); }
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing.
   void reserve(int count);
@@ -30,12 +36,12 @@ class BufferPool {
   int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
-  at::Tensor make(int64_t numel);
+  TravelBuffer make(int64_t numel);
 
   Communicator* communicator_;
   at::ScalarType dtype_;
   int64_t common_numel_;
-  std::vector<at::Tensor> free_;
+  std::vector<TravelBuffer> free_;
   int64_t bytes_ = 0;
 };
 

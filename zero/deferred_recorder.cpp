@@ -364,7 +364,7 @@ c10::Storage DeferredRecorder::new_storage(int64_t nbytes) {
   owner->storage_gone = &forget;
   owner->tape_owner = shared_from_this();
   owner->storage = tape_.add_storage(nbytes);
-  return make_owned_storage(*owner.release(), nbytes, kNoMemory);
+  return make_owned_storage(*owner.release(), nbytes, c10::kCPU, kNoMemory);
 }
 
 void DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,

@@ -11,8 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/dtypes.h"
-#include "zero/gradient_copy.h"
+#include "device/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -55,12 +54,16 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
                                  const ReducerOptions& options)
     : buckets_(&buckets),
       communicator_(&communicator),
+      device_(&communicator.device()),
+      streams_(&communicator.device().streams()),
       options_(options),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
       states_(buckets.trained_count()),
       parameters_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
       plan_(buckets.trained_count()) {
+  tally_ = device_->allocate(sizeof(Tally), at::kByte);
+  late_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   std::iota(plan_.begin(), plan_.end(), 0);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
@@ -91,8 +94,9 @@ void GradientReducer::make_memory(int bucket) {
     state.reduced = allocate(layout.slice_numel, options_.accumulation);
     return;
   }
-  at::Tensor& whole = reduced_in_sums() ? state.sums : state.buffer;
-  whole = allocate(layout.numel, gradient_dtype());
+  at::Tensor& whole = reduced_in_sums() ? state.sums : state.buffer.memory;
+  whole = reduced_in_sums() ? allocate_own(layout.numel, gradient_dtype())
+                            : allocate(layout.numel, gradient_dtype());
   state.reduced =
       options_.policy.replicate_update ? whole : buckets_->slice(bucket, whole, communicator_->rank());
 }
@@ -116,13 +120,17 @@ at::Tensor GradientReducer::allocate(int64_t numel, Dtype dtype) {
   return communicator_->allocate(numel, scalar_type(dtype));
 }
 
+at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
+  return device_->allocate(numel, scalar_type(dtype));
+}
+
 // For a window that was not expected to need them.
 void GradientReducer::make_sums() {
   const bool departed = std::ranges::any_of(states_, &BucketState::departed);  // the rest is late anyway
   if (departed || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
-    states_[bucket].sums = allocate(buckets_->layout(bucket).numel, options_.accumulation);
+    states_[bucket].sums = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
   }
 }
 
@@ -170,25 +178,67 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   const int bucket = buckets_->bucket_of(parameter);
-  const int64_t numel = buckets_->layout(bucket).numel;
   BucketState& state = states_[bucket];
   if (state.departed) {
-    if (!state.late.defined()) state.late = allocate(numel, options_.accumulation);
-    check_finite(add_scaled(buckets_->piece(parameter, state.late), gradient, 1), parameter, gradient);
+    start_writing(state);
+    if (!state.late.defined()) {
+      state.late = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
+    }
+    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, 1, finding(parameter));
     return;
   }
   const bool travels = !state.sums.defined();
-  if (travels && !state.buffer.defined()) state.buffer = pool_.take(numel);
-  const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer : state.sums);
-  const bool add = std::exchange(parameters_[parameter].written, true);
+  if (travels) take_buffer(bucket);
+  start_writing(state);
+  const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer.memory : state.sums);
   const float factor = travels ? options_.factor : 1;
-  check_finite((add ? add_scaled : copy_scaled)(place, gradient, factor), parameter, gradient);
+  if (std::exchange(parameters_[parameter].written, true)) {
+    device_->add_scaled(place, gradient, factor, finding(parameter));
+  } else {
+    device_->copy_scaled(place, gradient, factor, finding(parameter));
+  }
 }
 
-void GradientReducer::check_finite(bool finite, int parameter, const at::Tensor& gradient) {
-  if (finite || not_finite_) return;
-  const bool too_large = first_not_finite(gradient) < 0;
-  not_finite_ = {.arrival = window_arrivals_, .parameter = parameter, .too_large = too_large};
+// Even, with the number behind it for what is too large.
+Finding GradientReducer::finding(int parameter) const {
+  const auto parameters = static_cast<int64_t>(parameters_.size());
+  return {.tally = tally_, .number = 2 * (window_arrivals_ * parameters + parameter + 1)};
+}
+
+GradientReducer::NotFinite GradientReducer::not_finite(int64_t number) const {
+  const auto parameters = static_cast<int64_t>(parameters_.size());
+  return {.parameter = static_cast<int>((number / 2 - 1) % parameters), .too_large = number % 2 == 1};
+}
+
+void GradientReducer::take_buffer(int bucket) {
+  BucketState& state = states_[bucket];
+  if (state.buffer.memory.defined()) return;
+  state.buffer = pool_.take(buckets_->layout(bucket).numel);
+  streams_->wait(state.buffer.free, streams_->current(), Handover::free);
+}
+
+// The current stream writes to the bucket's memory: after those that did so before.
+void GradientReducer::start_writing(BucketState& state) {
+  const StreamId stream = streams_->current();
+  for (size_t index = 0; index < state.active_writers; ++index) {
+    if (state.writers[index].stream == stream) return;
+  }
+  join_writers(state);
+  streams_->wait(state.buffer.free, stream, Handover::free);
+  streams_->wait(consumed_, stream, Handover::free);
+  if (state.writers.size() == state.active_writers) state.writers.emplace_back();
+  state.writers[state.active_writers++].stream = stream;
+}
+
+// What the bucket's writers have written is there for the current stream.
+void GradientReducer::join_writers(BucketState& state) {
+  const StreamId stream = streams_->current();
+  for (size_t index = 0; index < state.active_writers; ++index) {
+    Writer& writer = state.writers[index];
+    if (writer.stream == stream) continue;
+    streams_->record(writer.written, writer.stream);
+    streams_->wait(writer.written, stream, Handover::written);
+  }
 }
 
 void GradientReducer::depart_ready() {
@@ -200,17 +250,21 @@ void GradientReducer::depart_ready() {
 // All that this rank has for the bucket is in its buffer afterwards, and nothing else.
 void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
-  if (!state.buffer.defined()) state.buffer = pool_.take(buckets_->layout(bucket).numel);
+  take_buffer(bucket);
+  start_writing(state);
+  join_writers(state);
   for (int parameter : buckets_->layout(bucket).parameters) {
-    const at::Tensor place = buckets_->piece(parameter, state.buffer);
+    const at::Tensor place = buckets_->piece(parameter, state.buffer.memory);
     if (!std::exchange(parameters_[parameter].written, false)) {
-      place.zero_();
+      device_->zero(place);
     } else if (state.sums.defined()) {
       const at::Tensor sum = buckets_->piece(parameter, state.sums);
-      check_finite(copy_scaled(place, sum, options_.factor), parameter, sum);
+      device_->copy_scaled(place, sum, options_.factor, finding(parameter));
     }
   }
-  if (pooled()) buckets_->clear_padding(bucket, state.buffer);
+  if (pooled()) buckets_->clear_padding(bucket, state.buffer.memory);
+  streams_->record(state.complete, streams_->current());
+  state.active_writers = 0;
 }
 
 void GradientReducer::depart(int bucket) {
@@ -220,20 +274,28 @@ void GradientReducer::depart(int bucket) {
   Flight flight{.bucket = bucket,
                 .work = nullptr,
                 .is_gather = false,
-                .buffer = pooled() ? std::move(state.buffer) : state.buffer,
+                .buffer = {.memory = state.buffer.memory, .free = {}},
                 .arrived = {},
                 .is_first = !std::exchange(state.has_sums, true)};
-  at::Tensor own = buckets_->slice(bucket, flight.buffer, communicator_->rank());
+  if (pooled()) flight.buffer = std::exchange(state.buffer, {});
+  at::Tensor own = buckets_->slice(bucket, flight.buffer.memory, communicator_->rank());
   if (options_.policy.reduce_every_backward && flight.is_first &&
       options_.accumulation == options_.communication) {
     own = state.reduced;
   } else if (pooled()) {
-    flight.arrived = options_.policy.replicate_update ? flight.buffer : own;
+    flight.arrived = options_.policy.replicate_update ? flight.buffer.memory : own;
   }
-  flight.work = communicator_->reduce_scatter(own, flight.buffer, "gradients of " + buckets_->label(bucket));
+  {
+    StreamScope scope(*streams_, Lane::reduce);
+    streams_->wait(state.complete, streams_->current(), Handover::written);
+    flight.work =
+        communicator_->reduce_scatter(own, flight.buffer.memory, "gradients of " + buckets_->label(bucket));
+  }
   flights_.push_back(std::move(flight));
   ++reductions_in_flight_;
-  while (reductions_in_flight_ > slack()) retire_one_reduction();
+  // Where streams order what follows, nobody has to wait with it.
+  const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
+  while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();
 }
 
@@ -245,23 +307,31 @@ void GradientReducer::retire_one_reduction() {
 void GradientReducer::retire_oldest() {
   Flight flight = std::move(flights_.front());
   flights_.pop_front();
+  StreamScope scope(*streams_, Lane::reduce);
   flight.work->wait();
   if (!flight.is_gather) {
     --reductions_in_flight_;
     if (options_.policy.replicate_update) {
-      at::Tensor own = buckets_->slice(flight.bucket, flight.buffer, communicator_->rank());
+      at::Tensor own = buckets_->slice(flight.bucket, flight.buffer.memory, communicator_->rank());
       flight.is_gather = true;
-      flight.work =
-          communicator_->all_gather(flight.buffer, own, "gradients of " + buckets_->label(flight.bucket));
+      flight.work = communicator_->all_gather(flight.buffer.memory, own,
+                                              "gradients of " + buckets_->label(flight.bucket));
       flights_.push_back(std::move(flight));
       return;
     }
   }
   if (flight.arrived.defined()) {
     // Sums that are not finite are found by the norm.
-    (flight.is_first ? copy_scaled : add_scaled)(states_[flight.bucket].reduced, flight.arrived, 1);
+    const at::Tensor& reduced = states_[flight.bucket].reduced;
+    if (flight.is_first) {
+      device_->copy_scaled(reduced, flight.arrived, 1);
+    } else {
+      device_->add_scaled(reduced, flight.arrived, 1);
+    }
   }
-  if (pooled()) pool_.give_back(std::move(flight.buffer));
+  if (!pooled()) return;
+  streams_->record(flight.buffer.free, streams_->current());
+  pool_.give_back(std::move(flight.buffer));
 }
 
 void GradientReducer::finish_backward() {
@@ -307,15 +377,31 @@ void GradientReducer::make_plan() {
 
 void GradientReducer::finish_reduction() {
   while (!flights_.empty()) retire_oldest();
+  streams_->record(reduced_, streams_->of(Lane::reduce));
+  streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
+void GradientReducer::finish_window() {
+  int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
+  for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
+  auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
+  finish_reduction();
+  agreement->wait();
+  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
+    if (late[bucket] > 0) reduce_late(bucket);
+  }
+}
+
+// A collective. Rare, so all of it happens on the current stream.
 void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
-  at::Tensor buffer = allocate(buckets_->layout(bucket).numel, options_.communication);
+  at::Tensor buffer = allocate_own(buckets_->layout(bucket).numel, options_.communication);
   if (state.late.defined()) {
+    join_writers(state);
+    state.active_writers = 0;
     for (int parameter : buckets_->layout(bucket).parameters) {
       const at::Tensor late = buckets_->piece(parameter, state.late);
-      check_finite(copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor), parameter, late);
+      device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor, finding(parameter));
     }
     state.late.reset();
   }
@@ -323,18 +409,18 @@ void GradientReducer::reduce_late(int bucket) {
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
-  add_scaled(state.reduced, options_.policy.replicate_update ? buffer : own, 1);
+  device_->add_scaled(state.reduced, options_.policy.replicate_update ? buffer : own, 1);
 }
 
 void GradientReducer::start_window() {
   ZR_CHECK(flights_.empty(), "gradients still under way after the step");
   next_in_plan_ = 0;
   window_arrivals_ = 0;
-  not_finite_.reset();
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.departed = false;
   }
+  streams_->record(consumed_, streams_->current());
 }
 
 int64_t GradientReducer::gradient_bytes() const {
@@ -342,7 +428,7 @@ int64_t GradientReducer::gradient_bytes() const {
   for (const BucketState& state : states_) {
     const at::Tensor& kept = options_.policy.reduce_every_backward ? state.reduced
                              : reduced_in_sums()                   ? state.sums
-                                                                   : state.buffer;
+                                                                   : state.buffer.memory;
     total += static_cast<int64_t>(kept.nbytes());
   }
   return total;

@@ -24,8 +24,12 @@
 // the sum over ranks is multiplied in on the way into the buffer that travels; one division in the optimizer
 // pass does the rest (ranks, loss scale, clipping).
 //
-// [Note: not finite] A gradient is looked at as it is copied. Each rank remembers the first one of the window
+// [Note: not finite] A gradient is looked at as it is copied. The tally keeps the first one of the window
 // that is infinite or NaN, so that the sum over ranks, which hides where it came from, need not be searched.
+//
+// [Note: streams of gradients] A hook writes on the stream it runs on, once the buffer is free. A departure
+// waits for all streams that wrote; from there on everything happens on the reduction's stream, which says
+// when the buffer is free again, and whoever reads the sums waits for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -68,27 +72,25 @@ class GradientReducer {
   /// After a backward that threw: hooks stop collecting.
   void abandon_backward() { in_backward_ = false; }
 
-  /// Waits until every departed bucket's sums are there.
-  void finish_reduction();
-  bool has_late(int bucket) const { return states_[bucket].late.defined(); }
-  /// Adds the late gradients of `bucket` from all ranks. A collective: all ranks call it for the same buckets
-  /// in turn.
-  void reduce_late(int bucket);
+  /// At the boundary, on all ranks: the sums of every bucket are there, late gradients among them, for what
+  /// runs on the current stream from now on.
+  void finish_window();
   /// Sums over ranks of the bucket's gradients since the last step: this rank's slice, or all of it when the
   /// stage replicates the update. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const { return states_[bucket].reduced; }
-  /// After the optimizer step: what comes next starts from zero.
+  /// After the optimizer step on the current stream: what comes next starts from zero.
   void start_window();
 
   /// The first parameter whose gradient arrived outside start_backward .. finish_backward, if any.
   std::optional<int> bypassed() const { return bypassed_; }
-  /// The first gradient of this rank since the last step that was not finite. Valid after finish_reduction().
+  /// A Tally on the device. The number of its gradient says how many came before, so that ranks that compute
+  /// the same can compare theirs; this says whose it was.
+  const at::Tensor& tally() const { return tally_; }
   struct NotFinite {
-    int64_t arrival;  // gradients that came before it; ranks that compute the same can compare theirs
     int parameter;
     bool too_large;  // it was finite, but not in the dtype that it was to travel in
   };
-  std::optional<NotFinite> not_finite() const { return not_finite_; }
+  NotFinite not_finite(int64_t number) const;
 
   Dtype gradient_dtype() const;  // of gradient()
   int64_t gradient_bytes() const;
@@ -97,15 +99,22 @@ class GradientReducer {
  private:
   struct Hook;
 
+  struct Writer {
+    StreamId stream;
+    Event written;
+  };
   struct BucketState {
-    at::Tensor buffer;         // gradients that travel; between uses undefined where buffers are pooled
-    at::Tensor sums;           // of this rank over micro-steps, where those do not travel themselves
-    at::Tensor reduced;        // sums over ranks
-    bool has_sums = false;     // `reduced` holds sums of this window
-    int missing = 0;           // parameters that this backward is expected to bring more gradients for
-    bool departed = false;     // further gradients are late
-    at::Tensor late;           // defined only while it holds late gradients
-    int64_t completed_at = 0;  // position of the last gradient within the planning backward
+    TravelBuffer buffer;  // gradients that travel; between uses without memory where buffers are pooled
+    std::vector<Writer> writers;  // streams that have written gradients of the bucket, and
+    size_t active_writers = 0;    // the first of them since the last departure
+    Event complete;               // the buffer, for departure
+    at::Tensor sums;              // of this rank over micro-steps, where those do not travel themselves
+    at::Tensor reduced;           // sums over ranks
+    bool has_sums = false;        // `reduced` holds sums of this window
+    int missing = 0;              // parameters that this backward is expected to bring more gradients for
+    bool departed = false;        // further gradients are late
+    at::Tensor late;              // defined only while it holds late gradients
+    int64_t completed_at = 0;     // position of the last gradient within the planning backward
   };
   struct ParameterState {
     int arrivals = 0;      // gradients in this backward
@@ -116,9 +125,9 @@ class GradientReducer {
     int bucket;
     std::unique_ptr<Work> work;
     bool is_gather;
-    at::Tensor buffer;   // what travels
-    at::Tensor arrived;  // where sums over ranks are that belong in `reduced`; undefined when that is there
-    bool is_first;       // they replace what is in `reduced` (else: are added)
+    TravelBuffer buffer;  // what travels
+    at::Tensor arrived;   // where sums over ranks are that belong in `reduced`; undefined when that is there
+    bool is_first;        // they replace what is in `reduced` (else: are added)
   };
 
   int slack() const;
@@ -126,28 +135,40 @@ class GradientReducer {
   bool reduced_in_sums() const;
   /// Buffers that travel are taken from the pool.
   bool pooled() const { return options_.policy.reduce_every_backward || reduced_in_sums(); }
+  /// Memory that travels, and such that does not.
   at::Tensor allocate(int64_t numel, Dtype dtype);
+  at::Tensor allocate_own(int64_t numel, Dtype dtype);
   void make_memory(int bucket);
   void make_sums();
   void on_gradient(int parameter, const at::Tensor& tensor);
   void place(int parameter, const at::Tensor& gradient);
-  /// `finite`: whether what has been made of `gradient` is.
-  void check_finite(bool finite, int parameter, const at::Tensor& gradient);
+  Finding finding(int parameter) const;
+  void take_buffer(int bucket);
+  void start_writing(BucketState& state);
+  void join_writers(BucketState& state);
   void complete_buffer(int bucket);
   void depart_ready();
   void depart(int bucket);
   void retire_oldest();
   void retire_one_reduction();
+  void finish_reduction();
+  void reduce_late(int bucket);
   void make_plan();
 
   const Buckets* buckets_;
   Communicator* communicator_;
+  Device* device_;
+  Streams* streams_;
   ReducerOptions options_;
   BufferPool pool_;
   std::vector<BucketState> states_;
   std::vector<ParameterState> parameters_;
   std::deque<Flight> flights_;
   int reductions_in_flight_ = 0;
+  Event reduced_;
+  Event consumed_;  // the sums of the last window, by its update
+  at::Tensor tally_;
+  at::Tensor late_counts_;  // by bucket: ranks that have late gradients for it; on the CPU
 
   /// What the hooks hold: null once this reducer has gone, should somebody else still hold a hook.
   std::shared_ptr<GradientReducer*> self_;
@@ -161,7 +182,6 @@ class GradientReducer {
   bool in_backward_ = false;
   bool reducing_ = false;
   int64_t window_arrivals_ = 0;
-  std::optional<NotFinite> not_finite_;
   std::optional<int> bypassed_;
 };
 

@@ -40,7 +40,7 @@ void set_memory(c10::StorageImpl& storage, void* data) {
   c10::DataPtr& current = storage._mutable_data_ptr_no_checks();
   void* owner = current.release_context();  // else replacing it would call the tag
   storage.*throw_on_access_flag() = data == nullptr && storage.nbytes() > 0;
-  storage.set_data_ptr_noswap({data, owner, &owner_tag, c10::DeviceType::CPU});
+  storage.set_data_ptr_noswap({data, owner, &owner_tag, current.device()});
 }
 
 c10::StorageImpl& end_ownership(const c10::Storage& storage) {
@@ -186,9 +186,10 @@ void install_interception() {
   });
 }
 
-c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::string& message) {
+c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
+                                const std::string& message) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(nbytes),
-                       c10::DataPtr(nullptr, &owner, &owner_tag, c10::DeviceType::CPU), &owner, false);
+                       c10::DataPtr(nullptr, &owner, &owner_tag, device), &owner, false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   return storage;
 }
@@ -210,7 +211,7 @@ void leave_memory(const c10::Storage& storage, c10::DataPtr memory) {
 void leave_without_memory(const c10::Storage& storage, const std::string& message) {
   c10::StorageImpl& impl = end_ownership(storage);
   impl.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  impl.set_data_ptr_noswap({nullptr, c10::DeviceType::CPU});
+  impl.set_data_ptr_noswap({nullptr, impl.device()});
 }
 
 c10::DataPtr StorageOwner::allocate(size_t) {
@@ -236,7 +237,8 @@ StorageOwner* owner_of(const at::Tensor& tensor) {
 
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset) {
-  const c10::DispatchKeySet keys = c10::DispatchKeySet(c10::DispatchKey::CPU).add(kKey);
+  const auto backend = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  const c10::DispatchKeySet keys = c10::DispatchKeySet(backend).add(kKey);
   auto tensor =
       at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);

@@ -65,8 +65,9 @@ void install_interception();
 /// Whether no one has a fallback on the key yet.
 bool interception_key_is_free();
 
-/// A storage of `nbytes` without memory that belongs to `owner`; access throws `message`.
-c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, const std::string& message);
+/// A storage of `nbytes` on `device`, without memory, that belongs to `owner`; access throws `message`.
+c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
+                                const std::string& message);
 /// Puts memory behind the storage, or takes it away (then access throws the message).
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);

@@ -24,11 +24,10 @@ int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t r
   return std::max<int64_t>(wanted, 1);
 }
 
-Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t element_size,
+Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t alignment,
                    int64_t bucket_numel) {
-  ZR_CHECK(world_size >= 1 && element_size >= 1 && kAlignmentBytes % element_size == 0,
-           "world size " + std::to_string(world_size) + ", element size " + std::to_string(element_size));
-  const int64_t alignment = kAlignmentBytes / element_size;
+  ZR_CHECK(world_size >= 1 && alignment >= 1,
+           "world size " + std::to_string(world_size) + ", alignment " + std::to_string(alignment));
   Layout layout;
   layout.placements.resize(parameters.size());
   std::map<std::pair<int, bool>, int> open;  // group, partitioned -> the bucket being filled

@@ -11,10 +11,6 @@
 
 namespace zerorun {
 
-/// Parameter offsets and slices start at multiples of this many bytes: a cache line, and a full AVX-512
-/// register.
-inline constexpr int64_t kAlignmentBytes = 64;
-
 /// The group of parameters that are not trained.
 inline constexpr int kFrozen = -1;
 
@@ -47,9 +43,10 @@ struct Layout {
 int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
                             int64_t allgather_bucket_size);
 
-/// Buckets of trained parameters come first. `bucket_numel` bounds a bucket's parameters, their alignment
-/// included; a lone larger one gets a bucket of its own.
-Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t element_size,
+/// Buckets of trained parameters come first. Offsets and slices are multiples of `alignment` elements.
+/// `bucket_numel` bounds a bucket's parameters, their alignment included; a lone larger one gets a bucket of
+/// its own.
+Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t alignment,
                    int64_t bucket_numel);
 
 }  // namespace zerorun

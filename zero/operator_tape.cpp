@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/zeroed_memory.h"
+#include "device/zeroed_memory.h"
 #include "zero/interception.h"
 #include "zero/operator_traits.h"
 

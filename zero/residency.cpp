@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/dtypes.h"
+#include "device/dtypes.h"
 
 namespace zerorun {
 namespace {
@@ -26,12 +25,15 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
                      std::function<bool()> in_training)
     : buckets_(&buckets),
       communicator_(&communicator),
+      device_(&communicator.device()),
+      streams_(&communicator.device().streams()),
       limits_(limits),
       to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")),
       in_training_(std::move(in_training)),
       states_(buckets.count()) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     bucket_numel_.push_back(buckets.layout(bucket).numel);
+    streams_->record(states_[bucket].shard_written, streams_->current());
     if (buckets.partitioned(bucket)) {
       partitioned_numel_ += bucket_numel_.back();
     } else {
@@ -79,6 +81,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     pin(bucket);
+    join(bucket);
+    streams_->note_use(states_[bucket].memory, item.written);
     if (!item.written) continue;
     buckets_->note_written(bucket);
     if (buckets_->partitioned(bucket)) move(bucket, State::dirty);
@@ -108,6 +112,8 @@ void Residency::move(int bucket, State to, std::string reason) {
     case State::gathering:
       ZR_CHECK(state.state == (partitioned ? State::sharded : State::resident), buckets_->label(bucket));
       if (!partitioned) take_memory(buckets_->storage(bucket));
+      streams_->wait(state.shard_written, streams_->current(), Handover::updated);
+      if (streams_->asynchronous()) wait_for_place(bucket);
       state.work = communicator_->all_gather(state.memory, buckets_->shard(bucket),
                                              "parameters of " + buckets_->label(bucket), std::move(reason));
       if (partitioned) live_numel_ += bucket_numel_[bucket];
@@ -122,24 +128,93 @@ void Residency::move(int bucket, State to, std::string reason) {
       ZR_CHECK(partitioned && (state.state == State::resident || state.state == State::dirty),
                buckets_->label(bucket));
       break;
-    case State::sharded: {
+    case State::sharded:
       ZR_CHECK(partitioned && state.state != State::sharded && state.pins == 0, buckets_->label(bucket));
       if (state.state == State::gathering) finish_gather(bucket);
-      const at::Tensor& shard = buckets_->shard(bucket);
-      if (state.state == State::dirty && shard.const_data_ptr() != state.memory.const_data_ptr()) {
-        const at::Tensor own = buckets_->slice(bucket, state.memory, communicator_->rank());
-        std::memcpy(shard.mutable_data_ptr(), own.const_data_ptr(), shard.nbytes());
-      }
-      current_.clear();  // the next operator on it is a use of its own
-      if (!std::exchange(state.planned_memory, false)) {
-        count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
-      }
-      state.memory.reset();
-      live_numel_ -= bucket_numel_[bucket];
+      release(bucket);
       break;
-    }
   }
   state.state = to;
+}
+
+// On the gathers' stream, behind the last update of the shards and the last uses of the places.
+void Residency::start_gathers(std::span<const Start> starts) {
+  if (starts.empty()) return;
+  StreamScope scope(*streams_, Lane::gather);
+  auto start_all = [&] {
+    for (const Start& start : starts) move(start.bucket, State::gathering, start.reason);
+  };
+  if (starts.size() > 1) {
+    communicator_->together(start_all);
+  } else {
+    start_all();
+  }
+  for (const Start& start : starts) {
+    BucketState& state = states_[start.bucket];
+    streams_->record(state.gathered, streams_->current());
+    state.active_users = 0;
+  }
+}
+
+// Whoever has used what lay where the bucket comes. Its own last uses as well, wherever they were: their
+// events are about to be used again.
+void Residency::wait_for_place(int bucket) {
+  BucketState& state = states_[bucket];
+  const auto size = static_cast<uintptr_t>(state.memory.nbytes());
+  const auto begin = reinterpret_cast<uintptr_t>(state.memory.const_data_ptr());
+  for (int other = 0; other < buckets_->count(); ++other) {
+    const BucketState& used = states_[other];
+    const uintptr_t end =
+        used.place + static_cast<uintptr_t>(bucket_numel_[other]) * state.memory.element_size();
+    if (other != bucket && (used.place >= begin + size || begin >= end)) continue;
+    for (size_t user = 0; user < used.active_users; ++user) {
+      streams_->wait(used.users[user].end, streams_->current(), Handover::released);
+    }
+  }
+  state.place = begin;
+}
+
+// The memory is free for others as soon as its users have ended, which the next gather there waits for.
+void Residency::release(int bucket) {
+  BucketState& state = states_[bucket];
+  const at::Tensor& shard = buckets_->shard(bucket);
+  if (state.state == State::dirty && shard.const_data_ptr() != state.memory.const_data_ptr()) {
+    join(bucket);
+    wait_for_users(bucket, streams_->current(), Handover::unused);
+    device_->copy(shard, buckets_->slice(bucket, state.memory, communicator_->rank()));
+    streams_->record(state.shard_written, streams_->current());
+  }
+  for (size_t user = 0; user < state.active_users; ++user) {
+    streams_->record(state.users[user].end, state.users[user].stream);
+  }
+  current_.clear();  // the next operator on it is a use of its own
+  if (!std::exchange(state.planned_memory, false)) {
+    count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
+  }
+  state.memory.reset();
+  live_numel_ -= bucket_numel_[bucket];
+}
+
+// The current stream uses the values from now on.
+void Residency::join(int bucket) {
+  BucketState& state = states_[bucket];
+  const StreamId stream = streams_->current();
+  for (size_t user = 0; user < state.active_users; ++user) {
+    if (state.users[user].stream == stream) return;
+  }
+  streams_->wait(state.gathered, stream, Handover::gathered);
+  if (state.users.size() == state.active_users) state.users.emplace_back();
+  state.users[state.active_users++].stream = stream;
+}
+
+void Residency::wait_for_users(int bucket, StreamId stream, Handover handover) {
+  BucketState& state = states_[bucket];
+  for (size_t user = 0; user < state.active_users; ++user) {
+    User& each = state.users[user];
+    if (each.stream == stream) continue;
+    streams_->record(each.end, each.stream);
+    streams_->wait(each.end, stream, handover);
+  }
 }
 
 void Residency::finish_gather(int bucket) {
@@ -187,14 +262,16 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
 }
 
 void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
+  c10::SmallVector<Start, 4> starts;
   for (const GatherPlan::Gather& gather : gathers) {
     BucketState& state = states_[gather.bucket];
     if (state.state != State::sharded) continue;  // a scope holds it
     state.memory = free_place(gather);
     state.planned_memory = state.memory.defined();
     if (!state.planned_memory) state.memory = unplanned_memory(gather.bucket);
-    move(gather.bucket, State::gathering, trace().reason(gather.use));
+    starts.push_back({gather.bucket, trace().reason(gather.use)});
   }
+  start_gathers(starts);
 }
 
 // Undefined where an operator or a scope has kept a bucket past the plan's release, or an arena of another
@@ -213,11 +290,13 @@ at::Tensor Residency::free_place(const GatherPlan::Gather& gather) const {
 
 void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
   make_room(buckets);
+  c10::SmallVector<Start, 4> starts;
   for (int bucket : buckets) {
     if (states_[bucket].state != State::sharded) continue;
     states_[bucket].memory = unplanned_memory(bucket);
-    move(bucket, State::gathering, reason);
+    starts.push_back({bucket, reason});
   }
+  start_gathers(starts);
 }
 
 // What was used longest ago goes first.
@@ -241,7 +320,8 @@ void Residency::make_room(std::span<const int> buckets) {
 
 at::Tensor Residency::unplanned_memory(int bucket) {
   if (communicator_->world_size() == 1) return buckets_->shard(bucket);
-  at::Tensor memory = communicator_->allocate(bucket_numel_[bucket], scalar_type(buckets_->dtype()));
+  StreamScope scope(*streams_, Lane::gather);
+  at::Tensor memory = device_->allocate(bucket_numel_[bucket], scalar_type(buckets_->dtype()));
   ++report_.unplanned_allocations;
   count_memory(static_cast<int64_t>(memory.nbytes()));
   return memory;
@@ -293,6 +373,7 @@ void Residency::fit_arena() {
   if (arena_.defined() && arena_.numel() >= needed) return;
   free_arena();
   if (arena_.defined() || needed == 0) return;
+  StreamScope scope(*streams_, Lane::gather);
   arena_ = communicator_->allocate(needed, scalar_type(buckets_->dtype()));
   count_memory(static_cast<int64_t>(arena_.nbytes()));
 }
@@ -306,15 +387,41 @@ void Residency::free_arena() {
   arena_.reset();
 }
 
-void Residency::gather_updated(int bucket) {
+// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too.
+void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
-  if (!buckets_->partitioned(bucket)) move(bucket, State::gathering, "after an update");
+  const StreamId stream = streams_->current();
+  BucketState& state = states_[bucket];
+  streams_->wait(state.shard_written, stream, Handover::updated);
+  streams_->wait(state.gathered, stream, Handover::gathered);
+  if (!buckets_->partitioned(bucket)) {
+    wait_for_users(bucket, stream, Handover::unused);
+    return;
+  }
+  for (size_t user = 0; user < state.active_users; ++user) {
+    streams_->wait(state.users[user].end, stream, Handover::unused);
+  }
+}
+
+void Residency::finish_update(int bucket, bool gathers) {
+  std::lock_guard lock(mutex_);
+  BucketState& state = states_[bucket];
+  streams_->record(state.shard_written, streams_->current());
+  if (buckets_->partitioned(bucket)) return;
+  if (gathers) {
+    const Start start{bucket, "after an update"};
+    start_gathers({&start, 1});
+  } else {
+    streams_->record(state.gathered, streams_->current());
+    state.active_users = 0;
+  }
 }
 
 void Residency::synchronize() {
   std::lock_guard lock(mutex_);
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    if (states_[bucket].state != State::sharded) join(bucket);
   }
 }
 
@@ -328,7 +435,10 @@ void Residency::hold(std::span<const int> buckets) {
   for (int bucket : buckets) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
   }
-  for (int bucket : buckets) pin(bucket);
+  for (int bucket : buckets) {
+    pin(bucket);
+    join(bucket);
+  }
 }
 
 void Residency::unhold(std::span<const int> buckets, bool written) {

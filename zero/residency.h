@@ -43,9 +43,11 @@ class Residency final : public OperatorListener {
   /// all their values.
   void finish_iteration();
 
-  /// The shard of a whole bucket has been updated: starts its all-gather, which the first use waits for.
-  void gather_updated(int bucket);
-  /// Waits for all that is being gathered.
+  /// The current stream is about to update the bucket's shard.
+  void start_update(int bucket);
+  /// It has done so; `gathers`: the all-gather of a whole bucket starts, and its first use waits for it.
+  void finish_update(int bucket, bool gathers);
+  /// All that is being gathered is there for the current stream.
   void synchronize();
 
   /// Keeps buckets there until unhold(). A collective: all ranks hold the same buckets.
@@ -60,6 +62,12 @@ class Residency final : public OperatorListener {
  private:
   enum class State { sharded, gathering, resident, dirty };
 
+  /// A stream that has used the values, and the end of its use so far.
+  struct User {
+    StreamId stream;
+    Event end;
+  };
+
   struct BucketState {
     State state = State::sharded;
     int pins = 0;                 // operators and scopes that use the memory now
@@ -67,6 +75,16 @@ class Residency final : public OperatorListener {
     at::Tensor memory;            // unless sharded
     bool planned_memory = false;  // it is in the arena
     int64_t last_use = 0;         // by clock_
+    Event shard_written;          // the shard has its values
+    Event gathered;
+    std::vector<User> users;  // since the last gather, and
+    size_t active_users = 0;  // how many of them there are
+    uintptr_t place = 0;      // where the memory was that they used
+  };
+
+  struct Start {
+    int bucket;
+    std::string reason;
   };
 
   struct OperatorUse {
@@ -75,7 +93,12 @@ class Residency final : public OperatorListener {
   };
 
   void move(int bucket, State to, std::string reason = {});
+  void start_gathers(std::span<const Start> starts);
   void finish_gather(int bucket);
+  void release(int bucket);
+  void wait_for_place(int bucket);
+  void join(int bucket);
+  void wait_for_users(int bucket, StreamId stream, Handover handover);
   void pin(int bucket);
   void unpin(int bucket);
   void set_training(bool training);
@@ -100,6 +123,8 @@ class Residency final : public OperatorListener {
 
   Buckets* buckets_;
   Communicator* communicator_;
+  Device* device_;
+  Streams* streams_;
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
   int64_t partitioned_numel_ = 0;

@@ -95,7 +95,8 @@ StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& c
   double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const std::vector<int64_t> offsets = sampler.offsets(step, micro_step, communicator.rank());
-    at::Tensor loss = model->loss(make_batch(corpus, offsets, model->options().positions));
+    at::Tensor loss =
+        model->loss(make_batch(corpus, offsets, model->options().positions).to(engine.device()));
     engine.backward(loss);
     engine.step();
     loss_sum += loss.item<double>();

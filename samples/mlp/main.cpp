@@ -59,13 +59,13 @@ int run(int argc, char** argv) {
       // Each rank has data of its own: its share of the global batch.
       const uint64_t batch_seed = seed + 1 + batches * ranks.world_size() + ranks.rank();
       at::Tensor points = random_normal({batch.micro_batch_size_per_gpu, kInputs}, batch_seed);
-      at::Tensor labels = at::matmul(points, teacher).argmax(1);
-      at::Tensor logits = model->forward(points.to(engine.dtype())).to(torch::kFloat);
+      at::Tensor labels = at::matmul(points, teacher).argmax(1).to(engine.device());
+      at::Tensor logits = model->forward(points.to(engine.device(), engine.dtype())).to(torch::kFloat);
       at::Tensor loss = torch::nn::functional::cross_entropy(logits, labels);
       engine.backward(loss);
       engine.step();
-      sums[0] += loss.detach();
-      sums[1] += logits.argmax(1).eq(labels).to(at::kDouble).mean();
+      sums[0] += loss.item<double>();
+      sums[1] += logits.argmax(1).eq(labels).to(at::kDouble).mean().item<double>();
     }
     ranks.all_reduce(sums, "loss and accuracy")->wait();
     sums /= batch.gradient_accumulation_steps * ranks.world_size();

@@ -128,6 +128,7 @@ void set_rank_variables(int rank, int world_size, int port, std::chrono::millise
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(port));
   set("ZERORUN_TIMEOUT", std::to_string(static_cast<double>(timeout.count()) / 1000));
+  set("ZERORUN_DEVICE", "cpu");
 }
 
 }  // namespace zerorun::testing

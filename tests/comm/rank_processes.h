@@ -39,7 +39,7 @@ class OccupiedPort {
   int port_;
 };
 
-/// Sets the variables of one rank as the launcher does.
+/// Sets the variables of one rank as the launcher does for ranks on the CPU.
 void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun::testing

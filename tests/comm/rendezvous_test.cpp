@@ -32,8 +32,9 @@ const Variables kGood = {{"RANK", "1"},
 class ScopedVariables {
  public:
   explicit ScopedVariables(const Variables& variables) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-                             "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT"}) {
+    for (const char* name :
+         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+          "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE"}) {
       if (const char* value = std::getenv(name)) saved_[name] = value;
       unsetenv(name);
       names_.push_back(name);
@@ -83,21 +84,46 @@ TEST_CASE("environment: all variables are read") {
   CHECK(environment.master_port == 29500);
   CHECK_FALSE(environment.agent_store);
   CHECK(environment.timeout == milliseconds(2500));
+  CHECK(environment.local_world_size == 4);
+  CHECK(environment.device == DeviceChoice::automatic);
+}
+
+TEST_CASE("environment: the device is read, with ranks or without") {
+  const std::pair<const char*, DeviceChoice> cases[] = {{"", DeviceChoice::automatic},
+                                                        {"auto", DeviceChoice::automatic},
+                                                        {"cpu", DeviceChoice::cpu},
+                                                        {"cuda", DeviceChoice::cuda}};
+  for (const auto& [text, wanted] : cases) {
+    INFO(text);
+    ScopedVariables variables(with("ZERORUN_DEVICE", text));
+    CHECK(Environment::read().device == wanted);
+    const Variables one = {{"ZERORUN_DEVICE", text}};
+    ScopedVariables alone(one);
+    CHECK(Environment::read().device == wanted);
+  }
+}
+
+TEST_CASE("environment: the ranks of this machine are all of them unless it is said") {
+  ScopedVariables variables(with("LOCAL_WORLD_SIZE", "2"));
+  CHECK(Environment::read().local_world_size == 2);
 }
 
 TEST_CASE("environment: without variables there is one rank, which connects to nobody") {
   ScopedVariables variables({});
-  const Environment environment = Environment::read();
+  Environment environment = Environment::read();
   CHECK(environment.world_size == 1);
+  CHECK(environment.local_world_size == 1);
   CHECK(environment.rank == 0);
   CHECK(environment.timeout == std::chrono::minutes(10));
-  auto communicator = connect();
+  environment.device = DeviceChoice::cpu;
+  auto communicator = connect(environment);
   CHECK(communicator->world_size() == 1);
   CHECK(sum_of_all(*communicator) == "3.000000");
 }
 
 TEST_CASE("environment: a world of one needs no address") {
-  ScopedVariables variables({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}});
+  ScopedVariables variables(
+      {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"ZERORUN_DEVICE", "cpu"}});
   CHECK(connect()->world_size() == 1);
 }
 
@@ -133,6 +159,10 @@ TEST_CASE("environment: a malformed variable is named with its value") {
                                                        {"WORLD_SIZE", "4x"},
                                                        {"LOCAL_RANK", "-2"},
                                                        {"LOCAL_RANK", "4"},
+                                                       {"LOCAL_WORLD_SIZE", "1"},
+                                                       {"LOCAL_WORLD_SIZE", "5"},
+                                                       {"ZERORUN_DEVICE", "gpu"},
+                                                       {"ZERORUN_DEVICE", "CUDA"},
                                                        {"MASTER_PORT", "0"},
                                                        {"MASTER_PORT", "65536"},
                                                        {"MASTER_PORT", "http"},

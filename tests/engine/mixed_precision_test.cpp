@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
-#include "comm/dtypes.h"
 #include "comm/thread_communicator.h"
+#include "device/dtypes.h"
 #include "engine/gathered_parameters.h"
 #include "tests/engine/net.h"
 #include "tests/support/rank_threads.h"

@@ -1,127 +1,15 @@
 // Every trace of data/traces.json replayed on rank-threads: losses, norms, learning rates and final
 // parameters are DeepSpeed's within the tolerances of README.md.
 #include <catch2/catch.hpp>
-#include <cmath>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
 
-#include "tests/support/tiny_gpt2.h"
+#include "tests/golden/replay.h"
 
 namespace zerorun::testing {
-namespace {
 
 using nlohmann::json;
 
-const json& traces() {
-  static const json all = json::parse(std::ifstream(ZERORUN_SOURCE_DIR "/tests/golden/data/traces.json"));
-  return all;
-}
-
-double number(const json& hex) {
-  return std::strtod(hex.get<std::string>().c_str(), nullptr);
-}
-
-double relative_difference(double found, double expected) {
-  if (found == expected) return 0;  // also infinity, the norm of a skipped step
-  return std::abs(found - expected) / std::max(std::abs(expected), 1e-300);
-}
-
-struct Tolerance {
-  double loss;
-  double norm;
-  double matrix;  // of a parameter's l2 norm in the end
-  double vector;  // likewise; biases start at 0, so that all they are is the sum of a few updates
-  double noise;
-};
-
-Tolerance tolerance_of(const std::string& name) {
-  if (!name.starts_with("fp32_")) {
-    return {.loss = 3e-4, .norm = 3e-3, .matrix = 3e-4, .vector = 2e-2, .noise = 5e-2};
-  }
-  return {.loss = name == "fp32_s2_adamw_nobias" ? 1e-5 : 1e-6,
-          .norm = 1e-5,
-          .matrix = 1e-5,
-          .vector = 1e-5,
-          .noise = 1e-3};
-}
-
-// DeepSpeed's stage 3 divides the norm by the loss scale as it is after the step, its other stages by the one
-// that the gradients have.
-double norm_of(const json& trace, const json& norms, size_t step) {
-  const double norm = number(norms["steps"][step]["grad_norm"]);
-  if (trace["ds_config"]["zero_optimization"]["stage"] != 3 || step == 0) return norm;
-  const json& steps = trace["steps"];
-  if (!steps[step].contains("loss_scale")) return norm;
-  const double before = steps[step - 1]["loss_scale"];
-  const double after = steps[step]["loss_scale"];
-  return norm * (after / before);
-}
-
-// Where DeepSpeed reports no norm: the trace of a run that has the same one.
-const json& trace_with_norms(const json& trace) {
-  if (!trace["steps"][0]["grad_norm"].is_null()) return trace;
-  std::string run = trace["name"].get<std::string>().substr(std::string("fp32_s0_").size());
-  if (run == "prescale") run = "adamw_clip1";
-  if (run == "sgd_mom_nesterov") run = "sgd_mom_nesterov_untested";
-  for (const json& other : traces()) {
-    const std::string name = other["name"];
-    if (name == "fp32_s1_" + run || name == "fp32_s2_" + run) return other;
-  }
-  FAIL("no trace with norms for " << trace["name"]);
-  return trace;
-}
-
-void replay(const json& trace) {
-  const std::string name = trace["name"];
-  RunOptions options{.world_size = trace["world"],
-                     .steps = static_cast<int64_t>(trace["steps"].size()),
-                     .bucket_numel = {},
-                     .group_weight_decay = {},
-                     .inject_inf_steps = trace.value("inject_inf_steps", std::vector<int64_t>())};
-  if (trace.contains("raised")) ++options.steps;
-  if (trace.contains("groups")) options.group_weight_decay = trace["groups"].get<double>();
-  const RunResult run = train_tiny_gpt2(trace["ds_config"].dump(), options);
-  const json& norms = trace_with_norms(trace);
-
-  const Tolerance tolerance = tolerance_of(name);
-  double worst_loss = 0;
-  double worst_norm = 0;
-  for (size_t step = 0; step < trace["steps"].size(); ++step) {
-    const json& expected = trace["steps"][step];
-    INFO(name << " step " << step);
-    const double loss = relative_difference(run.mean_loss(step), number(expected["loss_mean"]));
-    CHECK(loss <= tolerance.loss);
-    const double norm = relative_difference(run.grad_norms[step], norm_of(trace, norms, step));
-    CHECK(norm <= tolerance.norm);
-    if (expected.contains("loss_scale")) CHECK(run.loss_scales[step] == expected["loss_scale"]);
-    CHECK(run.skipped[step] == expected["skipped"]);
-    REQUIRE(run.lrs[step].size() == expected["lr"].size());
-    for (size_t group = 0; group < expected["lr"].size(); ++group) {
-      const double lr = number(expected["lr"][group]);
-      CHECK(std::abs(run.lrs[step][group] - lr) <= 5e-13 * std::abs(lr));
-    }
-    worst_loss = std::max(worst_loss, loss);
-    worst_norm = std::max(worst_norm, norm);
-  }
-  CHECK(run.raised.value_or(-1) == trace.value("raised", int64_t{-1}));
-  for (const auto& [parameter, values] : run.parameters) {
-    INFO(name << " final " << parameter);
-    const double l2 = trace["final"].at(parameter)[0];
-    // The keys' part of this bias has a gradient of zero but for rounding, which Adam divides by its own
-    // size.
-    const bool noise = parameter.ends_with("attn.c_attn.bias");
-    const double found = values.to(torch::kDouble).norm().item<double>();
-    const double allowed = noise ? tolerance.noise : values.dim() > 1 ? tolerance.matrix : tolerance.vector;
-    CHECK(relative_difference(found, l2) <= allowed);
-  }
-  std::printf("%-36s loss %.1e  norm %.1e\n", name.c_str(), worst_loss, worst_norm);
-}
-
-}  // namespace
-
 TEST_CASE("DeepSpeed's traces are reproduced") {
-  for (const json& trace : traces()) replay(trace);
+  for (const json& trace : traces()) replay(trace, tolerance_of(trace["name"]));
 }
 
 // DeepSpeed's default keeps all parameters of a model as small as this one.
@@ -132,7 +20,18 @@ TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes 
     zero["stage3_param_persistence_threshold"] = 0;
     zero["stage3_max_live_parameters"] = 30'000;
     zero["stage3_prefetch_bucket_size"] = 10'000;
-    replay(trace);
+    replay(trace, tolerance_of(trace["name"]));
+  }
+}
+
+// What tests on a single GPU rest on.
+TEST_CASE("One rank that accumulates reproduces the traces of several") {
+  for (const json& trace : traces()) {
+    const std::string name = trace["name"];
+    const bool averages = !trace["ds_config"].contains("gradient_allreduce_op");
+    if (averages && (name.starts_with("fp32_s2") || name.starts_with("bf16_s2"))) {
+      replay(on_one_rank(trace), tolerance_of(name));
+    }
   }
 }
 

@@ -63,7 +63,7 @@ std::vector<at::Tensor> train_shards(const Make& make, double divisor, int slice
   auto sharded = make_client_optimizer(*optimizer, tensors.shards(slices));
   for (int step = 0; step < kSteps; ++step) {
     tensors.set_gradients(step);
-    sharded->step(divisor, no_update);
+    sharded->step(testing::facts(divisor), no_update);
   }
   return tensors.values;
 }
@@ -88,7 +88,7 @@ int64_t state_bytes_after_a_step(const Make& make) {
   auto optimizer = make(groups_of(two_groups()));
   auto sharded = make_client_optimizer(*optimizer, tensors.shards(2));
   tensors.set_gradients(0);
-  sharded->step(1, no_update);
+  sharded->step(testing::facts(1), no_update);
   CHECK(sharded->state_bytes() == 3 * 16 * 6 * int64_t{sharded->moment_bytes()});
   return sharded->state_bytes();
 }
@@ -152,7 +152,7 @@ TEST_CASE("client: learning rates read and set by group take effect") {
   CHECK(sharded->lr(0) == 0.5);
   CHECK(sharded->lr(1) == 0);
   tensors.set_gradients(0);
-  sharded->step(1, no_update);
+  sharded->step(testing::facts(1), no_update);
   const Tensors start = two_groups();
   CHECK_FALSE(at::equal(tensors.values[0], start.values[0]));
   CHECK(at::equal(tensors.values[1], start.values[1]));
@@ -165,7 +165,7 @@ TEST_CASE("client: each shard is told of once, in order, when it is final") {
   auto sharded = make_client_optimizer(optimizer, shards);
   tensors.set_gradients(0);
   std::vector<at::Tensor> told;
-  sharded->step(1, [&](int index) {
+  sharded->step(testing::facts(1), [&](int index) {
     CHECK(index == static_cast<int>(told.size()));
     told.push_back(shards[index].values.clone());
   });

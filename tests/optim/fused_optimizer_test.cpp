@@ -77,7 +77,7 @@ std::vector<std::vector<double>> expected(const std::vector<OptimizerConfig>& gr
 void train(ShardOptimizer& optimizer, Tensors& tensors, double divisor = 1) {
   for (int step = 0; step < kSteps; ++step) {
     tensors.set_gradients(step);
-    optimizer.step(divisor, no_update);
+    optimizer.step(testing::facts(divisor), no_update);
   }
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("fused: shards without elements are fine, and each is told of once, in
     auto optimizer = make_fused_optimizer({config}, tensors.shards());
     tensors.set_gradients(0);
     std::vector<at::Tensor> told;
-    optimizer->step(1, [&](int index) {
+    optimizer->step(testing::facts(1), [&](int index) {
       CHECK(index == static_cast<int>(told.size()));
       told.push_back(tensors.values[index].clone());
     });
@@ -247,7 +247,7 @@ TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
   CHECK(adam_optimizer->lr(1) == 0);
   const at::Tensor before = tensors.values[1].clone();
   tensors.set_gradients(0);
-  adam_optimizer->step(1, no_update);
+  adam_optimizer->step(testing::facts(1), no_update);
   CHECK(at::equal(tensors.values[1], before));
   CHECK_FALSE(at::equal(tensors.values[0], testing::uniform(32, 0)));
 }

@@ -57,7 +57,7 @@ struct Training {
     for (int step = 0; step < kSteps; ++step) {
       for (size_t i = 0; i < shards.size(); ++i) shards[i].gradient.copy_(gradient(i, step));
       size_t told = 0;
-      optimizer.step(divisor, [&](int index) {
+      optimizer.step(testing::facts(divisor), [&](int index) {
         CHECK(index == static_cast<int>(told++));
         // Final: the parameter that is about to be gathered is the rounded master weight.
         const Shard& shard = shards[index];
@@ -205,7 +205,7 @@ TEST_CASE("16-bit shards: what is too large for fp16 becomes infinite in the par
   auto optimizer = make_fused_optimizer(
       {config},
       {{.values = master, .gradient = at::full({9}, -1, at::kHalf), .rounded = rounded, .group = 0}});
-  optimizer->step(1, testing::no_update);
+  optimizer->step(testing::facts(1), testing::no_update);
   CHECK(at::equal(master, at::full({9}, 65520.0F)));
   CHECK(at::isinf(rounded).all().item<bool>());
 }

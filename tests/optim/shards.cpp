@@ -1,5 +1,6 @@
 #include "tests/optim/shards.h"
 
+#include <cstring>
 #include <random>
 
 namespace zerorun::testing {
@@ -41,6 +42,14 @@ std::vector<Shard> Tensors::shards(int slices) const {
     }
   }
   return shards;
+}
+
+at::Tensor facts(double divisor, bool apply) {
+  const StepFacts facts{
+      .norm = 1, .divisor = divisor, .factor = static_cast<float>(1 / divisor), .apply = apply ? 1 : 0};
+  at::Tensor tensor = at::zeros({kFactsNumel}, at::kDouble);
+  std::memcpy(tensor.mutable_data_ptr(), &facts, sizeof facts);
+  return tensor;
 }
 
 OptimizerConfig adam(OptimizerType type) {

@@ -34,4 +34,7 @@ OptimizerConfig sgd(double momentum);
 
 inline void no_update(int) {}
 
+/// What tells an optimizer to divide gradients by `divisor` and, unless `apply` is false, to apply them.
+at::Tensor facts(double divisor, bool apply = true);
+
 }  // namespace zerorun::testing

@@ -106,6 +106,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
 
   run_ranks(options.world_size, [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
+    if (options.communicator_for) communicator = options.communicator_for(std::move(communicator));
     Gpt2 model = load_model();
     Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
     communicator->volume().reset();
@@ -113,7 +114,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
       const std::vector<double> lrs = engine.get_lr();
       try {
         for (int64_t micro = 0; micro < micro_steps; ++micro) {
-          at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)));
+          at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)).to(engine.device()));
           result.losses[step][rank].push_back(loss.item<double>());
           const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
           engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
@@ -132,7 +133,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     const ResidencyReport residency = engine.residency();
     const Volume volume = communicator->volume();
     for (const auto& item : model->named_parameters()) {
-      const at::Tensor values = item.value().detach().clone();  // all ranks gather
+      const at::Tensor values = item.value().detach().clone().cpu();  // all ranks gather
       if (rank == 0) result.parameters.emplace_back(item.key(), values);
     }
     if (rank != 0) return;

@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +26,8 @@ struct RunOptions {
   std::optional<double> group_weight_decay;
   /// At these steps every rank multiplies its loss by infinity before backward.
   std::vector<int64_t> inject_inf_steps = {};
+  /// Makes the communicator that a rank is to train with from the one of the rank-threads.
+  std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator>)> communicator_for = {};
 };
 
 struct RunResult {

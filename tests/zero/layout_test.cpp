@@ -18,12 +18,12 @@ namespace {
 struct Case {
   std::vector<LayoutParameter> parameters;
   int world_size = 1;
-  int64_t element_size = 4;
+  int64_t alignment = 16;
   int64_t bucket_numel = 1;
 
   std::string text() const {
     std::ostringstream out;
-    out << "ranks " << world_size << ", element size " << element_size << ", bucket " << bucket_numel
+    out << "ranks " << world_size << ", alignment " << alignment << ", bucket " << bucket_numel
         << ", parameters (numel/group)";
     for (const auto& parameter : parameters) out << " " << parameter.numel << "/" << parameter.group;
     return out.str();
@@ -34,7 +34,7 @@ struct Case {
 class LayoutCheck {
  public:
   LayoutCheck(const Case& input, const Layout& layout)
-      : input_(input), layout_(layout), alignment_(64 / input.element_size) {}
+      : input_(input), layout_(layout), alignment_(input.alignment) {}
 
   std::string run() {
     if (layout_.placements.size() != input_.parameters.size()) return "one placement a parameter";
@@ -71,7 +71,7 @@ class LayoutCheck {
       expect(placement.bucket == number, what + "says which bucket");
       expect(parameter.group == bucket.group, what + "is of the bucket's group");
       expect(placement.offset >= end, what + "overlaps none before it, by rising offset");
-      expect(placement.offset * input_.element_size % 64 == 0, what + "is aligned");
+      expect(placement.offset % alignment_ == 0, what + "is aligned");
       expect(placement.offset - end < alignment_, what + "follows the one before closely");
       end = placement.offset + parameter.numel;
       used += parameter.numel;
@@ -80,7 +80,7 @@ class LayoutCheck {
     }
     const int64_t ranks = input_.world_size;
     expect(bucket.slice_numel * ranks == bucket.numel, name + "slices are equal and cover it");
-    expect(bucket.slice_numel * input_.element_size % 64 == 0, name + "slices are aligned");
+    expect(bucket.slice_numel % alignment_ == 0, name + "slices are aligned");
     // Fewer than 16 float32 elements a parameter, and fewer than 16 times N at the end.
     const int64_t bound =
         (alignment_ - 1) * static_cast<int64_t>(bucket.parameters.size()) + alignment_ * ranks - 1;
@@ -118,8 +118,7 @@ class LayoutCheck {
 };
 
 void check(const Case& input) {
-  const Layout layout =
-      make_layout(input.parameters, input.world_size, input.element_size, input.bucket_numel);
+  const Layout layout = make_layout(input.parameters, input.world_size, input.alignment, input.bucket_numel);
   const std::string wrong = LayoutCheck(input, layout).run();
   if (!wrong.empty()) FAIL_CHECK(input.text() << "\n" << wrong);
 }
@@ -154,7 +153,7 @@ Case random_case(std::mt19937_64& random) {
   static constexpr int64_t kBounds[] = {1, 15, 16, 17, 1000, 4096, 99991, 1 << 20, 500'000'000};
   Case result;
   result.world_size = static_cast<int>(between(1, 64));
-  result.element_size = int64_t{1} << between(1, 3);
+  result.alignment = int64_t{1} << between(3, 7);
   result.bucket_numel = between(0, 1) ? kBounds[between(0, std::size(kBounds) - 1)] : between(1, 200000);
   const int64_t groups = between(1, 4);
   const int64_t count = between(0, 60);
@@ -188,7 +187,7 @@ TEST_CASE("layout: the properties hold for every world size and small parameter"
 
 TEST_CASE("layout: offsets, slices and order of a small model, worked out by hand") {
   // Registered: 5, 16, 0, 33. Laid in reverse: 33 at 0 (takes 48), 0 at 48, 16 at 48, 5 at 64 (takes 16): 80.
-  const Layout layout = make_layout(of_group_0({5, 16, 0, 33}), 3, 4, 1000);
+  const Layout layout = make_layout(of_group_0({5, 16, 0, 33}), 3, 16, 1000);
   REQUIRE(layout.buckets.size() == 1);
   const BucketLayout& bucket = layout.buckets[0];
   CHECK(bucket.parameters == std::vector<int>{3, 2, 1, 0});
@@ -201,14 +200,14 @@ TEST_CASE("layout: offsets, slices and order of a small model, worked out by han
 }
 
 TEST_CASE("layout: the bound counts alignment and may be met exactly") {
-  CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 4, 32).buckets.size() == 2);
-  CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 4, 31).buckets.size() == 4);
-  CHECK(make_layout(of_group_0({1, 1}), 1, 4, 17).buckets.size() == 2);  // each takes 16
-  CHECK(make_layout(of_group_0({1, 1}), 1, 4, 32).buckets.size() == 1);
+  CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 16, 32).buckets.size() == 2);
+  CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 16, 31).buckets.size() == 4);
+  CHECK(make_layout(of_group_0({1, 1}), 1, 16, 17).buckets.size() == 2);  // each takes 16
+  CHECK(make_layout(of_group_0({1, 1}), 1, 16, 32).buckets.size() == 1);
 }
 
 TEST_CASE("layout: a parameter larger than the bound gets a bucket of its own") {
-  const Layout layout = make_layout(of_group_0({8, 1000, 8}), 2, 4, 100);
+  const Layout layout = make_layout(of_group_0({8, 1000, 8}), 2, 16, 100);
   REQUIRE(layout.buckets.size() == 3);
   CHECK(layout.buckets[1].parameters == std::vector<int>{1});
   CHECK(layout.buckets[1].numel == 1024);
@@ -217,7 +216,7 @@ TEST_CASE("layout: a parameter larger than the bound gets a bucket of its own") 
 TEST_CASE("layout: groups share no bucket, even when they alternate") {
   std::vector<LayoutParameter> parameters;
   for (int i = 0; i < 10; ++i) parameters.push_back({16, i % 2 ? 7 : 3});
-  const Layout layout = make_layout(parameters, 2, 4, 1000);
+  const Layout layout = make_layout(parameters, 2, 16, 1000);
   REQUIRE(layout.buckets.size() == 2);
   CHECK(layout.buckets[0].group == 7);
   CHECK(layout.buckets[0].parameters == std::vector<int>{9, 7, 5, 3, 1});
@@ -226,16 +225,16 @@ TEST_CASE("layout: groups share no bucket, even when they alternate") {
 }
 
 TEST_CASE("layout: nothing to lay out, and nothing but empty parameters") {
-  CHECK(make_layout({}, 4, 4, 100).buckets.empty());
-  const Layout layout = make_layout(of_group_0({0, 0, 0}), 4, 4, 100);
+  CHECK(make_layout({}, 4, 16, 100).buckets.empty());
+  const Layout layout = make_layout(of_group_0({0, 0, 0}), 4, 16, 100);
   REQUIRE(layout.buckets.size() == 1);
   CHECK(layout.buckets[0].numel == 0);
   CHECK(layout.buckets[0].parameters.size() == 3);
 }
 
 TEST_CASE("layout: an element size that does not divide the alignment is refused") {
-  CHECK_THROWS_AS(make_layout(of_group_0({1}), 2, 12, 100), InternalError);
-  CHECK_THROWS_AS(make_layout(of_group_0({1}), 0, 4, 100), InternalError);
+  CHECK_THROWS_AS(make_layout(of_group_0({1}), 2, 0, 100), InternalError);
+  CHECK_THROWS_AS(make_layout(of_group_0({1}), 0, 16, 100), InternalError);
 }
 
 TEST_CASE("choose_bucket_numel: the least of both bounds, a sixteenth of the parameters and 32 MiB") {

@@ -1,6 +1,6 @@
 // Every path of the update kernels gives the same bits, however the memory is cut. What the bits should be is
 // tested through the optimizer.
-#include "optim/update_kernels.h"
+#include "device/update_kernels.h"
 
 #include <bit>
 #include <catch2/catch.hpp>
@@ -11,6 +11,8 @@
 
 namespace zerorun {
 namespace {
+
+constexpr float kFactor = 0.37F;
 
 // What one shard owns, with a guard element behind every array.
 struct Memory {
@@ -65,7 +67,7 @@ void check_paths(const Rule& rule, bool has_moments) {
       INFO(numel << " elements, gradient in " << name_of(dtype));
       Memory portable(numel, dtype);
       const Memory before = portable;
-      update(rule, portable.span(dtype, has_moments), Simd::portable);
+      update(rule, kFactor, portable.span(dtype, has_moments), Simd::portable);
       CHECK((portable.values != before.values) == (numel > 0));
       CHECK((portable.rounded != before.rounded) == (numel > 0 && dtype != Dtype::fp32));
       for (const auto& [array, old] :
@@ -78,13 +80,13 @@ void check_paths(const Rule& rule, bool has_moments) {
       CHECK(portable.narrow_gradient == before.narrow_gradient);
 
       Memory widest(numel, dtype);
-      update(rule, widest.span(dtype, has_moments), widest_simd());
+      update(rule, kFactor, widest.span(dtype, has_moments), widest_simd());
       CHECK(widest.bits() == portable.bits());
 
       Memory cut(numel, dtype);
       const int64_t piece = 1 + numel / 3;
       for (int64_t begin = 0; begin < numel; begin += piece) {
-        update(rule, cut.span(dtype, has_moments).slice(begin, std::min(piece, numel - begin)));
+        update(rule, kFactor, cut.span(dtype, has_moments).slice(begin, std::min(piece, numel - begin)));
       }
       CHECK(cut.bits() == portable.bits());
     }
@@ -92,8 +94,7 @@ void check_paths(const Rule& rule, bool has_moments) {
 }
 
 AdamUpdate adam() {
-  return {.gradient_factor = 0.37F,
-          .beta1 = 0.9F,
+  return {.beta1 = 0.9F,
           .new_in_first = 0.1F,
           .beta2 = 0.999F,
           .new_in_second = 0.001F,
@@ -117,18 +118,54 @@ TEST_CASE("update kernels: Adam and AdamW have the same bits on every path") {
 }
 
 TEST_CASE("update kernels: SGD has the same bits on every path") {
-  SgdUpdate rule{.gradient_factor = 0.37F,
-                 .lr = 0.05F,
-                 .gradient_decay = 0.1F,
-                 .momentum = 0,
-                 .new_in_first = 1,
-                 .nesterov = false};
-  check_paths(rule, false);
-  rule.momentum = 0.9F;
-  rule.new_in_first = 0.7F;
+  check_paths(SgdUpdate{.lr = 0.05F, .gradient_decay = 0.1F}, false);
+  MomentumUpdate rule{.lr = 0.05F,
+                      .gradient_decay = 0.1F,
+                      .momentum = 0.9F,
+                      .new_in_first = 0.7F,
+                      .of_gradient = 0,
+                      .of_first = 1};
   check_paths(rule, true);
-  rule.nesterov = true;
+  rule.of_gradient = 1;
+  rule.of_first = 0.9F;
   check_paths(rule, true);
+}
+
+TEST_CASE("update kernels: Lion has the same bits on every path") {
+  check_paths(LionUpdate{.lr = 0.05F,
+                         .beta1 = 0.9F,
+                         .new_in_step = 0.1F,
+                         .beta2 = 0.99F,
+                         .new_in_first = 0.01F,
+                         .kept = 0.995F},
+              true);
+}
+
+// Chen et al. 2023, algorithm 2, in float64.
+TEST_CASE("update kernels: Lion follows the formula") {
+  const LionUpdate rule{.lr = 0.05F,
+                        .beta1 = 0.9F,
+                        .new_in_step = 0.1F,
+                        .beta2 = 0.99F,
+                        .new_in_first = 0.01F,
+                        .kept = static_cast<float>(1 - 0.05 * 0.1)};
+  for (const float gradient : {2.0F, -3.0F, 0.0F}) {
+    for (const float moment : {-0.5F, 0.0F, 0.25F}) {
+      float value = 0.75F;
+      float first = moment;
+      const UpdateSpan span{.numel = 1,
+                            .gradient = &gradient,
+                            .gradient_dtype = Dtype::fp32,
+                            .values = &value,
+                            .first = &first};
+      update(rule, 0.5F, span);
+      const double g = 0.5 * gradient;
+      const double direction = 0.9 * moment + 0.1 * g;
+      const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
+      CHECK(value == Approx(0.75 * (1 - 0.05 * 0.1) - 0.05 * sign));
+      CHECK(first == Approx(0.99 * moment + 0.01 * g));
+    }
+  }
 }
 
 }  // namespace zerorun

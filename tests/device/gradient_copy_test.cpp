@@ -1,5 +1,5 @@
 // Copies and sums of gradients between all pairs of dtypes, against float64 and LibTorch's own rounding.
-#include "zero/gradient_copy.h"
+#include "device/gradient_copy.h"
 
 #include <torch/torch.h>
 

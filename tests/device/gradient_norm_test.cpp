@@ -1,5 +1,5 @@
 // The sum of squares against wider and compensated sums; the clipping factor by its formula.
-#include "optim/gradient_norm.h"
+#include "device/gradient_norm.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -131,19 +131,6 @@ TEST_CASE("sum of squares: 16-bit values give the bits of the same values in flo
       }
     }
   }
-}
-
-TEST_CASE("clip divisor: (norm + 1e-6) / limit where that exceeds 1, else 1") {
-  CHECK(clip_divisor(10, 1) == (10 + 1e-6) / 1);
-  CHECK(clip_divisor(3, 0.1) == (3 + 1e-6) / 0.1);
-  CHECK(clip_divisor(1, 1) == 1 + 1e-6);
-  CHECK(clip_divisor(0.999, 1) == 1);
-  CHECK(clip_divisor(0, 1) == 1);
-}
-
-TEST_CASE("clip divisor: a limit of 0 or below clips nothing") {
-  CHECK(clip_divisor(1e30, 0) == 1);
-  CHECK(clip_divisor(1e30, -1) == 1);
 }
 
 }  // namespace zerorun

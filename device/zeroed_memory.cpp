@@ -1,4 +1,4 @@
-#include "comm/zeroed_memory.h"
+#include "device/zeroed_memory.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>

@@ -1,4 +1,4 @@
-#include "zero/gradient_copy.h"
+#include "device/gradient_copy.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
-#include "comm/dtypes.h"
+#include "device/dtypes.h"
 
 namespace zerorun {
 namespace {

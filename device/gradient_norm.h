@@ -13,9 +13,4 @@ namespace zerorun {
 /// whatever the width of the vector registers; and for 16-bit values the bits of the same values in float32.
 double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd = widest_simd());
 
-/// The factor 1/d that gradients are multiplied with so that their norm is at most `limit` (0: no limit), as
-/// its inverse d >= 1: d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py,
-/// unscale_and_clip_grads).
-double clip_divisor(double norm, double limit);
-
 }  // namespace zerorun

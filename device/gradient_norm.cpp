@@ -1,4 +1,4 @@
-#include "optim/gradient_norm.h"
+#include "device/gradient_norm.h"
 
 #include <algorithm>
 #include <array>
@@ -53,11 +53,6 @@ double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd)
   double total = 0;
   for (double sum : sums) total += sum;
   return total;
-}
-
-double clip_divisor(double norm, double limit) {
-  if (limit <= 0) return 1;
-  return std::max(1.0, (norm + 1e-6) / limit);
 }
 
 }  // namespace zerorun

@@ -1,0 +1,30 @@
+// The key-value store at which the ranks of a job meet: rank 0 keeps it, or torchrun's agent does. Owned by
+// the communicators that use it; any thread. Each user has keys under a prefix of its own.
+#pragma once
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "comm/deadline.h"
+
+namespace zerorun {
+
+struct Environment;
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+
+/// Opens the store that `environment` (world size > 1) names, and returns when every rank has. The others can
+/// read what this rank brings, one word. Throws UserError (port in use) or CommError naming the ranks that
+/// did not come.
+StorePointer join_store(const Environment& environment, const std::string& word, const Deadline& deadline);
+
+/// The ranks that did not bring `word`.
+std::vector<int> ranks_without(c10d::Store& store, int world_size, const std::string& word);
+
+/// The same store with keys that nobody else sees.
+StorePointer part_of(const StorePointer& store, const std::string& name);
+
+/// Gloo's and c10d's errors without the backtrace they carry.
+std::string first_line(const char* message);
+
+}  // namespace zerorun

@@ -1,0 +1,35 @@
+// The CPU: what it is asked for is done when the call returns. Kernels of a step share LibTorch's intra-op
+// threads where the memory is worth it.
+#pragma once
+
+#include "device/device.h"
+
+namespace zerorun {
+
+class CpuDevice : public Device {
+ public:
+  c10::Device location() const override { return c10::kCPU; }
+  Streams& streams() override { return streams_; }
+  int64_t alignment() const override { return 64; }  // a cache line, and a full AVX-512 register
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
+
+  void zero(const at::Tensor& values) override;
+  void copy(const at::Tensor& to, const at::Tensor& from) override;
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                   const Finding& finding) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                  const Finding& finding) override;
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
+  void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) override;
+  void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) override;
+  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override;
+  void follow_written(const at::Tensor& master, const at::Tensor& values) override;
+
+ private:
+  Streams streams_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,90 @@
+// The formulas of optimizers, element by element in float32, for host and device alike: every kernel that
+// applies one gives the same bits, provided that it is compiled without fused multiply-add. Plain structs, no
+// LibTorch.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "device/host_device.h"
+
+namespace zerorun {
+
+/// What one element of a model owns.
+struct Element {
+  float value;
+  float first;   // first moment: Adam's exp_avg, a momentum buffer
+  float second;  // second moment: Adam's exp_avg_sq
+};
+
+// Each rule says how many moments it keeps, and changes an element by its gradient `g`.
+
+/// Adam (Kingma and Ba; weight decay added to the gradient) and AdamW (Loshchilov and Hutter; decoupled).
+struct AdamUpdate {
+  static constexpr int kMoments = 2;
+  float beta1;
+  float new_in_first;  // 1 - beta1
+  float beta2;
+  float new_in_second;  // 1 - beta2
+  float step_size;      // lr / (1 - beta1^t); lr without bias correction
+  float root_factor;    // 1 / sqrt(1 - beta2^t); 1 without bias correction
+  float eps;
+  float gradient_decay;  // Adam: weight decay
+  float value_decay;     // AdamW: lr * weight decay
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    g += gradient_decay * e.value;
+    e.first = beta1 * e.first + new_in_first * g;
+    e.second = beta2 * e.second + new_in_second * (g * g);
+    // Decay and step are subtracted together: the value is rounded once.
+    e.value -= value_decay * e.value + step_size * e.first / (std::sqrt(e.second) * root_factor + eps);
+  }
+};
+
+/// SGD without momentum.
+struct SgdUpdate {
+  static constexpr int kMoments = 0;
+  float lr;
+  float gradient_decay;  // weight decay
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    e.value -= lr * (g + gradient_decay * e.value);
+  }
+};
+
+/// SGD with momentum, as PyTorch defines it.
+struct MomentumUpdate {
+  static constexpr int kMoments = 1;
+  float lr;
+  float gradient_decay;  // weight decay
+  float momentum;
+  float new_in_first;  // 1 - dampening; 1 in the first step
+  float of_gradient;   // in the step: 1 with Nesterov momentum, else 0
+  float of_first;      // in the step: the momentum with Nesterov momentum, else 1
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    g += gradient_decay * e.value;
+    e.first = momentum * e.first + new_in_first * g;
+    e.value -= lr * (of_gradient * g + of_first * e.first);
+  }
+};
+
+/// Lion (Chen et al. 2023, algorithm 2).
+struct LionUpdate {
+  static constexpr int kMoments = 1;
+  float lr;
+  float beta1;
+  float new_in_step;  // 1 - beta1
+  float beta2;
+  float new_in_first;  // 1 - beta2
+  float kept;          // 1 - lr * weight decay
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    const float direction = beta1 * e.first + new_in_step * g;
+    const float sign = direction > 0 ? 1.0F : direction < 0 ? -1.0F : 0.0F;
+    e.first = beta2 * e.first + new_in_first * g;
+    e.value = e.value * kept - lr * sign;
+  }
+};
+
+}  // namespace zerorun

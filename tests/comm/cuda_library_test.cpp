@@ -1,0 +1,210 @@
+// How a rank gets on a GPU or not, with a driver and a CUDA part that are stand-ins. Where the NVIDIA driver
+// is installed, its own library is there first, and what needs the stand-in is left out.
+#include "comm/cuda_library.h"
+
+#include <dlfcn.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <iostream>
+
+#include "base/error.h"
+#include "comm/thread_communicator.h"
+#include "tests/comm/rank_processes.h"
+#include "tests/support/stderr_capture.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using std::chrono::milliseconds;
+using testing::Ending;
+using testing::run_processes;
+
+bool has_driver() {
+  static const bool has = [] {
+    const bool found = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+    if (found)
+      std::cout << "left out: what needs a stand-in for the NVIDIA driver, which is installed" << std::endl;
+    return found;
+  }();
+  return has;
+}
+
+// A process that has `gpus` GPUs and the CUDA part that stands in `library`.
+void set_up(int gpus, const std::string& library, const std::string& device, const std::string& wish = "") {
+  setenv("FAKE_GPUS", std::to_string(gpus).c_str(), 1);
+  setenv("FAKE_CUDA", wish.c_str(), 1);
+  setenv("ZERORUN_CUDA_LIBRARY", library.c_str(), 1);
+  setenv("ZERORUN_DEVICE", device.c_str(), 1);
+  // Found by its name from now on.
+  if (!dlopen(ZERORUN_FAKE_DRIVER, RTLD_NOW | RTLD_GLOBAL)) throw std::runtime_error(dlerror());
+}
+
+std::string sum_of_all(Communicator& communicator) {
+  at::Tensor tensor = at::full({3}, communicator.rank() + 1.0F);
+  communicator.all_reduce(tensor, "greeting")->wait();
+  return communicator.device().location().str() + " " + std::to_string(tensor.sum().item<double>());
+}
+
+// What connect() comes to in a process of its own, behind what it logs.
+std::string outcome(int gpus, const std::string& library, const std::string& device,
+                    const std::string& wish = "") {
+  const auto endings = run_processes(1, [&](int) {
+    set_up(gpus, library, device, wish);
+    testing::StderrCapture log;
+    try {
+      const std::string result = sum_of_all(*connect());
+      return log.text() + result;
+    } catch (const UserError& error) {
+      return log.text() + "UserError: " + error.what();
+    } catch (const CommError& error) {
+      return log.text() + "CommError: " + error.what();
+    }
+  });
+  return endings.front().text;
+}
+
+constexpr char kOnCpu[] = "cpu 3.000000";
+
+}  // namespace
+
+TEST_CASE("cuda library: errors thrown in it are caught by their types") {
+  const CudaLibrary library = load_cuda_library({"/nowhere/libzerorun_cuda.so", ZERORUN_FAKE_CUDA});
+  REQUIRE(library.connect);
+  CHECK(library.failure.empty());
+  const std::shared_ptr<Communicator> control = make_thread_communicators(1).front();
+  std::shared_ptr<Communicator> result;
+  setenv("FAKE_CUDA", "UserError", 1);
+  CHECK_THROWS_AS(library.connect({}, control, nullptr, result), UserError);
+  CHECK_THROWS_WITH(library.connect({}, control, nullptr, result), "a mistake");
+  setenv("FAKE_CUDA", "CommError", 1);
+  CHECK_THROWS_AS(library.connect({}, control, nullptr, result), CommError);
+  setenv("FAKE_CUDA", "InternalError", 1);
+  CHECK_THROWS_AS(library.connect({}, control, nullptr, result), InternalError);
+  CHECK_FALSE(result);
+  setenv("FAKE_CUDA", "", 1);
+  library.connect({}, control, nullptr, result);
+  CHECK(result == control);
+  unsetenv("FAKE_CUDA");
+}
+
+TEST_CASE("cuda library: the one that is there and does not fit is not passed over") {
+  // A library without the function, in front of one that has it.
+  const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
+  CHECK_FALSE(library.connect);
+  CHECK_THAT(library.failure,
+             Contains("undefined symbol: zerorun_connect_cuda") && Contains("build ZeroRun anew"));
+  // No library at all.
+  const CudaLibrary text =
+      load_cuda_library({ZERORUN_SOURCE_DIR "/tests/comm/CMakeLists.txt", ZERORUN_FAKE_CUDA});
+  CHECK_FALSE(text.connect);
+  CHECK_THAT(text.failure, Contains("CMakeLists.txt"));
+}
+
+TEST_CASE("cuda library: a load that fails is explained by which library is missing") {
+  CHECK_THAT(
+      explain_load_failure("libzerorun_cuda.so: cannot open shared object file: No such file or directory"),
+      StartsWith("cannot load the CUDA part of ZeroRun: libzerorun_cuda.so: cannot open") &&
+          Contains("build ZeroRun where the CUDA toolkit is found") && Contains("ZERORUN_CUDA_LIBRARY"));
+  CHECK_THAT(explain_load_failure("libnccl.so.2: cannot open shared object file: No such file or directory"),
+             Contains("install libnccl.so.2, or let LD_LIBRARY_PATH name its folder"));
+  CHECK_THAT(explain_load_failure("/opt/libtorch_cuda.so: undefined symbol: ncclDevCommCreate"),
+             Contains("undefined symbol: ncclDevCommCreate") && Contains("another version"));
+  CHECK_THAT(load_cuda_library({"libzerorun_cuda_nowhere.so"}).failure,
+             Contains("libzerorun_cuda_nowhere.so"));
+}
+
+TEST_CASE("device: the CPU is taken where there is no GPU, without a word") {
+  if (has_driver()) return;
+  CHECK(outcome(0, ZERORUN_FAKE_CUDA, "auto", "UserError") == kOnCpu);
+  CHECK(outcome(0, ZERORUN_FAKE_CUDA, "", "UserError") == kOnCpu);
+}
+
+TEST_CASE("device: the CPU is taken where it is wanted, GPUs or not, without a word") {
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cpu", "UserError") == kOnCpu);
+}
+
+TEST_CASE("device: GPUs are taken where there are any") {
+  if (has_driver()) return;
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the stand-in gives back what it gets
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto", "report") ==
+        "CommError: local rank 0 of 1, no store, control of 1");
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cuda", "report") ==
+        "CommError: local rank 0 of 1, no store, control of 1");
+}
+
+TEST_CASE("device: a GPU without the CUDA part is a warning, or an error if GPUs are asked for") {
+  if (has_driver()) return;
+  CHECK_THAT(
+      outcome(2, "/nowhere/libzerorun_cuda.so", "auto"),
+      StartsWith(
+          "zerorun: warning: training runs on the CPU, though there is a GPU: cannot load the CUDA part") &&
+          Contains("ZERORUN_CUDA_LIBRARY") && Contains("--device cpu") && Catch::Matchers::EndsWith(kOnCpu));
+  CHECK_THAT(
+      outcome(2, "/nowhere/libzerorun_cuda.so", "cuda"),
+      StartsWith(
+          "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but cannot load"));
+}
+
+TEST_CASE("device: GPUs that are asked for and not there are an error with the driver's reason") {
+  if (has_driver()) return;
+  CHECK(outcome(0, ZERORUN_FAKE_CUDA, "cuda") ==
+        "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
+        "driver's "
+        "cuInit says CUDA_ERROR_NO_DEVICE");
+  const auto endings = run_processes(1, [](int) {
+    setenv("ZERORUN_DEVICE", "cuda", 1);
+    return sum_of_all(*connect());
+  });
+  CHECK_THAT(endings.front().text, StartsWith("UserError: training on GPUs is asked for") &&
+                                       Contains("there is no NVIDIA driver") && Contains("libcuda.so.1"));
+}
+
+TEST_CASE("device: ranks join over the store, and each has its place on the machine") {
+  if (has_driver()) return;
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) {
+    testing::set_rank_variables(rank, 2, port, milliseconds(20000));
+    set_up(2, ZERORUN_FAKE_CUDA, "auto", "report");
+    return sum_of_all(*connect());
+  });
+  for (int rank : {0, 1}) {
+    CHECK(endings[rank].text ==
+          "CommError: local rank " + std::to_string(rank) + " of 2, a store, control of 2");
+  }
+}
+
+TEST_CASE("device: all ranks train on GPUs or none does") {
+  if (has_driver()) return;
+  const int port = testing::free_port();
+  const auto endings = run_processes(3, [&](int rank) {
+    testing::set_rank_variables(rank, 3, port, milliseconds(20000));
+    set_up(rank == 1 ? 0 : 2, ZERORUN_FAKE_CUDA, "auto", "report");
+    testing::StderrCapture log;
+    const std::string result = sum_of_all(*connect());
+    return log.text() + result;
+  });
+  CHECK_THAT(endings[0].text,
+             StartsWith("zerorun: warning: training runs on the CPU: every rank needs a GPU that it "
+                        "can use, and rank 1 found none"));
+  for (int rank : {1, 2}) CHECK(endings[rank].text == "cpu 18.000000");
+}
+
+TEST_CASE("device: a rank without GPU is named where GPUs are asked for") {
+  if (has_driver()) return;
+  const int port = testing::free_port();
+  const auto endings = run_processes(
+      2,
+      [&](int rank) {
+        testing::set_rank_variables(rank, 2, port, milliseconds(20000));
+        set_up(2, ZERORUN_FAKE_CUDA, rank == 1 ? "cpu" : "cuda", "report");
+        return sum_of_all(*connect());
+      },
+      1);
+  CHECK_THAT(endings[0].text, StartsWith("UserError: ") && Contains("rank 1 found none"));
+}
+
+}  // namespace zerorun

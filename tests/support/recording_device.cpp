@@ -1,0 +1,199 @@
+#include "tests/support/recording_device.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <utility>
+
+#include "device/zeroed_memory.h"
+
+namespace zerorun::testing {
+namespace {
+
+struct RecordedEvent : Event::State {
+  StreamChecker::Clock clock{};
+};
+
+class RecordingStreams : public Streams {
+ public:
+  explicit RecordingStreams(Recording& recording) : recording_(&recording) {}
+
+  bool asynchronous() const override { return true; }
+  StreamId current() const override { return current_; }
+  void set_current(StreamId stream) override { current_ = stream; }
+  StreamId of(Lane lane) const override { return 1 + static_cast<StreamId>(lane); }
+
+  void record(Event& event, StreamId stream) override {
+    if (!event.state) event.state = std::make_unique<RecordedEvent>();
+    static_cast<RecordedEvent&>(*event.state).clock = recording_->checker.now(stream);
+  }
+  void wait(const Event& event, StreamId stream, Handover handover) override {
+    if (!event.state || handover == recording_->dropped) return;
+    ++recording_->waits[static_cast<size_t>(handover)];
+    recording_->checker.wait(static_cast<const RecordedEvent&>(*event.state).clock, stream);
+  }
+  void await(const Event& event, std::chrono::milliseconds, const std::string&) override {
+    ++recording_->host_waits;
+    recording_->checker.wait_on_host(static_cast<const RecordedEvent&>(*event.state).clock);
+  }
+  void note_use(const at::Tensor& memory, bool written) override {
+    use(memory, written, "an operator of the model");
+  }
+
+  void use(const at::Tensor& tensor, bool writes, const std::string& what) {
+    if (!tensor.defined() || tensor.numel() == 0) return;
+    recording_->checker.use(tensor.const_data_ptr(), tensor.nbytes(), current_, writes, what);
+  }
+
+ private:
+  Recording* recording_;
+  StreamId current_ = 0;  // all of a rank happens in one thread
+};
+
+class RecordingDevice : public CpuDevice {
+ public:
+  explicit RecordingDevice(Recording& recording) : recording_(&recording), streams_(recording) {}
+
+  Streams& streams() override { return streams_; }
+  RecordingStreams& recording_streams() { return streams_; }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
+    void* begin = memory.mutable_data_ptr();
+    recording_->checker.add_memory(begin, memory.nbytes(), streams_.current());
+    ++recording_->allocations;
+    auto free = [memory, recording = recording_](void* gone) {
+      recording->checker.remove_memory(gone);
+      ++recording->frees;
+    };
+    return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
+  }
+
+  void zero(const at::Tensor& values) override {
+    streams_.use(values, true, "zero");
+    CpuDevice::zero(values);
+  }
+  void copy(const at::Tensor& to, const at::Tensor& from) override {
+    uses({from}, {to}, "copy");
+    CpuDevice::copy(to, from);
+  }
+  // Slots are told atomically: for the order, that is like reading them.
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                   const Finding& finding) override {
+    uses({from, finding.tally}, {to}, "copy_scaled");
+    CpuDevice::copy_scaled(to, from, factor, finding);
+  }
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                  const Finding& finding) override {
+    uses({from, finding.tally}, {to}, "add_scaled");
+    CpuDevice::add_scaled(to, from, factor, finding);
+  }
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override {
+    uses({from}, {to}, "copy_scaled");
+    CpuDevice::copy_scaled(to, from, factor);
+  }
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override {
+    uses({from}, {to}, "add_scaled");
+    CpuDevice::add_scaled(to, from, factor);
+  }
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override {
+    uses({values}, {tally}, "add_squares");
+    CpuDevice::add_squares(tally, values, number);
+  }
+  void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) override {
+    uses({}, {exchange, tally}, "publish");
+    CpuDevice::publish(exchange, tally, rank, ranks);
+  }
+  void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) override {
+    uses({}, {exchange}, "decide");
+    CpuDevice::decide(exchange, ranks, rule);
+  }
+  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override {
+    uses({tensors.gradient, facts}, {tensors.values, tensors.first, tensors.second, tensors.rounded},
+         "update");
+    CpuDevice::update(rule, tensors, facts);
+  }
+  void follow_written(const at::Tensor& master, const at::Tensor& values) override {
+    uses({values}, {master}, "follow_written");
+    CpuDevice::follow_written(master, values);
+  }
+
+ private:
+  void uses(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
+            const std::string& what) {
+    for (const at::Tensor& tensor : read) streams_.use(tensor, false, what);
+    for (const at::Tensor& tensor : written) streams_.use(tensor, true, what);
+  }
+
+  Recording* recording_;
+  RecordingStreams streams_;
+};
+
+// The same memory. Rank-threads keep each other's tensors for a while: what is freed must be so by its owner.
+at::Tensor borrowed(const at::Tensor& tensor) {
+  return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.options());
+}
+
+struct Done : Work {
+  void wait() override {}
+};
+
+// On the current stream, as a collective of a GPU is, and over when it has been started.
+class RecordingCommunicator : public Communicator {
+ public:
+  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device)
+      : Communicator(inner->rank(), inner->world_size(), inner->timeout(), *device),
+        inner_(std::move(inner)),
+        device_(std::move(device)) {}
+
+ private:
+  void open_group() override { grouping_ = true; }
+  void close_group(bool) override {
+    grouping_ = false;
+    for (CollectiveCall& call : std::exchange(held_, {})) start(std::move(call));
+  }
+
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    if (grouping_) {
+      held_.push_back(std::move(call));
+      return std::make_unique<Done>();
+    }
+    const std::string what = describe(call);
+    device_->recording_streams().use(call.input, false, what);
+    device_->recording_streams().use(call.output, true, what);
+    call.input = borrowed(call.input);
+    call.output = borrowed(call.output);
+    switch (call.kind) {
+      case Collective::reduce_scatter:
+        inner_->reduce_scatter(call.output, call.input, call.label)->wait();
+        break;
+      case Collective::all_gather:
+        inner_->all_gather(call.output, call.input, call.label, call.reason)->wait();
+        break;
+      case Collective::all_reduce:
+        inner_->all_reduce(call.output, call.label)->wait();
+        break;
+      case Collective::broadcast:
+        inner_->broadcast(call.output, call.root, call.label)->wait();
+        break;
+      case Collective::barrier:
+        inner_->barrier(call.label)->wait();
+        break;
+    }
+    return std::make_unique<Done>();
+  }
+
+  std::shared_ptr<Communicator> inner_;
+  std::unique_ptr<RecordingDevice> device_;
+  bool grouping_ = false;
+  std::vector<CollectiveCall> held_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
+                                                          Recording& recording) {
+  return std::make_shared<RecordingCommunicator>(std::move(inner),
+                                                 std::make_unique<RecordingDevice>(recording));
+}
+
+}  // namespace zerorun::testing

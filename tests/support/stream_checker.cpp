@@ -1,0 +1,84 @@
+#include "tests/support/stream_checker.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace zerorun::testing {
+namespace {
+
+uintptr_t address_of(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory);
+}
+
+void join(StreamChecker::Clock& clock, const StreamChecker::Clock& other) {
+  for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], other[i]);
+}
+
+std::string name_of_stream(StreamId stream) {
+  constexpr std::array<const char*, 4> kNames = {"compute", "gather", "reduce", "copy"};
+  return stream < static_cast<StreamId>(kNames.size()) ? kNames[stream] : "stream " + std::to_string(stream);
+}
+
+}  // namespace
+
+void StreamChecker::add_memory(const void* begin, size_t bytes, StreamId stream) {
+  memory_.push_back({address_of(begin), address_of(begin) + bytes});
+  use(begin, bytes, stream, true, "fill with zeros");
+}
+
+void StreamChecker::remove_memory(const void* begin) {
+  const auto found = std::ranges::find(memory_, address_of(begin), &Memory::begin);
+  ZR_CHECK(found != memory_.end(), "memory that nobody added");
+  const Memory gone = *found;
+  memory_.erase(found);
+  std::erase_if(uses_, [&](const Use& use) { return use.begin < gone.end && gone.begin < use.end; });
+  for (const Clock& clock : clocks_) join(host_, clock);
+}
+
+bool StreamChecker::knows(const void* address) const {
+  return std::ranges::any_of(memory_, [at = address_of(address)](const Memory& memory) {
+    return memory.begin <= at && at < memory.end;
+  });
+}
+
+// The host has given this work after all that it has seen end.
+void StreamChecker::follow_host(StreamId stream) {
+  join(clocks_.at(stream), host_);
+}
+
+void StreamChecker::use(const void* begin, size_t bytes, StreamId stream, bool writes,
+                        const std::string& what) {
+  if (bytes == 0 || !knows(begin)) return;
+  follow_host(stream);
+  Clock& clock = clocks_.at(stream);
+  const Use mine{address_of(begin), address_of(begin) + bytes, stream, ++clock[stream], writes, what};
+  for (const Use& other : uses_) {
+    if (other.end <= mine.begin || mine.end <= other.begin || !(other.writes || writes)) continue;
+    if (other.time <= clock[other.stream]) continue;
+    violations_.push_back(name_of_stream(stream) + (writes ? " writes (" : " reads (") + what + ") what " +
+                          name_of_stream(other.stream) + (other.writes ? " writes (" : " reads (") +
+                          other.what + "), and nothing puts them in order");
+  }
+  // What a write covers has been dealt with; of equal reads by one stream the last says it all.
+  std::erase_if(uses_, [&](const Use& other) {
+    const bool covered = mine.begin <= other.begin && other.end <= mine.end;
+    return covered && (writes || (!other.writes && other.stream == stream));
+  });
+  uses_.push_back(mine);
+}
+
+StreamChecker::Clock StreamChecker::now(StreamId stream) {
+  follow_host(stream);
+  return clocks_.at(stream);
+}
+
+void StreamChecker::wait(const Clock& event, StreamId stream) {
+  join(clocks_.at(stream), event);
+}
+
+void StreamChecker::wait_on_host(const Clock& event) {
+  join(host_, event);
+}
+
+}  // namespace zerorun::testing
