@@ -1,0 +1,14 @@
+#!/bin/sh
+# Runs nvcc and keeps what its assembler says about each kernel (registers, stack, spills) as a file.
+# Usage: ptxas_report.sh REPORT nvcc ARGUMENTS...
+report=$1
+shift
+"$@" 2> "$report.new"
+status=$?
+if [ "$status" -eq 0 ]; then
+  mv "$report.new" "$report"
+else
+  cat "$report.new" >&2
+  rm -f "$report" "$report.new"
+fi
+exit "$status"

@@ -1,0 +1,260 @@
+#include "cuda/cuda_device.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "cuda/cuda_check.h"
+#include "cuda/kernel_bodies.h"
+#include "device/dtypes.h"
+
+namespace zerorun {
+namespace {
+
+// Many small blocks: they end at different times, and memory is busy to the last.
+constexpr int64_t kBlocksPerMultiprocessor = 32;
+
+// Makes GPU `index` the thread's current one.
+c10::Device choose(int index) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    throw UserError(std::string("no GPU to run on: ") + cudaGetErrorString(status));
+  }
+  if (index < 0 || index >= count) {
+    throw UserError("no GPU with number " + std::to_string(index) + ": this process sees " +
+                    std::to_string(count) + " (CUDA_VISIBLE_DEVICES says which)");
+  }
+  int major = 0;
+  int minor = 0;
+  ZR_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
+  ZR_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
+  if (major < 8) {
+    throw UserError("GPU " + std::to_string(index) + " has compute capability " + std::to_string(major) +
+                    "." + std::to_string(minor) + ": 8.0 (A100) or later is needed");
+  }
+  const auto device = static_cast<c10::DeviceIndex>(index);
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  c10::cuda::set_device(device);
+  return {c10::kCUDA, device};
+}
+
+int64_t blocks_of(c10::Device device) {
+  int multiprocessors = 0;
+  ZR_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device.index()));
+  return kBlocksPerMultiprocessor * multiprocessors;
+}
+
+[[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, cudaError_t status) {
+  cudaGetLastError();
+  size_t free = 0;
+  size_t total = 0;
+  cudaMemGetInfo(&free, &total);
+  throw Error(whose + " has no " + std::to_string(bytes) + " bytes of memory left (" + std::to_string(free) +
+              " of the GPU's " + std::to_string(total) + " are free): " + cudaGetErrorString(status));
+}
+
+// Never null, so that a tensor without elements has a device too.
+size_t allocated_bytes(int64_t numel, at::ScalarType dtype) {
+  return std::max<size_t>(static_cast<size_t>(numel) * c10::elementSize(dtype), 1);
+}
+
+// What memory has been used for is done before it goes. Called by destructors, in any thread; says nothing,
+// since at a program's end CUDA may be gone.
+void free_memory(c10::DeviceIndex device, void* memory, cudaError_t (*free)(void*)) {
+  int outer = device;
+  cudaGetDevice(&outer);
+  if (outer != device) cudaSetDevice(device);
+  cudaDeviceSynchronize();
+  free(memory);
+  if (outer != device) cudaSetDevice(outer);
+  cudaGetLastError();
+}
+
+UpdateSpan span_of(const UpdateTensors& tensors) {
+  auto floats = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
+  };
+  const bool rounds = tensors.rounded.defined();
+  return {.numel = tensors.values.numel(),
+          .gradient = tensors.gradient.const_data_ptr(),
+          .gradient_dtype = dtype_of(tensors.gradient),
+          .values = floats(tensors.values),
+          .first = floats(tensors.first),
+          .second = floats(tensors.second),
+          .rounded = rounds ? tensors.rounded.mutable_data_ptr() : nullptr,
+          .rounded_dtype = rounds ? dtype_of(tensors.rounded) : Dtype::bf16};
+}
+
+Tally* tally_in(const at::Tensor& tensor) {
+  ZR_CHECK(tensor.nbytes() >= sizeof(Tally), std::to_string(tensor.nbytes()) + " bytes");
+  return static_cast<Tally*>(tensor.mutable_data_ptr());
+}
+
+void check_pair(const at::Tensor& to, const at::Tensor& from) {
+  ZR_CHECK(to.numel() == from.numel(),
+           std::to_string(from.numel()) + " values to " + std::to_string(to.numel()));
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index)
+    : location_(choose(index)), max_blocks_(blocks_of(location_)), streams_(location_) {
+  ZR_CUDA(cudaStreamCreateWithFlags(&filling_, cudaStreamNonBlocking));
+}
+
+CudaDevice::~CudaDevice() {
+  for (const auto& [stream, scratch] : scratch_) free_memory(location_.index(), scratch, cudaFree);
+  cudaStreamDestroy(filling_);
+}
+
+at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
+  const size_t bytes = allocated_bytes(numel, dtype);
+  void* memory = nullptr;
+  cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    c10::cuda::CUDACachingAllocator::emptyCache();  // what LibTorch keeps and does not use
+    status = cudaMalloc(&memory, bytes);
+  }
+  if (status != cudaSuccess) fail_allocation("GPU " + std::to_string(location_.index()), bytes, status);
+  ZR_CUDA(cudaMemsetAsync(memory, 0, bytes, filling_));
+  ZR_CUDA(cudaStreamSynchronize(filling_));
+  return at::from_blob(
+      memory, {numel}, [device = location_.index()](void* freed) { free_memory(device, freed, cudaFree); },
+      at::TensorOptions().dtype(dtype).device(location_), location_);
+}
+
+at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
+  const size_t bytes = allocated_bytes(numel, dtype);
+  void* memory = nullptr;
+  const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (status != cudaSuccess) fail_allocation("the host", bytes, status);
+  std::memset(memory, 0, bytes);
+  return at::from_blob(
+      memory, {numel},
+      [device = location_.index()](void* freed) { free_memory(device, freed, cudaFreeHost); },
+      at::TensorOptions().dtype(dtype));
+}
+
+void CudaDevice::zero(const at::Tensor& values) {
+  check_here(values);
+  if (values.numel() == 0) return;
+  ZR_CUDA(cudaMemsetAsync(values.mutable_data_ptr(), 0, values.nbytes(), stream()));
+}
+
+void CudaDevice::copy(const at::Tensor& to, const at::Tensor& from) {
+  ZR_CHECK(to.nbytes() == from.nbytes() && to.is_contiguous() && from.is_contiguous(),
+           "copies of different sizes");
+  ZR_CHECK(to.device() == location_ || from.device() == location_, "a copy among others");
+  if (to.numel() == 0) return;
+  ZR_CUDA(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes(), cudaMemcpyDefault,
+                          stream()));
+}
+
+void CudaDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                             const Finding& finding) {
+  check_pair(to, from);
+  ZR_CUDA(cuda::copy_scaled(launch(), target(to), source(from), to.numel(), factor, told(finding)));
+}
+
+void CudaDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                            const Finding& finding) {
+  check_pair(to, from);
+  ZR_CUDA(cuda::add_scaled(launch(), target(to), source(from), to.numel(), factor, told(finding)));
+}
+
+void CudaDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  check_pair(to, from);
+  ZR_CUDA(cuda::copy_scaled(launch(), target(to), source(from), to.numel(), factor, {}));
+}
+
+void CudaDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  check_pair(to, from);
+  ZR_CUDA(cuda::add_scaled(launch(), target(to), source(from), to.numel(), factor, {}));
+}
+
+void CudaDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) {
+  check_here(tally);
+  if (values.numel() == 0) return;
+  const cuda::Launch given = launch();
+  ZR_CUDA(cuda::add_squares(given, tally_in(tally), scratch_of(given.stream), source(values), values.numel(),
+                            number));
+}
+
+void CudaDevice::publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) {
+  check_here(exchange);
+  check_here(tally);
+  ZR_CHECK(exchange.numel() >= exchanged_numel(ranks), std::to_string(exchange.numel()) + " elements");
+  ZR_CUDA(cuda::publish(stream(), tally_in(tally), exchange.mutable_data_ptr<double>(), rank, ranks));
+}
+
+void CudaDevice::decide(const at::Tensor& exchange, int ranks, const StepRule& rule) {
+  check_here(exchange);
+  ZR_CHECK(exchange.numel() >= exchanged_numel(ranks) + kFactsNumel,
+           std::to_string(exchange.numel()) + " elements");
+  ZR_CUDA(cuda::decide(stream(), exchange.mutable_data_ptr<double>(), ranks, rule));
+}
+
+void CudaDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) {
+  check_here(facts);
+  ZR_CHECK(facts.nbytes() >= sizeof(StepFacts), std::to_string(facts.nbytes()) + " bytes");
+  for (const at::Tensor* tensor :
+       {&tensors.gradient, &tensors.values, &tensors.first, &tensors.second, &tensors.rounded}) {
+    if (!tensor->defined()) continue;
+    check_here(*tensor);
+    check_pair(*tensor, tensors.values);
+  }
+  const auto* known = static_cast<const StepFacts*>(facts.const_data_ptr());
+  const UpdateSpan span = span_of(tensors);
+  std::visit([&](const auto& formula) { ZR_CUDA(cuda::update(launch(), formula, span, known)); }, rule);
+}
+
+void CudaDevice::follow_written(const at::Tensor& master, const at::Tensor& values) {
+  check_here(master);
+  check_pair(master, values);
+  ZR_CUDA(cuda::follow_written(launch(), master.mutable_data_ptr<float>(), source(values), values.numel()));
+}
+
+// One for each stream, so that sums on several streams do not meet. A stream's first makes it.
+cuda::SquaresScratch* CudaDevice::scratch_of(cudaStream_t stream) {
+  const std::lock_guard lock(scratch_mutex_);
+  for (const auto& [owner, scratch] : scratch_) {
+    if (owner == stream) return scratch;
+  }
+  void* memory = nullptr;
+  ZR_CUDA(cudaMalloc(&memory, sizeof(cuda::SquaresScratch)));
+  auto* made = static_cast<cuda::SquaresScratch*>(memory);
+  scratch_.emplace_back(stream, made);
+  ZR_CUDA(cudaMemsetAsync(memory, 0, sizeof(cuda::SquaresScratch), stream));
+  return made;
+}
+
+void CudaDevice::check_here(const at::Tensor& tensor) const {
+  ZR_CHECK(tensor.device() == location_ && tensor.is_contiguous(),
+           "a tensor on " + tensor.device().str() + " for " + location_.str());
+}
+
+cuda::Target CudaDevice::target(const at::Tensor& tensor) const {
+  check_here(tensor);
+  return {tensor.mutable_data_ptr(), dtype_of(tensor)};
+}
+
+cuda::Source CudaDevice::source(const at::Tensor& tensor) const {
+  check_here(tensor);
+  return {tensor.const_data_ptr(), dtype_of(tensor)};
+}
+
+cuda::Told CudaDevice::told(const Finding& finding) const {
+  check_here(finding.tally);
+  return {&tally_in(finding.tally)->gradient, finding.number};
+}
+
+}  // namespace zerorun

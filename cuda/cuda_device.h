@@ -1,0 +1,69 @@
+// One GPU: its memory, streams and kernels. Owned by what holds its communicator; any thread whose current
+// GPU it is (the constructor makes it the constructing thread's; LibTorch's backward threads have it).
+//
+// Memory is CUDA's own, beside LibTorch's caching allocator: slabs that live as long as the engine, which any
+// stream may use when events say so.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/cuda_streams.h"
+#include "cuda/kernels.h"
+#include "device/device.h"
+
+namespace zerorun {
+
+class CudaDevice : public Device {
+ public:
+  /// Throws UserError when there is no such GPU, or none that the kernels are made for.
+  explicit CudaDevice(int index);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  c10::Device location() const override { return location_; }
+  CudaStreams& streams() override { return streams_; }
+  /// What CUDA's own allocations have, and cuBLAS looks for.
+  int64_t alignment() const override { return 256; }
+  /// Zero for every stream when it returns. Waits for no work of other streams, but cudaMalloc() may.
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  /// Pinned.
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
+
+  void zero(const at::Tensor& values) override;
+  void copy(const at::Tensor& to, const at::Tensor& from) override;
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                   const Finding& finding) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                  const Finding& finding) override;
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
+  void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) override;
+  void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) override;
+  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override;
+  void follow_written(const at::Tensor& master, const at::Tensor& values) override;
+
+ private:
+  cudaStream_t stream() const { return streams_.handle(streams_.current()); }
+  cuda::Launch launch() const { return {stream(), max_blocks_}; }
+  cuda::SquaresScratch* scratch_of(cudaStream_t stream);
+  void check_here(const at::Tensor& tensor) const;
+  cuda::Target target(const at::Tensor& tensor) const;
+  cuda::Source source(const at::Tensor& tensor) const;
+  cuda::Told told(const Finding& finding) const;
+
+  c10::Device location_;
+  int64_t max_blocks_;
+  CudaStreams streams_;
+  cudaStream_t filling_;  // for zeros of new memory: never behind work that waits for another rank
+  std::mutex scratch_mutex_;
+  std::vector<std::pair<cudaStream_t, cuda::SquaresScratch*>> scratch_;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,64 @@
+#include "cuda/issue_history.h"
+
+#include <sstream>
+
+namespace zerorun {
+namespace {
+
+// Collectives between two checkpoints, and how many of these are remembered.
+constexpr int64_t kEvery = 16;
+constexpr int64_t kKept = 256;
+
+}  // namespace
+
+IssueHistory::IssueHistory() {
+  for (OfKind& kind : kinds_) kind.kept.resize(kKept);
+}
+
+void IssueHistory::add(const CollectiveCall& call) {
+  OfKind& kind = kinds_[static_cast<size_t>(call.kind)];
+  kind.hash = (kind.hash ^ static_cast<uint64_t>(call.input.numel())) * 1099511628211ULL;
+  for (unsigned char byte : call.label) kind.hash = (kind.hash ^ byte) * 1099511628211ULL;
+  if (++kind.count % kEvery != 0) return;
+  Checkpoint& checkpoint = kind.kept[kind.count / kEvery % kKept];
+  checkpoint.count = kind.count;
+  checkpoint.hash = kind.hash;
+  checkpoint.words = describe(call);
+}
+
+// Of each kind the last checkpoint, in two lines.
+std::string IssueHistory::told() const {
+  std::ostringstream text;
+  for (size_t which = 0; which < kinds_.size(); ++which) {
+    const OfKind& kind = kinds_[which];
+    if (kind.count < kEvery) continue;
+    const Checkpoint& last = kind.kept[kind.count / kEvery % kKept];
+    text << which << ' ' << last.count << ' ' << last.hash << '\n' << last.words << '\n';
+  }
+  return text.str();
+}
+
+std::optional<std::string> IssueHistory::difference(const std::string& told, int rank, int other) {
+  std::istringstream text(told);
+  size_t which = 0;
+  Checkpoint theirs;
+  while (text >> which >> theirs.count >> theirs.hash && text.ignore() && std::getline(text, theirs.words)) {
+    if (which >= kinds_.size()) continue;
+    OfKind& kind = kinds_[which];
+    const Checkpoint& mine = kind.kept[theirs.count / kEvery % kKept];
+    if (mine.count != theirs.count) continue;
+    if (mine.hash == theirs.hash) {
+      kind.agreed = theirs.count;
+      continue;
+    }
+    return "ranks " + std::to_string(other) + " and " + std::to_string(rank) +
+           " have not started the same: among their calls " + std::to_string(kind.agreed + 1) + " to " +
+           std::to_string(theirs.count) + " of " + name_of(static_cast<Collective>(which)) +
+           " some differ (the last are " + theirs.words + " on rank " + std::to_string(other) + ", " +
+           mine.words + " on rank " + std::to_string(rank) +
+           "). Values of equal sizes have been taken for each other";
+  }
+  return std::nullopt;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,368 @@
+// What one thread of a kernel does, as plain functions of its place among the threads: a test on the host
+// runs them thread by thread and compares with device/cpu_device.h. kernels.cu makes kernels of them.
+//
+// All arithmetic is that of the CPU's kernels, element by element, so that bits are the same. Three things
+// differ: which of its many patterns a NaN that arithmetic makes gets; the order in which add_squares adds
+// float64 numbers; and findings, which every thread tells for what it has seen instead of once for the whole:
+// the smallest number wins, and that is the CPU's.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "cuda/values.h"
+#include "device/step_facts.h"
+#include "device/update_rules.h"
+
+namespace zerorun::cuda {
+
+/// The place of a thread in its kernel.
+struct Thread {
+  int64_t index;
+  int64_t count;
+};
+
+/// Which elements are taken one by one, and which in groups of one access each.
+struct Division {
+  int64_t numel;
+  int64_t head;    // elements before the first group
+  int64_t groups;  // what is behind the last one is taken one by one again
+};
+
+/// Where an array begins, and the bytes of its elements.
+struct Array {
+  const void* memory;
+  int64_t element;
+};
+
+/// Groups of `width` elements that are aligned in all arrays (null: there is none); none if no place is.
+inline Division divide(int64_t numel, int width, std::initializer_list<Array> arrays) {
+  auto aligned = [&](int64_t head) {
+    for (const Array& array : arrays) {
+      if (array.memory == nullptr) continue;
+      const auto place =
+          reinterpret_cast<uintptr_t>(array.memory) + static_cast<uintptr_t>(head * array.element);
+      const int64_t group = array.element * width;
+      if (place % static_cast<uintptr_t>(group < kAccess ? group : kAccess) != 0) return false;
+    }
+    return true;
+  };
+  for (int64_t head = 0; head < width && head + width <= numel; ++head) {
+    if (aligned(head)) return {numel, head, (numel - head) / width};
+  }
+  return {numel, 0, 0};
+}
+
+/// Runs a body for all elements that are `thread`'s. A body has `kWidth`, the size of its groups, and the two
+/// halves of its work on N elements from an index on: take<N>(index) reads, give<N>(index, taken) computes
+/// and writes. `kAhead` groups are taken before the first is given, so that as many loads are under way.
+template <typename Body>
+ZERORUN_HOST_DEVICE void run(Body& body, const Division& division, const Thread& thread) {
+  constexpr int kWidth = Body::kWidth;
+  using Taken = decltype(body.template take<kWidth>(0));
+  for (int64_t first = thread.index; first < division.groups; first += Body::kAhead * thread.count) {
+    Taken taken[Body::kAhead] = {};
+    ZERORUN_UNROLL
+    for (int i = 0; i < Body::kAhead; ++i) {
+      const int64_t group = first + i * thread.count;
+      if (group < division.groups) taken[i] = body.template take<kWidth>(division.head + group * kWidth);
+    }
+    ZERORUN_UNROLL
+    for (int i = 0; i < Body::kAhead; ++i) {
+      const int64_t group = first + i * thread.count;
+      if (group < division.groups) body.template give<kWidth>(division.head + group * kWidth, taken[i]);
+    }
+  }
+  const int64_t grouped = division.groups * kWidth;
+  for (int64_t i = thread.index; i < division.numel - grouped; i += thread.count) {
+    const int64_t index = i < division.head ? i : i + grouped;
+    body.template give<1>(index, body.template take<1>(index));
+  }
+}
+
+ZERORUN_HOST_DEVICE void keep_larger(uint64_t& slot, uint64_t other) {
+  if (other > slot) slot = other;
+}
+
+/// How many elements of the larger of two types one access moves.
+template <typename A, typename B>
+inline constexpr int kWidthOf = kAccess / static_cast<int>(sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
+
+/// to = from * factor.
+template <typename To, typename From>
+struct CopyScaled {
+  static constexpr int kWidth = kWidthOf<To, From>;
+  static constexpr int kAhead = 2;
+  To* to;
+  const From* from;
+  float factor;
+  int64_t number;     // of a finding
+  uint64_t slot = 0;  // what this thread has to tell ([Note: findings])
+
+  Division division(int64_t numel) const {
+    return divide(numel, kWidth, {{to, sizeof(To)}, {from, sizeof(From)}});
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE Group<From, N> take(int64_t index) const {
+    return load<N>(from + index);
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE void give(int64_t index, const Group<From, N>& taken) {
+    Group<To, N> result;
+    bool finite = true;
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = widen(taken.values[i]) * factor;
+      finite &= stays_finite<To>(value);
+      result.values[i] = narrow<To>(value);
+    }
+    if constexpr (kSameNarrow) {
+      if (factor == 1) result = taken;  // as it stands, NaN too
+    }
+    store<N>(to + index, result);
+    if (!finite) find(taken);
+  }
+
+ private:
+  static constexpr bool kSameNarrow = std::is_same_v<To, From> && sizeof(To) == 2;
+
+  template <int N>
+  ZERORUN_HOST_DEVICE void find(const Group<From, N>& taken) {
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = widen(taken.values[i]);
+      if (!stays_finite<To>(value * factor)) keep_larger(slot, slot_of(number + stays_finite<float>(value)));
+    }
+  }
+};
+
+/// to += from * factor.
+template <typename To, typename From>
+struct AddScaled {
+  static constexpr int kWidth = kWidthOf<To, From>;
+  static constexpr int kAhead = 2;
+  To* to;
+  const From* from;
+  float factor;
+  int64_t number;     // of a finding
+  uint64_t slot = 0;  // what this thread has to tell ([Note: findings])
+
+  template <int N>
+  struct Taken {
+    Group<From, N> from;
+    Group<To, N> to;
+  };
+
+  Division division(int64_t numel) const {
+    return divide(numel, kWidth, {{to, sizeof(To)}, {from, sizeof(From)}});
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE Taken<N> take(int64_t index) const {
+    return {load<N>(from + index), load<N>(to + index)};
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE void give(int64_t index, const Taken<N>& taken) {
+    Group<To, N> result;
+    bool finite = true;
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = widen(taken.from.values[i]) * factor;
+      finite &= stays_finite<float>(value);
+      result.values[i] = narrow<To>(widen(taken.to.values[i]) + value);
+    }
+    store<N>(to + index, result);
+    if (!finite) find(taken.from);
+  }
+
+ private:
+  template <int N>
+  ZERORUN_HOST_DEVICE void find(const Group<From, N>& from_values) {
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = widen(from_values.values[i]);
+      if (!stays_finite<float>(value * factor))
+        keep_larger(slot, slot_of(number + stays_finite<float>(value)));
+    }
+  }
+};
+
+/// One step of `rule`, with gradients multiplied by the facts' factor; `rounded` receives the values.
+template <typename Rule, typename Gradient>
+struct Update {
+  static constexpr int kWidth = kWidthOf<float, Gradient>;
+  static constexpr int kAhead = 1;  // up to four loads are under way as it is
+  Rule rule;
+  const Gradient* gradient;
+  float* values;
+  float* first;  // null where the rule has no such moment
+  float* second;
+  void* rounded;  // null: not wanted
+  Dtype rounded_dtype;
+  float factor = 0;  // the facts'
+
+  template <int N>
+  struct Taken {
+    Group<Gradient, N> gradient;
+    Group<float, N> values;
+    Group<float, N> first;
+    Group<float, N> second;
+  };
+
+  Division division(int64_t numel) const {
+    return divide(numel, kWidth,
+                  {{gradient, sizeof(Gradient)},
+                   {values, sizeof(float)},
+                   {first, sizeof(float)},
+                   {second, sizeof(float)},
+                   {rounded, sizeof(uint16_t)}});
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE Taken<N> take(int64_t index) const {
+    Taken<N> taken;
+    taken.gradient = load<N>(gradient + index);
+    taken.values = load<N>(values + index);
+    if constexpr (Rule::kMoments > 0) taken.first = load<N>(first + index);
+    if constexpr (Rule::kMoments > 1) taken.second = load<N>(second + index);
+    return taken;
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE void give(int64_t index, Taken<N> taken) const {
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      Element element{taken.values.values[i], 0, 0};
+      if constexpr (Rule::kMoments > 0) element.first = taken.first.values[i];
+      if constexpr (Rule::kMoments > 1) element.second = taken.second.values[i];
+      rule.apply(widen(taken.gradient.values[i]) * factor, element);
+      taken.values.values[i] = element.value;
+      if constexpr (Rule::kMoments > 0) taken.first.values[i] = element.first;
+      if constexpr (Rule::kMoments > 1) taken.second.values[i] = element.second;
+    }
+    store<N>(values + index, taken.values);
+    if constexpr (Rule::kMoments > 0) store<N>(first + index, taken.first);
+    if constexpr (Rule::kMoments > 1) store<N>(second + index, taken.second);
+    if (rounded == nullptr) return;
+    if (rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
+    if (rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);
+  }
+
+ private:
+  template <typename To, int N>
+  ZERORUN_HOST_DEVICE void round_to(int64_t index, const Group<float, N>& results) const {
+    Group<To, N> result;
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) result.values[i] = narrow<To>(results.values[i]);
+    store<N>(static_cast<To*>(rounded) + index, result);
+  }
+};
+
+/// master = values, where it does not round to them.
+template <typename From>
+struct FollowWritten {
+  static constexpr int kWidth = kWidthOf<float, From>;
+  static constexpr int kAhead = 2;
+  float* master;
+  const From* values;
+
+  template <int N>
+  struct Taken {
+    Group<float, N> master;
+    Group<From, N> values;
+  };
+
+  Division division(int64_t numel) const {
+    return divide(numel, kWidth, {{master, sizeof(float)}, {values, sizeof(From)}});
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE Taken<N> take(int64_t index) const {
+    return {load<N>(master + index), load<N>(values + index)};
+  }
+
+  template <int N>
+  ZERORUN_HOST_DEVICE void give(int64_t index, Taken<N> taken) const {
+    ZERORUN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const float value = widen(taken.values.values[i]);
+      float& kept = taken.master.values[i];
+      if (!(widen(narrow<From>(kept)) == value)) kept = value;
+    }
+    store<N>(master + index, taken.master);
+  }
+};
+
+// [Note: sum of squares] Which thread adds what, and in which order sums are added up, is a function of the
+// number of values alone: neither the size of the launch nor the order in which blocks run changes a bit.
+// Values are cut into runs of kRun. Run r is thread r % kThreads' of part r / kThreads % kParts: a thread
+// adds up all its runs, a part its threads, in halves, and the total is the parts', thread by thread and in
+// halves again.
+
+inline constexpr int kThreads = 256;  // of a block
+inline constexpr int kParts = 1024;
+inline constexpr int kRun = 8;
+
+/// Memory of add_squares between its blocks; zeros before the first call, one call at a time.
+struct SquaresScratch {
+  double parts[kParts];
+  unsigned arrived;  // blocks that are done; 0 again behind the last one
+};
+
+/// The parts that `numel` values have.
+inline int parts_of(int64_t numel) {
+  constexpr int64_t kPart = int64_t{kRun} * kThreads;
+  const int64_t parts = (numel + kPart - 1) / kPart;
+  return static_cast<int>(parts < kParts ? parts : kParts);
+}
+
+template <typename T>
+struct Squares {
+  const T* values;
+  int64_t numel;
+  int64_t number;  // of a finding at the first value
+  bool aligned;    // to kAccess
+
+  /// What `thread` of `part` adds up. Keeps in `slot` what it has to tell.
+  ZERORUN_HOST_DEVICE double sum(int part, int thread, uint64_t& slot) const {
+    constexpr int64_t kStride = int64_t{kRun} * kThreads * kParts;
+    double total = 0;
+    for (int64_t begin = (int64_t{part} * kThreads + thread) * kRun; begin < numel; begin += kStride) {
+      if (aligned && begin + kRun <= numel) {
+        const Group<T, kRun> run = load<kRun>(values + begin);
+        ZERORUN_UNROLL
+        for (int i = 0; i < kRun; ++i) add(widen(run.values[i]), begin + i, total, slot);
+      } else {
+        for (int64_t i = begin; i < begin + kRun && i < numel; ++i) add(widen(values[i]), i, total, slot);
+      }
+    }
+    return total;
+  }
+
+ private:
+  ZERORUN_HOST_DEVICE void add(float value, int64_t position, double& total, uint64_t& slot) const {
+    total += static_cast<double>(value) * static_cast<double>(value);
+    if (!stays_finite<float>(value)) keep_larger(slot, slot_of(number + position));
+  }
+};
+
+/// What `thread` adds up of all parts.
+ZERORUN_HOST_DEVICE double sum_of_parts(const volatile double* parts, int count, int thread) {
+  double total = 0;
+  for (int i = thread; i < count; i += kThreads) total += parts[i];
+  return total;
+}
+
+/// One of the halvings that make one sum of kThreads: distances are kThreads / 2, ... 2, 1, and all threads
+/// have done one before the next begins.
+ZERORUN_HOST_DEVICE void add_upper_half(double* sums, int thread, int distance) {
+  if (thread < distance) sums[thread] += sums[thread + distance];
+}
+
+}  // namespace zerorun::cuda

@@ -1,0 +1,227 @@
+#include <algorithm>
+
+#include "cuda/kernel_bodies.h"
+#include "cuda/kernels.h"
+
+namespace zerorun::cuda {
+namespace {
+
+static_assert(kThreads % 32 == 0);  // whole warps
+
+__device__ Thread this_thread() {
+  return {int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads};
+}
+
+// Called by whole warps: one of each 32 threads tells for all, so that a gradient of NaN alone does not make
+// every thread wait for one address.
+__device__ void tell(uint64_t* slot, uint64_t seen) {
+  constexpr unsigned kWarp = 0xffffffff;
+  if (__any_sync(kWarp, seen != 0) == 0) return;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    keep_larger(seen, __shfl_xor_sync(kWarp, seen, distance));
+  }
+  static_assert(sizeof(uint64_t) == sizeof(unsigned long long));
+  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<unsigned long long*>(slot), seen);
+}
+
+template <typename Body>
+__global__ void __launch_bounds__(kThreads) scale_kernel(Body body, Division division, uint64_t* slot) {
+  run(body, division, this_thread());
+  if (slot != nullptr) tell(slot, body.slot);
+}
+
+template <typename Body>
+__global__ void __launch_bounds__(kThreads)
+    update_kernel(Body body, Division division, const StepFacts* facts) {
+  if (facts->apply == 0) return;
+  body.factor = facts->factor;
+  run(body, division, this_thread());
+}
+
+template <typename Body>
+__global__ void __launch_bounds__(kThreads) follow_written_kernel(Body body, Division division) {
+  run(body, division, this_thread());
+}
+
+// For thread 0; the others get nothing.
+__device__ double sum_of_block(double* sums, double own) {
+  const int thread = static_cast<int>(threadIdx.x);
+  __syncthreads();  // the sums of the call before have been read
+  sums[thread] = own;
+  for (int distance = kThreads / 2; distance > 0; distance /= 2) {
+    __syncthreads();
+    add_upper_half(sums, thread, distance);
+  }
+  return thread == 0 ? sums[0] : 0;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    add_squares_kernel(Squares<T> squares, int parts, SquaresScratch* scratch, Tally* tally) {
+  __shared__ double sums[kThreads];
+  __shared__ bool is_last;
+  const int thread = static_cast<int>(threadIdx.x);
+  uint64_t seen = 0;
+  for (int part = static_cast<int>(blockIdx.x); part < parts; part += static_cast<int>(gridDim.x)) {
+    const double sum = sum_of_block(sums, squares.sum(part, thread, seen));
+    if (thread == 0) scratch->parts[part] = sum;
+  }
+  tell(&tally->sum, seen);
+  // The block that arrives last sees what the others have written, and adds it up.
+  if (thread == 0) {
+    __threadfence();
+    is_last = atomicInc(&scratch->arrived, gridDim.x - 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const double total = sum_of_block(sums, sum_of_parts(scratch->parts, parts, thread));
+  if (thread == 0) tally->squares += total;
+}
+
+__global__ void publish_kernel(Tally* tally, double* exchange, int rank, int ranks) {
+  publish(*tally, exchange, rank, ranks);
+  *tally = Tally{};
+}
+
+__global__ void decide_kernel(double* exchange, int ranks, StepRule rule) {
+  *reinterpret_cast<StepFacts*>(exchange + exchanged_numel(ranks)) = decide(exchange, ranks, rule);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t start(cudaStream_t stream, int64_t blocks, int threads, void (*kernel)(Parameters...),
+                  Arguments... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+int64_t blocks_for(int64_t threads, const Launch& launch) {
+  return std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, launch.max_blocks);
+}
+
+// Starts `kernel` with as many threads as the body's elements keep busy.
+template <typename Body, typename... Parameters, typename... Arguments>
+cudaError_t start_for(const Launch& launch, int64_t numel, void (*kernel)(Body, Division, Parameters...),
+                      const Body& body, Arguments... arguments) {
+  if (numel == 0) return cudaSuccess;
+  const Division division = body.division(numel);
+  const int64_t grouped = (division.groups + Body::kAhead - 1) / Body::kAhead;
+  const int64_t single = numel - division.groups * Body::kWidth;
+  return start(launch.stream, blocks_for(std::max(grouped, single), launch), kThreads, kernel, body, division,
+               arguments...);
+}
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// Calls `call` with the Type of `dtype`.
+template <typename Call>
+cudaError_t with_type(Dtype dtype, const Call& call) {
+  switch (dtype) {
+    case Dtype::fp32:
+      return call(Type<float>{});
+    case Dtype::bf16:
+      return call(Type<Bf16>{});
+    case Dtype::fp16:
+      return call(Type<Fp16>{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <template <typename, typename> typename Body>
+cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told) {
+  return with_type(to.dtype, [&](auto to_type) {
+    return with_type(from.dtype, [&](auto from_type) {
+      using To = typename decltype(to_type)::type;
+      using From = typename decltype(from_type)::type;
+      const Body<To, From> body{static_cast<To*>(to.values), static_cast<const From*>(from.values), factor,
+                                told.number};
+      return start_for(launch, numel, scale_kernel<Body<To, From>>, body, told.slot);
+    });
+  });
+}
+
+template <typename Rule>
+cudaError_t update_with(const Launch& launch, const Rule& rule, const UpdateSpan& span,
+                        const StepFacts* facts) {
+  return with_type(span.gradient_dtype, [&](auto gradient_type) {
+    using Gradient = typename decltype(gradient_type)::type;
+    const Update<Rule, Gradient> body{rule,
+                                      static_cast<const Gradient*>(span.gradient),
+                                      span.values,
+                                      span.first,
+                                      span.second,
+                                      span.rounded,
+                                      span.rounded_dtype};
+    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
+  });
+}
+
+}  // namespace
+
+cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
+                        Told told) {
+  return scale<CopyScaled>(launch, to, from, numel, factor, told);
+}
+
+cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told) {
+  return scale<AddScaled>(launch, to, from, numel, factor, told);
+}
+
+cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,
+                        int64_t numel, int64_t number) {
+  if (numel == 0) return cudaSuccess;
+  return with_type(values.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const Squares<T> squares{static_cast<const T*>(values.values), numel, number,
+                             reinterpret_cast<uintptr_t>(values.values) % kAccess == 0};
+    const int parts = parts_of(numel);
+    return start(launch.stream, std::min<int64_t>(parts, launch.max_blocks), kThreads, add_squares_kernel<T>,
+                 squares, parts, scratch, tally);
+  });
+}
+
+// A few numbers for each rank: one thread has them done before a second kernel could have started.
+
+cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks) {
+  return start(stream, 1, 1, publish_kernel, tally, exchange, rank, ranks);
+}
+
+cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepRule& rule) {
+  return start(stream, 1, 1, decide_kernel, exchange, ranks, rule);
+}
+
+cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel) {
+  return with_type(values.dtype, [&](auto type) {
+    using From = typename decltype(type)::type;
+    const FollowWritten<From> body{master, static_cast<const From*>(values.values)};
+    return start_for(launch, numel, follow_written_kernel<FollowWritten<From>>, body);
+  });
+}
+
+cudaError_t update(const Launch& launch, const AdamUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const SgdUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const MomentumUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const LionUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+}  // namespace zerorun::cuda

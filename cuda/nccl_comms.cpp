@@ -1,0 +1,277 @@
+#include "cuda/nccl_comms.h"
+
+#include <algorithm>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/deadline.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::seconds;
+
+constexpr seconds kPatienceWithClose(10);
+constexpr seconds kPatienceWithAbort(10);
+
+std::string words_for(ncclResult_t result) {
+  const char* details = ncclGetLastError(nullptr);
+  std::string words = std::string("NCCL failed: ") + ncclGetErrorString(result);
+  if (details && *details) words += std::string(" (") + details + ")";
+  return words + "; NCCL_DEBUG=INFO tells more";
+}
+
+// Most requests take NCCL's thread some microseconds, the first ones on a connection much longer.
+void pause(int turn) {
+  constexpr int kSpins = 500;
+  if (turn < kSpins) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(microseconds(50));
+  }
+}
+
+bool failed(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
+ncclResult_t state_of(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
+ncclDataType_t type_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+      return ncclUint8;
+    case at::kChar:
+      return ncclInt8;
+    case at::kInt:
+      return ncclInt32;
+    case at::kLong:
+      return ncclInt64;
+    case at::kHalf:
+      return ncclFloat16;
+    case at::kBFloat16:
+      return ncclBfloat16;
+    case at::kFloat:
+      return ncclFloat32;
+    case at::kDouble:
+      return ncclFloat64;
+    default:
+      ZR_CHECK(false, std::string("no sums of ") + c10::toString(dtype));
+  }
+}
+
+bool reduces(const CollectiveCall& call) {
+  return call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+}
+
+ncclResult_t enqueue_one(const CollectiveCall& call, ncclComm_t comm, cudaStream_t stream) {
+  const void* from = call.input.const_data_ptr();
+  void* to = call.output.mutable_data_ptr();
+  switch (call.kind) {
+    case Collective::reduce_scatter:
+      return ncclReduceScatter(from, to, call.output.numel(), type_of(call.output.scalar_type()), ncclSum,
+                               comm, stream);
+    case Collective::all_gather:
+      return ncclAllGather(from, to, call.input.nbytes(), ncclUint8, comm, stream);
+    case Collective::all_reduce:
+      return ncclAllReduce(from, to, call.output.numel(), type_of(call.output.scalar_type()), ncclSum, comm,
+                           stream);
+    case Collective::broadcast:
+      return ncclBroadcast(from, to, call.output.nbytes(), ncclUint8, call.root, comm, stream);
+    case Collective::barrier:
+      break;
+  }
+  ZR_CHECK(false, std::string(name_of(call.kind)) + " on a GPU");
+}
+
+}  // namespace
+
+NcclComms::Ids NcclComms::make_ids(size_t count) {
+  Ids ids(count);
+  for (ncclUniqueId& id : ids) {
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (result != ncclSuccess) {
+      throw CommError(words_for(result) + " (NCCL_SOCKET_IFNAME names the network interface to use)");
+    }
+  }
+  return ids;
+}
+
+template <typename Body>
+ncclResult_t NcclComms::call(size_t which, const Body& body) {
+  const std::lock_guard lock(mutex_);
+  return comms_[which] ? body(comms_[which]) : ncclInvalidUsage;
+}
+
+// A request that NCCL has accepted may be under way, even if it says ncclSuccess (registering a window does).
+// Throws when the watchdog has broken the communicator.
+ncclResult_t NcclComms::settle(size_t which, ncclResult_t result, const NcclWatchdog& watchdog) {
+  if (failed(result)) return result;
+  for (int turn = 0; (result = call(which, state_of)) == ncclInProgress; ++turn) {
+    watchdog.check();
+    pause(turn);
+  }
+  return result;
+}
+
+void NcclComms::finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog, size_t slot) {
+  result = settle(which, result, watchdog);
+  if (result != ncclSuccess) watchdog.fail(slot, words_for(result));
+  watchdog.check();
+}
+
+void NcclComms::connect(const Ids& ids, int rank, int world_size, int most_blocks, NcclWatchdog& watchdog,
+                        size_t slot) {
+  ZR_CHECK(ids.size() <= kMost, std::to_string(ids.size()));
+  const auto operation = operate();
+  for (const ncclUniqueId& id : ids) {
+    const size_t which = count_++;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    if (most_blocks > 0) config.maxCTAs = most_blocks;
+    ncclResult_t result;
+    {
+      const std::lock_guard lock(mutex_);
+      result = ncclCommInitRankConfig(&written_[which], world_size, id, rank, &config);
+      comms_[which] = written_[which];
+    }
+    finish(which, result, watchdog, slot);
+  }
+}
+
+ncclComm_t NcclComms::comm_for(const CollectiveCall& call) const {
+  return comms_[reduces(call) ? count_ - 1 : 0];
+}
+
+// Of an operation of several calls, NCCL begins nothing before its end.
+ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream) {
+  for (const CollectiveCall& call : calls) {
+    if (reduces(call)) type_of(call.output.scalar_type());  // what it throws must not leave a group open
+  }
+  const std::lock_guard lock(mutex_);
+  if (!comms_[0]) return ncclInvalidUsage;
+  if (calls.size() == 1) return enqueue_one(calls.front(), comm_for(calls.front()), stream);
+  ncclResult_t result = ncclGroupStart();
+  for (size_t i = 0; i < calls.size() && !failed(result); ++i) {
+    result = enqueue_one(calls[i], comm_for(calls[i]), stream);
+  }
+  const ncclResult_t end = ncclGroupEnd();
+  return failed(result) ? result : end;
+}
+
+void NcclComms::issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog,
+                      size_t slot) {
+  const ncclResult_t result = enqueue(calls, stream);
+  for (size_t which = 0; which < count_; ++which) finish(which, result, watchdog, slot);
+}
+
+void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog,
+                                size_t slot) {
+  const auto operation = operate();
+  Registration& made = registrations_.emplace_back(Registration{.memory = memory});
+  for (size_t which = 0; which < count_; ++which) {
+    if (windows) {
+      const ncclResult_t result = call(which, [&](ncclComm_t comm) {
+        return ncclCommWindowRegister(comm, memory, bytes, &made.windows[which], NCCL_WIN_COLL_SYMMETRIC);
+      });
+      finish(which, result, watchdog, slot);
+    }
+    // Where GPUs cannot reach each other's memory there are no windows.
+    if (made.windows[which]) continue;
+    const ncclResult_t result = call(
+        which, [&](ncclComm_t comm) { return ncclCommRegister(comm, memory, bytes, &made.handles[which]); });
+    finish(which, result, watchdog, slot);
+  }
+}
+
+void NcclComms::forget_memory(void* memory) {
+  const auto operation = operate();
+  const auto found =
+      std::ranges::find_if(registrations_, [&](const Registration& other) { return other.memory == memory; });
+  if (found == registrations_.end()) return;
+  deregister(*found);
+  registrations_.erase(found);
+}
+
+// What fails here ends with the communicator.
+void NcclComms::deregister(const Registration& registration) {
+  for (size_t which = 0; which < count_; ++which) {
+    call(which, [&](ncclComm_t comm) {
+      if (registration.windows[which]) ncclCommWindowDeregister(comm, registration.windows[which]);
+      if (registration.handles[which]) ncclCommDeregister(comm, registration.handles[which]);
+      return ncclSuccess;
+    });
+  }
+}
+
+std::string NcclComms::failure() {
+  const std::lock_guard lock(mutex_);
+  for (ncclComm_t comm : comms_) {
+    const ncclResult_t result = comm ? state_of(comm) : ncclSuccess;
+    if (failed(result)) return words_for(result);
+  }
+  return "";
+}
+
+// Each in a thread of its own: an abort first tells the kernels of its communicator to end, and then waits
+// for the GPU, on which those of the other may be in the way until they have been told too. A kernel that
+// does not listen keeps its thread, which holds on to all that NCCL may still write to.
+void NcclComms::abort() {
+  std::array<ncclComm_t, kMost> comms{};
+  {
+    const std::lock_guard lock(mutex_);
+    comms = std::exchange(comms_, {});
+  }
+  std::vector<std::future<void>> aborts;
+  for (ncclComm_t comm : comms) {
+    if (!comm) continue;
+    std::packaged_task<void()> task([self = shared_from_this(), comm] {
+      cudaSetDevice(self->device_);
+      ncclCommAbort(comm);
+    });
+    aborts.push_back(task.get_future());
+    std::thread(std::move(task)).detach();
+  }
+  const Deadline deadline(kPatienceWithAbort);
+  bool ended = true;
+  for (auto& one : aborts) ended = ended && one.wait_until(deadline.end()) == std::future_status::ready;
+  if (!ended) {
+    log_warning("GPU " + std::to_string(device_) +
+                " does not end its collectives: programs that wait for it " + "have to be killed");
+  }
+}
+
+bool NcclComms::finalize_all() {
+  const Deadline deadline(kPatienceWithClose);
+  for (size_t which = 0; which < count_; ++which) {
+    ncclResult_t result = call(which, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
+    for (int turn = 0; !failed(result); ++turn) {
+      result = call(which, state_of);
+      if (result != ncclInProgress || Deadline::Clock::now() >= deadline.end()) break;
+      pause(turn);
+    }
+    if (result != ncclSuccess) return false;
+  }
+  return true;
+}
+
+void NcclComms::close() {
+  const auto operation = operate();
+  for (const Registration& registration : registrations_) deregister(registration);
+  registrations_.clear();
+  if (!finalize_all()) return abort();
+  const std::lock_guard lock(mutex_);
+  for (ncclComm_t comm : std::exchange(comms_, {})) {
+    if (comm) ncclCommDestroy(comm);
+  }
+}
+
+}  // namespace zerorun

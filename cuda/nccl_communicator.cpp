@@ -1,0 +1,216 @@
+#include "cuda/nccl_communicator.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/deadline.h"
+#include "cuda/cuda_check.h"
+#include "cuda/nccl_library.h"
+#include "cuda/nccl_memory.h"
+#include "cuda/peers.h"
+
+namespace zerorun {
+namespace {
+
+// Ranks that share a GPU share what runs on it: two collectives of each of two ranks fit this way.
+constexpr int kBlocksOnSharedGpu = 8;
+constexpr char kIdsKey[] = "ids";
+
+class NcclWork : public Work {
+ public:
+  explicit NcclWork(std::shared_ptr<const NcclWatchdog> watchdog) : watchdog_(std::move(watchdog)) {}
+
+  void wait() override {
+    if (watchdog_) watchdog_->check();
+  }
+
+ private:
+  std::shared_ptr<const NcclWatchdog> watchdog_;
+};
+
+std::string pci_address(int device) {
+  char address[32] = {};
+  ZR_CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
+  return address;
+}
+
+// See [Note: two communicators]. Who has switched the order off gets one.
+bool can_order_launches(const NcclFeatures& features) {
+  constexpr char kVariable[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  const char* set = std::getenv(kVariable);
+  if (!features.launch_order || (set && std::strcmp(set, "0") == 0)) return false;
+  setenv(kVariable, "1", 1);
+  return true;
+}
+
+bool agree(const std::vector<Peer>& peers, bool Peer::*what) {
+  return std::ranges::all_of(peers, [&](const Peer& peer) { return peer.*what; });
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
+                                   std::shared_ptr<Communicator> control, const StorePointer& store)
+    : Communicator(environment.rank, environment.world_size, environment.timeout, *device),
+      owned_device_(std::move(device)),
+      control_(std::move(control)) {
+  if (world_size() == 1) return;
+  try {
+    connect(store);
+  } catch (...) {
+    disconnect(false);
+    throw;
+  }
+}
+
+void NcclCommunicator::connect(const StorePointer& store) {
+  const int device = owned_device_->location().index();
+  const NcclFeatures features = loaded_nccl();
+  Peer mine = this_machine();
+  mine.gpu = pci_address(device);
+  mine.nccl_version = features.version;
+  mine.several_communicators = can_order_launches(features);
+  mine.own_memory = nccl_has_memory();
+  const std::vector<Peer> peers = exchange_peers(*control_, mine);
+  const bool shared = check_peers(peers, features);
+  if (shared) setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  // What ranks on one GPU do with each other's memory NCCL does not say.
+  registers_ = !shared && agree(peers, &Peer::own_memory);
+  windows_ = features.windows;
+
+  comms_ = std::make_shared<NcclComms>(device);
+  probe_ = std::make_unique<StreamProbe>(device, comms_);
+  watchdog_ = std::make_shared<NcclWatchdog>(
+      WatchdogOptions{.rank = rank(), .world_size = world_size(), .timeout = timeout()}, *probe_,
+      std::make_shared<Testimony>(store, rank()));
+  check_ = owned_device_->streams().add_check([watchdog = watchdog_] { watchdog->check(); });
+  watchdog_->start();
+  const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
+  const size_t slot = watchdog_->begin_on_host("connecting over NCCL");
+  comms_->connect(ids, rank(), world_size(), shared ? kBlocksOnSharedGpu : 0, *watchdog_, slot);
+  watchdog_->end(slot);
+}
+
+NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t count) const {
+  const StorePointer part = part_of(store, "nccl");
+  NcclComms::Ids ids(count);
+  const size_t bytes = count * sizeof(ncclUniqueId);
+  std::vector<uint8_t> packed(bytes);
+  if (rank() == 0) {
+    ids = NcclComms::make_ids(count);
+    std::memcpy(packed.data(), ids.data(), bytes);
+    part->set(kIdsKey, packed);
+    return ids;
+  }
+  try {
+    part->wait({kIdsKey}, timeout());
+    packed = part->get(kIdsKey);
+  } catch (const std::exception& error) {
+    throw CommError("rank 0 did not start NCCL: " + first_line(error.what()));
+  }
+  ZR_CHECK(packed.size() == bytes, std::to_string(packed.size()));
+  std::memcpy(ids.data(), packed.data(), bytes);
+  return ids;
+}
+
+// While an error is on its way, nobody waits for the other ranks.
+NcclCommunicator::~NcclCommunicator() {
+  disconnect(std::uncaught_exceptions() == 0);
+}
+
+void NcclCommunicator::disconnect(bool in_peace) {
+  if (!watchdog_) return;
+  owned_device_->streams().remove_check(check_);
+  watchdog_->stop();
+  if (in_peace && !watchdog_->broken()) {
+    comms_->close();
+  } else {
+    comms_->abort();
+  }
+}
+
+at::Tensor NcclCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
+  const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
+  if (!registers_ || bytes < kSmallestNcclMemory) return device().allocate(numel, dtype);
+  watchdog_->check();
+  current_stream();  // which says if the thread works on another GPU
+  NcclMemory memory(device().location(), bytes, comms_);
+  const size_t slot = watchdog_->begin_on_host("allocation of " + std::to_string(bytes) + " bytes");
+  comms_->register_memory(memory.get(), bytes, windows_, *watchdog_, slot);
+  watchdog_->end(slot);
+  return std::move(memory).as_tensor(numel, dtype);
+}
+
+std::unique_ptr<Work> NcclCommunicator::start(CollectiveCall call) {
+  if (watchdog_) watchdog_->check();
+  if (call.input.is_cpu()) return start_on_cpu(std::move(call));
+  if (world_size() == 1) {
+    copy_to_self(call);
+  } else if (call.input.numel() > 0) {
+    if (grouping_) {
+      held_back_.push_back(std::move(call));
+    } else {
+      issue({&call, 1});
+    }
+  }
+  return std::make_unique<NcclWork>(watchdog_);
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_on_cpu(CollectiveCall call) {
+  switch (call.kind) {
+    case Collective::reduce_scatter:
+      return control_->reduce_scatter(call.output, call.input, call.label);
+    case Collective::all_gather:
+      return control_->all_gather(call.output, call.input, call.label, call.reason);
+    case Collective::all_reduce:
+      return control_->all_reduce(call.output, call.label);
+    case Collective::broadcast:
+      return control_->broadcast(call.output, call.root, call.label);
+    case Collective::barrier:
+      break;
+  }
+  return control_->barrier(call.label);
+}
+
+cudaStream_t NcclCommunicator::current_stream() const {
+  CudaStreams& streams = owned_device_->streams();
+  return streams.handle(streams.current());
+}
+
+// What a rank sends to itself alone.
+void NcclCommunicator::copy_to_self(const CollectiveCall& call) {
+  const void* from = call.input.const_data_ptr();
+  void* to = call.output.mutable_data_ptr();
+  if (to == from || call.output.numel() == 0) return;
+  ZR_CUDA(cudaMemcpyAsync(to, from, call.output.nbytes(), cudaMemcpyDeviceToDevice, current_stream()));
+}
+
+void NcclCommunicator::issue(std::span<const CollectiveCall> calls) {
+  const auto operation = comms_->operate();
+  const cudaStream_t stream = current_stream();
+  const size_t slot = watchdog_->take();
+  probe_->record_before(slot, stream);
+  watchdog_->begin(slot, calls);
+  comms_->issue(calls, stream, *watchdog_, slot);
+  probe_->record_after(slot, stream);
+  watchdog_->enqueued(slot);
+}
+
+void NcclCommunicator::open_group() {
+  ZR_CHECK(!grouping_, "a group in a group");
+  grouping_ = true;
+}
+
+void NcclCommunicator::close_group(bool abandoned) {
+  grouping_ = false;
+  std::vector<CollectiveCall> calls;
+  calls.swap(held_back_);
+  if (!abandoned && !calls.empty()) issue(calls);
+  calls.clear();
+  held_back_.swap(calls);  // for its memory
+}
+
+}  // namespace zerorun

@@ -1,0 +1,233 @@
+#include "cuda/nccl_watchdog.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/deadline.h"
+
+namespace zerorun {
+namespace {
+
+// What takes longer than this is told to the others, so that those who have waited longer know of it.
+std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
+}
+
+}  // namespace
+
+NcclWatchdog::NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe,
+                           std::shared_ptr<const Testimony> testimony)
+    : options_(std::move(options)), probe_(probe), testimony_(std::move(testimony)) {}
+
+NcclWatchdog::~NcclWatchdog() {
+  stop();
+}
+
+void NcclWatchdog::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void NcclWatchdog::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+size_t NcclWatchdog::take() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) {
+    free_.push_back(records_.size());
+    records_.emplace_back();
+    probe_.prepare(records_.size());
+  }
+  const size_t slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+NcclWatchdog::Record& NcclWatchdog::begin_record(size_t slot, State state) {
+  Record& record = records_[slot];
+  ZR_CHECK(record.state == State::free, "slot " + std::to_string(slot));
+  record.state = state;
+  record.started.reset();
+  record.stated = false;
+  under_way_.push_back(slot);
+  if (under_way_.size() == 1) wake_.notify_all();
+  return record;
+}
+
+void NcclWatchdog::begin(size_t slot, std::span<const CollectiveCall> calls) {
+  const std::lock_guard lock(mutex_);
+  Record& record = begin_record(slot, State::begun);
+  const CollectiveCall& first = calls.front();
+  record.kind = first.kind;
+  record.label = first.label;
+  record.reason = first.reason;
+  record.more = calls.size() - 1;
+  record.numel = first.input.numel();
+  for (const CollectiveCall& call : calls) history_.add(call);
+}
+
+void NcclWatchdog::enqueued(size_t slot) {
+  const std::lock_guard lock(mutex_);
+  records_[slot].state = State::enqueued;
+}
+
+size_t NcclWatchdog::begin_on_host(const std::string& what) {
+  const size_t slot = take();
+  const std::lock_guard lock(mutex_);
+  Record& record = begin_record(slot, State::on_host);
+  record.label = what;
+  record.started = options_.now();
+  return slot;
+}
+
+void NcclWatchdog::end(size_t slot) {
+  const std::lock_guard lock(mutex_);
+  end_record(slot);
+}
+
+void NcclWatchdog::end_record(size_t slot) {
+  Record& record = records_[slot];
+  record.state = State::free;
+  if (record.stated) statement_changed_ = true;
+  under_way_.erase(std::ranges::find(under_way_, slot));
+  free_.push_back(slot);
+}
+
+Statement NcclWatchdog::Record::statement() const {
+  if (state == State::on_host) return {label, label};
+  const std::string others = more == 0 ? "" : " and " + std::to_string(more) + " more";
+  Statement one = statement_of({kind, {}, {}, 0, label, reason}, numel);
+  return {one.agreed + others, one.words + others};
+}
+
+std::vector<Statement> NcclWatchdog::stated() const {
+  std::vector<Statement> all;
+  for (size_t slot : under_way_) {
+    if (records_[slot].stated) all.push_back(records_[slot].statement());
+  }
+  return all;
+}
+
+// Of what the streams have come to; else of what they will come to.
+std::string NcclWatchdog::words_of_oldest() const {
+  const std::lock_guard lock(mutex_);
+  auto oldest =
+      std::ranges::find_if(under_way_, [&](size_t slot) { return records_[slot].started.has_value(); });
+  if (oldest == under_way_.end()) oldest = under_way_.begin();
+  return oldest == under_way_.end() ? "the communicator" : records_[*oldest].statement().words;
+}
+
+// What has missed its deadline.
+std::optional<Statement> NcclWatchdog::look_at_all() {
+  std::optional<Statement> missed;
+  const Clock::time_point now = options_.now();
+  for (size_t i = 0; i < under_way_.size();) {
+    const size_t slot = under_way_[i];
+    Record& record = records_[slot];
+    if (record.state == State::enqueued && probe_.finished(slot)) {
+      end_record(slot);
+      continue;
+    }
+    ++i;
+    if (!record.started && probe_.started(slot)) record.started = now;
+    if (!record.started) continue;
+    const auto waited = now - *record.started;
+    if (!record.stated && waited >= slow(options_.timeout)) record.stated = statement_changed_ = true;
+    if (!missed && waited >= options_.timeout) missed = record.statement();
+  }
+  return missed;
+}
+
+void NcclWatchdog::poll() {
+  std::optional<Statement> missed;
+  std::optional<std::vector<Statement>> to_tell;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return;
+    missed = look_at_all();
+    if (std::exchange(statement_changed_, false)) to_tell = stated();
+  }
+  // Without the lock: the store is on another machine, and NCCL has locks of its own.
+  if (to_tell && testimony_) testimony_->state(*to_tell);
+  if (missed) {
+    explain_and_break(*missed);
+  } else if (const std::string failure = probe_.failure(); !failure.empty()) {
+    break_for(words_of_oldest() + ": " + failure);
+  } else if (testimony_) {
+    compare_histories();
+  }
+}
+
+// Every rank with rank 0. Seldom, since the store is asked.
+void NcclWatchdog::compare_histories() {
+  constexpr std::chrono::seconds kPeriod(1);
+  std::string mine;
+  {
+    const std::lock_guard lock(mutex_);
+    const Clock::time_point now = options_.now();
+    if (now - compared_ < kPeriod) return;
+    compared_ = now;
+    if (options_.rank == 0) mine = history_.told();
+  }
+  if (options_.rank == 0) return testimony_->tell_all(mine);
+  const std::string theirs = testimony_->told_to_all();
+  std::optional<std::string> difference;
+  {
+    const std::lock_guard lock(mutex_);
+    difference = history_.difference(theirs, options_.rank, 0);
+  }
+  if (difference) break_for(*difference);
+}
+
+void NcclWatchdog::explain_and_break(const Statement& missed) {
+  if (!testimony_) return break_for(missed_end(missed.words, options_.timeout));
+  const auto all = testimony_->statements(options_.world_size);
+  break_for(explain_missed(options_.rank, missed, all, options_.timeout));
+}
+
+void NcclWatchdog::fail(size_t slot, const std::string& reason) {
+  std::string words;
+  {
+    const std::lock_guard lock(mutex_);
+    words = records_[slot].statement().words;
+  }
+  break_for(words + ": " + reason);
+}
+
+void NcclWatchdog::break_for(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return;
+    broken_for_ = reason;
+    broken_ = true;
+  }
+  probe_.abort();
+}
+
+void NcclWatchdog::check() const {
+  if (!broken_) return;
+  const std::lock_guard lock(mutex_);
+  throw CommError(broken_for_);
+}
+
+void NcclWatchdog::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (under_way_.empty() || broken_) {
+      wake_.wait(lock, [this] { return stopping_ || !(under_way_.empty() || broken_); });
+      continue;
+    }
+    wake_.wait_for(lock, options_.period, [this] { return stopping_; });
+    lock.unlock();
+    poll();
+    lock.lock();
+  }
+}
+
+}  // namespace zerorun

@@ -1,0 +1,54 @@
+#include "cuda/stream_probe.h"
+
+#include "cuda/cuda_check.h"
+
+namespace zerorun {
+
+StreamProbe::~StreamProbe() {
+  for (const Events& events : events_) {
+    cudaEventDestroy(events.before);
+    cudaEventDestroy(events.after);
+  }
+}
+
+void StreamProbe::record_before(size_t slot, cudaStream_t stream) {
+  ZR_CUDA(cudaEventRecord(events_[slot].before, stream));
+}
+
+void StreamProbe::record_after(size_t slot, cudaStream_t stream) {
+  ZR_CUDA(cudaEventRecord(events_[slot].after, stream));
+}
+
+void StreamProbe::prepare(size_t count) {
+  while (events_.size() < count) {
+    Events events{};
+    ZR_CUDA(cudaEventCreateWithFlags(&events.before, cudaEventDisableTiming));
+    ZR_CUDA(cudaEventCreateWithFlags(&events.after, cudaEventDisableTiming));
+    events_.push_back(events);
+  }
+}
+
+bool StreamProbe::started(size_t slot) {
+  return has_passed(events_[slot].before);
+}
+
+bool StreamProbe::finished(size_t slot) {
+  return has_passed(events_[slot].after);
+}
+
+// Asked in a thread that has chosen no GPU, CUDA would wake up the first.
+bool StreamProbe::has_passed(cudaEvent_t event) {
+  cudaSetDevice(device_);
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaSuccess) return true;
+  cudaGetLastError();
+  if (status != cudaErrorNotReady) cuda_failure_ = cudaGetErrorString(status);
+  return false;
+}
+
+std::string StreamProbe::failure() {
+  if (!cuda_failure_.empty()) return "GPU " + std::to_string(device_) + " failed: " + cuda_failure_;
+  return comms_->failure();
+}
+
+}  // namespace zerorun

@@ -1,0 +1,47 @@
+// What CUDA and NCCL know of collectives on streams: an event in front of each and one behind it. Owned by
+// the communicator; the thread that starts a collective records, the watchdog's asks.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "cuda/nccl_comms.h"
+#include "cuda/nccl_watchdog.h"
+
+namespace zerorun {
+
+class StreamProbe : public CollectiveProbe {
+ public:
+  /// Of GPU `device`.
+  StreamProbe(int device, std::shared_ptr<NcclComms> comms) : device_(device), comms_(std::move(comms)) {}
+  ~StreamProbe() override;
+  StreamProbe(const StreamProbe&) = delete;
+  StreamProbe& operator=(const StreamProbe&) = delete;
+
+  void record_before(size_t slot, cudaStream_t stream);
+  void record_after(size_t slot, cudaStream_t stream);
+
+  void prepare(size_t count) override;
+  bool started(size_t slot) override;
+  bool finished(size_t slot) override;
+  std::string failure() override;
+  void abort() override { comms_->abort(); }
+
+ private:
+  struct Events {
+    cudaEvent_t before;
+    cudaEvent_t after;
+  };
+
+  bool has_passed(cudaEvent_t event);
+
+  const int device_;
+  const std::shared_ptr<NcclComms> comms_;
+  std::deque<Events> events_;  // by slot
+  std::string cuda_failure_;   // the watchdog's thread alone
+};
+
+}  // namespace zerorun

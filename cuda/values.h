@@ -1,0 +1,168 @@
+// Values as kernels hold them: 16-bit floats, and groups of neighbours that are one access to memory. For
+// host and device alike, so that a test on the host runs what a GPU runs. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/error.h"
+#include "device/host_device.h"
+
+// Before a loop whose iterations a GPU must have written out: arrays that it indexes then stay in registers.
+#if defined(__CUDA_ARCH__)
+#define ZERORUN_UNROLL _Pragma("unroll")
+#else
+#define ZERORUN_UNROLL
+#endif
+
+namespace zerorun::cuda {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+template <typename To, typename From>
+ZERORUN_HOST_DEVICE To bits_as(const From& from) {
+  return __builtin_bit_cast(To, from);
+}
+
+// What base/narrow_floats.h does to whole blocks, value by value: the same bits, NaN included.
+
+inline constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
+inline constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN that traps nowhere
+
+ZERORUN_HOST_DEVICE float widen(float value) {
+  return value;
+}
+
+ZERORUN_HOST_DEVICE float widen(Bf16 value) {
+  return bits_as<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+ZERORUN_HOST_DEVICE float widen(Fp16 value) {
+  const uint32_t magnitude = value.bits & 0x7fffU;
+  // The exponents of float32 are larger by 112; a product adds that exactly, to subnormal values too.
+  uint32_t bits = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112F);
+  if (magnitude >= 0x7c00) bits = (magnitude << 13) | kInfinity | (magnitude > 0x7c00 ? kQuiet : 0);
+  return bits_as<float>(bits | (static_cast<uint32_t>(value.bits & 0x8000U) << 16));
+}
+
+/// `value` rounded to nearest, ties to even.
+template <typename To>
+ZERORUN_HOST_DEVICE To narrow(float value);
+
+template <>
+ZERORUN_HOST_DEVICE float narrow<float>(float value) {
+  return value;
+}
+
+template <>
+ZERORUN_HOST_DEVICE Bf16 narrow<Bf16>(float value) {
+  const auto bits = bits_as<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return {static_cast<uint16_t>(value != value ? 0xffff : rounded)};
+}
+
+template <>
+ZERORUN_HOST_DEVICE Fp16 narrow<Fp16>(float value) {
+  const auto bits = bits_as<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  // A carry goes into the exponent, from the largest finite value to infinity.
+  uint32_t rounded = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  if (magnitude < 0x38800000) {  // 2^-14: the units of 0.5f are those of the smallest fp16, the sum rounds
+    rounded = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5F) - bits_as<uint32_t>(0.5F);
+  }
+  if (magnitude >= 0x47800000) {  // 2^16
+    rounded = magnitude > kInfinity ? 0x7e00 | ((magnitude >> 13) & 0x3ff) : 0x7c00;
+  }
+  return {static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000))};
+}
+
+/// The smallest magnitude that To rounds to infinity.
+template <typename To>
+inline constexpr float kOverflow = __builtin_huge_valf();
+template <>
+inline constexpr float kOverflow<Bf16> = 0x1.ffp127F;
+template <>
+inline constexpr float kOverflow<Fp16> = 65520.0F;
+
+/// Whether a value of To made from `value` is finite; false for NaN.
+template <typename To>
+ZERORUN_HOST_DEVICE bool stays_finite(float value) {
+  return (value < 0 ? -value : value) < kOverflow<To>;
+}
+
+/// Neighbours in memory.
+template <typename T, int N>
+struct Group {
+  T values[N];
+};
+
+/// The widest access of one thread, in bytes.
+inline constexpr int kAccess = 16;
+
+// What one access moves; CUDA's own types where there is CUDA.
+#if defined(__CUDACC__)
+using Words8 = uint2;
+using Words16 = uint4;
+#else
+struct [[gnu::may_alias]] alignas(8) Words8 {
+  uint32_t x, y;
+};
+struct [[gnu::may_alias]] alignas(16) Words16 {
+  uint32_t x, y, z, w;
+};
+#endif
+template <int kBytes>
+using Words = std::conditional_t<kBytes == 16, Words16, Words8>;
+
+// A GPU faults where a CPU does not mind: tests on the host are to see it too.
+template <typename Access, typename T>
+ZERORUN_HOST_DEVICE void check_aligned([[maybe_unused]] const T* memory) {
+#if !defined(__CUDACC__)
+  ZR_CHECK(reinterpret_cast<uintptr_t>(memory) % sizeof(Access) == 0, "an access that is not aligned");
+#endif
+}
+
+/// N values from `memory` on, which is aligned to their size (at most kAccess bytes).
+template <int N, typename T>
+ZERORUN_HOST_DEVICE Group<T, N> load(const T* memory) {
+  if constexpr (N == 1) {
+    return {{*memory}};
+  } else if constexpr (sizeof(T) * N <= kAccess) {
+    using Access = Words<sizeof(T) * N>;
+    check_aligned<Access>(memory);
+    return bits_as<Group<T, N>>(*reinterpret_cast<const Access*>(memory));
+  } else {
+    check_aligned<Words<kAccess>>(memory);
+    constexpr int kParts = sizeof(T) * N / kAccess;
+    struct Parts {
+      Words<kAccess> parts[kParts];
+    } read;
+    ZERORUN_UNROLL
+    for (int i = 0; i < kParts; ++i) read.parts[i] = reinterpret_cast<const Words<kAccess>*>(memory)[i];
+    return bits_as<Group<T, N>>(read);
+  }
+}
+
+/// The reverse of load().
+template <int N, typename T>
+ZERORUN_HOST_DEVICE void store(T* memory, const Group<T, N>& group) {
+  if constexpr (N == 1) {
+    *memory = group.values[0];
+  } else {
+    static_assert(sizeof(T) * N <= kAccess);
+    using Access = Words<sizeof(T) * N>;
+    check_aligned<Access>(memory);
+#if defined(__CUDA_ARCH__)
+    __stwb(reinterpret_cast<Access*>(memory), bits_as<Access>(group));  // an assignment may become several
+#else
+    *reinterpret_cast<Access*>(memory) = bits_as<Access>(group);
+#endif
+  }
+}
+
+}  // namespace zerorun::cuda

@@ -1,0 +1,154 @@
+#include "tests/cuda/body_device.h"
+
+#include <array>
+#include <vector>
+
+#include "cuda/kernel_bodies.h"
+#include "device/dtypes.h"
+
+namespace zerorun::testing {
+namespace {
+
+using cuda::Bf16;
+using cuda::Fp16;
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+template <typename Call>
+void with_type(const at::Tensor& tensor, const Call& call) {
+  switch (dtype_of(tensor)) {
+    case Dtype::fp32:
+      return call(Type<float>{});
+    case Dtype::bf16:
+      return call(Type<Bf16>{});
+    case Dtype::fp16:
+      return call(Type<Fp16>{});
+  }
+}
+
+template <typename T>
+T* memory_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+Tally& tally_in(const at::Tensor& tensor) {
+  return *memory_of<Tally>(tensor);
+}
+
+// Calls `done` with each thread's body when it has run.
+template <typename Body, typename Done>
+void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done) {
+  const cuda::Division division = body.division(numel);
+  for (int64_t thread = threads - 1; thread >= 0; --thread) {
+    Body own = body;
+    cuda::run(own, division, {thread, threads});
+    done(own);
+  }
+}
+
+// What the threads have to tell.
+template <template <typename, typename> typename Body>
+uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64_t number, int64_t threads) {
+  uint64_t slot = 0;
+  with_type(to, [&](auto to_type) {
+    with_type(from, [&](auto from_type) {
+      using To = typename decltype(to_type)::type;
+      using From = typename decltype(from_type)::type;
+      const Body<To, From> body{memory_of<To>(to), memory_of<From>(from), factor, number};
+      run_all(body, to.numel(), threads, [&](const auto& own) { cuda::keep_larger(slot, own.slot); });
+    });
+  });
+  return slot;
+}
+
+double sum_of_block(std::vector<double> sums) {
+  for (int distance = cuda::kThreads / 2; distance > 0; distance /= 2) {
+    for (int thread = cuda::kThreads - 1; thread >= 0; --thread) {
+      cuda::add_upper_half(sums.data(), thread, distance);
+    }
+  }
+  return sums[0];
+}
+
+template <typename T>
+void add_squares_of(const cuda::Squares<T>& squares, Tally& tally) {
+  const int count = cuda::parts_of(squares.numel);
+  std::vector<double> parts(count);
+  std::vector<double> sums(cuda::kThreads);
+  for (int part = count - 1; part >= 0; --part) {
+    for (int thread = 0; thread < cuda::kThreads; ++thread)
+      sums[thread] = squares.sum(part, thread, tally.sum);
+    parts[part] = sum_of_block(sums);
+  }
+  for (int thread = 0; thread < cuda::kThreads; ++thread) {
+    sums[thread] = cuda::sum_of_parts(parts.data(), count, thread);
+  }
+  tally.squares += sum_of_block(sums);
+}
+
+}  // namespace
+
+void BodyDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                             const Finding& finding) {
+  const uint64_t told = scale<cuda::CopyScaled>(to, from, factor, finding.number, threads_);
+  cuda::keep_larger(tally_in(finding.tally).gradient, told);
+}
+
+void BodyDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                            const Finding& finding) {
+  const uint64_t told = scale<cuda::AddScaled>(to, from, factor, finding.number, threads_);
+  cuda::keep_larger(tally_in(finding.tally).gradient, told);
+}
+
+void BodyDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  scale<cuda::CopyScaled>(to, from, factor, 1, threads_);
+}
+
+void BodyDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
+  scale<cuda::AddScaled>(to, from, factor, 1, threads_);
+}
+
+void BodyDevice::add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) {
+  with_type(values, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* memory = memory_of<T>(values);
+    const bool aligned = reinterpret_cast<uintptr_t>(memory) % cuda::kAccess == 0;
+    add_squares_of(cuda::Squares<T>{memory, values.numel(), number, aligned}, tally_in(tally));
+  });
+}
+
+void BodyDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) {
+  const auto& known = *memory_of<StepFacts>(facts);
+  if (known.apply == 0) return;
+  const Dtype rounded = tensors.rounded.defined() ? dtype_of(tensors.rounded) : Dtype::bf16;
+  std::visit(
+      [&](const auto& formula) {
+        with_type(tensors.gradient, [&](auto type) {
+          using Gradient = typename decltype(type)::type;
+          using Body = cuda::Update<std::decay_t<decltype(formula)>, Gradient>;
+          const Body body{formula,
+                          memory_of<Gradient>(tensors.gradient),
+                          memory_of<float>(tensors.values),
+                          memory_of<float>(tensors.first),
+                          memory_of<float>(tensors.second),
+                          memory_of<void>(tensors.rounded),
+                          rounded,
+                          known.factor};
+          run_all(body, tensors.values.numel(), threads_, [](const Body&) {});
+        });
+      },
+      rule);
+}
+
+void BodyDevice::follow_written(const at::Tensor& master, const at::Tensor& values) {
+  with_type(values, [&](auto type) {
+    using From = typename decltype(type)::type;
+    const cuda::FollowWritten<From> body{memory_of<float>(master), memory_of<From>(values)};
+    run_all(body, values.numel(), threads_, [](const auto&) {});
+  });
+}
+
+}  // namespace zerorun::testing

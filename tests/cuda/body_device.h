@@ -1,0 +1,28 @@
+// A device on the CPU that runs the bodies of CUDA's kernels, thread by thread: what a GPU computes, without
+// one. Any thread.
+#pragma once
+
+#include "device/cpu_device.h"
+
+namespace zerorun::testing {
+
+class BodyDevice : public CpuDevice {
+ public:
+  /// Kernels have as many threads, which run from the last to the first.
+  explicit BodyDevice(int64_t threads) : threads_(threads) {}
+
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                   const Finding& finding) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
+                  const Finding& finding) override;
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
+  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override;
+  void follow_written(const at::Tensor& master, const at::Tensor& values) override;
+
+ private:
+  int64_t threads_;
+};
+
+}  // namespace zerorun::testing

@@ -1,0 +1,240 @@
+// Streams and events of a GPU: who waits for whom, and for how long.
+#include "cuda/cuda_streams.h"
+
+#include <ATen/cuda/Sleep.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "cuda/cuda_check.h"
+#include "cuda/cuda_device.h"
+#include "tests/cuda/kernel_cases.h"
+
+namespace zerorun::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Keeps the current stream busy for at least `time`: longer where the GPU is not at its highest clock.
+void work_for(std::chrono::milliseconds time) {
+  int kilohertz = 0;
+  ZR_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0));
+  at::cuda::sleep(time.count() * kilohertz);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// What a stream reads that another stream writes late.
+float read_across_streams(CudaDevice& device, bool waits) {
+  CudaStreams& streams = device.streams();
+  const at::Tensor ones = put(device, at::ones({1000}));
+  const at::Tensor written = device.allocate(1000, at::kFloat);
+  const at::Tensor read = device.allocate(1000, at::kFloat);
+  Event ready;
+  {
+    const StreamScope scope(streams, Lane::gather);
+    work_for(200ms);
+    device.copy(written, ones);
+    streams.record(ready, streams.current());
+  }
+  if (waits) streams.wait(ready, streams.of(Lane::reduce), Handover::gathered);
+  {
+    const StreamScope scope(streams, Lane::reduce);
+    device.copy(read, written);
+  }
+  ZR_CUDA(cudaDeviceSynchronize());
+  return get(device, read).min().item<float>();
+}
+
+}  // namespace
+
+TEST_CASE("cuda streams: an event orders two streams that nothing else orders") {
+  CudaDevice device(0);
+  CHECK(read_across_streams(device, false) == 0);
+  CHECK(read_across_streams(device, true) == 1);
+}
+
+TEST_CASE("cuda streams: lanes are waited for by nobody unasked, and are of high priority") {
+  CudaDevice device(0);
+  for (const Lane lane : {Lane::gather, Lane::reduce, Lane::copy}) {
+    const cudaStream_t stream = device.streams().handle(device.streams().of(lane));
+    unsigned flags = 0;
+    ZR_CUDA(cudaStreamGetFlags(stream, &flags));
+    CHECK((flags & cudaStreamNonBlocking) != 0);
+    int priority = 0;
+    int lowest = 0;
+    int highest = 0;
+    ZR_CUDA(cudaStreamGetPriority(stream, &priority));
+    ZR_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CHECK(priority == highest);
+  }
+}
+
+TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own thread") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  const StreamId outer = streams.current();
+  const at::Tensor memory = device.allocate(10, at::kFloat);
+  memory.fill_(1);  // loads the kernels, for which CUDA may wait
+  work_for(1ms);
+  ZR_CUDA(cudaDeviceSynchronize());
+  {
+    const StreamScope scope(streams, Lane::reduce);
+    CHECK(c10::cuda::getCurrentCUDAStream(0).id() == streams.of(Lane::reduce));
+    CHECK(c10::cuda::getCurrentCUDAStream(0).stream() == streams.handle(streams.of(Lane::reduce)));
+    StreamId others = -1;
+    std::thread([&] { others = streams.current(); }).join();
+    CHECK(others == outer);
+    work_for(200ms);
+    memory.fill_(2);
+    CHECK(cudaStreamQuery(streams.handle(streams.of(Lane::reduce))) == cudaErrorNotReady);
+    cudaGetLastError();
+    CHECK(cudaStreamQuery(streams.handle(outer)) == cudaSuccess);
+  }
+  CHECK(streams.current() == outer);
+  CHECK(get(device, memory).max().item<float>() == 1);  // what runs outside did not wait
+  ZR_CUDA(cudaDeviceSynchronize());
+  CHECK(get(device, memory).min().item<float>() == 2);
+}
+
+TEST_CASE("cuda streams: an event that was never recorded has passed, one recorded again has moved on") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  Event event;
+  streams.wait(event, streams.current(), Handover::free);
+  streams.await(event, 1ms, "nothing");
+  streams.record(event, streams.current());
+  streams.await(event, 60s, "an idle stream");
+  work_for(300ms);
+  streams.record(event, streams.current());
+  CHECK_THROWS_AS(streams.await(event, 20ms, "work"), CommError);
+  streams.await(event, 60s, "work");
+}
+
+TEST_CASE("cuda streams: a wait of the host ends at its deadline, with what it was for") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  Event event;
+  work_for(1000ms);
+  streams.record(event, streams.current());
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(streams.await(event, 250ms, "the norm of step 7"),
+                    "the norm of step 7: GPU 0 did not get there within 0.25 s (the limit set by --timeout)");
+  CHECK(seconds_since(start) < 0.75);
+  ZR_CUDA(cudaDeviceSynchronize());
+}
+
+TEST_CASE("cuda streams: a check ends the host's wait at once, until it is removed") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  std::atomic<bool> broken = false;
+  const int check = streams.add_check([&] {
+    if (broken) throw CommError("aborted");
+  });
+  Event event;
+  work_for(1000ms);
+  streams.record(event, streams.current());
+  std::thread other([&] {
+    std::this_thread::sleep_for(100ms);
+    broken = true;
+  });
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THROWS_WITH(streams.await(event, 60s, "work"), "aborted");
+  CHECK(seconds_since(start) < 0.6);
+  other.join();
+  streams.remove_check(check);
+  streams.await(event, 60s, "work");
+}
+
+TEST_CASE("cuda streams: measured times tell a wait that compute stands still in from one that it does not") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  const auto gather = static_cast<size_t>(Lane::gather);
+  const auto gathered = static_cast<size_t>(Handover::gathered);
+  auto measured = [&](std::chrono::milliseconds of_lane, std::chrono::milliseconds of_compute) {
+    Event start, ready;
+    streams.record(start, streams.current());
+    {
+      const StreamScope scope(streams, Lane::gather);
+      streams.wait(start, streams.current(), Handover::released);
+      work_for(of_lane);
+      streams.record(ready, streams.current());
+    }
+    if (of_compute > 0ms) work_for(of_compute);
+    streams.wait(ready, streams.current(), Handover::gathered);
+    ZR_CUDA(cudaDeviceSynchronize());
+    return streams.take_times();
+  };
+  streams.time(true);
+  const StreamTimes alone = measured(200ms, 0ms);
+  CHECK(alone.busy[gather] >= 199);
+  CHECK(alone.exposed[gathered] > 0.9 * alone.busy[gather]);
+  CHECK(alone.exposed[static_cast<size_t>(Handover::released)] == 0);
+  const StreamTimes hidden = measured(100ms, 400ms);
+  CHECK(hidden.busy[gather] >= 99);
+  CHECK(hidden.exposed[gathered] < 0.1 * hidden.busy[gather]);
+  CHECK(hidden.missed == 0);
+  streams.time(false);
+  const StreamTimes nothing = measured(10ms, 0ms);
+  CHECK(nothing.busy[gather] == 0);
+  CHECK(nothing.exposed[gathered] == 0);
+}
+
+TEST_CASE("cuda streams: what a lane waits for is not its work") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  ZR_CUDA(cudaDeviceSynchronize());
+  streams.time(true);
+  const auto start = std::chrono::steady_clock::now();
+  work_for(300ms);
+  Event written;
+  streams.record(written, streams.current());
+  {
+    const StreamScope scope(streams, Lane::reduce);
+    streams.wait(written, streams.current(), Handover::written);
+    work_for(50ms);
+  }
+  ZR_CUDA(cudaDeviceSynchronize());
+  const double whole = seconds_since(start) * 1000;
+  const double busy = streams.take_times().busy[static_cast<size_t>(Lane::reduce)];
+  CHECK(busy >= 49);
+  CHECK(busy < whole / 2);  // about a seventh of it
+}
+
+TEST_CASE("cuda streams: more waits at a time than are measured are counted") {
+  CudaDevice device(0);
+  CudaStreams& streams = device.streams();
+  const cudaStream_t compute = streams.handle(streams.current());
+  cudaEvent_t passed = nullptr;
+  ZR_CUDA(cudaEventCreate(&passed));
+  StreamTimer timer({}, 3);
+  work_for(300ms);
+  for (int i = 0; i < 5; ++i) timer.wait(compute, passed, Handover::reduced);
+  CHECK(timer.take().missed == 2);
+  ZR_CUDA(cudaDeviceSynchronize());
+  for (int i = 0; i < 3; ++i) timer.wait(compute, passed, Handover::reduced);
+  CHECK(timer.take().missed == 0);
+  ZR_CUDA(cudaEventDestroy(passed));
+}
+
+TEST_CASE("cuda streams: a thread on another GPU is told so") {
+  int count = 0;
+  ZR_CUDA(cudaGetDeviceCount(&count));
+  if (count < 2) return;  // needs a second one to be on
+  CudaDevice device(0);
+  std::thread([&] {
+    ZR_CUDA(cudaSetDevice(1));
+    Event event;
+    CHECK_THROWS_WITH(device.streams().record(event, device.streams().current()),
+                      Catch::Contains("works on GPU 1") && Catch::Contains("set_device(0)"));
+  }).join();
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,215 @@
+#include "tests/cuda/fake_nccl.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+// Never freed: what is used too late is then found out.
+struct ncclComm {
+  int number = 0;
+  int polls = 0;                   // until the last request is done
+  std::atomic<int> calls = 0;      // at present
+  std::atomic<bool> told = false;  // to abort
+  std::atomic<bool> gone = false;
+};
+
+namespace zerorun::testing {
+
+// One call of NCCL: lasts long enough that another at the same time is seen.
+class FakeNccl::Call {
+ public:
+  Call(FakeNccl& nccl, ncclComm* comm, const std::string& what) : comm_(comm) {
+    const std::string name = what + " " + std::to_string(comm->number);
+    if (comm->calls.fetch_add(1) > 0) nccl.violations_.push_back(name + " during another call");
+    if (comm->gone) nccl.violations_.push_back(name + " of a communicator that is gone");
+  }
+  ~Call() { --comm_->calls; }
+
+ private:
+  ncclComm* comm_;
+};
+
+void FakeNccl::reset() {
+  const std::lock_guard lock(mutex_);
+  comms_.clear();
+  done_.clear();
+  violations_.clear();
+  polls_ = 0;
+  has_windows_ = true;
+  requests_ = reported_ = ncclSuccess;
+}
+
+void FakeNccl::take(int polls) {
+  const std::lock_guard lock(mutex_);
+  polls_ = polls;
+}
+
+void FakeNccl::fail_requests(ncclResult_t result) {
+  const std::lock_guard lock(mutex_);
+  requests_ = result;
+}
+
+void FakeNccl::report(ncclResult_t result) {
+  const std::lock_guard lock(mutex_);
+  reported_ = result;
+}
+
+std::vector<std::string> FakeNccl::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+std::vector<std::string> FakeNccl::violations() const {
+  const std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+void FakeNccl::take_windows_away() {
+  const std::lock_guard lock(mutex_);
+  has_windows_ = false;
+}
+
+bool FakeNccl::has_windows() const {
+  const std::lock_guard lock(mutex_);
+  return has_windows_;
+}
+
+ncclComm* FakeNccl::make() {
+  const std::lock_guard lock(mutex_);
+  comms_.push_back(new ncclComm);
+  comms_.back()->number = static_cast<int>(comms_.size()) - 1;
+  return comms_.back();
+}
+
+void FakeNccl::set_grouping(bool grouping) {
+  const std::lock_guard lock(mutex_);
+  grouping_ = grouping;
+  done_.push_back(grouping ? "group" : "end of group");
+}
+
+ncclResult_t FakeNccl::request(ncclComm* comm, const std::string& what) {
+  std::unique_lock lock(mutex_);
+  const Call call(*this, comm, what);
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(20));
+  lock.lock();
+  done_.push_back(what + " " + std::to_string(comm->number));
+  if (comm->polls != 0 && !grouping_)
+    violations_.push_back(done_.back() + " before the last request was settled");
+  if (requests_ != ncclSuccess) return requests_;
+  comm->polls = polls_;
+  return grouping_ || comm->polls == 0 ? ncclSuccess : ncclInProgress;
+}
+
+void FakeNccl::note(ncclComm* comm, const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  const Call call(*this, comm, what);
+  done_.push_back(what + " " + std::to_string(comm->number));
+  if (comm->polls != 0) violations_.push_back(done_.back() + " before the last request was settled");
+}
+
+ncclResult_t FakeNccl::state(ncclComm* comm) {
+  const std::lock_guard lock(mutex_);
+  const Call call(*this, comm, "state");
+  if (comm->polls > 0) --comm->polls;
+  return comm->polls != 0 ? ncclInProgress : reported_;
+}
+
+// An abort waits for the GPU, and so for every communicator to be told.
+ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
+  std::unique_lock lock(mutex_);
+  const Call call(*this, comm, what);
+  const std::vector<ncclComm*> comms = comms_;
+  done_.push_back(what + " " + std::to_string(comm->number));
+  lock.unlock();
+  comm->told = true;
+  for (ncclComm* other : comms) {
+    while (what == "abort" && !other->told) std::this_thread::yield();
+  }
+  comm->gone = true;
+  return ncclSuccess;
+}
+
+FakeNccl& fake_nccl() {
+  static FakeNccl nccl;
+  return nccl;
+}
+
+}  // namespace zerorun::testing
+
+using zerorun::testing::fake_nccl;
+
+extern "C" {
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  *id = {};
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int, ncclUniqueId, int, ncclConfig_t* config) {
+  *comm = fake_nccl().make();
+  return fake_nccl().request(*comm, config->blocking == 0 ? "connect" : "connect and block");
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  *state = fake_nccl().state(comm);
+  return ncclSuccess;
+}
+ncclResult_t ncclAllGather(const void*, void*, size_t, ncclDataType_t, ncclComm_t comm, cudaStream_t) {
+  return fake_nccl().request(comm, "all_gather");
+}
+ncclResult_t ncclReduceScatter(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t comm,
+                               cudaStream_t) {
+  return fake_nccl().request(comm, "reduce_scatter");
+}
+ncclResult_t ncclAllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t comm,
+                           cudaStream_t) {
+  return fake_nccl().request(comm, "all_reduce");
+}
+ncclResult_t ncclBroadcast(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t comm, cudaStream_t) {
+  return fake_nccl().request(comm, "broadcast");
+}
+ncclResult_t ncclGroupStart() {
+  fake_nccl().set_grouping(true);
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  fake_nccl().set_grouping(false);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* memory, size_t, void** handle) {
+  *handle = memory;
+  return fake_nccl().request(comm, "register");
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
+  fake_nccl().note(comm, "deregister");
+  return ncclSuccess;
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
+  *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
+  const ncclResult_t result = fake_nccl().request(comm, "window");
+  return result == ncclInProgress ? ncclSuccess : result;  // as NCCL has it, and it is under way all the same
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
+  fake_nccl().note(comm, "no window");
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  return fake_nccl().request(comm, "finalize");
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  return fake_nccl().end(comm, "destroy");
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  return fake_nccl().end(comm, "abort");
+}
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclRemoteError ? "remote process exited" : "a failure";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return "";
+}
+cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,32 @@
+# Tests of what connects ranks over NCCL.
+
+# The watchdog knows nothing of CUDA: what it does is tested everywhere.
+zerorun_test(nccl_watchdog_test TORCH LABELS unit
+  SOURCES nccl_watchdog_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
+          ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
+  LIBRARIES zerorun_comm)
+
+if(ZERORUN_WITH_CUDA)
+  zerorun_test(nccl_library_test TORCH LABELS unit
+    SOURCES nccl_library_test.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
+    LIBRARIES zerorun_comm zerorun_nccl)
+
+  zerorun_test(nccl_requests_test TORCH LABELS unit
+    SOURCES nccl_requests_test.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
+    LIBRARIES zerorun_comm)
+  target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+
+  # Ranks are processes that get to their GPU as a program does: nothing of the CUDA part is linked.
+  add_executable(nccl_communicator_test nccl_communicator_test.cpp
+    ${PROJECT_SOURCE_DIR}/tests/comm/collective_script.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
+  target_link_libraries(nccl_communicator_test PRIVATE zerorun_comm zerorun_torch)
+  target_precompile_headers(nccl_communicator_test REUSE_FROM zerorun_torch_headers)
+  add_dependencies(nccl_communicator_test zerorun_cuda)
+  add_test(NAME nccl_communicator_test COMMAND nccl_communicator_test WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(nccl_communicator_test PROPERTIES
+    LABELS "gpu;ranks" TIMEOUT 900 SKIP_RETURN_CODE 77
+    ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
+
+  zerorun_gpu_test(nccl_comms_test SOURCES nccl_comms_test.cpp)
+endif()

@@ -1,0 +1,132 @@
+// NCCL's communicators of a single rank: what one GPU can show of how NCCL is used.
+#include "cuda/nccl_comms.h"
+
+#include <ATen/cuda/Sleep.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "cuda/cuda_check.h"
+#include "cuda/cuda_device.h"
+#include "cuda/nccl_library.h"
+#include "cuda/nccl_memory.h"
+#include "cuda/stream_probe.h"
+
+namespace zerorun {
+namespace {
+
+using namespace std::chrono_literals;
+
+// One rank with two communicators, and its watchdog.
+struct OneRank {
+  explicit OneRank(std::chrono::milliseconds timeout = 60s)
+      : probe(0, comms), watchdog({.timeout = timeout}, probe, {}) {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    watchdog.start();
+    const size_t slot = watchdog.begin_on_host("connecting");
+    comms->connect(NcclComms::make_ids(2), 0, 1, 0, watchdog, slot);
+    watchdog.end(slot);
+  }
+  ~OneRank() {
+    watchdog.stop();
+    comms->close();
+  }
+
+  cudaStream_t stream() { return device.streams().handle(device.streams().current()); }
+
+  size_t start(const std::vector<CollectiveCall>& calls) {
+    const auto operation = comms->operate();
+    const size_t slot = watchdog.take();
+    probe.record_before(slot, stream());
+    watchdog.begin(slot, calls);
+    comms->issue(calls, stream(), watchdog, slot);
+    probe.record_after(slot, stream());
+    watchdog.enqueued(slot);
+    return slot;
+  }
+
+  at::Tensor values(int64_t numel) {
+    return at::arange(numel, at::TensorOptions().dtype(at::kFloat).device(device.location()));
+  }
+  at::Tensor zeros(int64_t numel) {
+    return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device.location()));
+  }
+
+  CudaDevice device{0};
+  std::shared_ptr<NcclComms> comms = std::make_shared<NcclComms>(0);
+  StreamProbe probe;
+  NcclWatchdog watchdog;
+};
+
+void work_for(std::chrono::milliseconds time) {
+  int kilohertz = 0;
+  ZR_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0));
+  at::cuda::sleep(time.count() * kilohertz);
+}
+
+}  // namespace
+
+TEST_CASE("nccl communicators: requests are taken in, one or several at once") {
+  OneRank rank;
+  const at::Tensor from = rank.values(1000);
+  std::vector<at::Tensor> to;
+  std::vector<CollectiveCall> calls;
+  for (Collective kind : {Collective::all_gather, Collective::reduce_scatter, Collective::all_reduce}) {
+    to.push_back(rank.zeros(1000));
+    calls.push_back({kind, to.back(), from, 0, "test", {}});
+    rank.start({calls.back()});
+    CHECK(to.back().equal(from));
+    to.back().zero_();
+  }
+  rank.start(calls);
+  for (const at::Tensor& tensor : to) CHECK(tensor.equal(from));
+  CHECK(rank.comms->failure().empty());
+}
+
+TEST_CASE("nccl communicators: a collective starts when its stream gets there") {
+  OneRank rank;
+  rank.start({{Collective::all_gather, rank.zeros(10), rank.values(10), 0, "the first", {}}});
+  ZR_CUDA(cudaDeviceSynchronize());
+  work_for(300ms);
+  const size_t slot = rank.start({{Collective::all_gather, rank.zeros(10), rank.values(10), 0, "test", {}}});
+  CHECK_FALSE(rank.probe.started(slot));
+  CHECK_FALSE(rank.probe.finished(slot));
+  ZR_CUDA(cudaDeviceSynchronize());
+  CHECK(rank.probe.started(slot));
+  CHECK(rank.probe.finished(slot));
+}
+
+TEST_CASE("nccl communicators: memory is registered with both and forgotten, before them or after") {
+  if (!nccl_has_memory()) return;
+  at::Tensor kept;
+  {
+    OneRank rank;
+    for (bool windows : {false, nccl_features(loaded_nccl().version).windows}) {
+      NcclMemory memory(rank.device.location(), size_t{4} << 20, rank.comms);
+      const size_t slot = rank.watchdog.begin_on_host("allocation");
+      rank.comms->register_memory(memory.get(), size_t{4} << 20, windows, rank.watchdog, slot);
+      rank.watchdog.end(slot);
+      at::Tensor tensor = std::move(memory).as_tensor(1 << 20, at::kFloat);
+      CHECK(tensor.sum().item<float>() == 0);
+      rank.start({{Collective::all_gather, tensor, rank.values(1 << 20), 0, "test", {}}});
+      CHECK(tensor.equal(rank.values(1 << 20)));
+      kept = windows ? tensor : at::Tensor();
+      if (!kept.defined()) kept = tensor;
+    }
+  }
+  CHECK(kept.max().item<float>() == (1 << 20) - 1);
+}
+
+TEST_CASE("nccl communicators: an abort ends them, and every request after it fails") {
+  OneRank rank;
+  rank.comms->abort();
+  CHECK_THROWS_AS(rank.start({{Collective::all_gather, rank.zeros(10), rank.values(10), 0, "test", {}}}),
+                  CommError);
+  CHECK(rank.watchdog.broken());
+  CHECK(rank.values(10).sum().item<float>() == 45);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,128 @@
+// Which NCCL will do, and which ranks fit together.
+#include "cuda/nccl_library.h"
+
+#include <nccl.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/thread_communicator.h"
+#include "cuda/peers.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+
+Peer peer(const std::string& host, const std::string& gpu, int version = 22809) {
+  return {.host = host, .boot = "boot", .gpu = gpu, .nccl_version = version};
+}
+
+}  // namespace
+
+TEST_CASE("nccl: versions are read in both of their codings") {
+  CHECK(nccl_version_text(22809) == "2.28.9");
+  CHECK(nccl_version_text(23010) == "2.30.10");
+  CHECK(nccl_version_text(2708) == "2.7.8");
+  CHECK(nccl_version_text(NCCL_VERSION_CODE) ==
+        std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) + "." + std::to_string(NCCL_PATCH));
+}
+
+TEST_CASE("nccl: what a version can do") {
+  struct {
+    int version;
+    bool launch_order, windows, shared_gpus;
+  } const cases[] = {{21903, false, false, false}, {22506, false, false, false}, {22602, true, false, false},
+                     {22703, true, false, false},  {22809, true, false, false},  {22903, true, false, false},
+                     {22907, true, true, false},   {23003, true, true, true}};
+  for (const auto& wanted : cases) {
+    INFO(wanted.version);
+    const NcclFeatures features = nccl_features(wanted.version);
+    CHECK(features.version == wanted.version);
+    CHECK(features.launch_order == wanted.launch_order);
+    CHECK(features.windows == wanted.windows);
+    CHECK(features.shared_gpus == wanted.shared_gpus);
+  }
+}
+
+TEST_CASE("nccl: a version that will not do is refused with both versions and the remedy") {
+  CHECK_NOTHROW(check_nccl_version(22809, 22809));
+  CHECK_NOTHROW(check_nccl_version(22809, 21900));
+  CHECK_NOTHROW(check_nccl_version(22809, 23007));
+  for (int old : {21805, 2708}) {
+    CHECK_THROWS_AS(check_nccl_version(22809, old), UserError);
+    CHECK_THROWS_WITH(check_nccl_version(22809, old),
+                      Contains("NCCL " + nccl_version_text(old) + " is loaded") &&
+                          Contains("2.19.0 or later") && Contains("2.28.9") && Contains("LD_LIBRARY_PATH"));
+  }
+  CHECK_THROWS_AS(check_nccl_version(22809, 30001), UserError);
+  CHECK_THROWS_WITH(check_nccl_version(22809, 30001), Contains("3.0.1") && Contains("2.28.9") &&
+                                                          Contains("major versions") &&
+                                                          Contains("LD_LIBRARY_PATH"));
+}
+
+TEST_CASE("nccl: the one that is loaded here tells its version, GPU or not") {
+  const NcclFeatures features = loaded_nccl();
+  CHECK(features.version / 10000 == NCCL_MAJOR);
+  CHECK(features.version >= 21900);
+}
+
+TEST_CASE("peers: ranks learn of each other's machines and GPUs") {
+  const std::vector<Peer> wanted = {{"first", "f5d1", "0000:3b:00.0", 22809, true, true},
+                                    {"second", "a0a1", "0000:5e:00.0", 23003, false, true},
+                                    {std::string(200, 'x'), "", "", 0, true, false}};
+  std::vector<std::vector<Peer>> found(3);
+  auto communicators = make_thread_communicators(3, std::chrono::seconds(20));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] { found[rank] = exchange_peers(*communicators[rank], wanted[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& peers : found) {
+    REQUIRE(peers.size() == 3);
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(wanted[rank].host.starts_with(peers[rank].host));
+      CHECK(peers[rank].host.size() >= std::min<size_t>(wanted[rank].host.size(), 60));
+      CHECK(peers[rank].boot == wanted[rank].boot);
+      CHECK(peers[rank].gpu == wanted[rank].gpu);
+      CHECK(peers[rank].nccl_version == wanted[rank].nccl_version);
+      CHECK(peers[rank].several_communicators == wanted[rank].several_communicators);
+      CHECK(peers[rank].own_memory == wanted[rank].own_memory);
+    }
+  }
+}
+
+TEST_CASE("peers: ranks that share a GPU are named, unless NCCL can do that") {
+  const std::vector<Peer> peers = {peer("a", "0000:3b:00.0"), peer("a", "0000:5e:00.0"),
+                                   peer("b", "0000:3b:00.0"), peer("a", "0000:5e:00.0")};
+  CHECK_THROWS_AS(check_peers(peers, nccl_features(22809)), UserError);
+  CHECK_THROWS_WITH(check_peers(peers, nccl_features(22809)),
+                    Contains("ranks 1, 3 share the GPU 0000:5e:00.0 of a") &&
+                        Contains("NCCL 2.28.9 cannot") && Contains("--num_gpus") &&
+                        Contains("--device cpu") && Contains("2.30"));
+  CHECK(check_peers(peers, nccl_features(23003)));
+}
+
+TEST_CASE("peers: the same PCI address on two machines, be their names the same, is two GPUs") {
+  std::vector<Peer> peers = {peer("a", "0000:3b:00.0"), peer("b", "0000:3b:00.0"), peer("a", "0000:3b:00.0")};
+  peers[2].boot = "another";
+  CHECK_FALSE(check_peers(peers, nccl_features(22809)));
+  CHECK_FALSE(check_peers(peers, nccl_features(23003)));
+}
+
+TEST_CASE("peers: ranks with NCCL in different versions are named") {
+  const std::vector<Peer> peers = {peer("a", "0000:3b:00.0"), peer("b", "0000:3b:00.0", 23003)};
+  CHECK_THROWS_AS(check_peers(peers, nccl_features(22809)), UserError);
+  CHECK_THROWS_WITH(check_peers(peers, nccl_features(22809)),
+                    Contains("rank 0 on a has 2.28.9, rank 1 on b has 2.30.3"));
+}
+
+TEST_CASE("peers: this machine has a name and was started once") {
+  const Peer mine = this_machine();
+  CHECK_FALSE(mine.host.empty());
+  CHECK(mine.boot.size() == 36);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,233 @@
+// How NCCL's non-blocking communicators are used, with a stand-in that notes what NCCL forbids: one request
+// at a time, no call during another, none after an abort.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "cuda/nccl_comms.h"
+#include "tests/cuda/fake_nccl.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using namespace std::chrono_literals;
+using testing::fake_nccl;
+using Words = std::vector<std::string>;
+
+// Collectives start when they are begun, and never end.
+class EndlessProbe : public CollectiveProbe {
+ public:
+  explicit EndlessProbe(NcclComms& comms) : comms_(comms) {}
+  void prepare(size_t) override {}
+  bool started(size_t) override { return true; }
+  bool finished(size_t) override { return false; }
+  std::string failure() override { return comms_.failure(); }
+  void abort() override { comms_.abort(); }
+
+ private:
+  NcclComms& comms_;
+};
+
+struct Rank {
+  explicit Rank(size_t communicators = 2, std::chrono::milliseconds timeout = 60s, int polls = 3)
+      : probe(*comms), watchdog({.timeout = timeout, .period = 1ms}, probe, nullptr) {
+    fake_nccl().reset();
+    fake_nccl().take(polls);
+    watchdog.start();
+    const size_t slot = watchdog.begin_on_host("connecting");
+    comms->connect(NcclComms::make_ids(communicators), 0, 2, 0, watchdog, slot);
+    watchdog.end(slot);
+  }
+  ~Rank() { watchdog.stop(); }
+
+  void start(const std::vector<CollectiveCall>& calls) {
+    const auto operation = comms->operate();
+    const size_t slot = watchdog.take();
+    watchdog.begin(slot, calls);
+    comms->issue(calls, nullptr, watchdog, slot);
+    watchdog.enqueued(slot);
+  }
+  void start(Collective kind) { start({call_of(kind)}); }
+
+  void register_memory(void* memory, bool windows) {
+    const size_t slot = watchdog.begin_on_host("allocation");
+    comms->register_memory(memory, 4096, windows, watchdog, slot);
+    watchdog.end(slot);
+  }
+
+  static CollectiveCall call_of(Collective kind) {
+    const at::Tensor tensor = at::zeros({8});
+    return {kind, tensor, tensor, 0, "bucket 3", {}};
+  }
+
+  std::shared_ptr<NcclComms> comms = std::make_shared<NcclComms>(0);
+  EndlessProbe probe;
+  NcclWatchdog watchdog;
+};
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// Without their order, which is that of threads.
+std::set<std::string> last_two(const Words& words) {
+  return {words.end() - std::min<ptrdiff_t>(2, std::ssize(words)), words.end()};
+}
+
+}  // namespace
+
+TEST_CASE("nccl requests: each is settled before the next, gathers and reductions apart") {
+  Rank rank;
+  for (Collective kind : {Collective::all_gather, Collective::reduce_scatter, Collective::all_gather,
+                          Collective::broadcast, Collective::all_reduce}) {
+    rank.start(kind);
+  }
+  rank.comms->close();
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "all_gather 0", "reduce_scatter 1",
+                                    "all_gather 0", "broadcast 0", "all_reduce 1", "finalize 0", "finalize 1",
+                                    "destroy 0", "destroy 1"});
+  CHECK(fake_nccl().violations().empty());
+  CHECK_FALSE(rank.watchdog.broken());
+}
+
+TEST_CASE("nccl requests: one communicator serves all where there may be no second") {
+  Rank rank(1);
+  rank.start(Collective::all_gather);
+  rank.start(Collective::reduce_scatter);
+  rank.comms->close();
+  CHECK(fake_nccl().done() ==
+        Words{"connect 0", "all_gather 0", "reduce_scatter 0", "finalize 0", "destroy 0"});
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("nccl requests: several collectives are one operation") {
+  Rank rank;
+  const CollectiveCall gather = Rank::call_of(Collective::all_gather);
+  rank.start({gather, gather, Rank::call_of(Collective::all_reduce)});
+  rank.start(Collective::all_gather);
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "group", "all_gather 0", "all_gather 0",
+                                    "all_reduce 1", "end of group", "all_gather 0"});
+  CHECK(fake_nccl().violations().empty());
+  rank.comms->abort();
+}
+
+TEST_CASE("nccl requests: sums of a dtype that NCCL does not have are refused before a group is open") {
+  Rank rank;
+  CollectiveCall odd = Rank::call_of(Collective::all_reduce);
+  odd.input = odd.output = at::zeros({8}, at::kBool);
+  CHECK_THROWS_AS(rank.start({odd, odd}), InternalError);
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1"});
+  rank.comms->abort();
+}
+
+TEST_CASE("nccl requests: one that fails breaks the communicator and aborts both") {
+  Rank rank;
+  fake_nccl().fail_requests(ncclUnhandledCudaError);
+  const std::string error = error_of([&] { rank.start(Collective::all_gather); });
+  CHECK_THAT(error,
+             StartsWith("all_gather of bucket 3: NCCL failed: a failure") && Contains("NCCL_DEBUG=INFO"));
+  CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
+  fake_nccl().fail_requests(ncclSuccess);
+  CHECK(error_of([&] { rank.start(Collective::all_gather); }) == error);
+  CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("nccl requests: one that is never settled ends at the deadline") {
+  Rank rank(2, 100ms);
+  fake_nccl().take(-1);
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(error_of([&] { rank.start(Collective::reduce_scatter); }),
+             StartsWith("reduce_scatter of bucket 3 did not end within 0.1 s"));
+  const auto elapsed = std::chrono::steady_clock::now() - start;
+  CHECK(elapsed >= 100ms);
+  CHECK(elapsed < 10s);
+  rank.watchdog.stop();
+  CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("nccl requests: ranks that do not connect end at the deadline") {
+  CHECK_THROWS_WITH(Rank(2, 100ms, -1), StartsWith("connecting did not end within 0.1 s"));
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("nccl requests: what NCCL reports by itself is found while something is under way") {
+  Rank rank;
+  rank.start(Collective::all_gather);
+  fake_nccl().report(ncclRemoteError);
+  const auto patience = std::chrono::steady_clock::now() + 10s;
+  while (!rank.watchdog.broken() && std::chrono::steady_clock::now() < patience)
+    std::this_thread::sleep_for(1ms);
+  CHECK_THROWS_WITH(rank.watchdog.check(),
+                    StartsWith("all_gather of bucket 3: NCCL failed: remote process exited"));
+  rank.watchdog.stop();
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("nccl requests: memory is known to both communicators until it goes") {
+  for (bool windows : {true, false}) {
+    Rank rank;
+    int first = 0;
+    int second = 0;
+    rank.register_memory(&first, windows);
+    rank.register_memory(&second, windows);
+    rank.comms->forget_memory(&first);
+    rank.comms->forget_memory(&first);  // nobody knows it any more
+    const std::string in = windows ? "window " : "register ";
+    const std::string out = windows ? "no window " : "deregister ";
+    CHECK(fake_nccl().done() ==
+          Words{"connect 0", "connect 1", in + "0", in + "1", in + "0", in + "1", out + "0", out + "1"});
+    rank.comms->close();
+    const Words done = fake_nccl().done();
+    CHECK(Words(done.begin() + 8, done.begin() + 10) == Words{out + "0", out + "1"});
+    rank.comms->forget_memory(&second);
+    CHECK(fake_nccl().done() == done);
+    CHECK(fake_nccl().violations().empty());
+  }
+}
+
+TEST_CASE("nccl requests: memory is registered the older way where there are no windows") {
+  Rank rank;
+  fake_nccl().take_windows_away();
+  int memory = 0;
+  rank.register_memory(&memory, true);
+  rank.comms->forget_memory(&memory);
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "window 0", "register 0", "window 1",
+                                    "register 1", "deregister 0", "deregister 1"});
+  CHECK(fake_nccl().violations().empty());
+  rank.comms->abort();
+}
+
+TEST_CASE("nccl requests: threads that start collectives, free memory and watch are kept apart") {
+  Rank rank;
+  std::vector<int> memory(40);
+  for (int& one : memory) rank.register_memory(&one, true);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) rank.start(i % 2 ? Collective::all_gather : Collective::reduce_scatter);
+    });
+  }
+  threads.emplace_back([&] {
+    for (int& one : memory) rank.comms->forget_memory(&one);
+  });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(fake_nccl().violations().empty());
+  CHECK_FALSE(rank.watchdog.broken());
+  rank.comms->close();
+  CHECK(fake_nccl().violations().empty());
+}
+
+}  // namespace zerorun

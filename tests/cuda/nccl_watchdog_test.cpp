@@ -1,0 +1,355 @@
+// The watchdog of collectives, with collectives that are told when to start and end, and a clock that is set.
+#include "cuda/nccl_watchdog.h"
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using namespace std::chrono_literals;
+using Clock = NcclWatchdog::Clock;
+
+constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
+
+class FakeProbe : public CollectiveProbe {
+ public:
+  void prepare(size_t count) override { prepared = count; }
+  bool started(size_t slot) override { return ++asked, has_started.contains(slot); }
+  bool finished(size_t slot) override { return ++asked, has_finished.contains(slot); }
+  std::string failure() override { return ++asked, reported; }
+  void abort() override { ++aborts; }
+
+  std::set<size_t> has_started;
+  std::set<size_t> has_finished;
+  std::string reported;
+  size_t prepared = 0;
+  std::atomic<int> aborts = 0;
+  std::atomic<int> asked = 0;
+};
+
+class StoreThatHasGone : public c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<uint8_t>&) override { throw std::runtime_error("gone"); }
+  bool check(const std::vector<std::string>&) override { throw std::runtime_error("gone"); }
+};
+
+CollectiveCall call_of(const std::string& label, Collective kind = Collective::all_gather,
+                       const std::string& reason = {}) {
+  const at::Tensor tensor = at::zeros({8});
+  return {kind, tensor, tensor, 0, label, reason};
+}
+
+// One rank: its clock, what happens on its streams, and its watchdog.
+struct Rank {
+  explicit Rank(int rank, int world_size = 1, StorePointer store = nullptr)
+      : testimony(store ? std::make_shared<Testimony>(store, rank) : nullptr),
+        watchdog({.rank = rank, .world_size = world_size, .timeout = 10s, .now = [this] { return now; }},
+                 probe, testimony) {}
+
+  size_t begin(const CollectiveCall& call) {
+    const size_t slot = watchdog.take();
+    watchdog.begin(slot, {&call, 1});
+    return slot;
+  }
+  size_t enqueue(const CollectiveCall& call) {
+    const size_t slot = begin(call);
+    watchdog.enqueued(slot);
+    return slot;
+  }
+  // The stream gets there now.
+  size_t run(const CollectiveCall& call) {
+    const size_t slot = enqueue(call);
+    probe.has_started.insert(slot);
+    watchdog.poll();
+    return slot;
+  }
+  void pass(Clock::duration time) {
+    now += time;
+    watchdog.poll();
+  }
+  void run_to_its_end(const CollectiveCall& call) {
+    probe.has_finished.insert(run(call));
+    pass(100ms);
+    probe.has_started.clear();
+    probe.has_finished.clear();
+  }
+  std::string error() const {
+    try {
+      watchdog.check();
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "none";
+  }
+
+  Clock::time_point now;
+  FakeProbe probe;
+  std::shared_ptr<Testimony> testimony;
+  NcclWatchdog watchdog;
+};
+
+StorePointer new_store() {
+  return c10::make_intrusive<c10d::HashStore>();
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: the deadline runs from when the stream has come to the collective") {
+  Rank rank(0);
+  const size_t slot = rank.enqueue(call_of("bucket 3"));
+  rank.pass(100s);
+  CHECK(rank.error() == "none");
+  rank.probe.has_started.insert(slot);
+  rank.pass(100s);  // seen now
+  rank.pass(9999ms);
+  CHECK(rank.error() == "none");
+  rank.pass(1ms);
+  CHECK(rank.error() == std::string("all_gather of bucket 3 did not end") + kLimit);
+}
+
+TEST_CASE("watchdog: what has ended is forgotten, and its slot used again") {
+  Rank rank(0);
+  std::vector<size_t> slots;
+  for (int i = 0; i < 1000; ++i) {
+    slots.push_back(rank.run(call_of("bucket " + std::to_string(i))));
+    if (slots.size() < 3) continue;
+    rank.probe.has_finished.insert(slots.front());
+    rank.pass(1s);
+    rank.probe.has_started.erase(slots.front());
+    rank.probe.has_finished.erase(slots.front());
+    slots.erase(slots.begin());
+  }
+  CHECK(rank.error() == "none");
+  CHECK(rank.probe.prepared == 3);
+}
+
+TEST_CASE("watchdog: a collective that the host is still giving to the stream has a deadline too") {
+  Rank rank(0);
+  rank.probe.has_started.insert(rank.begin(call_of("bucket 3")));
+  rank.probe.has_finished.insert(0);  // an event of the slot's last use
+  rank.pass(0s);
+  rank.pass(10s);
+  CHECK_THAT(rank.error(), StartsWith("all_gather of bucket 3 did not end"));
+}
+
+TEST_CASE("watchdog: what the host waits for by itself has a deadline from its beginning") {
+  Rank rank(0);
+  const size_t first = rank.watchdog.begin_on_host("connecting over NCCL");
+  rank.pass(9s);
+  rank.watchdog.end(first);
+  rank.watchdog.begin_on_host("allocation of 4096 bytes");
+  rank.pass(9s);
+  CHECK(rank.error() == "none");
+  rank.pass(1s);
+  CHECK(rank.error() == std::string("allocation of 4096 bytes did not end") + kLimit);
+}
+
+TEST_CASE("watchdog: ranks of which nothing is heard are named as missing") {
+  Rank rank(0, 3, new_store());
+  rank.run(call_of("bucket 3", Collective::all_gather, "for aten::mm on h.0.weight"));
+  rank.pass(10s);
+  CHECK(rank.error() ==
+        std::string("all_gather of bucket 3 for aten::mm on h.0.weight: ranks 1, 2 did not take part") +
+            kLimit);
+}
+
+TEST_CASE("watchdog: ranks that wait for the same are not blamed, however much later they came") {
+  const StorePointer store = new_store();
+  Rank first(0, 3, store);
+  Rank second(1, 3, store);
+  first.run(call_of("bucket 3", Collective::all_gather, "here"));
+  first.pass(8s);
+  second.run(call_of("bucket 3", Collective::all_gather, "there"));
+  second.pass(1s);
+  first.pass(2s);
+  CHECK(first.error() == std::string("all_gather of bucket 3 here: rank 2 did not take part") + kLimit);
+  second.pass(9s);
+  CHECK(second.error() == std::string("all_gather of bucket 3 there: rank 2 did not take part") + kLimit);
+}
+
+TEST_CASE("watchdog: ranks that wait for different things are told so, both") {
+  struct {
+    CollectiveCall other;
+    std::string words;
+  } const cases[] = {{call_of("bucket 4"), "all_gather of bucket 4"},
+                     {call_of("bucket 3", Collective::reduce_scatter), "reduce_scatter of bucket 3"}};
+  for (const auto& [other, words] : cases) {
+    const StorePointer store = new_store();
+    Rank first(0, 2, store);
+    Rank second(1, 2, store);
+    first.run(call_of("bucket 3"));
+    second.run(other);
+    first.pass(5s);
+    second.pass(5s);
+    first.pass(5s);
+    second.pass(5s);
+    CHECK(first.error() ==
+          "ranks disagree on what comes next: rank 0 is in all_gather of bucket 3, rank 1 in " + words);
+    CHECK(second.error() ==
+          "ranks disagree on what comes next: rank 1 is in " + words + ", rank 0 in all_gather of bucket 3");
+  }
+}
+
+TEST_CASE("watchdog: a rank is where one of all its collectives under way is") {
+  const StorePointer store = new_store();
+  Rank first(0, 2, store);
+  Rank second(1, 2, store);
+  first.run(call_of("bucket 3"));
+  second.run(call_of("bucket 7", Collective::reduce_scatter));
+  second.run(call_of("bucket 3"));
+  second.pass(5s);
+  first.pass(5s);
+  first.pass(5s);
+  CHECK_THAT(first.error(), StartsWith("all_gather of bucket 3 did not end within 10 s") &&
+                                Contains("though all ranks take part"));
+}
+
+TEST_CASE("watchdog: what was slow and has ended is taken back") {
+  const StorePointer store = new_store();
+  Rank first(0, 2, store);
+  Rank second(1, 2, store);
+  const size_t slot = second.run(call_of("bucket 4"));
+  second.pass(5s);
+  CHECK(first.testimony->statements(2)->at(1).at(0).words == "all_gather of bucket 4");
+  second.probe.has_finished.insert(slot);
+  second.pass(1s);
+  CHECK(first.testimony->statements(2)->at(1).empty());
+  first.run(call_of("bucket 5"));
+  first.pass(10s);
+  CHECK_THAT(first.error(), Contains("rank 1 did not take part"));
+}
+
+TEST_CASE("watchdog: a quick collective tells the store nothing") {
+  const StorePointer store = new_store();
+  Rank rank(0, 2, store);
+  const size_t slot = rank.run(call_of("bucket 4"));
+  rank.pass(900ms);
+  rank.probe.has_finished.insert(slot);
+  rank.pass(1ms);
+  CHECK(store->getNumKeys() == 0);
+}
+
+TEST_CASE("watchdog: a store that has gone points to its keeper") {
+  Rank rank(1, 2, c10::make_intrusive<StoreThatHasGone>());
+  rank.run(call_of("bucket 3"));
+  rank.pass(10s);
+  CHECK(rank.error() == std::string("all_gather of bucket 3 did not end") + kLimit +
+                            ", and rank 0, which keeps the store of all ranks, has probably ended");
+}
+
+TEST_CASE("watchdog: what NCCL reports breaks the communicator at once, for good, with one abort") {
+  Rank rank(0);
+  rank.enqueue(call_of("bucket 2"));  // its stream is not there yet
+  rank.run(call_of("bucket 3"));
+  rank.probe.reported = "NCCL failed: remote process exited";
+  rank.pass(1ms);
+  CHECK(rank.error() == "all_gather of bucket 3: NCCL failed: remote process exited");
+  CHECK(rank.watchdog.broken());
+  rank.probe.reported = "something else";
+  rank.run(call_of("bucket 4"));
+  rank.pass(20s);
+  rank.watchdog.fail(0, "too late");
+  CHECK(rank.error() == "all_gather of bucket 3: NCCL failed: remote process exited");
+  CHECK(rank.probe.aborts == 1);
+}
+
+TEST_CASE("watchdog: a failed start breaks the communicator") {
+  Rank rank(0);
+  const size_t slot = rank.begin(call_of("bucket 3"));
+  rank.watchdog.fail(slot, "NCCL failed: unhandled cuda error");
+  CHECK(rank.error() == "all_gather of bucket 3: NCCL failed: unhandled cuda error");
+  CHECK(rank.probe.aborts == 1);
+}
+
+TEST_CASE("watchdog: a group is named by its first call and how many there are") {
+  Rank rank(0);
+  const size_t slot = rank.watchdog.take();
+  rank.watchdog.begin(slot, std::vector{call_of("bucket 3"), call_of("bucket 4"), call_of("bucket 5")});
+  rank.probe.has_started.insert(slot);
+  rank.pass(0s);
+  rank.pass(10s);
+  CHECK(rank.error() == std::string("all_gather of bucket 3 and 2 more did not end") + kLimit);
+}
+
+TEST_CASE("watchdog: ranks that start equal sizes in another order are told so, though none waits") {
+  for (const bool differ : {false, true}) {
+    const StorePointer store = new_store();
+    Rank first(0, 2, store);
+    Rank second(1, 2, store);
+    for (int i = 0; i < 200; ++i) {
+      const int other = differ && (i == 100 || i == 101) ? 201 - i : i;  // two change places
+      first.run_to_its_end(call_of("bucket " + std::to_string(i)));
+      second.run_to_its_end(call_of("bucket " + std::to_string(other)));
+    }
+    CHECK(first.error() == "none");
+    if (!differ) {
+      CHECK(second.error() == "none");
+    } else {
+      CHECK_THAT(
+          second.error(),
+          StartsWith("ranks 0 and 1 have not started the same: among their calls 97 to 112 of all_gather "
+                     "some differ (the last are all_gather of bucket 111 on rank 0, all_gather of bucket "
+                     "111 on rank 1)"));
+    }
+  }
+}
+
+TEST_CASE("watchdog: kinds of collectives may be started in another order among each other") {
+  const StorePointer store = new_store();
+  Rank first(0, 2, store);
+  Rank second(1, 2, store);
+  for (int i = 0; i < 100; ++i) {
+    const CollectiveCall gather = call_of("bucket " + std::to_string(i));
+    const CollectiveCall sum = call_of("bucket " + std::to_string(i), Collective::reduce_scatter);
+    for (const CollectiveCall& call : {gather, sum}) first.run_to_its_end(call);
+    for (const CollectiveCall& call : {sum, gather}) second.run_to_its_end(call);
+  }
+  CHECK(first.error() == "none");
+  CHECK(second.error() == "none");
+}
+
+TEST_CASE(
+    "watchdog: its thread finds a missed deadline by itself, and asks nothing when nothing is under way") {
+  FakeProbe probe;
+  NcclWatchdog watchdog({.timeout = 100ms, .period = 1ms}, probe, nullptr);
+  watchdog.start();
+  std::this_thread::sleep_for(30ms);
+  CHECK(probe.asked == 0);
+
+  size_t slot = watchdog.take();
+  probe.has_started.insert(slot);
+  probe.has_finished.insert(slot);
+  watchdog.begin(slot, std::vector{call_of("bucket 3")});
+  watchdog.enqueued(slot);
+  const auto patience = Clock::now() + 10s;
+  while (probe.asked < 2 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(10ms);  // the look that found it done is over
+  const int asked = probe.asked;
+  CHECK(asked >= 2);
+  std::this_thread::sleep_for(50ms);
+  CHECK(probe.asked == asked);
+
+  slot = watchdog.take();
+  probe.has_finished.clear();
+  const auto start = Clock::now();
+  watchdog.begin(slot, std::vector{call_of("bucket 4")});
+  watchdog.enqueued(slot);
+  while (!watchdog.broken() && Clock::now() < patience) std::this_thread::sleep_for(1ms);
+  CHECK(Clock::now() - start >= 100ms);
+  CHECK_THROWS_WITH(watchdog.check(), StartsWith("all_gather of bucket 4 did not end within 0.1 s"));
+  watchdog.stop();
+  CHECK(probe.aborts == 1);
+}
+
+}  // namespace zerorun
