@@ -43,24 +43,27 @@ std::vector<std::string> inherited_environment() {
   return entries;
 }
 
-std::string machine_line(int gpus, int ranks) {
-  const std::string running =
-      std::to_string(ranks) + (ranks == 1 ? " rank runs on CPU" : " ranks run on CPU");
-  if (gpus == 0) return "no GPU found: " + running;
-  return std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
-         " found, but this version trains on CPU only: " + running;
-}
-
 /// How many ranks run, and on which devices.
 struct Placement {
-  int gpus = 0;
+  bool gpus_wanted = true;
+  int gpus = 0;  // that ranks may use
   int ranks = 1;
   std::string visible_devices;
 };
 
+std::string machine_line(const Placement& placement) {
+  const std::string ranks = std::to_string(placement.ranks) + (placement.ranks == 1 ? " rank" : " ranks");
+  if (placement.gpus > 0) {
+    return std::to_string(placement.gpus) + (placement.gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
+  }
+  return (placement.gpus_wanted ? "no GPU found: " : "") + ranks +
+         (placement.ranks == 1 ? " runs on CPU" : " run on CPU");
+}
+
 Placement place(const LaunchOptions& options) {
   Placement placement;
-  placement.gpus = count_gpus();
+  placement.gpus_wanted = (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
+  placement.gpus = placement.gpus_wanted ? count_gpus() : 0;
   std::vector<int> slots;
   if (!options.include.empty()) {
     slots = parse_include(options.include, this_hostname());
@@ -94,6 +97,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   shared.master_addr = options.master_addr;
   shared.master_port = options.master_port ? *options.master_port : find_free_port();
   shared.timeout_seconds = options.timeout_seconds;
+  shared.device = options.device;
   shared.threads_per_rank = std::max(1, count_usable_cores() / placement.ranks);
   shared.visible_devices = placement.visible_devices;
   shared.terminal = ::isatty(STDOUT_FILENO) == 1;
@@ -108,7 +112,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   Signals signals;
   Guardian guardian(argc, argv);
   Console console(placement.ranks);
-  console.notice(machine_line(placement.gpus, placement.ranks));
+  console.notice(machine_line(placement));
   return Job(std::move(plan), console, signals, guardian).run();
 }
 

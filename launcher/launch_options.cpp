@@ -25,11 +25,12 @@ constexpr char kExamples[] = R"(Examples:
   zerorun --num_gpus 2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --include localhost:0,2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
+  zerorun --num_gpus 2 --device cpu build/bin/mlp --deepspeed ds_config.json
   zerorun config --help                           check, show and compare configurations
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
-ZERORUN_TIMEOUT and, on machines with GPUs or with --include, CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is set to the
-cores divided by the ranks unless it is set already. Ranks read nothing from stdin.
+ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE and, on machines with GPUs or with --include, CUDA_VISIBLE_DEVICES.
+OMP_NUM_THREADS is set to the cores divided by the ranks unless it is set already. Ranks read nothing from stdin.
 
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
@@ -101,6 +102,14 @@ CLI::Validator whole_number(int low, int high) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator one_of_devices() {
+  auto check = [](std::string& text) -> std::string {
+    if (text == "auto" || text == "cpu" || text == "cuda") return {};
+    return "expected auto, cpu or cuda; found '" + text + "'";
+  };
+  return CLI::Validator(check, "");
+}
+
 std::vector<std::string> command_of(const CLI::App& app) {
   std::vector<std::string> command = app.remaining();
   if (!command.empty() && command.front() == "--") {
@@ -137,6 +146,11 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
                  "Slots of this machine to use, one rank each: localhost:0,2")
       ->type_name("HOST:SLOTS")
       ->excludes(num_gpus);
+  app.add_option(
+         "--device", options.device,
+         "What ranks train on: GPUs where they can (auto, without it), the CPU (cpu), or GPUs only (cuda)")
+      ->type_name("auto|cpu|cuda")
+      ->check(one_of_devices());
   app.add_option("--master_addr", options.master_addr, "Address where the ranks meet")
       ->type_name("ADDRESS")
       ->capture_default_str();

@@ -14,6 +14,7 @@ struct LaunchOptions {
   std::string include;       // --include, unparsed; empty if not given
   std::string master_addr = "127.0.0.1";
   std::optional<int> master_port;  // none: a free one
+  std::string device;              // --device: auto, cpu or cuda; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
   std::vector<std::string> command;  // the program and its arguments, untouched

@@ -51,6 +51,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
       // Left over from a torchrun around us, it would make rank 0 look for a store that is not there.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
+  if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))

@@ -73,7 +73,7 @@ TEST_CASE("threads: cores divided by ranks, at least one, unless set") {
   Launched many({.options = {"--num_gpus", std::to_string(cores + 3)}, .script = script});
   Result result = many.finish();
   CHECK(result.exit_code == 0);
-  CHECK_THAT(result.err, Contains(std::to_string(cores + 3) + " ranks run on CPU"));
+  CHECK_THAT(result.err, Contains(std::to_string(cores + 3) + " ranks"));
   for (int rank = 1; rank < cores + 3; ++rank) CHECK_THAT(result.out, Contains("threads=1\n"));
 }
 
@@ -84,6 +84,29 @@ TEST_CASE("without --num_gpus on a machine without GPUs there is one rank, and i
   if (::stat("/dev/nvidia0", &info) == 0) return;
   CHECK(result.out == "1\n");
   CHECK(result.err == "zerorun: no GPU found: 1 rank runs on CPU\n");
+}
+
+TEST_CASE("--device reaches the ranks, and the CPU has as many places as are wanted") {
+  const std::string script = "echo $RANK/$WORLD_SIZE ${ZERORUN_DEVICE-unset}";
+  Result result =
+      Launched({.options = {"--device", "cpu", "--include", "localhost:900,901"}, .script = script}).finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out, Contains("0/2 cpu\n") && Contains("1/2 cpu\n"));
+  CHECK(result.err == "zerorun: 2 ranks run on CPU\n");
+  CHECK(Launched({.options = {"--device", "cpu"}, .script = script}).finish().out == "0/1 cpu\n");
+  CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out == "0/1 unset\n");
+  // As the variable says, if the option does not.
+  result = Launched({.options = {"--include", "localhost:900"},
+                     .script = script,
+                     .environment = {{"ZERORUN_DEVICE", "cpu"}}})
+               .finish();
+  CHECK(result.out == "0/1 cpu\n");
+  CHECK(result.err == "zerorun: 1 rank runs on CPU\n");
+  CHECK(Launched({.options = {"--device", "cuda", "--num_gpus", "1"},
+                  .script = script,
+                  .environment = {{"ZERORUN_DEVICE", "cpu"}}})
+            .finish()
+            .out == "0/1 cuda\n");
 }
 
 TEST_CASE("arguments reach the program untouched") {

@@ -39,6 +39,7 @@ TEST_CASE("defaults") {
   CHECK(found.include.empty());
   CHECK(found.master_addr == "127.0.0.1");
   CHECK_FALSE(found.master_port);
+  CHECK(found.device.empty());
   CHECK(found.timeout_seconds == 600);
   CHECK(found.grace.count() == 3000);
   CHECK(found.command == Words{"prog"});
@@ -53,6 +54,8 @@ TEST_CASE("options are read, both spellings") {
   CHECK(found.timeout_seconds == 1.5);
   CHECK(found.grace.count() == 0);
   CHECK(options({"-i", "localhost:1", "prog"}).include == "localhost:1");
+  for (const char* device : {"auto", "cpu", "cuda"})
+    CHECK(options({"--device", device, "prog"}).device == device);
 }
 
 TEST_CASE("all behind the program's name belongs to the program") {
@@ -83,6 +86,8 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--timeout", "nan", "p"}), Contains("--timeout"));
   CHECK_THAT(mistake({"--grace", "-1", "p"}), Contains("--grace"));
   CHECK_THAT(mistake({"--master_addr", "", "p"}), Contains("--master_addr"));
+  CHECK_THAT(mistake({"--device", "gpu", "p"}),
+             Contains("--device") && Contains("expected auto, cpu or cuda") && Contains("'gpu'"));
   CHECK_THAT(mistake({"--num_gpus", "2", "--include", "localhost", "p"}),
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));
