@@ -220,25 +220,11 @@ void GradientReducer::take_buffer(int bucket) {
 // The current stream writes to the bucket's memory: after those that did so before.
 void GradientReducer::start_writing(BucketState& state) {
   const StreamId stream = streams_->current();
-  for (size_t index = 0; index < state.active_writers; ++index) {
-    if (state.writers[index].stream == stream) return;
-  }
-  join_writers(state);
+  if (state.writers.has(stream)) return;
+  state.writers.hand_over(*streams_, stream, Handover::written);
   streams_->wait(state.buffer.free, stream, Handover::free);
   streams_->wait(consumed_, stream, Handover::free);
-  if (state.writers.size() == state.active_writers) state.writers.emplace_back();
-  state.writers[state.active_writers++].stream = stream;
-}
-
-// What the bucket's writers have written is there for the current stream.
-void GradientReducer::join_writers(BucketState& state) {
-  const StreamId stream = streams_->current();
-  for (size_t index = 0; index < state.active_writers; ++index) {
-    Writer& writer = state.writers[index];
-    if (writer.stream == stream) continue;
-    streams_->record(writer.written, writer.stream);
-    streams_->wait(writer.written, stream, Handover::written);
-  }
+  state.writers.add(stream);
 }
 
 void GradientReducer::depart_ready() {
@@ -252,7 +238,7 @@ void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
   take_buffer(bucket);
   start_writing(state);
-  join_writers(state);
+  state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   for (int parameter : buckets_->layout(bucket).parameters) {
     const at::Tensor place = buckets_->piece(parameter, state.buffer.memory);
     if (!std::exchange(parameters_[parameter].written, false)) {
@@ -264,7 +250,7 @@ void GradientReducer::complete_buffer(int bucket) {
   }
   if (pooled()) buckets_->clear_padding(bucket, state.buffer.memory);
   streams_->record(state.complete, streams_->current());
-  state.active_writers = 0;
+  state.writers.clear();
 }
 
 void GradientReducer::depart(int bucket) {
@@ -397,8 +383,8 @@ void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
   at::Tensor buffer = allocate_own(buckets_->layout(bucket).numel, options_.communication);
   if (state.late.defined()) {
-    join_writers(state);
-    state.active_writers = 0;
+    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
+    state.writers.clear();
     for (int parameter : buckets_->layout(bucket).parameters) {
       const at::Tensor late = buckets_->piece(parameter, state.late);
       device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor, finding(parameter));

@@ -43,6 +43,7 @@
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
+#include "device/stream_users.h"
 #include "zero/buckets.h"
 #include "zero/buffer_pool.h"
 #include "zero/stage.h"
@@ -99,22 +100,17 @@ class GradientReducer {
  private:
   struct Hook;
 
-  struct Writer {
-    StreamId stream;
-    Event written;
-  };
   struct BucketState {
-    TravelBuffer buffer;  // gradients that travel; between uses without memory where buffers are pooled
-    std::vector<Writer> writers;  // streams that have written gradients of the bucket, and
-    size_t active_writers = 0;    // the first of them since the last departure
-    Event complete;               // the buffer, for departure
-    at::Tensor sums;              // of this rank over micro-steps, where those do not travel themselves
-    at::Tensor reduced;           // sums over ranks
-    bool has_sums = false;        // `reduced` holds sums of this window
-    int missing = 0;              // parameters that this backward is expected to bring more gradients for
-    bool departed = false;        // further gradients are late
-    at::Tensor late;              // defined only while it holds late gradients
-    int64_t completed_at = 0;     // position of the last gradient within the planning backward
+    TravelBuffer buffer;       // gradients that travel; between uses without memory where buffers are pooled
+    StreamUsers writers;       // streams that have written gradients of the bucket since its last departure
+    Event complete;            // the buffer, for departure
+    at::Tensor sums;           // of this rank over micro-steps, where those do not travel themselves
+    at::Tensor reduced;        // sums over ranks
+    bool has_sums = false;     // `reduced` holds sums of this window
+    int missing = 0;           // parameters that this backward is expected to bring more gradients for
+    bool departed = false;     // further gradients are late
+    at::Tensor late;           // defined only while it holds late gradients
+    int64_t completed_at = 0;  // position of the last gradient within the planning backward
   };
   struct ParameterState {
     int arrivals = 0;      // gradients in this backward
@@ -145,7 +141,6 @@ class GradientReducer {
   Finding finding(int parameter) const;
   void take_buffer(int bucket);
   void start_writing(BucketState& state);
-  void join_writers(BucketState& state);
   void complete_buffer(int bucket);
   void depart_ready();
   void depart(int bucket);

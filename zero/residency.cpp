@@ -152,7 +152,7 @@ void Residency::start_gathers(std::span<const Start> starts) {
   for (const Start& start : starts) {
     BucketState& state = states_[start.bucket];
     streams_->record(state.gathered, streams_->current());
-    state.active_users = 0;
+    state.users.clear();
   }
 }
 
@@ -167,9 +167,7 @@ void Residency::wait_for_place(int bucket) {
     const uintptr_t end =
         used.place + static_cast<uintptr_t>(bucket_numel_[other]) * state.memory.element_size();
     if (other != bucket && (used.place >= begin + size || begin >= end)) continue;
-    for (size_t user = 0; user < used.active_users; ++user) {
-      streams_->wait(used.users[user].end, streams_->current(), Handover::released);
-    }
+    used.users.wait_for_ends(*streams_, streams_->current(), Handover::released);
   }
   state.place = begin;
 }
@@ -180,13 +178,11 @@ void Residency::release(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   if (state.state == State::dirty && shard.const_data_ptr() != state.memory.const_data_ptr()) {
     join(bucket);
-    wait_for_users(bucket, streams_->current(), Handover::unused);
+    state.users.hand_over(*streams_, streams_->current(), Handover::unused);
     device_->copy(shard, buckets_->slice(bucket, state.memory, communicator_->rank()));
     streams_->record(state.shard_written, streams_->current());
   }
-  for (size_t user = 0; user < state.active_users; ++user) {
-    streams_->record(state.users[user].end, state.users[user].stream);
-  }
+  state.users.record_ends(*streams_);
   current_.clear();  // the next operator on it is a use of its own
   if (!std::exchange(state.planned_memory, false)) {
     count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
@@ -199,22 +195,9 @@ void Residency::release(int bucket) {
 void Residency::join(int bucket) {
   BucketState& state = states_[bucket];
   const StreamId stream = streams_->current();
-  for (size_t user = 0; user < state.active_users; ++user) {
-    if (state.users[user].stream == stream) return;
-  }
+  if (state.users.has(stream)) return;
   streams_->wait(state.gathered, stream, Handover::gathered);
-  if (state.users.size() == state.active_users) state.users.emplace_back();
-  state.users[state.active_users++].stream = stream;
-}
-
-void Residency::wait_for_users(int bucket, StreamId stream, Handover handover) {
-  BucketState& state = states_[bucket];
-  for (size_t user = 0; user < state.active_users; ++user) {
-    User& each = state.users[user];
-    if (each.stream == stream) continue;
-    streams_->record(each.end, each.stream);
-    streams_->wait(each.end, stream, handover);
-  }
+  state.users.add(stream);
 }
 
 void Residency::finish_gather(int bucket) {
@@ -395,11 +378,9 @@ void Residency::start_update(int bucket) {
   streams_->wait(state.shard_written, stream, Handover::updated);
   streams_->wait(state.gathered, stream, Handover::gathered);
   if (!buckets_->partitioned(bucket)) {
-    wait_for_users(bucket, stream, Handover::unused);
-    return;
-  }
-  for (size_t user = 0; user < state.active_users; ++user) {
-    streams_->wait(state.users[user].end, stream, Handover::unused);
+    state.users.hand_over(*streams_, stream, Handover::unused);
+  } else {
+    state.users.wait_for_ends(*streams_, stream, Handover::unused);
   }
 }
 
@@ -413,7 +394,7 @@ void Residency::finish_update(int bucket, bool gathers) {
     start_gathers({&start, 1});
   } else {
     streams_->record(state.gathered, streams_->current());
-    state.active_users = 0;
+    state.users.clear();
   }
 }
 

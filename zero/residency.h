@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "device/stream_users.h"
 #include "zero/buckets.h"
 #include "zero/gather_trace.h"
 #include "zero/interception.h"
@@ -62,12 +63,6 @@ class Residency final : public OperatorListener {
  private:
   enum class State { sharded, gathering, resident, dirty };
 
-  /// A stream that has used the values, and the end of its use so far.
-  struct User {
-    StreamId stream;
-    Event end;
-  };
-
   struct BucketState {
     State state = State::sharded;
     int pins = 0;                 // operators and scopes that use the memory now
@@ -77,9 +72,8 @@ class Residency final : public OperatorListener {
     int64_t last_use = 0;         // by clock_
     Event shard_written;          // the shard has its values
     Event gathered;
-    std::vector<User> users;  // since the last gather, and
-    size_t active_users = 0;  // how many of them there are
-    uintptr_t place = 0;      // where the memory was that they used
+    StreamUsers users;    // of the values, since the last gather
+    uintptr_t place = 0;  // where the memory was that they used
   };
 
   struct Start {
@@ -98,7 +92,6 @@ class Residency final : public OperatorListener {
   void release(int bucket);
   void wait_for_place(int bucket);
   void join(int bucket);
-  void wait_for_users(int bucket, StreamId stream, Handover handover);
   void pin(int bucket);
   void unpin(int bucket);
   void set_training(bool training);
