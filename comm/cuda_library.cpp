@@ -23,6 +23,8 @@ using CudaResult = int;
 using Init = CudaResult(unsigned int flags);
 using DeviceCount = CudaResult(int* count);
 using ErrorName = CudaResult(CudaResult error, const char** name);
+using DriverVersion = CudaResult(int* version);
+using DeviceAttribute = CudaResult(int* value, int attribute, int device);
 
 std::string driver_error(void* driver, const char* call, CudaResult result) {
   auto* error_name = reinterpret_cast<ErrorName*>(dlsym(driver, "cuGetErrorName"));
@@ -30,6 +32,26 @@ std::string driver_error(void* driver, const char* call, CudaResult result) {
   if (error_name) error_name(result, &name);
   return std::string("the NVIDIA driver's ") + call + " says " +
          (name ? name : "error " + std::to_string(result));
+}
+
+// Why none of the driver's GPUs will do; empty: they will.
+std::string unfit(void* driver, int count) {
+  constexpr int kOldestDriver = 13000;  // CUDA 13.0
+  constexpr int kMajorCapability = 75;
+  auto* version_of = reinterpret_cast<DriverVersion*>(dlsym(driver, "cuDriverGetVersion"));
+  auto* attribute_of = reinterpret_cast<DeviceAttribute*>(dlsym(driver, "cuDeviceGetAttribute"));
+  int version = 0;
+  if (version_of && version_of(&version) == 0 && version < kOldestDriver) {
+    return "the NVIDIA driver knows CUDA " + std::to_string(version / 1000) + "." +
+           std::to_string(version % 1000 / 10) + " at most, and 13.0 is needed: update the driver";
+  }
+  for (int device = 0; device < count; ++device) {
+    int major = 0;
+    if (!attribute_of || attribute_of(&major, kMajorCapability, device) != 0 || major >= 8) continue;
+    return "GPU " + std::to_string(device) + " has compute capability " + std::to_string(major) +
+           ".x, and 8.0 (A100) or later is needed: let CUDA_VISIBLE_DEVICES leave it out";
+  }
+  return "";
 }
 
 // $ZERORUN_CUDA_LIBRARY alone; else by name, along the program's RUNPATH; else beside the program.
@@ -58,7 +80,8 @@ bool wanted_before_main() {
 
 }  // namespace
 
-int count_usable_gpus(std::string& reason) {
+int count_usable_gpus(std::string& reason, int* found) {
+  if (found) *found = 0;
   void* driver = dlopen(kDriver, RTLD_LAZY | RTLD_LOCAL);
   if (!driver) {
     reason = "there is no NVIDIA driver (" + last_error() + ")";
@@ -78,8 +101,11 @@ int count_usable_gpus(std::string& reason) {
     return 0;
   } else if (count == 0) {
     reason = "the NVIDIA driver counts none (CUDA_VISIBLE_DEVICES may hide them)";
+  } else {
+    if (found) *found = count;
+    reason = unfit(driver, count);
   }
-  return count;
+  return reason.empty() ? count : 0;
 }
 
 const CudaLibrary& cuda_library() {

@@ -61,8 +61,7 @@ DeviceChoice device_choice(const std::string& text) {
 // What stands in the way of training on GPUs; empty: nothing. `gpus`: how many there are.
 std::string obstacle_to_cuda(int& gpus) {
   std::string reason;
-  gpus = count_usable_gpus(reason);
-  return gpus == 0 ? reason : cuda_library().failure;
+  return count_usable_gpus(reason, &gpus) == 0 ? reason : cuda_library().failure;
 }
 
 // Whether this rank can and should train on its GPU. It tells why not where that may surprise.

@@ -13,6 +13,7 @@
 #include "cuda/cuda_check.h"
 #include "cuda/kernel_bodies.h"
 #include "device/dtypes.h"
+#include "device/update_span.h"
 
 namespace zerorun {
 namespace {
@@ -76,21 +77,6 @@ void free_memory(c10::DeviceIndex device, void* memory, cudaError_t (*free)(void
   free(memory);
   if (outer != device) cudaSetDevice(outer);
   cudaGetLastError();
-}
-
-UpdateSpan span_of(const UpdateTensors& tensors) {
-  auto floats = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
-  };
-  const bool rounds = tensors.rounded.defined();
-  return {.numel = tensors.values.numel(),
-          .gradient = tensors.gradient.const_data_ptr(),
-          .gradient_dtype = dtype_of(tensors.gradient),
-          .values = floats(tensors.values),
-          .first = floats(tensors.first),
-          .second = floats(tensors.second),
-          .rounded = rounds ? tensors.rounded.mutable_data_ptr() : nullptr,
-          .rounded_dtype = rounds ? dtype_of(tensors.rounded) : Dtype::bf16};
 }
 
 Tally* tally_in(const at::Tensor& tensor) {

@@ -53,8 +53,7 @@ bool has_passed(const CudaEvent& event) {
 std::string missed(const std::string& what, c10::Device device, std::chrono::milliseconds timeout) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(timeout.count()) / 1000);
-  return what + ": GPU " + std::to_string(device.index()) + " did not get there within " + seconds +
-         " s (the limit set by --timeout)";
+  return what + ": GPU " + std::to_string(device.index()) + " did not get there within " + seconds + " s";
 }
 
 }  // namespace
@@ -118,8 +117,8 @@ void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, c
   for (std::chrono::microseconds pause = 10us; !has_passed(state);) {
     const auto now = Deadline::Clock::now();
     if (now < spin_until) continue;
+    run_checks();  // the better reason, if there is one
     if (now >= deadline.end()) throw CommError(missed(what, device_, timeout));
-    run_checks();
     std::this_thread::sleep_for(pause);
     pause = std::min<std::chrono::microseconds>(2 * pause, 1ms);
   }

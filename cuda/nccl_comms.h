@@ -7,7 +7,7 @@
 //
 // [Note: two communicators] Gathers and reductions have one each, so that neither waits for the other on its
 // way. NCCL keeps them from waiting for each other across ranks if all ranks ask in one order and it is told
-// so (NCCL_LAUNCH_ORDER_IMPLICIT, since 2.26). Before, one serves both.
+// so (NCCL_LAUNCH_ORDER_IMPLICIT). Where that is switched off, one serves both.
 #pragma once
 
 #include <cuda_runtime_api.h>

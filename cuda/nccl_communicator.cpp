@@ -38,10 +38,10 @@ std::string pci_address(int device) {
 }
 
 // See [Note: two communicators]. Who has switched the order off gets one.
-bool can_order_launches(const NcclFeatures& features) {
+bool can_order_launches() {
   constexpr char kVariable[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
   const char* set = std::getenv(kVariable);
-  if (!features.launch_order || (set && std::strcmp(set, "0") == 0)) return false;
+  if (set && std::strcmp(set, "0") == 0) return false;
   setenv(kVariable, "1", 1);
   return true;
 }
@@ -72,7 +72,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   Peer mine = this_machine();
   mine.gpu = pci_address(device);
   mine.nccl_version = features.version;
-  mine.several_communicators = can_order_launches(features);
+  mine.several_communicators = can_order_launches();
   mine.own_memory = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);

@@ -9,7 +9,7 @@ static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0), "headers of NCCL 2.27
 namespace zerorun {
 namespace {
 
-constexpr int kOldest = NCCL_VERSION(2, 19, 0);
+constexpr int kOldest = NCCL_VERSION(2, 27, 0);  // the first with all functions that are called
 
 }  // namespace
 
@@ -23,7 +23,6 @@ std::string nccl_version_text(int version) {
 
 NcclFeatures nccl_features(int version) {
   return {.version = version,
-          .launch_order = version >= NCCL_VERSION(2, 26, 0),
           .windows = version >= NCCL_VERSION(2, 29, 7),
           .shared_gpus = version >= NCCL_VERSION(2, 30, 0)};
 }

@@ -8,8 +8,6 @@ namespace zerorun {
 
 struct NcclFeatures {
   int version = 0;  // as in NCCL_VERSION_CODE
-  /// Several communicators of a device may be used at once (NCCL_LAUNCH_ORDER_IMPLICIT).
-  bool launch_order = false;
   /// Memory at the same place on all ranks that kernels read and write directly (windows). NCCL has them
   /// since 2.27; before 2.29.7 its kernels on them do not notice an abort.
   bool windows = false;

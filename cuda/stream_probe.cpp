@@ -12,14 +12,20 @@ StreamProbe::~StreamProbe() {
 }
 
 void StreamProbe::record_before(size_t slot, cudaStream_t stream) {
-  ZR_CUDA(cudaEventRecord(events_[slot].before, stream));
+  ZR_CUDA(cudaEventRecord(events_of(slot).before, stream));
 }
 
 void StreamProbe::record_after(size_t slot, cudaStream_t stream) {
-  ZR_CUDA(cudaEventRecord(events_[slot].after, stream));
+  ZR_CUDA(cudaEventRecord(events_of(slot).after, stream));
+}
+
+StreamProbe::Events StreamProbe::events_of(size_t slot) {
+  const std::lock_guard lock(mutex_);
+  return events_[slot];
 }
 
 void StreamProbe::prepare(size_t count) {
+  const std::lock_guard lock(mutex_);
   while (events_.size() < count) {
     Events events{};
     ZR_CUDA(cudaEventCreateWithFlags(&events.before, cudaEventDisableTiming));
@@ -29,11 +35,11 @@ void StreamProbe::prepare(size_t count) {
 }
 
 bool StreamProbe::started(size_t slot) {
-  return has_passed(events_[slot].before);
+  return has_passed(events_of(slot).before);
 }
 
 bool StreamProbe::finished(size_t slot) {
-  return has_passed(events_[slot].after);
+  return has_passed(events_of(slot).after);
 }
 
 // Asked in a thread that has chosen no GPU, CUDA would wake up the first.

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "cuda/nccl_comms.h"
@@ -36,10 +37,12 @@ class StreamProbe : public CollectiveProbe {
     cudaEvent_t after;
   };
 
+  Events events_of(size_t slot);
   bool has_passed(cudaEvent_t event);
 
   const int device_;
   const std::shared_ptr<NcclComms> comms_;
+  std::mutex mutex_;           // guards
   std::deque<Events> events_;  // by slot
   std::string cuda_failure_;   // the watchdog's thread alone
 };

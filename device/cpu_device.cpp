@@ -13,7 +13,7 @@
 #include "device/dtypes.h"
 #include "device/gradient_copy.h"
 #include "device/gradient_norm.h"
-#include "device/update_kernels.h"
+#include "device/update_span.h"
 #include "device/zeroed_memory.h"
 
 namespace zerorun {
@@ -48,21 +48,6 @@ void tell_unless(bool finite, const at::Tensor& from, const Finding& finding) {
   if (finite) return;
   const bool too_large = first_not_finite(from) < 0;
   tell(tally_in(finding.tally).gradient, finding.number + too_large);
-}
-
-UpdateSpan span_of(const UpdateTensors& tensors) {
-  auto floats = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
-  };
-  const bool rounds = tensors.rounded.defined();
-  return {.numel = tensors.values.numel(),
-          .gradient = tensors.gradient.const_data_ptr(),
-          .gradient_dtype = dtype_of(tensors.gradient),
-          .values = floats(tensors.values),
-          .first = floats(tensors.first),
-          .second = floats(tensors.second),
-          .rounded = rounds ? tensors.rounded.mutable_data_ptr() : nullptr,
-          .rounded_dtype = rounds ? dtype_of(tensors.rounded) : Dtype::bf16};
 }
 
 }  // namespace

@@ -113,8 +113,8 @@ class Engine {
   void train();
   void eval();
 
-  /// Waits for updated parameters that are still being gathered (stages 1 and 2). Operators wait by
-  /// themselves; call it before raw access to their memory.
+  /// Waits for updated parameters that are still being gathered (stages 1 and 2): on a GPU the current stream
+  /// does, not the host. Operators wait by themselves; call it before raw access to their memory.
   void synchronize();
 
   /// True while the micro-step under way ends with an optimizer step.

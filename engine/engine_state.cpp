@@ -1,7 +1,9 @@
 #include "engine/engine_state.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -99,6 +101,22 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
   exchange = communicator->device().allocate(numel, at::kDouble);
   told = communicator->device().allocate_on_host(numel, at::kDouble);
   follow_schedule();
+
+  // The streams that the program uses from here on may be others.
+  Streams& streams = communicator->device().streams();
+  Event ready;
+  streams.record(ready, streams.current());
+  streams.await(ready, communicator->timeout(), "the initial values");
+}
+
+// What the last step came to is logged, should nobody have asked.
+Engine::State::~State() {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    settle();
+  } catch (const std::exception& error) {
+    log_warning(std::string("the outcome of the last step is not known: ") + error.what());
+  }
 }
 
 // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
@@ -190,11 +208,15 @@ void Engine::State::measure() {
 
 // A device with streams skips the update by itself. The loss scale of the next backward needs an answer now.
 bool Engine::State::waits_for_facts() const {
-  return scaler || !communicator->device().streams().asynchronous();
+  return scaler || optimizer->reads_facts() || !communicator->device().streams().asynchronous();
 }
 
 void Engine::State::learn() {
-  communicator->device().streams().await(copied, communicator->timeout(), "the gradient norm");
+  // Behind all that the device has been given for this step. That a rank is missing is the communicator's to
+  // find out, which can say which.
+  constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
+  communicator->device().streams().await(copied, std::max(2 * communicator->timeout(), kPatienceWithDevice),
+                                         "the gradient norm");
   const auto ranks = static_cast<size_t>(communicator->world_size());
   const double* exchanged = told.const_data_ptr<double>();
   StepFacts facts;
@@ -248,7 +270,8 @@ void Engine::State::update() {
   buckets.follow_writes();
   const int ranks = communicator->world_size();
   const bool gathers = !policy.replicate_update && ranks > 1;
-  optimizer->step(exchange.narrow(0, exchanged_numel(ranks), kFactsNumel), [&](int shard) {
+  const at::Tensor& known = optimizer->reads_facts() ? told : exchange;
+  optimizer->step(known.narrow(0, exchanged_numel(ranks), kFactsNumel), [&](int shard) {
     if (residency) residency->finish_update(shard_bucket[shard], gathers);
   });
   buckets.bump_versions();
@@ -262,8 +285,9 @@ void Engine::State::conclude() {
 }
 
 void Engine::State::settle() {
-  if (!std::exchange(open_step, false)) return;
+  if (!open_step) return;
   learn();
+  open_step = false;
   if (!step_applied) optimizer->take_back_step();
   conclude();
 }

@@ -28,6 +28,7 @@ struct Averaging {
 struct Engine::State {
   State(torch::nn::Module& model, Config config, std::shared_ptr<Communicator> communicator,
         ModelParameters parameters, const InitializeOptions& options);
+  ~State();
 
   void check_before_step() const;
   /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and

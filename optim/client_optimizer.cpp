@@ -82,18 +82,17 @@ class ClientOptimizer : public ShardOptimizer {
     }
   }
 
-  // torch::optim cannot leave a step undone: the host has to know.
+  // torch::optim cannot leave a step undone.
+  bool reads_facts() const override { return true; }
+
   void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
     c10::NoGradGuard no_grad;
-    const at::Tensor known = facts.cpu();
-    StepFacts read;
-    std::memcpy(&read, known.const_data_ptr(), sizeof read);
-    was_applied_ = read.apply != 0;
-    if (was_applied_) apply(read.divisor);
+    StepFacts known;
+    std::memcpy(&known, facts.const_data_ptr(), sizeof known);
+    ZR_CHECK(known.apply != 0, "a step that is not to be applied");
+    apply(known.divisor);
     for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
   }
-
-  void take_back_step() override { ZR_CHECK(!was_applied_, "a step that was applied is not taken back"); }
 
   double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
   void set_lr(int group, double lr) override { optimizer_->param_groups()[group].options().set_lr(lr); }
@@ -140,7 +139,6 @@ class ClientOptimizer : public ShardOptimizer {
   torch::optim::Optimizer* optimizer_;
   std::vector<Shard> shards_;
   Device* device_;
-  bool was_applied_ = false;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
 };
 

@@ -24,12 +24,15 @@ class ShardOptimizer {
  public:
   virtual ~ShardOptimizer() = default;
 
-  /// One step on the current stream, as `facts` say (device/step_facts.h; in memory of the shards' device,
-  /// which nobody may have read yet): every gradient is divided by their divisor, then applied, or nothing
-  /// is. `updated(i)` is called once for each shard, in order, as soon as its update has been asked for.
+  /// Whether step() reads the facts itself: then they are in the host's memory and say that gradients are to
+  /// be applied. Else they are in memory of the shards' device, and nobody may know yet what they say.
+  virtual bool reads_facts() const { return false; }
+  /// One step on the current stream, as `facts` say (device/step_facts.h): every gradient is divided by their
+  /// divisor, then applied, or nothing is. `updated(i)` is called once for each shard, in order, as soon as
+  /// its update has been asked for.
   virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
   /// The facts of the last step said that nothing is to be applied: it does not count.
-  virtual void take_back_step() = 0;
+  virtual void take_back_step() {}
 
   virtual double lr(int group) const = 0;
   virtual void set_lr(int group, double lr) = 0;

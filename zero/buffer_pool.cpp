@@ -24,26 +24,33 @@ TravelBuffer BufferPool::take(int64_t numel) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
-    buffer = make(std::max(numel, common_numel_));
+    // Not the communicator's, whose memory all ranks ask for alike.
+    buffer = own(communicator_->device().allocate(std::max(numel, common_numel_), dtype_));
   }
   buffer.memory = buffer.memory.as_strided({numel}, {1}, 0);
   return buffer;
 }
 
 void BufferPool::reserve(int count) {
-  for (int made = 0; made < count; ++made) give_back(make(common_numel_));
+  for (int made = 0; made < count; ++made) {
+    TravelBuffer buffer = own(communicator_->allocate(common_numel_, dtype_));
+    buffer.reserved = true;
+    give_back(std::move(buffer));
+  }
 }
 
 void BufferPool::trim(int count) {
   std::ranges::stable_sort(free_, std::greater<>(), capacity);
-  while (static_cast<int>(free_.size()) > count) {
-    bytes_ -= static_cast<int64_t>(free_.back().memory.storage().nbytes());
-    free_.pop_back();
-  }
+  int larger = 0;
+  std::erase_if(free_, [&](const TravelBuffer& buffer) {
+    const bool stays = buffer.reserved || (capacity(buffer) > common_numel_ && larger++ < count);
+    if (!stays) bytes_ -= static_cast<int64_t>(buffer.memory.storage().nbytes());
+    return !stays;
+  });
 }
 
-TravelBuffer BufferPool::make(int64_t numel) {
-  TravelBuffer buffer{.memory = communicator_->allocate(numel, dtype_), .free = {}};
+TravelBuffer BufferPool::own(at::Tensor memory) {
+  TravelBuffer buffer{.memory = std::move(memory), .free = {}};
   Streams& streams = communicator_->device().streams();
   streams.record(buffer.free, streams.current());
   bytes_ += static_cast<int64_t>(buffer.memory.nbytes());

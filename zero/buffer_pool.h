@@ -14,6 +14,7 @@ namespace zerorun {
 struct TravelBuffer {
   at::Tensor memory;  // 1-D
   Event free;
+  bool reserved = false;  // it stays with the pool
 };
 
 class BufferPool {
@@ -24,19 +25,20 @@ class BufferPool {
       : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
   /// One of `numel` elements with arbitrary contents: the smallest free buffer that holds it, of equals the
-  /// one that was given back first, or a new one.
+  /// one that was given back first, or a new one. Ranks need not take alike.
   TravelBuffer take(int64_t numel);
   void give_back(TravelBuffer buffer) { free_.push_back(std::move(buffer)); }
 
-  /// Makes `count` buffers of the common size, so that the first use allocates nothing.
+  /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Frees all but the `count` largest of the buffers that are not in use.
+  /// Of the buffers that are not in use frees all but the reserved ones and, among those that hold more, the
+  /// `count` largest.
   void trim(int count);
 
   int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
-  TravelBuffer make(int64_t numel);
+  TravelBuffer own(at::Tensor memory);
 
   Communicator* communicator_;
   at::ScalarType dtype_;

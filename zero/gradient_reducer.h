@@ -11,8 +11,9 @@
 //
 // [Note: late gradients] A hook may still fire for a bucket that has departed: a parameter recomputed in
 // backward for the first time, or at stages 0 and 1 a second backward in the boundary micro-step. Such a
-// gradient goes to the bucket's late buffer. At the boundary ranks agree (one all-reduce that is there
-// anyway) which buckets have late gradients anywhere, and reduce_late() adds those in.
+// gradient goes to the bucket's late buffer. At the boundary ranks agree (in a message of their own,
+// so that on a GPU nobody waits for the device) which buckets have late gradients anywhere, and reduce_late()
+// adds those in.
 //
 // [Note: dtypes of gradients] Gradients travel in the communication dtype and are added up in the
 // accumulation dtype. At stages 2 and 3 hooks write to pooled buffers that travel, and what arrives is added

@@ -47,9 +47,10 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
 // Whole buckets stay with the model, so their values must arrive.
 Residency::~Residency() {
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (buckets_->partitioned(bucket) || states_[bucket].state != State::gathering) continue;
+    if (buckets_->partitioned(bucket)) continue;
     try {
-      move(bucket, State::resident);
+      if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+      streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
     } catch (const std::exception& error) {
       buckets_->give_up(bucket);
       log_warning("the last update of " + buckets_->label(bucket) +
@@ -138,11 +139,11 @@ void Residency::move(int bucket, State to, std::string reason) {
 }
 
 // On the gathers' stream, behind the last update of the shards and the last uses of the places.
-void Residency::start_gathers(std::span<const Start> starts) {
+void Residency::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
   StreamScope scope(*streams_, Lane::gather);
   auto start_all = [&] {
-    for (const Start& start : starts) move(start.bucket, State::gathering, start.reason);
+    for (Start& start : starts) move(start.bucket, State::gathering, std::move(start.reason));
   };
   if (starts.size() > 1) {
     communicator_->together(start_all);
@@ -390,7 +391,7 @@ void Residency::finish_update(int bucket, bool gathers) {
   streams_->record(state.shard_written, streams_->current());
   if (buckets_->partitioned(bucket)) return;
   if (gathers) {
-    const Start start{bucket, "after an update"};
+    Start start{bucket, "after an update"};
     start_gathers({&start, 1});
   } else {
     streams_->record(state.gathered, streams_->current());

@@ -87,7 +87,7 @@ class Residency final : public OperatorListener {
   };
 
   void move(int bucket, State to, std::string reason = {});
-  void start_gathers(std::span<const Start> starts);
+  void start_gathers(std::span<Start> starts);
   void finish_gather(int bucket);
   void release(int bucket);
   void wait_for_place(int bucket);

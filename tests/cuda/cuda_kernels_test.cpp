@@ -78,8 +78,7 @@ TEST_CASE("cuda kernels: sums of squares are the CPU's to 12 digits, wherever va
   check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 8 * 256 * 1024 + 12345});
 }
 
-TEST_CASE(
-    "cuda kernels: sums of squares are the same in every run, in any number of blocks, and the bodies' own") {
+TEST_CASE("cuda kernels: sums of squares are the same in every run, in any number of blocks") {
   CudaDevice device(0);
   const at::Tensor values = put(device, random_values(20'000'003, at::kFloat, 9));
   const at::Tensor scratch = device.allocate(sizeof(cuda::SquaresScratch), at::kByte);

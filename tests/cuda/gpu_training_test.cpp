@@ -90,13 +90,15 @@ std::vector<double> train_two_ranks(const std::string& device, int stage, const 
                         << stage << R"(, "stage3_param_persistence_threshold": 100}})";
   const std::string binaries = ZERORUN_BINARY_DIR "/bin/";
   const std::string source = ZERORUN_SOURCE_DIR;
+  const std::filesystem::path text =
+      folder.write("text", std::string(golden_text().begin(), golden_text().end()));
   const std::filesystem::path csv = folder / (device + ".csv");
   const std::string command =
       binaries + "zerorun --num_gpus 2 --timeout 120 --device " + device + " " + binaries +
       "gpt2 --deepspeed " + config.string() +
       " --layers 2 --hidden 64 --heads 4 --vocab 256 --seq 32 --steps 8 --generate 0 --sequential" +
-      " --init " + source + "/tests/golden/data/init_tiny_seed1234.safetensors" +
-      " --data /usr/share/common-licenses/GPL-3 --csv " + csv.string() + " 2>&1";
+      " --init " + source + "/tests/golden/data/init_tiny_seed1234.safetensors" + " --data " + text.string() +
+      " --csv " + csv.string() + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   std::string output;
   for (int character = 0; (character = std::fgetc(pipe)) != EOF;) output += static_cast<char>(character);

@@ -33,15 +33,16 @@ TEST_CASE("nccl: versions are read in both of their codings") {
 TEST_CASE("nccl: what a version can do") {
   struct {
     int version;
-    bool launch_order, windows, shared_gpus;
-  } const cases[] = {{21903, false, false, false}, {22506, false, false, false}, {22602, true, false, false},
-                     {22703, true, false, false},  {22809, true, false, false},  {22903, true, false, false},
-                     {22907, true, true, false},   {23003, true, true, true}};
+    bool windows, shared_gpus;
+  } const cases[] = {{22703, false, false},
+                     {22809, false, false},
+                     {22903, false, false},
+                     {22907, true, false},
+                     {23003, true, true}};
   for (const auto& wanted : cases) {
     INFO(wanted.version);
     const NcclFeatures features = nccl_features(wanted.version);
     CHECK(features.version == wanted.version);
-    CHECK(features.launch_order == wanted.launch_order);
     CHECK(features.windows == wanted.windows);
     CHECK(features.shared_gpus == wanted.shared_gpus);
   }
@@ -49,13 +50,13 @@ TEST_CASE("nccl: what a version can do") {
 
 TEST_CASE("nccl: a version that will not do is refused with both versions and the remedy") {
   CHECK_NOTHROW(check_nccl_version(22809, 22809));
-  CHECK_NOTHROW(check_nccl_version(22809, 21900));
+  CHECK_NOTHROW(check_nccl_version(22809, 22700));
   CHECK_NOTHROW(check_nccl_version(22809, 23007));
-  for (int old : {21805, 2708}) {
+  for (int old : {22606, 2708}) {
     CHECK_THROWS_AS(check_nccl_version(22809, old), UserError);
     CHECK_THROWS_WITH(check_nccl_version(22809, old),
                       Contains("NCCL " + nccl_version_text(old) + " is loaded") &&
-                          Contains("2.19.0 or later") && Contains("2.28.9") && Contains("LD_LIBRARY_PATH"));
+                          Contains("2.27.0 or later") && Contains("2.28.9") && Contains("LD_LIBRARY_PATH"));
   }
   CHECK_THROWS_AS(check_nccl_version(22809, 30001), UserError);
   CHECK_THROWS_WITH(check_nccl_version(22809, 30001), Contains("3.0.1") && Contains("2.28.9") &&
@@ -66,7 +67,7 @@ TEST_CASE("nccl: a version that will not do is refused with both versions and th
 TEST_CASE("nccl: the one that is loaded here tells its version, GPU or not") {
   const NcclFeatures features = loaded_nccl();
   CHECK(features.version / 10000 == NCCL_MAJOR);
-  CHECK(features.version >= 21900);
+  CHECK(features.version >= 22700);
 }
 
 TEST_CASE("peers: ranks learn of each other's machines and GPUs") {

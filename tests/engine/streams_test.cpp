@@ -97,7 +97,7 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
   Engine engine = make_engine(*net, config_of(setting), communicator, options);
   Streams& streams = communicator->device().streams();
   for (int step = 0; step < program.steps; ++step) {
-    const bool side_forward = program.side_streams && step % 3 == 1;
+    const bool side_forward = program.side_streams && step % 3 != 2;
     const bool side_backward = program.side_streams && step % 3 != 0;
     for (int micro = 0; micro < setting.accumulation; ++micro) {
       streams.set_current(side_forward ? kSideStream : 0);
@@ -250,7 +250,8 @@ TEST_CASE("streams: a step waits for no device unless the loss scale does, and a
     CHECK(counts[step].allocations == counts[step - 1].allocations);
     CHECK(counts[step].frees == counts[step - 1].frees);
   }
-  CHECK(counts[0].host_waits == (precision == kFp16 ? 1 : 0));
+  // Initialisation waits once.
+  CHECK(counts[0].host_waits == (precision == kFp16 ? 2 : 1));
 }
 
 TEST_CASE("streams: a model trains to the same bits in every precision and stage") {
