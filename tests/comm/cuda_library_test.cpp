@@ -127,6 +127,20 @@ TEST_CASE("device: the CPU is taken where it is wanted, GPUs or not, without a w
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cpu", "UserError") == kOnCpu);
 }
 
+TEST_CASE("device: a driver or a GPU that is too old leaves the CPU, and says why") {
+  if (has_driver()) return;
+  const auto [variable, value, reason] = GENERATE(
+      table<std::string, std::string, std::string>({{"FAKE_DRIVER", "12040", "knows CUDA 12.4 at most"},
+                                                    {"FAKE_CAPABILITY", "7", "compute capability 7.x"}}));
+  setenv(variable.c_str(), value.c_str(), 1);
+  const std::string with_auto = outcome(1, ZERORUN_FAKE_CUDA, "auto", "UserError");
+  const std::string with_cuda = outcome(1, ZERORUN_FAKE_CUDA, "cuda", "UserError");
+  unsetenv(variable.c_str());
+  CHECK_THAT(with_auto, Contains("training runs on the CPU, though there is a GPU") && Contains(reason) &&
+                            Contains(kOnCpu));
+  CHECK_THAT(with_cuda, StartsWith("UserError: training on GPUs is asked for") && Contains(reason));
+}
+
 TEST_CASE("device: GPUs are taken where there are any") {
   if (has_driver()) return;
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the stand-in gives back what it gets

@@ -1,13 +1,18 @@
-// Stands for libcuda.so.1, the NVIDIA driver's library: finds as many GPUs as the variable FAKE_GPUS says.
+// Stands for libcuda.so.1, the NVIDIA driver's library: finds as many GPUs as the variable FAKE_GPUS says, of
+// compute capability FAKE_CAPABILITY (9 if it is not there), and knows CUDA FAKE_DRIVER (13000).
 #include <cstdlib>
 
 namespace {
 
 constexpr int kNoDevice = 100;
 
+int number(const char* name, int otherwise) {
+  const char* variable = std::getenv(name);
+  return variable ? std::atoi(variable) : otherwise;
+}
+
 int gpus() {
-  const char* variable = std::getenv("FAKE_GPUS");
-  return variable ? std::atoi(variable) : 0;
+  return number("FAKE_GPUS", 0);
 }
 
 }  // namespace
@@ -20,6 +25,16 @@ int cuInit(unsigned int) {
 
 int cuDeviceGetCount(int* count) {
   *count = gpus();
+  return 0;
+}
+
+int cuDriverGetVersion(int* version) {
+  *version = number("FAKE_DRIVER", 13000);
+  return 0;
+}
+
+int cuDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
+  *value = number("FAKE_CAPABILITY", 9);
   return 0;
 }
 
