@@ -1,6 +1,7 @@
 #include "cuda/cuda_device.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -116,6 +117,11 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   return at::from_blob(
       memory, {numel}, [device = location_.index()](void* freed) { free_memory(device, freed, cudaFree); },
       at::TensorOptions().dtype(dtype).device(location_), location_);
+}
+
+// LibTorch's allocator keeps what is freed for the stream that it was allocated on.
+at::Tensor CudaDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(location_));
 }
 
 at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {

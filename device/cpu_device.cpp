@@ -56,6 +56,10 @@ at::Tensor CpuDevice::allocate(int64_t numel, at::ScalarType dtype) {
   return zeroed_memory(numel, dtype);
 }
 
+at::Tensor CpuDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
+  return zeroed_memory(numel, dtype);
+}
+
 at::Tensor CpuDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
   return zeroed_memory(numel, dtype);
 }

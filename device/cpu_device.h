@@ -12,6 +12,7 @@ class CpuDevice : public Device {
   Streams& streams() override { return streams_; }
   int64_t alignment() const override { return 64; }  // a cache line, and a full AVX-512 register
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
 
   void zero(const at::Tensor& values) override;

@@ -44,7 +44,10 @@ class Device {
   virtual int64_t alignment() const = 0;
   /// A zero-filled 1-D tensor. Freeing one waits for all of the device's work.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
-  /// The same in the host's memory, where copies reach it without the host's help.
+  /// Memory with arbitrary contents for work on the current stream. Freeing it waits for nothing, and what is
+  /// freed is given out again: to whoever allocates on the same stream.
+  virtual at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) = 0;
+  /// Like allocate(), in the host's memory, where copies reach it without the host's help.
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) = 0;
 
   virtual void zero(const at::Tensor& values) = 0;

@@ -96,6 +96,11 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
                   : make_fused_optimizer(group_configs(*config.optimizer, options), std::move(shards),
                                          communicator->device());
   for (int group = 0; group < optimizer->groups(); ++group) base_lrs.push_back(optimizer->lr(group));
+  int64_t number = 1;
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    first_sums.push_back(number);
+    number += buckets.layout(bucket).numel;
+  }
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   const int64_t numel = exchanged_numel(communicator->world_size()) + kFactsNumel;
   exchange = communicator->device().allocate(numel, at::kDouble);
@@ -228,9 +233,7 @@ void Engine::State::learn() {
 }
 
 int64_t Engine::State::sum_number(int bucket, int rank) const {
-  int64_t number = 1 + rank * buckets.layout(bucket).slice_numel;
-  for (int before = 0; before < bucket; ++before) number += buckets.layout(before).numel;
-  return number;
+  return first_sums[bucket] + rank * buckets.layout(bucket).slice_numel;
 }
 
 const std::string& Engine::State::parameter_of_sum(int64_t number) const {

@@ -67,6 +67,7 @@ struct Engine::State {
   std::vector<int> shard_bucket;  // the bucket of each of the optimizer's shards
   std::unique_ptr<ShardOptimizer> optimizer;
   std::vector<double> base_lrs;
+  std::vector<int64_t> first_sums;   // by bucket: the number of its first sum over ranks
   std::optional<LossScaler> scaler;  // fp16
   int64_t buffer_bytes = 0;
   StepTimer timer;

@@ -70,7 +70,7 @@ void GatheredParameters::share_writes() {
   for (int index : bucketed_) {
     const int bucket = state_->buckets.bucket_of(index);
     const at::Tensor values =
-        state_->residency ? state_->residency->held_values(bucket) : state_->buckets.flat(bucket);
+        state_->residency ? state_->residency->start_write(bucket) : state_->buckets.flat(bucket);
     const NamedParameter& parameter = state_->buckets.parameters()[index];
     communicator
         .broadcast(state_->buckets.piece(index, values), *modifier_rank_, "parameter " + parameter.name)

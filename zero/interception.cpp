@@ -153,6 +153,14 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
 
+// Made of other operators by LibTorch, above autograd, and not of them alone: with cuDNN they read the
+// storages of weights themselves. They go past autograd, where their parts arrive again, to the fallback.
+bool reads_storages(const std::string& name) {
+  static constexpr std::string_view recurrent[] = {"aten::lstm", "aten::gru", "aten::rnn_tanh",
+                                                   "aten::rnn_relu"};
+  return std::find(std::begin(recurrent), std::end(recurrent), name) != std::end(recurrent);
+}
+
 }  // namespace
 
 bool interception_key_is_free() {
@@ -169,19 +177,24 @@ void install_interception() {
                           "another library of this program");
     }
     // Registrations last as long as these; the process needs them to its very end.
-    static auto& libraries = *new std::map<std::string, std::unique_ptr<torch::Library>>;
-    auto library = [](const std::string& name) -> torch::Library& {
-      auto& entry = libraries[name];
-      if (!entry)
-        entry = std::make_unique<torch::Library>(torch::Library::IMPL, name, kKey, __FILE__, __LINE__);
-      return *entry;
+    static auto& libraries = *new std::map<std::pair<std::string, c10::DispatchKey>, torch::Library>;
+    auto library = [](const std::string& name, c10::DispatchKey key) -> torch::Library& {
+      return libraries
+          .try_emplace({name, key}, torch::Library::IMPL, name, std::optional(key), __FILE__, __LINE__)
+          .first->second;
     };
-    library("_").fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+    library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto op = c10::Dispatcher::singleton().findSchema(name);
-      if (!op || !touches_no_memory(op->schema())) continue;
-      const std::string space = name.name.substr(0, name.name.find("::"));
-      library(space).impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      if (!op) continue;
+      auto pass_by = [&](c10::DispatchKey key) {
+        library(name.name.substr(0, name.name.find("::")), key)
+            .impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      };
+      if (touches_no_memory(op->schema())) pass_by(kKey);
+      if (!reads_storages(name.name)) continue;
+      pass_by(c10::DispatchKey::AutogradCPU);
+      pass_by(c10::DispatchKey::AutogradCUDA);
     }
   });
 }

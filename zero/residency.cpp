@@ -30,7 +30,8 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
       limits_(limits),
       to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")),
       in_training_(std::move(in_training)),
-      states_(buckets.count()) {
+      states_(buckets.count()),
+      memory_(buckets, communicator) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
@@ -38,7 +39,6 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
       partitioned_numel_ += bucket_numel_.back();
     } else {
       states_[bucket].state = State::resident;
-      states_[bucket].memory = buckets.flat(bucket);
     }
   }
   buckets.listen(this);
@@ -83,7 +83,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const int bucket = buckets_->bucket_of(item.owner);
     pin(bucket);
     join(bucket);
-    streams_->note_use(states_[bucket].memory, item.written);
+    streams_->note_use(memory_.of(bucket), item.written);
     if (!item.written) continue;
     buckets_->note_written(bucket);
     if (buckets_->partitioned(bucket)) move(bucket, State::dirty);
@@ -98,7 +98,7 @@ void Residency::leave(std::span<const Touched> touched) noexcept {
 void Residency::pin(int bucket) {
   BucketState& state = states_[bucket];
   if (state.pins++ == 0 && buckets_->partitioned(bucket)) {
-    give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
+    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
   }
 }
 
@@ -114,8 +114,8 @@ void Residency::move(int bucket, State to, std::string reason) {
       ZR_CHECK(state.state == (partitioned ? State::sharded : State::resident), buckets_->label(bucket));
       if (!partitioned) take_memory(buckets_->storage(bucket));
       streams_->wait(state.shard_written, streams_->current(), Handover::updated);
-      if (streams_->asynchronous()) wait_for_place(bucket);
-      state.work = communicator_->all_gather(state.memory, buckets_->shard(bucket),
+      if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
+      state.work = communicator_->all_gather(memory_.of(bucket), buckets_->shard(bucket),
                                              "parameters of " + buckets_->label(bucket), std::move(reason));
       if (partitioned) live_numel_ += bucket_numel_[bucket];
       ++report_.gathers;
@@ -123,7 +123,7 @@ void Residency::move(int bucket, State to, std::string reason) {
     case State::resident:
       ZR_CHECK(state.state == State::gathering, buckets_->label(bucket));
       finish_gather(bucket);
-      if (!partitioned) give_memory(buckets_->storage(bucket), state.memory.mutable_data_ptr());
+      if (!partitioned) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
       break;
     case State::dirty:
       ZR_CHECK(partitioned && (state.state == State::resident || state.state == State::dirty),
@@ -151,54 +151,33 @@ void Residency::start_gathers(std::span<Start> starts) {
     start_all();
   }
   for (const Start& start : starts) {
-    BucketState& state = states_[start.bucket];
-    streams_->record(state.gathered, streams_->current());
-    state.users.clear();
+    streams_->record(states_[start.bucket].gathered, streams_->current());
+    memory_.users(start.bucket).clear();
   }
 }
 
-// Whoever has used what lay where the bucket comes. Its own last uses as well, wherever they were: their
-// events are about to be used again.
-void Residency::wait_for_place(int bucket) {
-  BucketState& state = states_[bucket];
-  const auto size = static_cast<uintptr_t>(state.memory.nbytes());
-  const auto begin = reinterpret_cast<uintptr_t>(state.memory.const_data_ptr());
-  for (int other = 0; other < buckets_->count(); ++other) {
-    const BucketState& used = states_[other];
-    const uintptr_t end =
-        used.place + static_cast<uintptr_t>(bucket_numel_[other]) * state.memory.element_size();
-    if (other != bucket && (used.place >= begin + size || begin >= end)) continue;
-    used.users.wait_for_ends(*streams_, streams_->current(), Handover::released);
-  }
-  state.place = begin;
-}
-
-// The memory is free for others as soon as its users have ended, which the next gather there waits for.
 void Residency::release(int bucket) {
   BucketState& state = states_[bucket];
   const at::Tensor& shard = buckets_->shard(bucket);
-  if (state.state == State::dirty && shard.const_data_ptr() != state.memory.const_data_ptr()) {
+  const at::Tensor& memory = memory_.of(bucket);
+  if (state.state == State::dirty && !shard.is_alias_of(memory)) {
     join(bucket);
-    state.users.hand_over(*streams_, streams_->current(), Handover::unused);
-    device_->copy(shard, buckets_->slice(bucket, state.memory, communicator_->rank()));
+    memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+    device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank()));
     streams_->record(state.shard_written, streams_->current());
   }
-  state.users.record_ends(*streams_);
+  memory_.give_back(bucket);
   current_.clear();  // the next operator on it is a use of its own
-  if (!std::exchange(state.planned_memory, false)) {
-    count_memory(-static_cast<int64_t>(state.memory.is_alias_of(shard) ? 0 : state.memory.nbytes()));
-  }
-  state.memory.reset();
   live_numel_ -= bucket_numel_[bucket];
 }
 
 // The current stream uses the values from now on.
 void Residency::join(int bucket) {
-  BucketState& state = states_[bucket];
   const StreamId stream = streams_->current();
-  if (state.users.has(stream)) return;
-  streams_->wait(state.gathered, stream, Handover::gathered);
-  state.users.add(stream);
+  StreamUsers& users = memory_.users(bucket);
+  if (users.has(stream)) return;
+  streams_->wait(states_[bucket].gathered, stream, Handover::gathered);
+  users.add(stream);
 }
 
 void Residency::finish_gather(int bucket) {
@@ -248,28 +227,11 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
 void Residency::follow(std::span<const GatherPlan::Gather> gathers) {
   c10::SmallVector<Start, 4> starts;
   for (const GatherPlan::Gather& gather : gathers) {
-    BucketState& state = states_[gather.bucket];
-    if (state.state != State::sharded) continue;  // a scope holds it
-    state.memory = free_place(gather);
-    state.planned_memory = state.memory.defined();
-    if (!state.planned_memory) state.memory = unplanned_memory(gather.bucket);
+    if (states_[gather.bucket].state != State::sharded) continue;  // a scope holds it
+    if (!memory_.take_planned(gather.bucket, gather.offset)) memory_.take_unplanned(gather.bucket);
     starts.push_back({gather.bucket, trace().reason(gather.use)});
   }
   start_gathers(starts);
-}
-
-// Undefined where an operator or a scope has kept a bucket past the plan's release, or an arena of another
-// plan.
-at::Tensor Residency::free_place(const GatherPlan::Gather& gather) const {
-  const int64_t end = gather.offset + bucket_numel_[gather.bucket];
-  if (!arena_.defined() || end > arena_.numel()) return {};
-  for (size_t bucket = 0; bucket < states_.size(); ++bucket) {
-    const BucketState& state = states_[bucket];
-    if (!state.planned_memory) continue;
-    const int64_t begin = state.memory.storage_offset();
-    if (begin < end && gather.offset < begin + bucket_numel_[bucket]) return {};
-  }
-  return arena_.narrow(0, gather.offset, bucket_numel_[gather.bucket]);
 }
 
 void Residency::gather_on_demand(std::span<const int> buckets, const std::string& reason) {
@@ -277,7 +239,7 @@ void Residency::gather_on_demand(std::span<const int> buckets, const std::string
   c10::SmallVector<Start, 4> starts;
   for (int bucket : buckets) {
     if (states_[bucket].state != State::sharded) continue;
-    states_[bucket].memory = unplanned_memory(bucket);
+    memory_.take_unplanned(bucket);
     starts.push_back({bucket, reason});
   }
   start_gathers(starts);
@@ -302,20 +264,6 @@ void Residency::make_room(std::span<const int> buckets) {
   }
 }
 
-at::Tensor Residency::unplanned_memory(int bucket) {
-  if (communicator_->world_size() == 1) return buckets_->shard(bucket);
-  StreamScope scope(*streams_, Lane::gather);
-  at::Tensor memory = device_->allocate(bucket_numel_[bucket], scalar_type(buckets_->dtype()));
-  ++report_.unplanned_allocations;
-  count_memory(static_cast<int64_t>(memory.nbytes()));
-  return memory;
-}
-
-void Residency::count_memory(int64_t bytes) {
-  report_.resident_bytes += bytes;
-  report_.peak_resident_bytes = std::max(report_.peak_resident_bytes, report_.resident_bytes);
-}
-
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   release_unpinned();
@@ -326,7 +274,7 @@ void Residency::finish_iteration() {
   }
   if (traced()) {
     trace().finish(bucket_numel_, limits_);
-    fit_arena();
+    memory_.fit_arena(trace().plan().arena_numel);
   }
   warn_of_copies();
 }
@@ -342,33 +290,23 @@ void Residency::release_unpinned() {
 }
 
 // The module says itself in which mode it is: a change between two uses begins an iteration of the other
-// trace.
+// trace, or of none. The arena stays where it and all that may now be gathered beside it keep the limits.
 void Residency::set_training(bool training) {
   if (training == training_) return;
   finish_iteration();
   training_ = training;
-  free_arena();
-  if (traced()) fit_arena();
-}
-
-// An arena that is large enough for the plan stays; none is larger than the limits allow.
-void Residency::fit_arena() {
-  const int64_t needed = trace().plan().arena_numel;
-  if (arena_.defined() && arena_.numel() >= needed) return;
-  free_arena();
-  if (arena_.defined() || needed == 0) return;
-  StreamScope scope(*streams_, Lane::gather);
-  arena_ = communicator_->allocate(needed, scalar_type(buckets_->dtype()));
-  count_memory(static_cast<int64_t>(arena_.nbytes()));
+  if (traced()) {
+    memory_.fit_arena(trace().plan().arena_numel);
+  } else if (memory_.arena_numel() + partitioned_numel_ > limits_.max_live) {
+    memory_.free_arena();
+  }
 }
 
 // What is not planned takes its place, so that both together keep the limits. Stays while a scope keeps a
 // bucket in it.
 void Residency::free_arena() {
   release_unpinned();
-  if (!arena_.defined() || std::ranges::any_of(states_, &BucketState::planned_memory)) return;
-  count_memory(-static_cast<int64_t>(arena_.nbytes()));
-  arena_.reset();
+  memory_.free_arena();
 }
 
 // The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too.
@@ -379,9 +317,9 @@ void Residency::start_update(int bucket) {
   streams_->wait(state.shard_written, stream, Handover::updated);
   streams_->wait(state.gathered, stream, Handover::gathered);
   if (!buckets_->partitioned(bucket)) {
-    state.users.hand_over(*streams_, stream, Handover::unused);
+    memory_.users(bucket).hand_over(*streams_, stream, Handover::unused);
   } else {
-    state.users.wait_for_ends(*streams_, stream, Handover::unused);
+    memory_.users(bucket).wait_for_ends(*streams_, stream, Handover::unused);
   }
 }
 
@@ -395,7 +333,7 @@ void Residency::finish_update(int bucket, bool gathers) {
     start_gathers({&start, 1});
   } else {
     streams_->record(state.gathered, streams_->current());
-    state.users.clear();
+    memory_.users(bucket).clear();
   }
 }
 
@@ -431,13 +369,15 @@ void Residency::unhold(std::span<const int> buckets, bool written) {
     if (written) buckets_->note_written(bucket);
     if (written && partitioned) move(bucket, State::dirty);
     unpin(bucket);
-    if (state.pins == 0 && partitioned && !state.planned_memory) move(bucket, State::sharded);
+    if (state.pins == 0 && partitioned && !memory_.planned(bucket)) move(bucket, State::sharded);
   }
 }
 
-at::Tensor Residency::held_values(int bucket) const {
+at::Tensor Residency::start_write(int bucket) {
   std::lock_guard lock(mutex_);
-  return states_[bucket].memory;
+  join(bucket);
+  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  return memory_.of(bucket);
 }
 
 // Copies of parameters that the graph keeps until backward escape every limit.
@@ -468,6 +408,9 @@ ResidencyReport Residency::report() const {
   std::lock_guard lock(mutex_);
   ResidencyReport report = report_;
   report.departures = training_trace_.departures() + inference_trace_.departures();
+  report.unplanned_allocations = memory_.unplanned_allocations();
+  report.resident_bytes = memory_.bytes();
+  report.peak_resident_bytes = memory_.peak_bytes();
   return report;
 }
 

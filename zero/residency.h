@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "device/stream_users.h"
 #include "zero/buckets.h"
+#include "zero/gather_memory.h"
 #include "zero/gather_trace.h"
 #include "zero/interception.h"
 #include "zero/residency_report.h"
@@ -55,8 +55,8 @@ class Residency final : public OperatorListener {
   void hold(std::span<const int> buckets);
   /// `written`: their memory was written to, on all ranks alike.
   void unhold(std::span<const int> buckets, bool written);
-  /// All values of a bucket that is held, 1-D.
-  at::Tensor held_values(int bucket) const;
+  /// All values of a bucket that is held, 1-D, for the current stream to write to.
+  at::Tensor start_write(int bucket);
 
   ResidencyReport report() const;
 
@@ -65,15 +65,11 @@ class Residency final : public OperatorListener {
 
   struct BucketState {
     State state = State::sharded;
-    int pins = 0;                 // operators and scopes that use the memory now
-    std::unique_ptr<Work> work;   // while gathering
-    at::Tensor memory;            // unless sharded
-    bool planned_memory = false;  // it is in the arena
-    int64_t last_use = 0;         // by clock_
-    Event shard_written;          // the shard has its values
+    int pins = 0;                // operators and scopes that use the memory now
+    std::unique_ptr<Work> work;  // while gathering
+    int64_t last_use = 0;        // by clock_
+    Event shard_written;         // the shard has its values
     Event gathered;
-    StreamUsers users;    // of the values, since the last gather
-    uintptr_t place = 0;  // where the memory was that they used
   };
 
   struct Start {
@@ -90,21 +86,16 @@ class Residency final : public OperatorListener {
   void start_gathers(std::span<Start> starts);
   void finish_gather(int bucket);
   void release(int bucket);
-  void wait_for_place(int bucket);
   void join(int bucket);
   void pin(int bucket);
   void unpin(int bucket);
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
-  at::Tensor free_place(const GatherPlan::Gather& gather) const;
   void gather_on_demand(std::span<const int> buckets, const std::string& reason);
   void make_room(std::span<const int> buckets);
-  at::Tensor unplanned_memory(int bucket);
   void release_unpinned();
-  void fit_arena();
   void free_arena();
-  void count_memory(int64_t bytes);
   void watch_copies(const OperatorUse& use);
   void warn_of_copies();
   /// "for aten::addmm on h.0.weight"
@@ -127,10 +118,10 @@ class Residency final : public OperatorListener {
 
   mutable std::recursive_mutex mutex_;  // guards all below
   std::vector<BucketState> states_;     // one a bucket
+  GatherMemory memory_;
   GatherTrace training_trace_;
   GatherTrace inference_trace_;
-  bool training_ = true;  // the iteration under way goes by training's
-  at::Tensor arena_;
+  bool training_ = true;      // the iteration under way goes by training's
   std::vector<int> current_;  // the buckets of the use under way
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;     // of partitioned buckets that are not sharded

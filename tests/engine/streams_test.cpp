@@ -23,6 +23,7 @@ struct Setting {
   std::string precision = {};
   int accumulation = 1;
   bool overlap = true;
+  int max_live = 600;  // less than the model has
 };
 
 std::string config_of(const Setting& setting) {
@@ -33,8 +34,9 @@ std::string config_of(const Setting& setting) {
       "gradient_clipping": 1.0, )" +
          setting.precision + R"("zero_optimization": {"overlap_comm": )" +
          (setting.overlap ? "true" : "false") + R"(, "stage": )" + std::to_string(setting.stage) +
-         R"(, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 600,
-      "stage3_prefetch_bucket_size": 300, "stage3_max_reuse_distance": 0}})";
+         R"(, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": )" +
+         std::to_string(setting.max_live) +
+         R"(, "stage3_prefetch_bucket_size": 300, "stage3_max_reuse_distance": 0}})";
 }
 
 // What a run on several streams leaves behind, on rank 0.
@@ -50,6 +52,7 @@ struct Program {
   bool side_streams = false;   // forward or backward of a step run on another stream
   bool writes = false;         // the program itself writes to parameters, on another stream
   bool two_backwards = false;  // before each step
+  bool evaluates = false;      // between steps, on a stream that changes
   int infinite_step = -1;      // in which rank 1 has gradients that are not finite
   std::function<void(int step, Engine& engine)> after_step = [](int, Engine&) {};
 };
@@ -87,6 +90,18 @@ void write_to_parameters(DeepNet& net, Engine& engine, Recording* recording) {
   order(recording, kSideStream, 0);
 }
 
+void evaluate(DeepNet& net, Engine& engine, int step) {
+  torch::NoGradGuard no_grad;
+  Streams& streams = engine.communicator().device().streams();
+  net->eval();
+  for (StreamId stream : {StreamId{0}, kSideStream}) {
+    streams.set_current(step % 2 == 0 ? stream : 0);
+    net->forward(batch(engine, step, engine.communicator().rank()));
+  }
+  streams.set_current(0);
+  net->train();
+}
+
 void run_program(const Setting& setting, const Program& program, std::shared_ptr<Communicator> communicator,
                  Recording* recording, Trained& result) {
   const int rank = communicator->rank();
@@ -114,6 +129,7 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
       streams.set_current(0);
       engine.step();
     }
+    if (program.evaluates) evaluate(net, engine, step);
     program.after_step(step, engine);
   }
   engine.synchronize();
@@ -190,6 +206,27 @@ TEST_CASE("streams: writes by the program, scopes and late gradients are handed 
   const Setting setting{stage, ranks, precision};
   check_beside_plain(setting, {.side_streams = side_streams, .writes = true});
   check_beside_plain(setting, {.side_streams = side_streams, .two_backwards = true});
+}
+
+TEST_CASE("streams: what evaluation gathers between steps is handed over, and stays allocated") {
+  const int ranks = GENERATE(2, 3);
+  const int max_live = GENERATE(600, 700, 100000);
+  const bool side_streams = GENERATE(false, true);
+  CAPTURE(ranks, max_live, side_streams);
+  const Setting setting{.stage = 3, .ranks = ranks, .max_live = max_live};
+  std::vector<Recording> recordings(ranks);
+  std::vector<int64_t> allocations;
+  Program program{.side_streams = side_streams, .evaluates = true};
+  program.after_step = [&](int, Engine& engine) {
+    if (engine.communicator().rank() == 0) allocations.push_back(recordings[0].allocations);
+  };
+  const Trained recorded = run_recorded(setting, program, recordings);
+  check_clean(recordings);
+  for (size_t step = 4; step < allocations.size(); ++step) {
+    CHECK(allocations[step] == allocations[step - 1]);
+  }
+  program.after_step = [](int, Engine&) {};
+  check_same(recorded, run_plain(setting, program));
 }
 
 TEST_CASE("streams: without any one kind of hand-over something is out of order") {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <map>
 #include <utility>
 
 #include "device/zeroed_memory.h"
@@ -68,6 +69,17 @@ class RecordingDevice : public CpuDevice {
     return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
   }
 
+  // As LibTorch's allocator for GPUs does it: what is freed is given out again at once, to the same stream.
+  at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
+    const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
+    std::vector<at::Tensor>& free = (*freed_)[key];
+    if (free.empty()) free.push_back(allocate(key.second, at::kByte));
+    at::Tensor memory = free.back();
+    free.pop_back();
+    auto give_back = [memory, key, freed = freed_](void*) { (*freed)[key].push_back(memory); };
+    return at::from_blob(memory.mutable_data_ptr(), {numel}, give_back, at::TensorOptions().dtype(dtype));
+  }
+
   void zero(const at::Tensor& values) override {
     streams_.use(values, true, "zero");
     CpuDevice::zero(values);
@@ -124,8 +136,11 @@ class RecordingDevice : public CpuDevice {
     for (const at::Tensor& tensor : written) streams_.use(tensor, true, what);
   }
 
+  using Freed = std::map<std::pair<StreamId, int64_t>, std::vector<at::Tensor>>;
+
   Recording* recording_;
   RecordingStreams streams_;
+  std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and bytes
 };
 
 // The same memory. Rank-threads keep each other's tensors for a while: what is freed must be so by its owner.

@@ -1,0 +1,91 @@
+#include "zero/gather_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "device/dtypes.h"
+
+namespace zerorun {
+
+GatherMemory::GatherMemory(const Buckets& buckets, Communicator& communicator)
+    : buckets_(&buckets),
+      communicator_(&communicator),
+      streams_(&communicator.device().streams()),
+      places_(buckets.count()) {
+  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    if (!buckets.partitioned(bucket)) places_[bucket].memory = buckets.flat(bucket);
+  }
+}
+
+bool GatherMemory::take_planned(int bucket, int64_t offset) {
+  const int64_t numel = buckets_->layout(bucket).numel;
+  if (offset + numel > arena_numel()) return false;
+  for (int other = 0; other < buckets_->count(); ++other) {
+    if (!places_[other].planned) continue;
+    const int64_t begin = places_[other].memory.storage_offset();
+    if (begin < offset + numel && offset < begin + buckets_->layout(other).numel) return false;
+  }
+  places_[bucket].memory = arena_.narrow(0, offset, numel);
+  places_[bucket].planned = true;
+  return true;
+}
+
+void GatherMemory::take_unplanned(int bucket) {
+  at::Tensor& memory = places_[bucket].memory;
+  if (communicator_->world_size() == 1) {
+    memory = buckets_->shard(bucket);
+    return;
+  }
+  StreamScope scope(*streams_, Lane::gather);
+  memory = communicator_->device().allocate_on_stream(buckets_->layout(bucket).numel,
+                                                      scalar_type(buckets_->dtype()));
+  ++unplanned_allocations_;
+  count(static_cast<int64_t>(memory.nbytes()));
+}
+
+// The events of the bucket's own users are about to be used again, hence the wait for those.
+void GatherMemory::wait_for_last_uses(int bucket) {
+  Place& place = places_[bucket];
+  const auto size = static_cast<uintptr_t>(place.memory.nbytes());
+  const auto begin = reinterpret_cast<uintptr_t>(place.memory.const_data_ptr());
+  for (int other = 0; other < buckets_->count(); ++other) {
+    const Place& used = places_[other];
+    const auto used_size =
+        static_cast<uintptr_t>(buckets_->layout(other).numel) * place.memory.element_size();
+    const bool apart = used.address >= begin + size || begin >= used.address + used_size;
+    if (other != bucket && apart) continue;
+    used.users.wait_for_ends(*streams_, streams_->current(), Handover::released);
+  }
+  place.address = begin;
+}
+
+void GatherMemory::give_back(int bucket) {
+  Place& place = places_[bucket];
+  place.users.record_ends(*streams_);
+  if (!std::exchange(place.planned, false) && !place.memory.is_alias_of(buckets_->shard(bucket))) {
+    count(-static_cast<int64_t>(place.memory.nbytes()));
+  }
+  place.memory.reset();
+}
+
+void GatherMemory::fit_arena(int64_t numel) {
+  if (arena_numel() >= numel) return;
+  free_arena();
+  if (arena_.defined()) return;
+  StreamScope scope(*streams_, Lane::gather);
+  arena_ = communicator_->allocate(numel, scalar_type(buckets_->dtype()));
+  count(static_cast<int64_t>(arena_.nbytes()));
+}
+
+void GatherMemory::free_arena() {
+  if (!arena_.defined() || std::ranges::any_of(places_, &Place::planned)) return;
+  count(-static_cast<int64_t>(arena_.nbytes()));
+  arena_.reset();
+}
+
+void GatherMemory::count(int64_t bytes) {
+  bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, bytes_);
+}
+
+}  // namespace zerorun
