@@ -27,20 +27,29 @@ struct BatchConfig {
   int64_t gradient_accumulation_steps = 1;
 };
 
-enum class OptimizerType { adam_w, adam, sgd };
+enum class OptimizerType { adam_w, adam, sgd, adagrad, rmsprop, lion };
+
+/// As ds_config.json spells it.
+const char* name_of(OptimizerType type);
 
 /// `type` "Adam" means adam_w unless params.adam_w_mode is false, as in DeepSpeed.
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adam_w;
+  bool silently_adam_w = false;  // adam_w, and the file says "Adam" without adam_w_mode
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
   double weight_decay = 0.0;
-  bool bias_correction = true;
-  double momentum = 0.0;   // SGD
-  double dampening = 0.0;  // SGD
-  bool nesterov = false;   // SGD
+  double beta1 = 0.9;                      // Adam, AdamW, Lion
+  double beta2 = 0.999;                    // Adam, AdamW, Lion
+  double eps = 1e-8;                       // Adam, AdamW, Adagrad, RMSprop
+  bool bias_correction = true;             // Adam, AdamW
+  bool amsgrad = false;                    // Adam, AdamW
+  double momentum = 0.0;                   // SGD, RMSprop
+  double dampening = 0.0;                  // SGD
+  bool nesterov = false;                   // SGD
+  double alpha = 0.99;                     // RMSprop
+  bool centered = false;                   // RMSprop
+  double lr_decay = 0.0;                   // Adagrad
+  double initial_accumulator_value = 0.0;  // Adagrad
 };
 
 enum class SchedulerType { warmup_lr, warmup_decay_lr };

@@ -69,6 +69,7 @@ struct KeyFact {
   std::string_view choices = {};          // space-separated
   std::string_view any_case = {};         // those of `choices` that are recognized in any case
   std::string_view choices_to_come = {};  // those of `choices` that ZeroRun does not offer
+  std::string_view nearest_choices = {};  // for each of those the one to take in its place, as THIS:THAT
   std::string_view types =
       {};  // optimizer or scheduler types that take this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
@@ -100,6 +101,7 @@ struct KeyFact {
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
   constexpr KeyFact to_come(std::string_view words) const { return with(&KeyFact::choices_to_come, words); }
+  constexpr KeyFact nearest(std::string_view pairs) const { return with(&KeyFact::nearest_choices, pairs); }
   constexpr KeyFact for_types(std::string_view words) const { return with(&KeyFact::types, words); }
   constexpr KeyFact switched_by(std::string_view name) const { return with(&KeyFact::switch_key, name); }
   constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }

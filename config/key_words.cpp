@@ -53,6 +53,19 @@ std::string offered_choices(const KeyFact& fact) {
   return offered;
 }
 
+std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {
+  // What is nearest may be to come itself, and have one that is nearest to it.
+  while (has_word(fact.choices_to_come, word)) {
+    std::string_view nearest;
+    for_each_word(fact.nearest_choices, [&](std::string_view pair) {
+      const auto colon = pair.find(':');
+      if (pair.substr(0, colon) == word) nearest = pair.substr(colon + 1);
+    });
+    word = nearest;
+  }
+  return word;
+}
+
 const KeyFact& row_of_value(const KeyFact& fact) {
   if (fact.status != KeyStatus::old_name) return fact;
   const KeyFact* present = find_key(fact.target);

@@ -21,6 +21,10 @@ std::string status_in_words(const KeyFact& fact);
 /// Those of the key's choices that ZeroRun offers. A key that is not offered as a whole has them all.
 std::string offered_choices(const KeyFact& fact);
 
+/// The choice that ZeroRun offers which is nearest to `word`, one that it does not; empty if the row names
+/// none.
+std::string_view nearest_offered(const KeyFact& fact, std::string_view word);
+
 /// The row that says what the value of a key may be: for an old name that of the present one, unless the two
 /// differ in form (`cpu_offload` is a boolean, `offload_optimizer` a section).
 const KeyFact& row_of_value(const KeyFact& fact);

@@ -5,28 +5,40 @@ namespace {
 
 // torch.optim.AdamW's own default; every other optimizer's is 0.
 constexpr double torch_adamw_weight_decay = 0.01;
+// What torch.optim.Adagrad and RMSprop have where DeepSpeed's own optimizers have 1e-3 and 1e-8.
+constexpr double torch_larger_lr = 0.01;
+constexpr double torch_adagrad_eps = 1e-10;
+
+void read_betas(const Resolution& resolution, OptimizerConfig& optimizer) {
+  const auto betas = resolution.settings.get<std::vector<double>>("optimizer.params.betas");
+  if (!betas) return;
+  optimizer.beta1 = betas->at(0);
+  optimizer.beta2 = betas->at(1);
+}
 
 void resolve_adam(const Resolution& resolution, const std::string& type, OptimizerConfig& optimizer) {
   const Settings& settings = resolution.settings;
-  const bool adam_w_mode = settings.get<bool>("optimizer.params.adam_w_mode").value_or(true);
+  const std::optional<bool> adam_w_mode = settings.get<bool>("optimizer.params.adam_w_mode");
+  const bool decoupled = adam_w_mode.value_or(true);
   const bool torch_adam = settings.get<bool>("optimizer.params.torch_adam").value_or(false);
-  optimizer.type = type == "AdamW" || adam_w_mode ? OptimizerType::adam_w : OptimizerType::adam;
-  if (type == "AdamW" && !adam_w_mode) {
+  optimizer.type = type == "AdamW" || decoupled ? OptimizerType::adam_w : OptimizerType::adam;
+  optimizer.silently_adam_w = type == "Adam" && !settings.given("optimizer.params.adam_w_mode");
+  if (type == "AdamW" && !decoupled) {
     resolution.note("optimizer.params.adam_w_mode",
                     "false changes nothing: AdamW always decouples weight decay; \"Adam\" can do without");
   }
   if (torch_adam && optimizer.type == OptimizerType::adam_w) {
     resolution.settings.derive("optimizer.params.weight_decay", torch_adamw_weight_decay);
   }
-  if (const auto betas = settings.get<std::vector<double>>("optimizer.params.betas")) {
-    optimizer.beta1 = betas->at(0);
-    optimizer.beta2 = betas->at(1);
-  }
-  resolution.read("optimizer.params.eps", optimizer.eps);
+  read_betas(resolution, optimizer);
   resolution.read("optimizer.params.bias_correction", optimizer.bias_correction);
   if (torch_adam && !optimizer.bias_correction) {
     resolution.report("optimizer.params.bias_correction", "true beside torch_adam", "false",
                       "remove one of the two");
+  }
+  resolution.read("optimizer.params.amsgrad", optimizer.amsgrad);
+  if (optimizer.amsgrad && !torch_adam) {
+    resolution.note("optimizer.params.amsgrad", "true works here; DeepSpeed takes it beside torch_adam only");
   }
 }
 
@@ -41,7 +53,46 @@ void resolve_sgd(const Resolution& resolution, OptimizerConfig& optimizer) {
   }
 }
 
+void resolve_adagrad(const Resolution& resolution, OptimizerConfig& optimizer) {
+  optimizer.type = OptimizerType::adagrad;
+  resolution.settings.derive("optimizer.params.lr", torch_larger_lr);
+  resolution.settings.derive("optimizer.params.eps", torch_adagrad_eps);
+  resolution.read("optimizer.params.lr_decay", optimizer.lr_decay);
+  resolution.read("optimizer.params.initial_accumulator_value", optimizer.initial_accumulator_value);
+}
+
+void resolve_rmsprop(const Resolution& resolution, OptimizerConfig& optimizer) {
+  optimizer.type = OptimizerType::rmsprop;
+  resolution.settings.derive("optimizer.params.lr", torch_larger_lr);
+  resolution.read("optimizer.params.alpha", optimizer.alpha);
+  resolution.read("optimizer.params.momentum", optimizer.momentum);
+  resolution.read("optimizer.params.centered", optimizer.centered);
+}
+
+void resolve_lion(const Resolution& resolution, OptimizerConfig& optimizer) {
+  optimizer.type = OptimizerType::lion;
+  read_betas(resolution, optimizer);
+}
+
 }  // namespace
+
+const char* name_of(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::adam_w:
+      return "AdamW";
+    case OptimizerType::adam:
+      return "Adam";
+    case OptimizerType::sgd:
+      return "SGD";
+    case OptimizerType::adagrad:
+      return "Adagrad";
+    case OptimizerType::rmsprop:
+      return "RMSprop";
+    case OptimizerType::lion:
+      return "Lion";
+  }
+  return "";
+}
 
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
@@ -50,7 +101,11 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   OptimizerConfig optimizer;
   if (type == "Adam" || type == "AdamW") resolve_adam(resolution, *type, optimizer);
   if (type == "SGD") resolve_sgd(resolution, optimizer);
+  if (type == "Adagrad") resolve_adagrad(resolution, optimizer);
+  if (type == "RMSprop") resolve_rmsprop(resolution, optimizer);
+  if (type == "Lion") resolve_lion(resolution, optimizer);
   resolution.read("optimizer.params.lr", optimizer.lr);
+  resolution.read("optimizer.params.eps", optimizer.eps);
   resolution.read("optimizer.params.weight_decay", optimizer.weight_decay);
   return optimizer;
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "config/automatic.h"
+#include "config/key_words.h"
 #include "config/suggestion.h"
 #include "config/value_check.h"
 
@@ -261,7 +262,7 @@ class Reader {
     if (section.off) return;
     const auto* chosen = std::get_if<std::string>(&meant);
     if (chosen && has_word(fact.choices_to_come, *chosen)) {
-      return tell_feature(value, path, expected_of(fact), fact, "ZeroRun does not have it");
+      return tell_choice(value, path, fact, *chosen);
     }
     if (fact.status == KeyStatus::supported || is_default(fact, value, meant)) return;
     const std::string reason(fact.reason);
@@ -274,6 +275,23 @@ class Reader {
     diagnostics_.tell(
         Severity::note, value.at, path,
         describe(value) + (no_effect ? " changes nothing: " : " is known and not offered: ") + reason);
+  }
+
+  void tell_choice(const Value& value, const std::string& path, const KeyFact& fact,
+                   const std::string& chosen) {
+    const std::string nearest(nearest_offered(fact, chosen));
+    if (nearest.empty()) {
+      return tell_feature(value, path, expected_of(fact), fact, "ZeroRun does not have it");
+    }
+    if (options_.purpose == Purpose::run) {
+      return diagnostics_.report({value.at, path, expected_of(fact),
+                                  describe(value) + ", which ZeroRun does not offer",
+                                  "write " + in_quotes(nearest) + ", the nearest that it does"});
+    }
+    diagnostics_.tell(Severity::note, value.at, path,
+                      describe(value) +
+                          " is known and not offered, and a run refuses it: the nearest choice is " +
+                          in_quotes(nearest));
   }
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {

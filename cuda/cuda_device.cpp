@@ -198,8 +198,8 @@ void CudaDevice::decide(const at::Tensor& exchange, int ranks, const StepRule& r
 void CudaDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) {
   check_here(facts);
   ZR_CHECK(facts.nbytes() >= sizeof(StepFacts), std::to_string(facts.nbytes()) + " bytes");
-  for (const at::Tensor* tensor :
-       {&tensors.gradient, &tensors.values, &tensors.first, &tensors.second, &tensors.rounded}) {
+  for (const at::Tensor* tensor : {&tensors.gradient, &tensors.values, &tensors.first, &tensors.second,
+                                   &tensors.third, &tensors.rounded}) {
     if (!tensor->defined()) continue;
     check_here(*tensor);
     check_pair(*tensor, tensors.values);

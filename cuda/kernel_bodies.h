@@ -197,12 +197,13 @@ struct AddScaled {
 template <typename Rule, typename Gradient>
 struct Update {
   static constexpr int kWidth = kWidthOf<float, Gradient>;
-  static constexpr int kAhead = 1;  // up to four loads are under way as it is
+  static constexpr int kAhead = 1;  // up to five loads are under way as it is
   Rule rule;
   const Gradient* gradient;
   float* values;
   float* first;  // null where the rule has no such moment
   float* second;
+  float* third;
   void* rounded;  // null: not wanted
   Dtype rounded_dtype;
   float factor = 0;  // the facts'
@@ -213,6 +214,7 @@ struct Update {
     Group<float, N> values;
     Group<float, N> first;
     Group<float, N> second;
+    Group<float, N> third;
   };
 
   Division division(int64_t numel) const {
@@ -221,6 +223,7 @@ struct Update {
                    {values, sizeof(float)},
                    {first, sizeof(float)},
                    {second, sizeof(float)},
+                   {third, sizeof(float)},
                    {rounded, sizeof(uint16_t)}});
   }
 
@@ -231,6 +234,7 @@ struct Update {
     taken.values = load<N>(values + index);
     if constexpr (Rule::kMoments > 0) taken.first = load<N>(first + index);
     if constexpr (Rule::kMoments > 1) taken.second = load<N>(second + index);
+    if constexpr (Rule::kMoments > 2) taken.third = load<N>(third + index);
     return taken;
   }
 
@@ -238,17 +242,20 @@ struct Update {
   ZERORUN_HOST_DEVICE void give(int64_t index, Taken<N> taken) const {
     ZERORUN_UNROLL
     for (int i = 0; i < N; ++i) {
-      Element element{taken.values.values[i], 0, 0};
+      Element element{taken.values.values[i], 0, 0, 0};
       if constexpr (Rule::kMoments > 0) element.first = taken.first.values[i];
       if constexpr (Rule::kMoments > 1) element.second = taken.second.values[i];
+      if constexpr (Rule::kMoments > 2) element.third = taken.third.values[i];
       rule.apply(widen(taken.gradient.values[i]) * factor, element);
       taken.values.values[i] = element.value;
       if constexpr (Rule::kMoments > 0) taken.first.values[i] = element.first;
       if constexpr (Rule::kMoments > 1) taken.second.values[i] = element.second;
+      if constexpr (Rule::kMoments > 2) taken.third.values[i] = element.third;
     }
     store<N>(values + index, taken.values);
     if constexpr (Rule::kMoments > 0) store<N>(first + index, taken.first);
     if constexpr (Rule::kMoments > 1) store<N>(second + index, taken.second);
+    if constexpr (Rule::kMoments > 2) store<N>(third + index, taken.third);
     if (rounded == nullptr) return;
     if (rounded_dtype == Dtype::bf16) round_to<Bf16>(index, taken.values);
     if (rounded_dtype == Dtype::fp16) round_to<Fp16>(index, taken.values);

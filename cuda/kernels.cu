@@ -151,13 +151,10 @@ cudaError_t update_with(const Launch& launch, const Rule& rule, const UpdateSpan
                         const StepFacts* facts) {
   return with_type(span.gradient_dtype, [&](auto gradient_type) {
     using Gradient = typename decltype(gradient_type)::type;
-    const Update<Rule, Gradient> body{rule,
-                                      static_cast<const Gradient*>(span.gradient),
-                                      span.values,
-                                      span.first,
-                                      span.second,
-                                      span.rounded,
-                                      span.rounded_dtype};
+    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
+                                      span.values,  span.first,
+                                      span.second,  span.third,
+                                      span.rounded, span.rounded_dtype};
     return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
   });
 }
@@ -220,6 +217,36 @@ cudaError_t update(const Launch& launch, const MomentumUpdate& rule, const Updat
 }
 
 cudaError_t update(const Launch& launch, const LionUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const AmsgradUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const AdagradUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const RmspropUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const CenteredRmspropUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const RmspropMomentumUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
+cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& rule, const UpdateSpan& span,
                    const StepFacts* facts) {
   return update_with(launch, rule, span, facts);
 }

@@ -59,5 +59,17 @@ cudaError_t update(const Launch& launch, const MomentumUpdate& rule, const Updat
                    const StepFacts* facts);
 cudaError_t update(const Launch& launch, const LionUpdate& rule, const UpdateSpan& span,
                    const StepFacts* facts);
+cudaError_t update(const Launch& launch, const AmsgradUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
+cudaError_t update(const Launch& launch, const AdagradUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
+cudaError_t update(const Launch& launch, const RmspropUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
+cudaError_t update(const Launch& launch, const CenteredRmspropUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
+cudaError_t update(const Launch& launch, const RmspropMomentumUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
+cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
 
 }  // namespace zerorun::cuda

@@ -23,14 +23,17 @@ struct Finding {
   int64_t number;    // the next one means: finite, but not in the dtype that it was converted to
 };
 
-using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate>;
+using UpdateRule =
+    std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate, AdagradUpdate,
+                 RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate, CenteredRmspropMomentumUpdate>;
 
 /// What an update reads and writes: equally many elements of each.
 struct UpdateTensors {
   at::Tensor gradient;
   at::Tensor values;  // float32
-  at::Tensor first;   // float32, as many of the two as the rule has moments
+  at::Tensor first;   // float32, as many of the three as the rule has moments
   at::Tensor second;
+  at::Tensor third;
   at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not wanted
 };
 

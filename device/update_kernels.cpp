@@ -15,15 +15,18 @@ template <typename Rule>
   float* __restrict values = span.values;
   float* __restrict first = span.first;
   float* __restrict second = span.second;
+  float* __restrict third = span.third;
   const Rule rule = given;
   for (int64_t i = 0; i < span.numel; ++i) {
-    Element element{.value = values[i], .first = 0, .second = 0};
+    Element element{.value = values[i], .first = 0, .second = 0, .third = 0};
     if constexpr (Rule::kMoments > 0) element.first = first[i];
     if constexpr (Rule::kMoments > 1) element.second = second[i];
+    if constexpr (Rule::kMoments > 2) element.third = third[i];
     rule.apply(gradient[i] * factor, element);
     values[i] = element.value;
     if constexpr (Rule::kMoments > 0) first[i] = element.first;
     if constexpr (Rule::kMoments > 1) second[i] = element.second;
+    if constexpr (Rule::kMoments > 2) third[i] = element.third;
   }
 }
 
@@ -65,6 +68,7 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t length) const {
   part.values = values + begin;
   if (first) part.first = first + begin;
   if (second) part.second = second + begin;
+  if (third) part.third = third + begin;
   if (rounded) part.rounded = static_cast<char*>(rounded) + begin * size_of(rounded_dtype);
   return part;
 }
@@ -82,6 +86,30 @@ void update(const MomentumUpdate& rule, float factor, const UpdateSpan& span, Si
 }
 
 void update(const LionUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const AmsgradUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const AdagradUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const RmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const CenteredRmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const RmspropMomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
+void update(const CenteredRmspropMomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
   update_span(rule, factor, span, simd);
 }
 

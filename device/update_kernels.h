@@ -19,6 +19,7 @@ struct UpdateSpan {
   float* values;
   float* first = nullptr;   // first moment: Adam's exp_avg, SGD's momentum buffer
   float* second = nullptr;  // second moment: Adam's exp_avg_sq
+  float* third = nullptr;   // third moment: AMSGrad's max_exp_avg_sq
   void* rounded = nullptr;  // receives `values` rounded; null: not wanted
   Dtype rounded_dtype = Dtype::bf16;
 
@@ -30,5 +31,14 @@ void update(const AdamUpdate& rule, float factor, const UpdateSpan& span, Simd s
 void update(const SgdUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
 void update(const MomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
 void update(const LionUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+void update(const AmsgradUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+void update(const AdagradUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+void update(const RmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+void update(const CenteredRmspropUpdate& rule, float factor, const UpdateSpan& span,
+            Simd simd = widest_simd());
+void update(const RmspropMomentumUpdate& rule, float factor, const UpdateSpan& span,
+            Simd simd = widest_simd());
+void update(const CenteredRmspropMomentumUpdate& rule, float factor, const UpdateSpan& span,
+            Simd simd = widest_simd());
 
 }  // namespace zerorun

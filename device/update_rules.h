@@ -13,11 +13,14 @@ namespace zerorun {
 /// What one element of a model owns.
 struct Element {
   float value;
-  float first;   // first moment: Adam's exp_avg, a momentum buffer
-  float second;  // second moment: Adam's exp_avg_sq
+  // What a rule remembers of the gradients so far: its moments.
+  float first;   // Adam's exp_avg, a momentum buffer
+  float second;  // Adam's exp_avg_sq
+  float third;   // AMSGrad's max_exp_avg_sq
 };
 
-// Each rule says how many moments it keeps, and changes an element by its gradient `g`.
+// Each rule says how many moments it keeps, beginning with the first, and changes an element by its
+// gradient `g`.
 
 /// Adam (Kingma and Ba; weight decay added to the gradient) and AdamW (Loshchilov and Hutter; decoupled).
 struct AdamUpdate {
@@ -33,11 +36,32 @@ struct AdamUpdate {
   float value_decay;     // AdamW: lr * weight decay
 
   ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    average(g, e);
+    move(e, e.second);
+  }
+
+  ZERORUN_HOST_DEVICE void average(float g, Element& e) const {
     g += gradient_decay * e.value;
     e.first = beta1 * e.first + new_in_first * g;
     e.second = beta2 * e.second + new_in_second * (g * g);
+  }
+
+  ZERORUN_HOST_DEVICE void move(Element& e, float squares) const {
     // Decay and step are subtracted together: the value is rounded once.
-    e.value -= value_decay * e.value + step_size * e.first / (std::sqrt(e.second) * root_factor + eps);
+    e.value -= value_decay * e.value + step_size * e.first / (std::sqrt(squares) * root_factor + eps);
+  }
+};
+
+/// Adam or AdamW that divides by the largest average of squares so far (Reddi et al. 2018, algorithm 2). As
+/// in PyTorch the largest is taken before the bias correction.
+struct AmsgradUpdate {
+  static constexpr int kMoments = 3;
+  AdamUpdate adam;
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    adam.average(g, e);
+    e.third = e.second > e.third ? e.second : e.third;
+    adam.move(e, e.third);
   }
 };
 
@@ -68,6 +92,57 @@ struct MomentumUpdate {
     e.value -= lr * (of_gradient * g + of_first * e.first);
   }
 };
+
+/// Adagrad (Duchi et al. 2011), as PyTorch defines it. Its moment is the sum of squares.
+struct AdagradUpdate {
+  static constexpr int kMoments = 1;
+  float step_size;  // lr / (1 + (t - 1) * lr_decay)
+  float eps;
+  float gradient_decay;  // weight decay
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    g += gradient_decay * e.value;
+    e.first += g * g;
+    e.value -= step_size * g / (std::sqrt(e.first) + eps);
+  }
+};
+
+/// RMSprop (Hinton 2012; centered: Graves 2013), as PyTorch defines it. Its moments: the average of squares;
+/// if it is centered, the average of gradients; if it has momentum, the buffer.
+template <bool kCentered, bool kMomentum>
+struct RmspropRule {
+  static constexpr int kMoments = 1 + static_cast<int>(kCentered) + static_cast<int>(kMomentum);
+  float lr;
+  float alpha;
+  float new_in_average;  // 1 - alpha
+  float eps;
+  float gradient_decay;  // weight decay
+  float momentum;
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    g += gradient_decay * e.value;
+    e.first = alpha * e.first + new_in_average * (g * g);
+    float squares = e.first;
+    if constexpr (kCentered) {
+      e.second = alpha * e.second + new_in_average * g;
+      squares -= e.second * e.second;
+      // Equal gradients have no variance; what rounding makes of that may be below 0.
+      squares = squares < 0 ? 0 : squares;
+    }
+    float direction = g / (std::sqrt(squares) + eps);
+    if constexpr (kMomentum) {
+      float& buffer = kCentered ? e.third : e.second;
+      buffer = momentum * buffer + direction;
+      direction = buffer;
+    }
+    e.value -= lr * direction;
+  }
+};
+
+using RmspropUpdate = RmspropRule<false, false>;
+using CenteredRmspropUpdate = RmspropRule<true, false>;
+using RmspropMomentumUpdate = RmspropRule<false, true>;
+using CenteredRmspropMomentumUpdate = RmspropRule<true, true>;
 
 /// Lion (Chen et al. 2023, algorithm 2).
 struct LionUpdate {

@@ -18,6 +18,7 @@ inline UpdateSpan span_of(const UpdateTensors& tensors) {
           .values = floats(tensors.values),
           .first = floats(tensors.first),
           .second = floats(tensors.second),
+          .third = floats(tensors.third),
           .rounded = rounds ? tensors.rounded.mutable_data_ptr() : nullptr,
           .rounded_dtype = rounds ? dtype_of(tensors.rounded) : Dtype::bf16};
 }

@@ -34,6 +34,12 @@ void log_precision(const PrecisionConfig& precision) {
            name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
 }
 
+// DeepSpeed's reading of the name, and not what it means elsewhere.
+void log_adam(const Config& config) {
+  if (!config.optimizer || !config.optimizer->silently_adam_w) return;
+  log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
+}
+
 }  // namespace
 
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
@@ -49,7 +55,10 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   if (options.log_config && communicator->rank() == 0) {
     for (const std::string& note : config.notes) log_info(note);
   }
-  if (communicator->rank() == 0) log_precision(config.precision);
+  if (communicator->rank() == 0) {
+    log_adam(config);
+    log_precision(config.precision);
+  }
   return Engine(std::make_shared<Engine::State>(model, config, std::move(communicator), std::move(parameters),
                                                 options));
 }

@@ -33,6 +33,7 @@ struct ParameterGroup {
   std::optional<double> lr;
   std::optional<double> weight_decay;
   std::optional<std::pair<double, double>> betas;
+  std::optional<double> eps = {};
 };
 
 struct InitializeOptions {

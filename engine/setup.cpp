@@ -9,6 +9,22 @@
 #include "zero/stage.h"
 
 namespace zerorun {
+namespace {
+
+bool has_betas(OptimizerType type) {
+  return type == OptimizerType::adam_w || type == OptimizerType::adam || type == OptimizerType::lion;
+}
+
+bool has_eps(OptimizerType type) {
+  return type != OptimizerType::sgd && type != OptimizerType::lion;
+}
+
+[[noreturn]] void refuse_hyperparameter(const std::string& name, OptimizerType type) {
+  throw UserError("a parameter group has " + name + ", and the config's optimizer is " + name_of(type) +
+                  ", which has none: leave them out");
+}
+
+}  // namespace
 
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.optimizer) check_client_optimizer(*options.optimizer);
@@ -71,11 +87,10 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
     OptimizerConfig own = base;
     own.lr = group.lr.value_or(base.lr);
     own.weight_decay = group.weight_decay.value_or(base.weight_decay);
-    if (group.betas && base.type == OptimizerType::sgd) {
-      throw UserError(
-          "a parameter group has betas, and the config's optimizer is SGD, which has none: leave them out");
-    }
+    if (group.betas && !has_betas(base.type)) refuse_hyperparameter("betas", base.type);
+    if (group.eps && !has_eps(base.type)) refuse_hyperparameter("eps", base.type);
     if (group.betas) std::tie(own.beta1, own.beta2) = *group.betas;
+    own.eps = group.eps.value_or(base.eps);
     groups.push_back(own);
   }
   if (groups.empty()) groups.push_back(base);
@@ -104,7 +119,9 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
     for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
       text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '
            << group.beta2 << ' ' << group.eps << ' ' << group.weight_decay << ' ' << group.bias_correction
-           << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov;
+           << ' ' << group.amsgrad << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov
+           << ' ' << group.alpha << ' ' << group.centered << ' ' << group.lr_decay << ' '
+           << group.initial_accumulator_value;
     }
   }
   if (options.optimizer) {

@@ -1,15 +1,13 @@
-#include <cmath>
+#include <ATen/core/Tensor.h>
+
+#include <array>
 #include <utility>
 
 #include "optim/shard_optimizer.h"
+#include "optim/update_rule_of.h"
 
 namespace zerorun {
 namespace {
-
-struct ShardState {
-  at::Tensor first;   // Adam's exp_avg; the momentum buffer of SGD with momentum
-  at::Tensor second;  // Adam's exp_avg_sq
-};
 
 class FusedOptimizer : public ShardOptimizer {
  public:
@@ -17,11 +15,13 @@ class FusedOptimizer : public ShardOptimizer {
       : groups_(std::move(groups)), shards_(std::move(shards)), device_(&device) {
     for (const Shard& shard : shards_) {
       const OptimizerConfig& group = groups_[shard.group];
-      const bool adam = group.type != OptimizerType::sgd;
-      ShardState state;
-      if (adam || group.momentum != 0) state.first = device.allocate(shard.values.numel(), at::kFloat);
-      if (adam) state.second = device.allocate(shard.values.numel(), at::kFloat);
-      states_.push_back(std::move(state));
+      Moments& moments = moments_.emplace_back();
+      for (int i = 0; i < moments_of(group); ++i) {
+        moments[i] = device.allocate(shard.values.numel(), at::kFloat);
+      }
+      if (group.type == OptimizerType::adagrad && group.initial_accumulator_value != 0) {
+        moments[0].fill_(group.initial_accumulator_value);
+      }
     }
   }
 
@@ -29,12 +29,13 @@ class FusedOptimizer : public ShardOptimizer {
     ++steps_;
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
-      const ShardState& state = states_[index];
-      device_->update(rule_of(groups_[shard.group]),
+      const Moments& moments = moments_[index];
+      device_->update(update_rule_of(groups_[shard.group], steps_),
                       {.gradient = shard.gradient,
                        .values = shard.values,
-                       .first = state.first,
-                       .second = state.second,
+                       .first = moments[0],
+                       .second = moments[1],
+                       .third = moments[2],
                        .rounded = shard.rounded},
                       facts);
       updated(static_cast<int>(index));
@@ -49,56 +50,23 @@ class FusedOptimizer : public ShardOptimizer {
 
   int64_t state_bytes() const override {
     size_t total = 0;
-    for (const ShardState& state : states_) {
-      for (const at::Tensor* tensor : {&state.first, &state.second}) {
-        if (tensor->defined()) total += tensor->nbytes();
+    for (const Moments& moments : moments_) {
+      for (const at::Tensor& tensor : moments) {
+        if (tensor.defined()) total += tensor.nbytes();
       }
     }
     return static_cast<int64_t>(total);
   }
 
-  int moment_bytes() const override {
-    const OptimizerConfig& group = groups_.front();
-    if (group.type != OptimizerType::sgd) return 8;
-    return group.momentum != 0 ? 4 : 0;
-  }
+  int moment_bytes() const override { return moments_of(groups_.front()) * static_cast<int>(sizeof(float)); }
 
  private:
-  // Worked out in float64 and rounded once.
-  UpdateRule rule_of(const OptimizerConfig& group) const {
-    if (group.type != OptimizerType::sgd) return adam_update(group);
-    const auto lr = static_cast<float>(group.lr);
-    const auto decay = static_cast<float>(group.weight_decay);
-    if (group.momentum == 0) return SgdUpdate{.lr = lr, .gradient_decay = decay};
-    const auto momentum = static_cast<float>(group.momentum);
-    return MomentumUpdate{.lr = lr,
-                          .gradient_decay = decay,
-                          .momentum = momentum,
-                          .new_in_first = static_cast<float>(steps_ == 1 ? 1 : 1 - group.dampening),
-                          .of_gradient = group.nesterov ? 1.0F : 0.0F,
-                          .of_first = group.nesterov ? momentum : 1.0F};
-  }
-
-  AdamUpdate adam_update(const OptimizerConfig& group) const {
-    const auto steps = static_cast<double>(steps_);
-    const double correction1 = group.bias_correction ? 1 - std::pow(group.beta1, steps) : 1;
-    const double correction2 = group.bias_correction ? 1 - std::pow(group.beta2, steps) : 1;
-    const bool decoupled = group.type == OptimizerType::adam_w;
-    return {.beta1 = static_cast<float>(group.beta1),
-            .new_in_first = static_cast<float>(1 - group.beta1),
-            .beta2 = static_cast<float>(group.beta2),
-            .new_in_second = static_cast<float>(1 - group.beta2),
-            .step_size = static_cast<float>(group.lr / correction1),
-            .root_factor = static_cast<float>(1 / std::sqrt(correction2)),
-            .eps = static_cast<float>(group.eps),
-            .gradient_decay = static_cast<float>(decoupled ? 0 : group.weight_decay),
-            .value_decay = static_cast<float>(decoupled ? group.lr * group.weight_decay : 0)};
-  }
+  using Moments = std::array<at::Tensor, 3>;  // undefined behind as many as the rule has
 
   std::vector<OptimizerConfig> groups_;
   std::vector<Shard> shards_;
   Device* device_;
-  std::vector<ShardState> states_;
+  std::vector<Moments> moments_;
   int64_t steps_ = 0;
 };
 

@@ -44,9 +44,9 @@ class ShardOptimizer {
   virtual int moment_bytes() const = 0;
 };
 
-/// AdamW, Adam or SGD as ds_config.json describes them; one config a group. Gradients are multiplied with
-/// 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its bits do not depend
-/// on where it runs. `device` outlives the result.
+/// An optimizer as ds_config.json describes it; one config a group, all of the same type. Gradients are
+/// multiplied with 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its
+/// bits do not depend on where it runs. `device` outlives the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards,
                                                      Device& device = cpu_device());

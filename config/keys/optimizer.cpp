@@ -10,8 +10,14 @@ constexpr std::string_view all_types =
     "Adam AdamW SGD Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta "
     "Adafactor Adamax ASGD LBFGS NAdam RAdam RMSprop Rprop SparseAdam";
 constexpr std::string_view types_to_come =
-    "Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta Adafactor Adamax "
-    "ASGD LBFGS NAdam RAdam RMSprop Rprop SparseAdam";
+    "Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta Adafactor Adamax ASGD LBFGS "
+    "NAdam "
+    "RAdam Rprop SparseAdam";
+constexpr std::string_view nearest_types =
+    "Lamb:AdamW Muon:AdamW OneBitAdam:Adam OneBitLamb:Lamb ZeroOneAdam:Adam MuAdam:Adam MuAdamW:AdamW "
+    "MuSGD:SGD "
+    "Adadelta:RMSprop Adafactor:AdamW Adamax:Adam ASGD:SGD LBFGS:AdamW NAdam:Adam RAdam:Adam Rprop:RMSprop "
+    "SparseAdam:Adam";
 // Those that DeepSpeed has itself. It looks the others up in torch.optim, by their exact names.
 constexpr std::string_view types_in_any_case =
     "Adam AdamW Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD";
@@ -19,8 +25,8 @@ constexpr std::string_view types_with_betas =
     "Adam AdamW Lamb Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam "
     "SparseAdam";
 constexpr std::string_view types_with_eps =
-    "Adam AdamW Lamb Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam "
-    "SparseAdam Adagrad Adadelta RMSprop Adafactor";
+    "Adam AdamW Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam SparseAdam "
+    "Adagrad Adadelta RMSprop Adafactor";
 
 constexpr KeyFact rows[] = {
     section("optimizer", "the optimizer that the engine builds; left out when the program brings one")
@@ -28,9 +34,10 @@ constexpr KeyFact rows[] = {
     choice("optimizer.type", "", all_types, "which optimizer; Adam means AdamW unless adam_w_mode is false")
         .in_any_case(types_in_any_case)
         .to_come(types_to_come)
-        .advise("write Adam, AdamW or SGD"),
+        .nearest(nearest_types)
+        .advise("write Adam, AdamW, SGD, Adagrad, RMSprop or Lion"),
     section("optimizer.params", "its hyperparameters"),
-    number("optimizer.params.lr", "0.001", "learning rate")
+    number("optimizer.params.lr", "0.001", "learning rate; the default is 0.01 for Adagrad and RMSprop")
         .least(0)
         .filled_by(program)
         .advise("write the learning rate, such as 1e-3"),
@@ -41,13 +48,15 @@ constexpr KeyFact rows[] = {
         .for_types(types_with_betas)
         .filled_by(program)
         .advise("write two numbers such as [0.9, 0.999]"),
-    number("optimizer.params.eps", "1e-08", "added to the denominator of the update")
+    number("optimizer.params.eps", "1e-08",
+           "added to the denominator of the update; the default is 1e-10 for Adagrad")
         .least(0)
         .for_types(types_with_eps)
         .filled_by(program)
         .advise("write a small number such as 1e-8"),
     number("optimizer.params.weight_decay", "0.0",
-           "decoupled from the gradient in AdamW, added to it (L2) in the others")
+           "decoupled from the gradient in AdamW and Lion, added to it (L2) in the others; the default is "
+           "0.01 for AdamW with torch_adam")
         .least(0)
         .filled_by(program)
         .advise("write the weight decay, 0 for none"),
@@ -57,8 +66,8 @@ constexpr KeyFact rows[] = {
         .for_types("Adam AdamW"),
     boolean("optimizer.params.torch_adam", "false", "take the defaults of torch.optim")
         .for_types("Adam AdamW"),
-    boolean("optimizer.params.amsgrad", "false", "use the largest average of squares so far")
-        .refused("AMSGrad is not offered"),
+    boolean("optimizer.params.amsgrad", "false", "divide by the largest average of squares so far")
+        .for_types("Adam AdamW"),
     boolean("optimizer.params.set_grad_none", "true", "release gradients instead of clearing them")
         .no_effect("the engine releases gradients, not the optimizer"),
     boolean("optimizer.params.fp32_optimizer_states", "true", "keep optimizer states in fp32")
@@ -127,6 +136,17 @@ constexpr KeyFact rows[] = {
         .for_types("SGD MuSGD"),
     boolean("optimizer.params.nesterov", "false", "look one step of the momentum ahead")
         .for_types("SGD MuSGD Muon"),
+    number("optimizer.params.alpha", "0.99", "decay of the running average of squares")
+        .range_of(0, 1)
+        .for_types("RMSprop"),
+    boolean("optimizer.params.centered", "false", "divide by the variance of gradients, not by their squares")
+        .for_types("RMSprop"),
+    number("optimizer.params.lr_decay", "0.0", "step t has the learning rate lr / (1 + (t - 1) * lr_decay)")
+        .least(0)
+        .for_types("Adagrad"),
+    number("optimizer.params.initial_accumulator_value", "0.0", "where the sums of squares start")
+        .least(0)
+        .for_types("Adagrad"),
     boolean("optimizer.legacy_fusion", "false", "use an old fused kernel")
         .no_effect("every optimizer here is one fused pass"),
 };

@@ -134,6 +134,7 @@ void BodyDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, co
                           memory_of<float>(tensors.values),
                           memory_of<float>(tensors.first),
                           memory_of<float>(tensors.second),
+                          memory_of<float>(tensors.third),
                           memory_of<void>(tensors.rounded),
                           rounded,
                           known.factor};

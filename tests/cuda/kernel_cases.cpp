@@ -38,7 +38,15 @@ constexpr AdamUpdate kAdam{.beta1 = 0.9F,
                            .eps = 1e-8F,
                            .gradient_decay = 0.01F,
                            .value_decay = 1e-4F};
-const UpdateRule kRules[] = {kAdam, SgdUpdate{.lr = 0.03F, .gradient_decay = 0.01F},
+template <typename Rule>
+constexpr Rule kRmsprop{.lr = 0.003F,
+                        .alpha = 0.99F,
+                        .new_in_average = 0.01F,
+                        .eps = 1e-8F,
+                        .gradient_decay = 0.01F,
+                        .momentum = 0.9F};
+const UpdateRule kRules[] = {kAdam,
+                             SgdUpdate{.lr = 0.03F, .gradient_decay = 0.01F},
                              MomentumUpdate{.lr = 0.03F,
                                             .gradient_decay = 0.01F,
                                             .momentum = 0.9F,
@@ -50,10 +58,25 @@ const UpdateRule kRules[] = {kAdam, SgdUpdate{.lr = 0.03F, .gradient_decay = 0.0
                                         .new_in_step = 0.1F,
                                         .beta2 = 0.99F,
                                         .new_in_first = 0.01F,
-                                        .kept = 0.9997F}};
+                                        .kept = 0.9997F},
+                             AmsgradUpdate{kAdam},
+                             AdagradUpdate{.step_size = 0.01F, .eps = 1e-10F, .gradient_decay = 0.01F},
+                             kRmsprop<RmspropUpdate>,
+                             kRmsprop<CenteredRmspropUpdate>,
+                             kRmsprop<RmspropMomentumUpdate>,
+                             kRmsprop<CenteredRmspropMomentumUpdate>};
+
+template <typename Rule>
+constexpr bool kSquaresFirst = std::is_same_v<Rule, AdagradUpdate>;
+template <bool kCentered, bool kMomentum>
+constexpr bool kSquaresFirst<RmspropRule<kCentered, kMomentum>> = true;
 
 int moments_of(const UpdateRule& rule) {
   return std::visit([](const auto& formula) { return formula.kMoments; }, rule);
+}
+
+bool has_squares_first(const UpdateRule& rule) {
+  return std::visit([](const auto& formula) { return kSquaresFirst<std::decay_t<decltype(formula)>>; }, rule);
 }
 
 at::Tensor from_floats(const std::vector<float>& floats, at::ScalarType dtype) {
@@ -136,12 +159,15 @@ Results updated(Device& device, const UpdateCase& given) {
   // Together they come to every case: all are aligned, one of them is not, the moments are not.
   tensors.gradient = put(device, random_values(given.numel, given.gradient, 1), (given.offset * 3) % 8);
   tensors.values = floats(2);
-  if (moments > 0) tensors.first = floats(3);
-  if (moments > 1) {
-    std::vector<float> squares = to_floats(random_values(given.numel, at::kFloat, 4));
-    for (float& value : squares) value *= value;
-    tensors.second = put(device, from_floats(squares, at::kFloat), given.offset);
-  }
+  auto squares = [&](uint64_t seed) {
+    std::vector<float> drawn = to_floats(random_values(given.numel, at::kFloat, seed));
+    for (float& value : drawn) value *= value;
+    return put(device, from_floats(drawn, at::kFloat), given.offset);
+  };
+  const bool squares_first = has_squares_first(given.rule);
+  if (moments > 0) tensors.first = squares_first ? squares(3) : floats(3);
+  if (moments > 1) tensors.second = squares_first ? floats(4) : squares(4);
+  if (moments > 2) tensors.third = squares_first ? floats(6) : squares(6);
   if (given.rounded != at::kFloat) {
     tensors.rounded = put(device, random_values(given.numel, given.rounded, 5), given.offset / 4);
   }
@@ -151,7 +177,7 @@ Results updated(Device& device, const UpdateCase& given) {
   device.update(given.rule, tensors, put(device, known));
   Results results;
   for (const at::Tensor& tensor :
-       {tensors.gradient, tensors.values, tensors.first, tensors.second, tensors.rounded}) {
+       {tensors.gradient, tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded}) {
     if (tensor.defined()) results.push_back(get(device, tensor));
   }
   return results;

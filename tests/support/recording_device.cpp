@@ -120,8 +120,8 @@ class RecordingDevice : public CpuDevice {
     CpuDevice::decide(exchange, ranks, rule);
   }
   void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override {
-    uses({tensors.gradient, facts}, {tensors.values, tensors.first, tensors.second, tensors.rounded},
-         "update");
+    uses({tensors.gradient, facts},
+         {tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded}, "update");
     CpuDevice::update(rule, tensors, facts);
   }
   void follow_written(const at::Tensor& master, const at::Tensor& values) override {
