@@ -27,10 +27,13 @@ struct BatchConfig {
   int64_t gradient_accumulation_steps = 1;
 };
 
-enum class OptimizerType { adam_w, adam, sgd, adagrad, rmsprop, lion };
+enum class OptimizerType { adam_w, adam, sgd, adagrad, rmsprop, lion, lamb, muon };
 
 /// As ds_config.json spells it.
 const char* name_of(OptimizerType type);
+
+/// How Muon makes matrices orthogonal (optim/newton_schulz.h).
+enum class NewtonSchulz { gram, standard };
 
 /// `type` "Adam" means adam_w unless params.adam_w_mode is false, as in DeepSpeed.
 struct OptimizerConfig {
@@ -38,18 +41,23 @@ struct OptimizerConfig {
   bool silently_adam_w = false;  // adam_w, and the file says "Adam" without adam_w_mode
   double lr = 1e-3;
   double weight_decay = 0.0;
-  double beta1 = 0.9;                      // Adam, AdamW, Lion
-  double beta2 = 0.999;                    // Adam, AdamW, Lion
-  double eps = 1e-8;                       // Adam, AdamW, Adagrad, RMSprop
-  bool bias_correction = true;             // Adam, AdamW
-  bool amsgrad = false;                    // Adam, AdamW
-  double momentum = 0.0;                   // SGD, RMSprop
-  double dampening = 0.0;                  // SGD
-  bool nesterov = false;                   // SGD
-  double alpha = 0.99;                     // RMSprop
-  bool centered = false;                   // RMSprop
-  double lr_decay = 0.0;                   // Adagrad
-  double initial_accumulator_value = 0.0;  // Adagrad
+  double beta1 = 0.9;                               // Adam, AdamW, Lion, Lamb
+  double beta2 = 0.999;                             // Adam, AdamW, Lion, Lamb
+  double eps = 1e-8;                                // Adam, AdamW, Adagrad, RMSprop, Lamb
+  bool bias_correction = true;                      // Adam, AdamW, Lamb
+  bool amsgrad = false;                             // Adam, AdamW
+  double momentum = 0.0;                            // SGD, RMSprop, Muon
+  double dampening = 0.0;                           // SGD
+  bool nesterov = false;                            // SGD
+  double alpha = 0.99;                              // RMSprop
+  bool centered = false;                            // RMSprop
+  double lr_decay = 0.0;                            // Adagrad
+  double initial_accumulator_value = 0.0;           // Adagrad
+  double max_coeff = 10.0;                          // Lamb: bounds of the trust ratio
+  double min_coeff = 0.01;                          // Lamb
+  bool eps_inside_sqrt = false;                     // Lamb
+  NewtonSchulz newton_schulz = NewtonSchulz::gram;  // Muon
+  double adam_lr = 3e-4;  // Muon: of what AdamW updates, with betas and eps; lr is Muon's
 };
 
 enum class SchedulerType { warmup_lr, warmup_decay_lr };

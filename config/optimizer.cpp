@@ -8,6 +8,12 @@ constexpr double torch_adamw_weight_decay = 0.01;
 // What torch.optim.Adagrad and RMSprop have where DeepSpeed's own optimizers have 1e-3 and 1e-8.
 constexpr double torch_larger_lr = 0.01;
 constexpr double torch_adagrad_eps = 1e-10;
+// Those of DeepSpeed's MuonWithAuxAdam.
+const std::vector<double> muon_betas = {0.9, 0.95};
+constexpr double muon_eps = 1e-10;
+constexpr double muon_momentum = 0.95;
+constexpr double muon_default_lr = 0.02;
+constexpr double muon_default_adam_lr = 3e-4;
 
 void read_betas(const Resolution& resolution, OptimizerConfig& optimizer) {
   const auto betas = resolution.settings.get<std::vector<double>>("optimizer.params.betas");
@@ -74,6 +80,39 @@ void resolve_lion(const Resolution& resolution, OptimizerConfig& optimizer) {
   read_betas(resolution, optimizer);
 }
 
+void resolve_lamb(const Resolution& resolution, OptimizerConfig& optimizer) {
+  optimizer.type = OptimizerType::lamb;
+  read_betas(resolution, optimizer);
+  resolution.read("optimizer.params.bias_correction", optimizer.bias_correction);
+  resolution.read("optimizer.params.eps_inside_sqrt", optimizer.eps_inside_sqrt);
+  resolution.read("optimizer.params.max_coeff", optimizer.max_coeff);
+  resolution.read("optimizer.params.min_coeff", optimizer.min_coeff);
+  if (optimizer.min_coeff > optimizer.max_coeff) {
+    resolution.report("optimizer.params.min_coeff", "at most max_coeff", std::to_string(optimizer.min_coeff),
+                      "the trust ratio lies between the two");
+  }
+}
+
+// Muon's own lr is the file's "lr"; what AdamW updates follows adam_lr.
+void resolve_muon(const Resolution& resolution, OptimizerConfig& optimizer) {
+  Settings& settings = resolution.settings;
+  optimizer.type = OptimizerType::muon;
+  settings.derive("optimizer.params.betas", muon_betas);
+  settings.derive("optimizer.params.eps", muon_eps);
+  settings.derive("optimizer.params.momentum", muon_momentum);
+  const bool has_lr = settings.given("optimizer.params.lr");
+  settings.derive("optimizer.params.lr", muon_default_lr);
+  const double lr = settings.get<double>("optimizer.params.lr").value_or(muon_default_lr);
+  settings.derive("optimizer.params.muon_lr", lr);
+  settings.derive("optimizer.params.adam_lr", has_lr ? lr : muon_default_adam_lr);
+  read_betas(resolution, optimizer);
+  resolution.read("optimizer.params.momentum", optimizer.momentum);
+  resolution.read("optimizer.params.adam_lr", optimizer.adam_lr);
+  if (settings.get<std::string>("optimizer.params.ns_method") == "standard") {
+    optimizer.newton_schulz = NewtonSchulz::standard;
+  }
+}
+
 }  // namespace
 
 const char* name_of(OptimizerType type) {
@@ -90,6 +129,10 @@ const char* name_of(OptimizerType type) {
       return "RMSprop";
     case OptimizerType::lion:
       return "Lion";
+    case OptimizerType::lamb:
+      return "Lamb";
+    case OptimizerType::muon:
+      return "Muon";
   }
   return "";
 }
@@ -104,7 +147,9 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   if (type == "Adagrad") resolve_adagrad(resolution, optimizer);
   if (type == "RMSprop") resolve_rmsprop(resolution, optimizer);
   if (type == "Lion") resolve_lion(resolution, optimizer);
-  resolution.read("optimizer.params.lr", optimizer.lr);
+  if (type == "Lamb") resolve_lamb(resolution, optimizer);
+  if (type == "Muon") resolve_muon(resolution, optimizer);
+  resolution.read(type == "Muon" ? "optimizer.params.muon_lr" : "optimizer.params.lr", optimizer.lr);
   resolution.read("optimizer.params.eps", optimizer.eps);
   resolution.read("optimizer.params.weight_decay", optimizer.weight_decay);
   return optimizer;

@@ -251,4 +251,9 @@ cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& ru
   return update_with(launch, rule, span, facts);
 }
 
+cudaError_t update(const Launch& launch, const LambDirection& rule, const UpdateSpan& span,
+                   const StepFacts* facts) {
+  return update_with(launch, rule, span, facts);
+}
+
 }  // namespace zerorun::cuda

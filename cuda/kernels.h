@@ -71,5 +71,7 @@ cudaError_t update(const Launch& launch, const RmspropMomentumUpdate& rule, cons
                    const StepFacts* facts);
 cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& rule, const UpdateSpan& span,
                    const StepFacts* facts);
+cudaError_t update(const Launch& launch, const LambDirection& rule, const UpdateSpan& span,
+                   const StepFacts* facts);
 
 }  // namespace zerorun::cuda

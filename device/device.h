@@ -23,9 +23,9 @@ struct Finding {
   int64_t number;    // the next one means: finite, but not in the dtype that it was converted to
 };
 
-using UpdateRule =
-    std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate, AdagradUpdate,
-                 RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate, CenteredRmspropMomentumUpdate>;
+using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
+                                AdagradUpdate, RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate,
+                                CenteredRmspropMomentumUpdate, LambDirection>;
 
 /// What an update reads and writes: equally many elements of each.
 struct UpdateTensors {

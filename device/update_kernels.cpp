@@ -113,4 +113,8 @@ void update(const CenteredRmspropMomentumUpdate& rule, float factor, const Updat
   update_span(rule, factor, span, simd);
 }
 
+void update(const LambDirection& rule, float factor, const UpdateSpan& span, Simd simd) {
+  update_span(rule, factor, span, simd);
+}
+
 }  // namespace zerorun

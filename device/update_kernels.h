@@ -40,5 +40,6 @@ void update(const RmspropMomentumUpdate& rule, float factor, const UpdateSpan& s
             Simd simd = widest_simd());
 void update(const CenteredRmspropMomentumUpdate& rule, float factor, const UpdateSpan& span,
             Simd simd = widest_simd());
+void update(const LambDirection& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
 
 }  // namespace zerorun

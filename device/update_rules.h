@@ -65,14 +65,15 @@ struct AmsgradUpdate {
   }
 };
 
-/// SGD without momentum.
+/// SGD without momentum, and the last step of optimizers that work out directions before.
 struct SgdUpdate {
   static constexpr int kMoments = 0;
   float lr;
   float gradient_decay;  // weight decay
+  float kept = 1;        // 1 - lr * weight decay where that is decoupled
 
   ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
-    e.value -= lr * (g + gradient_decay * e.value);
+    e.value = e.value * kept - lr * (g + gradient_decay * e.value);
   }
 };
 
@@ -159,6 +160,25 @@ struct LionUpdate {
     const float sign = direction > 0 ? 1.0F : direction < 0 ? -1.0F : 0.0F;
     e.first = beta2 * e.first + new_in_first * g;
     e.value = e.value * kept - lr * sign;
+  }
+};
+
+/// The direction of Lamb (You et al. 2020) from moments like Adam's, put into the third one. The value stays
+/// as it is: how far it goes depends on the whole parameter (optim/lamb_optimizer.cpp).
+struct LambDirection {
+  static constexpr int kMoments = 3;
+  float beta1;
+  float new_in_first;  // 1 - beta1
+  float beta2;
+  float new_in_second;  // 1 - beta2
+  float eps_in_root;    // one of the two is 0
+  float eps;
+  float decay;  // weight decay
+
+  ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
+    e.first = beta1 * e.first + new_in_first * g;
+    e.second = beta2 * e.second + new_in_second * (g * g);
+    e.third = e.first / (std::sqrt(e.second + eps_in_root) + eps) + decay * e.value;
   }
 };
 

@@ -116,6 +116,10 @@ void Engine::step() {
   state.measure();
   const bool knows = state.waits_for_facts();
   if (knows) state.learn();
+  if (state.step_applied && state.optimizer->has_directions()) {
+    state.make_directions();
+    state.learn();
+  }
   if (!knows || state.step_applied) state.update();
   ++state.global_steps;
   state.reducer.start_window();
@@ -205,7 +209,7 @@ double Engine::formula_bytes() const {
                            {.value = size_of(precision.training),
                             .gradient = size_of(state_->reducer.gradient_dtype()),
                             .master = precision.training == Dtype::fp32 ? 0 : size_of(Dtype::fp32),
-                            .moments = state_->optimizer->moment_bytes()});
+                            .moments = state_->moment_bytes()});
 }
 
 ResidencyReport Engine::residency() const {

@@ -13,6 +13,7 @@
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
 #include "optim/schedule.h"
+#include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {
 namespace {
@@ -90,11 +91,7 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
   for (const NamedTensor& other : parameters.others)
     buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
 
-  std::vector<Shard> shards = make_shards();
-  optimizer = options.optimizer
-                  ? make_client_optimizer(*options.optimizer, std::move(shards), communicator->device())
-                  : make_fused_optimizer(group_configs(*config.optimizer, options), std::move(shards),
-                                         communicator->device());
+  optimizer = make_optimizer(options);
   for (int group = 0; group < optimizer->groups(); ++group) base_lrs.push_back(optimizer->lr(group));
   int64_t number = 1;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -124,6 +121,21 @@ Engine::State::~State() {
   }
 }
 
+std::unique_ptr<ShardOptimizer> Engine::State::make_optimizer(const InitializeOptions& options) {
+  std::vector<Shard> shards = make_shards();
+  Device& device = communicator->device();
+  if (options.optimizer) return make_client_optimizer(*options.optimizer, std::move(shards), device);
+  std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
+  switch (config.optimizer->type) {
+    case OptimizerType::lamb:
+      return make_lamb_optimizer(std::move(groups), std::move(shards), buckets, *communicator);
+    case OptimizerType::muon:
+      return make_muon_optimizer(std::move(groups), std::move(shards), buckets, *communicator);
+    default:
+      return make_fused_optimizer(std::move(groups), std::move(shards), device);
+  }
+}
+
 // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
 // hence the same bits.
 std::vector<Shard> Engine::State::make_shards() {
@@ -139,8 +151,11 @@ std::vector<Shard> Engine::State::make_shards() {
       shards.push_back({.values = has_master ? part(buckets.master(bucket)) : values,
                         .gradient = part(reducer.gradient(bucket)),
                         .rounded = has_master ? values : at::Tensor(),
-                        .group = buckets.layout(bucket).group});
+                        .group = buckets.layout(bucket).group,
+                        .bucket = bucket,
+                        .rank = rank});
       shard_bucket.push_back(bucket);
+      if (rank == communicator->rank()) own_shards.push_back(static_cast<int>(shards.size()) - 1);
     }
   }
   return shards;
@@ -191,19 +206,31 @@ void Engine::State::measure() {
     reducer.finish_window();
   }
   StepTimer::Scope scope(timer, Phase::norm);
-  const int ranks = communicator->world_size();
-  const int rank = communicator->rank();
-  Device& device = communicator->device();
-  Streams& streams = device.streams();
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     at::Tensor sums = reducer.gradient(bucket);
-    if (policy.replicate_update) sums = buckets.slice(bucket, sums, rank);
-    device.add_squares(reducer.tally(), sums, sum_number(bucket, rank));
+    if (policy.replicate_update) sums = buckets.slice(bucket, sums, communicator->rank());
+    communicator->device().add_squares(reducer.tally(), sums, sum_number(bucket, communicator->rank()));
   }
-  device.publish(exchange, reducer.tally(), rank, ranks);
+  agree({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+}
+
+void Engine::State::make_directions() {
+  StepTimer::Scope scope(timer, Phase::update);
+  const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
+  for (int shard : own_shards) {
+    communicator->device().add_squares(reducer.tally(), directions[shard],
+                                       sum_number(shard_bucket[shard], communicator->rank()));
+  }
+  agree({.scale = 1, .clipping = config.gradient_clipping});
+}
+
+void Engine::State::agree(const StepRule& rule) {
+  const int ranks = communicator->world_size();
+  Device& device = communicator->device();
+  Streams& streams = device.streams();
+  device.publish(exchange, reducer.tally(), communicator->rank(), ranks);
   communicator->all_reduce(exchange.narrow(0, 0, exchanged_numel(ranks)), "the gradient norm")->wait();
-  device.decide(exchange, ranks,
-                {.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+  device.decide(exchange, ranks, rule);
   streams.record(measured, streams.current());
   StreamScope copies(streams, Lane::copy);
   streams.wait(measured, streams.current(), Handover::measured);
@@ -331,6 +358,14 @@ void Engine::State::report_time() {
   if (timer.enabled() && global_steps % interval == 0) {
     log_info("step " + std::to_string(global_steps) + ": " + timer.report(interval));
   }
+}
+
+double Engine::State::moment_bytes() const {
+  double total = 0;
+  for (const NamedParameter& parameter : buckets.trained()) {
+    total += static_cast<double>(parameter.tensor.numel()) * optimizer->moment_bytes(parameter.group);
+  }
+  return total / static_cast<double>(buckets.numel());
 }
 
 }  // namespace zerorun

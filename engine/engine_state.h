@@ -34,6 +34,10 @@ struct Engine::State {
   /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and
   /// at every stage.
   void measure();
+  /// For optimizers that do not apply gradients as they are: makes what they apply, and measures that.
+  void make_directions();
+  /// Sums up over ranks what was tallied: the step's facts, on their way to the host.
+  void agree(const StepRule& rule);
   /// Whether the host must know what the step comes to before it goes on.
   bool waits_for_facts() const;
   /// Waits for what measure() found: sets grad_norm, not_finite and step_applied.
@@ -49,8 +53,11 @@ struct Engine::State {
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();
   void report_time();
+  /// Optimizer state per parameter, in bytes: the mean over groups.
+  double moment_bytes() const;
 
   std::vector<Shard> make_shards();
+  std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
   /// The number of the first element of `rank`'s slice among the sums over ranks of all buckets.
   int64_t sum_number(int bucket, int rank) const;
   const std::string& parameter_of_sum(int64_t number) const;
@@ -65,6 +72,7 @@ struct Engine::State {
   std::unique_ptr<Residency> residency;  // of marked buckets
   GradientReducer reducer;
   std::vector<int> shard_bucket;  // the bucket of each of the optimizer's shards
+  std::vector<int> own_shards;    // those of this rank's slices, by bucket
   std::unique_ptr<ShardOptimizer> optimizer;
   std::vector<double> base_lrs;
   std::vector<int64_t> first_sums;   // by bucket: the number of its first sum over ranks

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "device/dtypes.h"
+#include "optim/whole_parameter_optimizers.h"
 #include "zero/deferred_init.h"
 #include "zero/interception.h"
 #include "zero/stage.h"
@@ -150,6 +151,12 @@ int64_t fingerprint(const std::string& text) {
   return static_cast<int64_t>(hash >> 1);
 }
 
+// Muon's are two for each of the program's (group_configs).
+int own_group(int given, const std::string& name, const at::Tensor& tensor, const Config& config) {
+  if (!config.optimizer || config.optimizer->type != OptimizerType::muon) return given;
+  return 2 * given + (is_for_muon(name, tensor.dim()) ? 0 : 1);
+}
+
 }  // namespace
 
 ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
@@ -178,7 +185,8 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
                       "requires_grad_(false)");
     }
     check_trainable(item.key(), tensor, config.precision.training);
-    result.trained.push_back({item.key(), tensor, groups.empty() ? 0 : group->second});
+    const int given = groups.empty() ? 0 : group->second;
+    result.trained.push_back({item.key(), tensor, own_group(given, item.key(), tensor, config)});
   }
   if (found_in_groups != groups.size()) {
     throw UserError("the parameter groups hold " + std::to_string(groups.size() - found_in_groups) +

@@ -28,9 +28,10 @@ struct ModelParameters {
 };
 
 /// Collects and checks. The group of a parameter comes from `options.optimizer`, else
-/// options.parameter_groups, else is 0. Frozen floating-point parameters are partitioned as config.zero says,
-/// and converted as config.precision says, buffers likewise. Throws UserError naming a parameter that cannot
-/// be trained here or is in no group, or in two.
+/// options.parameter_groups, else is 0; where the config names Muon, see group_configs(). Frozen
+/// floating-point parameters are partitioned as config.zero says, and converted as config.precision says,
+/// buffers likewise. Throws UserError naming a parameter that cannot be trained here or is in no group, or in
+/// two.
 ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
                                    const InitializeOptions& options);
 

@@ -12,11 +12,23 @@ namespace zerorun {
 namespace {
 
 bool has_betas(OptimizerType type) {
-  return type == OptimizerType::adam_w || type == OptimizerType::adam || type == OptimizerType::lion;
+  return type != OptimizerType::sgd && type != OptimizerType::adagrad && type != OptimizerType::rmsprop;
 }
 
 bool has_eps(OptimizerType type) {
   return type != OptimizerType::sgd && type != OptimizerType::lion;
+}
+
+// Of each group the parameters that Muon updates, then the others.
+std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {
+  std::vector<OptimizerConfig> split;
+  for (const OptimizerConfig& group : groups) {
+    split.push_back(group);
+    OptimizerConfig& others = split.emplace_back(group);
+    others.type = OptimizerType::adam_w;
+    others.lr = group.adam_lr;
+  }
+  return split;
 }
 
 [[noreturn]] void refuse_hyperparameter(const std::string& name, OptimizerType type) {
@@ -86,6 +98,7 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
   for (const ParameterGroup& group : options.parameter_groups) {
     OptimizerConfig own = base;
     own.lr = group.lr.value_or(base.lr);
+    own.adam_lr = group.lr.value_or(base.adam_lr);
     own.weight_decay = group.weight_decay.value_or(base.weight_decay);
     if (group.betas && !has_betas(base.type)) refuse_hyperparameter("betas", base.type);
     if (group.eps && !has_eps(base.type)) refuse_hyperparameter("eps", base.type);
@@ -94,7 +107,7 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
     groups.push_back(own);
   }
   if (groups.empty()) groups.push_back(base);
-  return groups;
+  return base.type == OptimizerType::muon ? split_for_muon(groups) : groups;
 }
 
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
@@ -121,7 +134,8 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
            << group.beta2 << ' ' << group.eps << ' ' << group.weight_decay << ' ' << group.bias_correction
            << ' ' << group.amsgrad << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov
            << ' ' << group.alpha << ' ' << group.centered << ' ' << group.lr_decay << ' '
-           << group.initial_accumulator_value;
+           << group.initial_accumulator_value << ' ' << group.max_coeff << ' ' << group.min_coeff << ' '
+           << group.eps_inside_sqrt << ' ' << static_cast<int>(group.newton_schulz);
     }
   }
   if (options.optimizer) {

@@ -116,7 +116,7 @@ class ClientOptimizer : public ShardOptimizer {
     return static_cast<int64_t>(total);
   }
 
-  int moment_bytes() const override { return moment_bytes_of(*optimizer_); }
+  int moment_bytes(int /*group*/) const override { return moment_bytes_of(*optimizer_); }
 
  private:
   void apply(double gradient_divisor) {

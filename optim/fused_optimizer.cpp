@@ -58,7 +58,9 @@ class FusedOptimizer : public ShardOptimizer {
     return static_cast<int64_t>(total);
   }
 
-  int moment_bytes() const override { return moments_of(groups_.front()) * static_cast<int>(sizeof(float)); }
+  int moment_bytes(int group) const override {
+    return moments_of(groups_[group]) * static_cast<int>(sizeof(float));
+  }
 
  private:
   using Moments = std::array<at::Tensor, 3>;  // undefined behind as many as the rule has

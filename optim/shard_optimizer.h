@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "config/config.h"
@@ -18,6 +19,8 @@ struct Shard {
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
   at::Tensor rounded;   // bfloat16 or float16: every update writes `values` rounded; undefined: not wanted
   int group;            // parameter group
+  int bucket = 0;
+  int rank = 0;  // whose slice of the bucket it is
 };
 
 class ShardOptimizer {
@@ -27,6 +30,11 @@ class ShardOptimizer {
   /// Whether step() reads the facts itself: then they are in the host's memory and say that gradients are to
   /// be applied. Else they are in memory of the shards' device, and nobody may know yet what they say.
   virtual bool reads_facts() const { return false; }
+  /// Whether gradients are made into something else before they are clipped and applied.
+  virtual bool has_directions() const { return false; }
+  /// Does that, for gradients that are finite: they are divided by `divisor` before. Returns what step() will
+  /// apply, by shard, divided by what is left: the clipping. A collective.
+  virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream, as `facts` say (device/step_facts.h): every gradient is divided by their
   /// divisor, then applied, or nothing is. `updated(i)` is called once for each shard, in order, as soon as
   /// its update has been asked for.
@@ -40,8 +48,8 @@ class ShardOptimizer {
   virtual int64_t state_bytes() const = 0;
   /// What it keeps beside the state.
   virtual int64_t buffer_bytes() const { return 0; }
-  /// Optimizer state per parameter in bytes, for the ZeRO formula (8 for Adam).
-  virtual int moment_bytes() const = 0;
+  /// Optimizer state per parameter of a group in bytes, for the ZeRO formula (8 for Adam).
+  virtual int moment_bytes(int group) const = 0;
 };
 
 /// An optimizer as ds_config.json describes it; one config a group, all of the same type. Gradients are

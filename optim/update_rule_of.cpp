@@ -92,6 +92,12 @@ UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step) {
       return rmsprop_rule(config);
     case OptimizerType::lion:
       return lion_rule(config);
+    case OptimizerType::muon:
+      return SgdUpdate{.lr = rounded(config.lr),
+                       .gradient_decay = 0,
+                       .kept = rounded(1 - config.lr * config.weight_decay)};
+    case OptimizerType::lamb:
+      break;  // no rule for elements
   }
   return {};
 }

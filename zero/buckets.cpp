@@ -183,6 +183,14 @@ at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
                          flat.storage_offset() + layout_.placements[parameter].offset);
 }
 
+Buckets::Span Buckets::span_in_slice(int parameter, int rank) const {
+  const auto [bucket, offset] = layout_.placements[parameter];
+  const int64_t slice = layout(bucket).slice_numel;
+  const int64_t begin = std::max(offset, rank * slice);
+  const int64_t end = std::min(offset + shapes_[parameter].numel, (rank + 1) * slice);
+  return {.begin = begin - rank * slice, .numel = std::max<int64_t>(end - begin, 0)};
+}
+
 at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
   return flat.narrow(0, layout_.placements[parameter].offset, shapes_[parameter].numel);
 }

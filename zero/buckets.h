@@ -87,6 +87,12 @@ class Buckets {
   at::Tensor view(int parameter, const at::Tensor& flat) const;
   /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
+  /// What `rank`'s slice of the parameter's bucket has of it.
+  struct Span {
+    int64_t begin;  // elements from the slice's start
+    int64_t numel;  // 0: nothing
+  };
+  Span span_in_slice(int parameter, int rank) const;
   /// A strided tensor with the parameter's sizes, as one such 1-D piece: a copy where its strides are others.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.

@@ -5,9 +5,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -59,15 +56,14 @@ GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communica
       options_(options),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
       states_(buckets.trained_count()),
-      parameters_(buckets.trained().size()),
+      written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets.trained_count()) {
+      plan_(buckets) {
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
   late_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
-  std::iota(plan_.begin(), plan_.end(), 0);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
-  for (size_t index = 0; index < parameters_.size(); ++index) {
+  for (size_t index = 0; index < written_.size(); ++index) {
     const at::Tensor& tensor = buckets.parameters()[index].tensor;
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
     auto hook = std::make_unique<Hook>(self_, static_cast<int>(index), std::move(slot));
@@ -138,16 +134,11 @@ void GradientReducer::start_backward(bool boundary) {
   in_backward_ = true;
   reducing_ = options_.policy.reduce_every_backward || boundary;
   if (!reducing_) make_sums();
-  arrival_count_ = 0;
   if (options_.policy.reduce_every_backward) {
-    next_in_plan_ = 0;
+    plan_.begin_again();
     for (BucketState& state : states_) state.departed = false;
   }
-  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
-    states_[bucket].missing = static_cast<int>(buckets_->layout(bucket).parameters.size());
-    states_[bucket].completed_at = 0;
-  }
-  for (ParameterState& state : parameters_) state.arrivals = 0;
+  plan_.start_backward();
 }
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
@@ -167,13 +158,8 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
   ++window_arrivals_;
 
-  ParameterState& state = parameters_[parameter];
-  BucketState& bucket = states_[buckets_->bucket_of(parameter)];
-  bucket.completed_at = ++arrival_count_;
-  if (++state.arrivals == state.expected) {
-    --bucket.missing;
-    depart_ready();
-  }
+  plan_.note_gradient(parameter);
+  depart_ready();
 }
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
@@ -192,7 +178,7 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   start_writing(state);
   const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer.memory : state.sums);
   const float factor = travels ? options_.factor : 1;
-  if (std::exchange(parameters_[parameter].written, true)) {
+  if (std::exchange(written_[parameter], 1) != 0) {
     device_->add_scaled(place, gradient, factor, finding(parameter));
   } else {
     device_->copy_scaled(place, gradient, factor, finding(parameter));
@@ -201,12 +187,12 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
 
 // Even, with the number behind it for what is too large.
 Finding GradientReducer::finding(int parameter) const {
-  const auto parameters = static_cast<int64_t>(parameters_.size());
+  const auto parameters = static_cast<int64_t>(written_.size());
   return {.tally = tally_, .number = 2 * (window_arrivals_ * parameters + parameter + 1)};
 }
 
 GradientReducer::NotFinite GradientReducer::not_finite(int64_t number) const {
-  const auto parameters = static_cast<int64_t>(parameters_.size());
+  const auto parameters = static_cast<int64_t>(written_.size());
   return {.parameter = static_cast<int>((number / 2 - 1) % parameters), .too_large = number % 2 == 1};
 }
 
@@ -229,8 +215,7 @@ void GradientReducer::start_writing(BucketState& state) {
 
 void GradientReducer::depart_ready() {
   if (!reducing_) return;
-  while (next_in_plan_ < plan_.size() && states_[plan_[next_in_plan_]].missing == 0)
-    depart(plan_[next_in_plan_++]);
+  while (const auto bucket = plan_.take_complete()) depart(*bucket);
 }
 
 // All that this rank has for the bucket is in its buffer afterwards, and nothing else.
@@ -241,7 +226,7 @@ void GradientReducer::complete_buffer(int bucket) {
   state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   for (int parameter : buckets_->layout(bucket).parameters) {
     const at::Tensor place = buckets_->piece(parameter, state.buffer.memory);
-    if (!std::exchange(parameters_[parameter].written, false)) {
+    if (std::exchange(written_[parameter], 0) == 0) {
       device_->zero(place);
     } else if (state.sums.defined()) {
       const at::Tensor sum = buckets_->piece(parameter, state.sums);
@@ -323,42 +308,15 @@ void GradientReducer::retire_oldest() {
 void GradientReducer::finish_backward() {
   in_backward_ = false;
   if (reducing_) {
-    while (next_in_plan_ < plan_.size()) depart(plan_[next_in_plan_++]);
-    if (!planned_) {
-      make_plan();
+    while (const auto bucket = plan_.take()) depart(*bucket);
+    if (!plan_.made()) {
+      plan_.make(*communicator_);
       // Buffers that only the unplanned order needed are not kept.
       finish_reduction();
       pool_.trim(slack() + 1);
     }
   }
-  for (ParameterState& state : parameters_) state.expected = std::max(state.expected, state.arrivals);
-}
-
-void GradientReducer::make_plan() {
-  const int count = buckets_->trained_count();
-  std::vector<int> own_order(count);
-  std::iota(own_order.begin(), own_order.end(), 0);
-  std::stable_sort(own_order.begin(), own_order.end(), [&](int a, int b) {
-    auto key = [&](int bucket) {
-      const int64_t at = states_[bucket].completed_at;
-      return at > 0 ? at : std::numeric_limits<int64_t>::max();
-    };
-    return key(a) < key(b);
-  });
-
-  // Position on rank 0, and on how many ranks some parameter of the bucket had not exactly one gradient.
-  at::Tensor votes = at::zeros({2 * count}, at::kLong);
-  int64_t* data = votes.mutable_data_ptr<int64_t>();
-  for (int position = 0; position < count && communicator_->rank() == 0; ++position)
-    data[own_order[position]] = position;
-  for (size_t index = 0; index < parameters_.size(); ++index) {
-    if (parameters_[index].arrivals != 1) data[count + buckets_->bucket_of(static_cast<int>(index))] = 1;
-  }
-  communicator_->all_reduce(votes, "the plan of departures")->wait();
-  std::stable_sort(plan_.begin(), plan_.end(), [&](int a, int b) {
-    return std::tuple(data[count + a] > 0, data[a]) < std::tuple(data[count + b] > 0, data[b]);
-  });
-  planned_ = true;
+  plan_.finish_backward();
 }
 
 void GradientReducer::finish_reduction() {
@@ -400,7 +358,7 @@ void GradientReducer::reduce_late(int bucket) {
 
 void GradientReducer::start_window() {
   ZR_CHECK(flights_.empty(), "gradients still under way after the step");
-  next_in_plan_ = 0;
+  plan_.begin_again();
   window_arrivals_ = 0;
   for (BucketState& state : states_) {
     state.has_sums = false;

@@ -47,6 +47,7 @@
 #include "device/stream_users.h"
 #include "zero/buckets.h"
 #include "zero/buffer_pool.h"
+#include "zero/departure_plan.h"
 #include "zero/stage.h"
 
 namespace zerorun {
@@ -102,21 +103,14 @@ class GradientReducer {
   struct Hook;
 
   struct BucketState {
-    TravelBuffer buffer;       // gradients that travel; between uses without memory where buffers are pooled
-    StreamUsers writers;       // streams that have written gradients of the bucket since its last departure
-    Event complete;            // the buffer, for departure
-    at::Tensor sums;           // of this rank over micro-steps, where those do not travel themselves
-    at::Tensor reduced;        // sums over ranks
-    bool has_sums = false;     // `reduced` holds sums of this window
-    int missing = 0;           // parameters that this backward is expected to bring more gradients for
-    bool departed = false;     // further gradients are late
-    at::Tensor late;           // defined only while it holds late gradients
-    int64_t completed_at = 0;  // position of the last gradient within the planning backward
-  };
-  struct ParameterState {
-    int arrivals = 0;      // gradients in this backward
-    int expected = 1;      // the most that any backward has brought
-    bool written = false;  // since the last departure
+    TravelBuffer buffer;    // gradients that travel; between uses without memory where buffers are pooled
+    StreamUsers writers;    // streams that have written gradients of the bucket since its last departure
+    Event complete;         // the buffer, for departure
+    at::Tensor sums;        // of this rank over micro-steps, where those do not travel themselves
+    at::Tensor reduced;     // sums over ranks
+    bool has_sums = false;  // `reduced` holds sums of this window
+    bool departed = false;  // further gradients are late
+    at::Tensor late;        // defined only while it holds late gradients
   };
   struct Flight {
     int bucket;
@@ -149,7 +143,6 @@ class GradientReducer {
   void retire_one_reduction();
   void finish_reduction();
   void reduce_late(int bucket);
-  void make_plan();
 
   const Buckets* buckets_;
   Communicator* communicator_;
@@ -158,7 +151,7 @@ class GradientReducer {
   ReducerOptions options_;
   BufferPool pool_;
   std::vector<BucketState> states_;
-  std::vector<ParameterState> parameters_;
+  std::vector<char> written_;  // by parameter: since the last departure
   std::deque<Flight> flights_;
   int reductions_in_flight_ = 0;
   Event reduced_;
@@ -169,10 +162,7 @@ class GradientReducer {
   /// What the hooks hold: null once this reducer has gone, should somebody else still hold a hook.
   std::shared_ptr<GradientReducer*> self_;
 
-  std::vector<int> plan_;    // buckets in order of departure
-  bool planned_ = false;     // false: the order of the layout, at the end of backward
-  size_t next_in_plan_ = 0;  // position of the next bucket to depart
-  int64_t arrival_count_ = 0;
+  DeparturePlan plan_;
 
   std::mutex hooks_;  // held while a gradient is taken in
   bool in_backward_ = false;

@@ -28,7 +28,7 @@ struct BytesPerParameter {
   int64_t value = 4;
   int64_t gradient = 4;
   int64_t master = 0;   // 4 under 16-bit training
-  int64_t moments = 0;  // optimizer state, 8 for Adam
+  double moments = 0;  // optimizer state, 8 for Adam
 };
 
 /// Model-state bytes per rank, where `persistent` of the parameters are never partitioned. ZeRO (Rajbhandari
@@ -40,7 +40,7 @@ constexpr double model_state_bytes(int64_t parameters, int64_t persistent, int w
   const double own = n / world_size;
   return static_cast<double>(bytes.value) * (whole + (n - whole) / world_size) +
          static_cast<double>(bytes.gradient) * (policy.reduce_every_backward ? own : n) +
-         static_cast<double>(bytes.master + bytes.moments) * (policy.replicate_update ? n : own);
+         (static_cast<double>(bytes.master) + bytes.moments) * (policy.replicate_update ? n : own);
 }
 
 }  // namespace zerorun

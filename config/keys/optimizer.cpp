@@ -10,14 +10,11 @@ constexpr std::string_view all_types =
     "Adam AdamW SGD Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta "
     "Adafactor Adamax ASGD LBFGS NAdam RAdam RMSprop Rprop SparseAdam";
 constexpr std::string_view types_to_come =
-    "Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta Adafactor Adamax ASGD LBFGS "
-    "NAdam "
-    "RAdam Rprop SparseAdam";
+    "OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta Adafactor Adamax ASGD LBFGS NAdam RAdam "
+    "Rprop SparseAdam";
 constexpr std::string_view nearest_types =
-    "Lamb:AdamW Muon:AdamW OneBitAdam:Adam OneBitLamb:Lamb ZeroOneAdam:Adam MuAdam:Adam MuAdamW:AdamW "
-    "MuSGD:SGD "
-    "Adadelta:RMSprop Adafactor:AdamW Adamax:Adam ASGD:SGD LBFGS:AdamW NAdam:Adam RAdam:Adam Rprop:RMSprop "
-    "SparseAdam:Adam";
+    "OneBitAdam:Adam OneBitLamb:Lamb ZeroOneAdam:Adam MuAdam:Adam MuAdamW:AdamW MuSGD:SGD Adadelta:RMSprop "
+    "Adafactor:AdamW Adamax:Adam ASGD:SGD LBFGS:AdamW NAdam:Adam RAdam:Adam Rprop:RMSprop SparseAdam:Adam";
 // Those that DeepSpeed has itself. It looks the others up in torch.optim, by their exact names.
 constexpr std::string_view types_in_any_case =
     "Adam AdamW Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD";
@@ -35,7 +32,7 @@ constexpr KeyFact rows[] = {
         .in_any_case(types_in_any_case)
         .to_come(types_to_come)
         .nearest(nearest_types)
-        .advise("write Adam, AdamW, SGD, Adagrad, RMSprop or Lion"),
+        .advise("write Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb or Muon"),
     section("optimizer.params", "its hyperparameters"),
     number("optimizer.params.lr", "0.001", "learning rate; the default is 0.01 for Adagrad and RMSprop")
         .least(0)
@@ -75,24 +72,22 @@ constexpr KeyFact rows[] = {
     number("optimizer.params.momentum", "0.0", "share of the last update that is kept")
         .least(0)
         .for_types("SGD Muon MuSGD RMSprop"),
-    number("optimizer.params.muon_lr", "", "learning rate of whole matrices, in place of lr")
+    number("optimizer.params.muon_lr", "", "learning rate of whole matrices; by default lr")
+        .least(0)
+        .for_types("Muon"),
+    number("optimizer.params.adam_lr", "", "learning rate of everything else; by default lr")
+        .least(0)
+        .for_types("Muon"),
+    choice("optimizer.params.ns_method", "\"gram\"", "gram standard",
+           "variant of the Newton-Schulz iteration: on the Gram matrix of the short side, or on the matrix")
         .for_types("Muon")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.adam_lr", "", "learning rate of everything else, in place of lr")
-        .for_types("Muon")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    text("optimizer.params.ns_method", "", "variant of the Newton-Schulz iteration")
-        .for_types("Muon")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.max_coeff", "10.0", "largest trust ratio")
-        .for_types("Lamb OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
+        .advise("write \"gram\" or \"standard\""),
+    number("optimizer.params.max_coeff", "10.0", "largest trust ratio").least(0).for_types("Lamb OneBitLamb"),
     number("optimizer.params.min_coeff", "0.01", "smallest trust ratio")
-        .for_types("Lamb OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
+        .least(0)
+        .for_types("Lamb OneBitLamb"),
     boolean("optimizer.params.eps_inside_sqrt", "false", "add eps before the square root")
-        .for_types("Lamb OneBitAdam OneBitLamb ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
+        .for_types("Lamb OneBitAdam OneBitLamb ZeroOneAdam"),
     integer("optimizer.params.freeze_step", "100000", "steps before gradients are compressed")
         .for_types("OneBitAdam OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
@@ -135,7 +130,7 @@ constexpr KeyFact rows[] = {
     number("optimizer.params.dampening", "0.0", "share of a new gradient that is left out of the momentum")
         .for_types("SGD MuSGD"),
     boolean("optimizer.params.nesterov", "false", "look one step of the momentum ahead")
-        .for_types("SGD MuSGD Muon"),
+        .for_types("SGD MuSGD"),
     number("optimizer.params.alpha", "0.99", "decay of the running average of squares")
         .range_of(0, 1)
         .for_types("RMSprop"),

@@ -64,7 +64,15 @@ const UpdateRule kRules[] = {kAdam,
                              kRmsprop<RmspropUpdate>,
                              kRmsprop<CenteredRmspropUpdate>,
                              kRmsprop<RmspropMomentumUpdate>,
-                             kRmsprop<CenteredRmspropMomentumUpdate>};
+                             kRmsprop<CenteredRmspropMomentumUpdate>,
+                             SgdUpdate{.lr = 0.03F, .gradient_decay = 0, .kept = 0.99F},
+                             LambDirection{.beta1 = 0.9F,
+                                           .new_in_first = 0.1F,
+                                           .beta2 = 0.999F,
+                                           .new_in_second = 0.001F,
+                                           .eps_in_root = 0,
+                                           .eps = 1e-6F,
+                                           .decay = 0.01F}};
 
 template <typename Rule>
 constexpr bool kSquaresFirst = std::is_same_v<Rule, AdagradUpdate>;

@@ -89,7 +89,7 @@ int64_t state_bytes_after_a_step(const Make& make) {
   auto sharded = make_client_optimizer(*optimizer, tensors.shards(2));
   tensors.set_gradients(0);
   sharded->step(testing::facts(1), no_update);
-  CHECK(sharded->state_bytes() == 3 * 16 * 6 * int64_t{sharded->moment_bytes()});
+  CHECK(sharded->state_bytes() == 3 * 16 * 6 * int64_t{sharded->moment_bytes(0)});
   return sharded->state_bytes();
 }
 

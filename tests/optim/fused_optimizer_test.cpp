@@ -235,10 +235,10 @@ TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
   auto adam_optimizer =
       make_fused_optimizer({adam(OptimizerType::adam_w), adam(OptimizerType::adam_w)}, tensors.shards());
   CHECK(adam_optimizer->state_bytes() == 80 * 8);
-  CHECK(adam_optimizer->moment_bytes() == 8);
+  CHECK(adam_optimizer->moment_bytes(0) == 8);
   CHECK(make_fused_optimizer({sgd(0.9), sgd(0)}, tensors.shards())->state_bytes() == 32 * 4);
-  CHECK(make_fused_optimizer({sgd(0.9)}, {})->moment_bytes() == 4);
-  CHECK(make_fused_optimizer({sgd(0)}, {})->moment_bytes() == 0);
+  CHECK(make_fused_optimizer({sgd(0.9)}, {})->moment_bytes(0) == 4);
+  CHECK(make_fused_optimizer({sgd(0)}, {})->moment_bytes(0) == 0);
 
   CHECK(adam_optimizer->groups() == 2);
   CHECK(adam_optimizer->lr(1) == 0.01);

@@ -1,0 +1,227 @@
+// Lamb (You et al. 2020, "Large Batch Optimization for Deep Learning", as DeepSpeed's fused_lamb computes
+// it): the step of a parameter is scaled by the norm of its values over the norm of its direction. Ranks own
+// slices of parameters, so both norms are summed over ranks, bucket by bucket: while those of a bucket
+// travel, the directions of the next are worked out.
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "optim/whole_parameter_optimizers.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int64_t kTallyDoubles = sizeof(Tally) / sizeof(double);
+
+class LambOptimizer : public ShardOptimizer {
+ public:
+  LambOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const Buckets& buckets,
+                Communicator& communicator)
+      : groups_(std::move(groups)),
+        shards_(std::move(shards)),
+        buckets_(&buckets),
+        communicator_(&communicator),
+        device_(&communicator.device()),
+        facts_(device_->allocate(kFactsNumel, at::kDouble)),
+        no_facts_(device_->allocate(kFactsNumel, at::kDouble)),
+        shards_of_(buckets.trained_count()) {
+    int64_t widest = 0;
+    size_t most_parameters = 0;
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      const Shard& shard = shards_[index];
+      const int64_t numel = shard.values.numel();
+      states_.push_back(
+          {.first = device_->allocate(numel, at::kFloat), .second = device_->allocate(numel, at::kFloat)});
+      shards_of_[shard.bucket].push_back(static_cast<int>(index));
+      widest = std::max(widest, static_cast<int64_t>(shards_of_[shard.bucket].size()) * numel);
+      most_parameters = std::max(most_parameters, buckets.layout(shard.bucket).parameters.size());
+    }
+    for (Pass& pass : passes_) {
+      const auto norms = static_cast<int64_t>(2 * most_parameters);
+      pass.directions = device_->allocate(widest, at::kFloat);
+      pass.tallies = device_->allocate(norms * kTallyDoubles, at::kDouble);
+      pass.squares = device_->allocate(norms, at::kDouble);
+      pass.told = device_->allocate_on_host(norms, at::kDouble);
+    }
+    tell_device(no_facts_, {.norm = 0, .divisor = 1, .factor = 1, .apply = 1});
+  }
+
+  // How far a parameter goes is worked out on the host.
+  bool reads_facts() const override { return true; }
+
+  void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
+    ++steps_;
+    device_->copy(facts_, facts);
+    const int count = buckets_->trained_count();
+    for (int bucket = 0; bucket <= count; ++bucket) {
+      if (bucket < count) start_bucket(bucket);
+      if (bucket > 0) finish_bucket(bucket - 1, updated);
+    }
+  }
+
+  double lr(int group) const override { return groups_[group].lr; }
+  void set_lr(int group, double lr) override { groups_[group].lr = lr; }
+  int groups() const override { return static_cast<int>(groups_.size()); }
+
+  int64_t state_bytes() const override {
+    size_t total = 0;
+    for (const State& state : states_) total += state.first.nbytes() + state.second.nbytes();
+    return static_cast<int64_t>(total);
+  }
+  int64_t buffer_bytes() const override {
+    return static_cast<int64_t>(passes_[0].directions.nbytes() + passes_[1].directions.nbytes());
+  }
+  int moment_bytes(int /*group*/) const override { return 8; }
+
+ private:
+  struct State {
+    at::Tensor first;
+    at::Tensor second;
+  };
+
+  // What a bucket needs between its two halves; two buckets are under way at a time.
+  struct Pass {
+    at::Tensor directions;  // of the bucket's shards, one behind the other
+    at::Tensor tallies;     // for each parameter one of its values and one of its direction
+    at::Tensor squares;     // the sums in them
+    at::Tensor told;        // the same in the host's memory
+    std::unique_ptr<Work> work;
+    Event copied;
+  };
+
+  const std::vector<int>& parameters_of(int bucket) const { return buckets_->layout(bucket).parameters; }
+  Pass& pass_of(int bucket) { return passes_[bucket % 2]; }
+
+  void tell_device(const at::Tensor& facts, const StepFacts& known) {
+    at::Tensor on_host = device_->allocate_on_host(kFactsNumel, at::kDouble);
+    std::memcpy(on_host.mutable_data_ptr(), &known, sizeof known);
+    device_->copy(facts, on_host);
+  }
+
+  at::Tensor direction_of(int shard) {
+    const auto& among = shards_of_[shards_[shard].bucket];
+    const int64_t numel = shards_[shard].values.numel();
+    return pass_of(shards_[shard].bucket).directions.narrow(0, (shard - among.front()) * numel, numel);
+  }
+
+  void start_bucket(int bucket) {
+    Pass& pass = pass_of(bucket);
+    device_->zero(pass.tallies);
+    for (int shard : shards_of_[bucket]) {
+      device_->update(direction_rule(groups_[shards_[shard].group]),
+                      {.gradient = shards_[shard].gradient,
+                       .values = shards_[shard].values,
+                       .first = states_[shard].first,
+                       .second = states_[shard].second,
+                       .third = direction_of(shard),
+                       .rounded = {}},
+                      facts_);
+      if (shards_[shard].rank == communicator_->rank()) add_squares(shard, pass);
+    }
+    const auto norms = static_cast<int64_t>(2 * parameters_of(bucket).size());
+    const at::Tensor squares = pass.squares.narrow(0, 0, norms);
+    squares.copy_(pass.tallies.view({-1, kTallyDoubles}).select(1, 0).narrow(0, 0, norms));
+    pass.work = communicator_->all_reduce(squares, "Lamb's norms of " + buckets_->label(bucket));
+  }
+
+  // Of this rank's slice only, though at stage 0 all are here: so all stages add the same numbers.
+  void add_squares(int index, const Pass& pass) {
+    const Shard& shard = shards_[index];
+    const auto& parameters = parameters_of(shard.bucket);
+    const at::Tensor direction = direction_of(index);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Buckets::Span piece = buckets_->span_in_slice(parameters[i], shard.rank);
+      if (piece.numel == 0) continue;
+      auto tally = [&](size_t which) {
+        return pass.tallies.narrow(0, static_cast<int64_t>(2 * i + which) * kTallyDoubles, kTallyDoubles);
+      };
+      device_->add_squares(tally(0), shard.values.narrow(0, piece.begin, piece.numel), 1);
+      device_->add_squares(tally(1), direction.narrow(0, piece.begin, piece.numel), 1);
+    }
+  }
+
+  void finish_bucket(int bucket, const std::function<void(int)>& updated) {
+    Pass& pass = pass_of(bucket);
+    Streams& streams = device_->streams();
+    pass.work->wait();
+    device_->copy(pass.told, pass.squares);
+    streams.record(pass.copied, streams.current());
+    streams.await(pass.copied, communicator_->timeout(), "Lamb's norms of " + buckets_->label(bucket));
+    for (int shard : shards_of_[bucket]) {
+      apply(shard);
+      updated(shard);
+    }
+  }
+
+  void apply(int index) {
+    const Shard& shard = shards_[index];
+    const OptimizerConfig& group = groups_[shard.group];
+    const auto& parameters = parameters_of(shard.bucket);
+    const double* squares = pass_of(shard.bucket).told.const_data_ptr<double>();
+    const at::Tensor direction = direction_of(index);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Buckets::Span piece = buckets_->span_in_slice(parameters[i], shard.rank);
+      if (piece.numel == 0) continue;
+      auto part = [&](const at::Tensor& whole) {
+        return whole.defined() ? whole.narrow(0, piece.begin, piece.numel) : whole;
+      };
+      const double ratio = trust_ratio(group, std::sqrt(squares[2 * i]), std::sqrt(squares[2 * i + 1]));
+      device_->update(SgdUpdate{.lr = static_cast<float>(step_size(group) * ratio), .gradient_decay = 0},
+                      {.gradient = part(direction),
+                       .values = part(shard.values),
+                       .first = {},
+                       .second = {},
+                       .third = {},
+                       .rounded = part(shard.rounded)},
+                      no_facts_);
+    }
+  }
+
+  // Rounded, so that the order in which slices were added shows nowhere.
+  static float trust_ratio(const OptimizerConfig& group, double norm, double direction_norm) {
+    if (norm == 0 || direction_norm == 0) return 1;
+    return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));
+  }
+
+  double step_size(const OptimizerConfig& group) const {
+    if (!group.bias_correction) return group.lr;
+    const auto steps = static_cast<double>(steps_);
+    return group.lr * std::sqrt(1 - std::pow(group.beta2, steps)) / (1 - std::pow(group.beta1, steps));
+  }
+
+  static LambDirection direction_rule(const OptimizerConfig& group) {
+    const auto eps = static_cast<float>(group.eps);
+    return {.beta1 = static_cast<float>(group.beta1),
+            .new_in_first = static_cast<float>(1 - group.beta1),
+            .beta2 = static_cast<float>(group.beta2),
+            .new_in_second = static_cast<float>(1 - group.beta2),
+            .eps_in_root = group.eps_inside_sqrt ? eps : 0,
+            .eps = group.eps_inside_sqrt ? 0 : eps,
+            .decay = static_cast<float>(group.weight_decay)};
+  }
+
+  std::vector<OptimizerConfig> groups_;
+  std::vector<Shard> shards_;
+  const Buckets* buckets_;
+  Communicator* communicator_;
+  Device* device_;
+  at::Tensor facts_;     // the step's, in the device's memory
+  at::Tensor no_facts_;  // of a step that leaves what it is given as it is
+  std::vector<State> states_;
+  std::vector<std::vector<int>> shards_of_;  // by bucket
+  std::array<Pass, 2> passes_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ShardOptimizer> make_lamb_optimizer(std::vector<OptimizerConfig> groups,
+                                                    std::vector<Shard> shards, const Buckets& buckets,
+                                                    Communicator& communicator) {
+  return std::make_unique<LambOptimizer>(std::move(groups), std::move(shards), buckets, communicator);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,29 @@
+// Optimizers that look at whole parameters though each rank updates slices of them: their steps communicate.
+// Owned by the engine, used by its thread; all ranks call them alike.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim/shard_optimizer.h"
+#include "zero/buckets.h"
+
+namespace zerorun {
+
+/// Lamb: the trust ratio of a parameter is that of the whole parameter. `shards` of all of `buckets`, in
+/// order, which outlive the result as `communicator` does; one config a group.
+std::unique_ptr<ShardOptimizer> make_lamb_optimizer(std::vector<OptimizerConfig> groups,
+                                                    std::vector<Shard> shards, const Buckets& buckets,
+                                                    Communicator& communicator);
+
+/// Muon for the groups of that type, which hold parameters of two dimensions or more, AdamW for the others.
+std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
+                                                    std::vector<Shard> shards, const Buckets& buckets,
+                                                    Communicator& communicator);
+
+/// Whether DeepSpeed's rule gives a parameter to Muon: it has two dimensions or more, and is no embedding or
+/// output layer by its name.
+bool is_for_muon(const std::string& name, int64_t dimensions);
+
+}  // namespace zerorun

@@ -1,0 +1,78 @@
+#include "zero/departure_plan.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+namespace zerorun {
+
+DeparturePlan::DeparturePlan(const Buckets& buckets)
+    : buckets_(&buckets),
+      states_(buckets.trained_count()),
+      parameters_(buckets.trained().size()),
+      order_(buckets.trained_count()) {
+  std::iota(order_.begin(), order_.end(), 0);
+}
+
+void DeparturePlan::start_backward() {
+  arrivals_ = 0;
+  for (size_t bucket = 0; bucket < states_.size(); ++bucket) {
+    const auto& parameters = buckets_->layout(static_cast<int>(bucket)).parameters;
+    states_[bucket] = {.missing = static_cast<int>(parameters.size())};
+  }
+  for (ParameterState& state : parameters_) state.arrivals = 0;
+}
+
+void DeparturePlan::finish_backward() {
+  for (ParameterState& state : parameters_) state.expected = std::max(state.expected, state.arrivals);
+}
+
+void DeparturePlan::note_gradient(int parameter) {
+  ParameterState& state = parameters_[parameter];
+  BucketState& bucket = states_[buckets_->bucket_of(parameter)];
+  bucket.completed_at = ++arrivals_;
+  if (++state.arrivals == state.expected) --bucket.missing;
+}
+
+std::optional<int> DeparturePlan::take_complete() {
+  if (next_ == order_.size() || states_[order_[next_]].missing > 0) return {};
+  return order_[next_++];
+}
+
+std::optional<int> DeparturePlan::take() {
+  if (next_ == order_.size()) return {};
+  return order_[next_++];
+}
+
+void DeparturePlan::make(Communicator& communicator) {
+  const int count = buckets_->trained_count();
+  std::vector<int> own_order(count);
+  std::iota(own_order.begin(), own_order.end(), 0);
+  std::stable_sort(own_order.begin(), own_order.end(), [&](int a, int b) {
+    auto key = [&](int bucket) {
+      const int64_t at = states_[bucket].completed_at;
+      return at > 0 ? at : std::numeric_limits<int64_t>::max();
+    };
+    return key(a) < key(b);
+  });
+
+  // Position on rank 0, and on how many ranks some parameter of the bucket had not exactly one gradient.
+  at::Tensor votes = at::zeros({2 * count}, at::kLong);
+  int64_t* data = votes.mutable_data_ptr<int64_t>();
+  for (int position = 0; position < count && communicator.rank() == 0; ++position) {
+    data[own_order[position]] = position;
+  }
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    if (parameters_[index].arrivals != 1) data[count + buckets_->bucket_of(static_cast<int>(index))] = 1;
+  }
+  communicator.all_reduce(votes, "the plan of departures")->wait();
+  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
+    return std::tuple(data[count + a] > 0, data[a]) < std::tuple(data[count + b] > 0, data[b]);
+  });
+  made_ = true;
+}
+
+}  // namespace zerorun
