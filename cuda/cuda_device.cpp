@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "cuda/cuda_check.h"
+#include "cuda/cuda_memory.h"
 #include "cuda/kernel_bodies.h"
 #include "device/dtypes.h"
 #include "device/update_span.h"
@@ -54,30 +55,9 @@ int64_t blocks_of(c10::Device device) {
   return kBlocksPerMultiprocessor * multiprocessors;
 }
 
-[[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, cudaError_t status) {
-  cudaGetLastError();
-  size_t free = 0;
-  size_t total = 0;
-  cudaMemGetInfo(&free, &total);
-  throw Error(whose + " has no " + std::to_string(bytes) + " bytes of memory left (" + std::to_string(free) +
-              " of the GPU's " + std::to_string(total) + " are free): " + cudaGetErrorString(status));
-}
-
 // Never null, so that a tensor without elements has a device too.
 size_t allocated_bytes(int64_t numel, at::ScalarType dtype) {
   return std::max<size_t>(static_cast<size_t>(numel) * c10::elementSize(dtype), 1);
-}
-
-// What memory has been used for is done before it goes. Called by destructors, in any thread; says nothing,
-// since at a program's end CUDA may be gone.
-void free_memory(c10::DeviceIndex device, void* memory, cudaError_t (*free)(void*)) {
-  int outer = device;
-  cudaGetDevice(&outer);
-  if (outer != device) cudaSetDevice(device);
-  cudaDeviceSynchronize();
-  free(memory);
-  if (outer != device) cudaSetDevice(outer);
-  cudaGetLastError();
 }
 
 Tally* tally_in(const at::Tensor& tensor) {
@@ -93,13 +73,12 @@ void check_pair(const at::Tensor& to, const at::Tensor& from) {
 }  // namespace
 
 CudaDevice::CudaDevice(int index)
-    : location_(choose(index)), max_blocks_(blocks_of(location_)), streams_(location_) {
-  ZR_CUDA(cudaStreamCreateWithFlags(&filling_, cudaStreamNonBlocking));
-}
+    : location_(choose(index)), max_blocks_(blocks_of(location_)), streams_(location_) {}
 
 CudaDevice::~CudaDevice() {
-  for (const auto& [stream, scratch] : scratch_) free_memory(location_.index(), scratch, cudaFree);
-  cudaStreamDestroy(filling_);
+  for (const auto& [stream, scratch] : scratch_) {
+    free_when_idle(location_.index(), [memory = scratch] { cudaFree(memory); });
+  }
 }
 
 at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
@@ -111,12 +90,14 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
     c10::cuda::CUDACachingAllocator::emptyCache();  // what LibTorch keeps and does not use
     status = cudaMalloc(&memory, bytes);
   }
-  if (status != cudaSuccess) fail_allocation("GPU " + std::to_string(location_.index()), bytes, status);
-  ZR_CUDA(cudaMemsetAsync(memory, 0, bytes, filling_));
-  ZR_CUDA(cudaStreamSynchronize(filling_));
-  return at::from_blob(
-      memory, {numel}, [device = location_.index()](void* freed) { free_memory(device, freed, cudaFree); },
+  const c10::DeviceIndex device = location_.index();
+  if (status != cudaSuccess)
+    fail_allocation("GPU " + std::to_string(device), bytes, cudaGetErrorString(status));
+  at::Tensor tensor = at::from_blob(
+      memory, {numel}, [device](void* freed) { free_when_idle(device, [freed] { cudaFree(freed); }); },
       at::TensorOptions().dtype(dtype).device(location_), location_);
+  fill_with_zeros(memory, bytes);
+  return tensor;
 }
 
 // LibTorch's allocator keeps what is freed for the stream that it was allocated on.
@@ -128,11 +109,11 @@ at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
   const size_t bytes = allocated_bytes(numel, dtype);
   void* memory = nullptr;
   const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
-  if (status != cudaSuccess) fail_allocation("the host", bytes, status);
+  if (status != cudaSuccess) fail_allocation("the host", bytes, cudaGetErrorString(status));
   std::memset(memory, 0, bytes);
   return at::from_blob(
       memory, {numel},
-      [device = location_.index()](void* freed) { free_memory(device, freed, cudaFreeHost); },
+      [device = location_.index()](void* freed) { free_when_idle(device, [freed] { cudaFreeHost(freed); }); },
       at::TensorOptions().dtype(dtype));
 }
 

@@ -62,7 +62,6 @@ class CudaDevice : public Device {
   c10::Device location_;
   int64_t max_blocks_;
   CudaStreams streams_;
-  cudaStream_t filling_;  // for zeros of new memory: never behind work that waits for another rank
   std::mutex scratch_mutex_;
   std::vector<std::pair<cudaStream_t, cuda::SquaresScratch*>> scratch_;
 };

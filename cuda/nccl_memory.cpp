@@ -4,32 +4,16 @@
 
 #include <utility>
 
-#include "base/error.h"
-#include "cuda/cuda_check.h"
+#include "cuda/cuda_memory.h"
 
 namespace zerorun {
 namespace {
 
-// What it has been used for is done before it goes. Called by destructors, in any thread; says nothing, since
-// at a program's end CUDA may be gone.
 void free_memory(c10::DeviceIndex device, void* memory, NcclComms& comms) {
-  int outer = device;
-  cudaGetDevice(&outer);
-  if (outer != device) cudaSetDevice(device);
-  cudaDeviceSynchronize();
-  comms.forget_memory(memory);
-  ncclMemFree(memory);
-  if (outer != device) cudaSetDevice(outer);
-  cudaGetLastError();
-}
-
-void fill_with_zeros(void* memory, size_t bytes) {
-  cudaStream_t stream = nullptr;
-  ZR_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaError_t status = cudaMemsetAsync(memory, 0, bytes, stream);
-  if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  check_cuda(status, "cudaMemsetAsync");
+  free_when_idle(device, [&] {
+    comms.forget_memory(memory);
+    ncclMemFree(memory);
+  });
 }
 
 }  // namespace
@@ -45,12 +29,7 @@ bool nccl_has_memory() {
 NcclMemory::NcclMemory(c10::Device device, size_t bytes, std::shared_ptr<NcclComms> comms)
     : device_(device), comms_(std::move(comms)) {
   if (const ncclResult_t result = ncclMemAlloc(&memory_, bytes); result != ncclSuccess) {
-    cudaGetLastError();
-    size_t free = 0;
-    size_t total = 0;
-    cudaMemGetInfo(&free, &total);
-    throw Error("the GPU has no " + std::to_string(bytes) + " bytes of memory left (" + std::to_string(free) +
-                " of its " + std::to_string(total) + " are free): " + ncclGetErrorString(result));
+    fail_allocation("GPU " + std::to_string(device.index()), bytes, ncclGetErrorString(result));
   }
   try {
     fill_with_zeros(memory_, bytes);
