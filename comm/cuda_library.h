@@ -16,10 +16,6 @@
 
 namespace zerorun {
 
-/// GPUs that this process may use. 0: `reason` says why. `found`: those that the driver has, fit for use or
-/// not.
-int count_usable_gpus(std::string& reason, int* found = nullptr);
-
 /// What the library exports under kConnectCuda: makes the communicator of a rank whose tensors lie on a GPU.
 /// `control` connects the same ranks on the CPU, `store` is where they joined (null for one rank).
 using ConnectCuda = void(const Environment& environment, const std::shared_ptr<Communicator>& control,

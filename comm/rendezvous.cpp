@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/cuda_driver.h"
 #include "comm/cuda_library.h"
 #include "comm/gloo_communicator.h"
 #include "comm/store.h"

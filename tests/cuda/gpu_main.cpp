@@ -4,28 +4,20 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <string>
+
+#include "comm/cuda_driver.h"
 
 namespace {
 
 constexpr int kSkipped = 77;
 
-// Why there is no GPU; null: there is one.
-const char* missing_gpu() {
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (driver == nullptr) return "no NVIDIA driver (libcuda.so.1) on this machine";
-  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
-  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
-  if (init == nullptr || count == nullptr) return "libcuda.so.1 on this machine is no NVIDIA driver";
-  int devices = 0;
-  if (init(0) != 0 || count(&devices) != 0 || devices == 0) return "the NVIDIA driver finds no GPU";
-  return nullptr;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const char* reason = missing_gpu()) {
-    std::printf("skipped: %s\n", reason);
+  std::string reason;
+  if (zerorun::count_usable_gpus(reason) == 0) {
+    std::printf("skipped: %s\n", reason.c_str());
     return kSkipped;
   }
   void* tests = dlopen(ZERORUN_GPU_TESTS, RTLD_NOW | RTLD_GLOBAL);

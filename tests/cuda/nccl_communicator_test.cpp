@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/cuda_library.h"
+#include "comm/cuda_driver.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
 

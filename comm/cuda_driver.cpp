@@ -1,0 +1,75 @@
+#include "comm/cuda_driver.h"
+
+#include <dlfcn.h>
+
+namespace zerorun {
+namespace {
+
+// The driver's interface, as far as it is needed here: its types and numbers never change.
+using CudaResult = int;
+using Init = CudaResult(unsigned int flags);
+using DeviceCount = CudaResult(int* count);
+using ErrorName = CudaResult(CudaResult error, const char** name);
+using DriverVersion = CudaResult(int* version);
+using DeviceAttribute = CudaResult(int* value, int attribute, int device);
+
+std::string driver_error(void* driver, const char* call, CudaResult result) {
+  auto* error_name = reinterpret_cast<ErrorName*>(dlsym(driver, "cuGetErrorName"));
+  const char* name = nullptr;
+  if (error_name) error_name(result, &name);
+  return std::string("the NVIDIA driver's ") + call + " says " +
+         (name ? name : "error " + std::to_string(result));
+}
+
+// Why none of the driver's GPUs will do; empty: they will.
+std::string unfit(void* driver, int count) {
+  constexpr int kOldestDriver = 13000;  // CUDA 13.0
+  constexpr int kMajorCapability = 75;
+  auto* version_of = reinterpret_cast<DriverVersion*>(dlsym(driver, "cuDriverGetVersion"));
+  auto* attribute_of = reinterpret_cast<DeviceAttribute*>(dlsym(driver, "cuDeviceGetAttribute"));
+  int version = 0;
+  if (version_of && version_of(&version) == 0 && version < kOldestDriver) {
+    return "the NVIDIA driver knows CUDA " + std::to_string(version / 1000) + "." +
+           std::to_string(version % 1000 / 10) + " at most, and 13.0 is needed: update the driver";
+  }
+  for (int device = 0; device < count; ++device) {
+    int major = 0;
+    if (!attribute_of || attribute_of(&major, kMajorCapability, device) != 0 || major >= 8) continue;
+    return "GPU " + std::to_string(device) + " has compute capability " + std::to_string(major) +
+           ".x, and 8.0 (A100) or later is needed: let CUDA_VISIBLE_DEVICES leave it out";
+  }
+  return "";
+}
+
+}  // namespace
+
+int count_usable_gpus(std::string& reason, int* found) {
+  if (found) *found = 0;
+  void* driver = dlopen(kCudaDriver, RTLD_LAZY | RTLD_LOCAL);
+  if (!driver) {
+    const char* words = dlerror();
+    reason = std::string("there is no NVIDIA driver (") + (words ? words : "unknown error") + ")";
+    return 0;
+  }
+  auto* init = reinterpret_cast<Init*>(dlsym(driver, "cuInit"));
+  auto* device_count = reinterpret_cast<DeviceCount*>(dlsym(driver, "cuDeviceGetCount"));
+  if (!init || !device_count) {
+    reason = std::string(kCudaDriver) + " is not the NVIDIA driver's";
+    return 0;
+  }
+  int count = 0;
+  if (CudaResult result = init(0); result != 0) {
+    reason = driver_error(driver, "cuInit", result);
+  } else if (result = device_count(&count); result != 0) {
+    reason = driver_error(driver, "cuDeviceGetCount", result);
+    return 0;
+  } else if (count == 0) {
+    reason = "the NVIDIA driver counts none (CUDA_VISIBLE_DEVICES may hide them)";
+  } else {
+    if (found) *found = count;
+    reason = unfit(driver, count);
+  }
+  return reason.empty() ? count : 0;
+}
+
+}  // namespace zerorun
