@@ -12,6 +12,7 @@
 #include "cuda/cuda_check.h"
 #include "cuda/cuda_device.h"
 #include "cuda/kernel_bodies.h"
+#include "tests/cuda/body_device.h"
 #include "tests/cuda/kernel_cases.h"
 
 namespace zerorun::testing {
@@ -76,6 +77,26 @@ TEST_CASE("cuda kernels: a gradient of NaN alone is found at its first element")
 TEST_CASE("cuda kernels: sums of squares are the CPU's to 12 digits, wherever values lie") {
   CudaDevice device(0);
   check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 8 * 256 * 1024 + 12345});
+}
+
+// Of the order in which they are added up the body says all, so there is no last digit to differ in.
+TEST_CASE("cuda kernels: sums of squares have the bits of the kernel's body run on the host") {
+  CudaDevice device(0);
+  BodyDevice bodies(1);
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t numel : {1, 7, 8, 2047, 2049, 300001, 8 * 256 * 1024 + 12345}) {
+      for (const int64_t offset : {0, 3}) {
+        INFO(numel << " values of " << dtype << " from " << offset << " on");
+        const at::Tensor values = random_values(numel, dtype, 5);
+        const at::Tensor found = new_tally(device);
+        device.add_squares(found, put(device, values, offset), 1);
+        const at::Tensor wanted = new_tally(bodies);
+        bodies.add_squares(wanted, put(bodies, values, offset), 1);
+        CHECK(read_tally(device, found).squares == read_tally(bodies, wanted).squares);
+        CHECK(read_tally(device, found).sum == read_tally(bodies, wanted).sum);
+      }
+    }
+  }
 }
 
 TEST_CASE("cuda kernels: sums of squares are the same in every run, in any number of blocks") {

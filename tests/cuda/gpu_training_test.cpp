@@ -33,6 +33,15 @@ int gpus() {
   return count;
 }
 
+// How far two runs in bf16 may be apart in their losses, relative, when one adds up in another order. bf16
+// keeps 8 bits, so that a value may be rounded to its neighbour, 2^-8 of it away; a loss is the fp32 mean
+// over the tokens of a batch, in which most of that cancels. What is left of it the golden traces say:
+// DeepSpeed's losses of this model in bf16 are within 4e-4 of those in fp32 in every one of ten steps, so two
+// runs that are rounded differently everywhere are within twice that of each other. GPUs differ from the CPU
+// in every matrix product, and NCCL rounds sums to bf16: hence as much again, and some. A rank left out of a
+// sum, or a batch taken twice, shows from 1e-2 on.
+constexpr double kBf16Loss = 2e-3;
+
 // The communicator of one rank on the GPU in place of the one given.
 std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   Environment environment;
@@ -151,7 +160,7 @@ TEST_CASE("GPU: two ranks train as two on the CPU do") {
     const std::vector<double> expected = train_two_ranks("cpu", stage, folder);
     REQUIRE(found.size() == expected.size());
     for (size_t step = 0; step < found.size(); ++step) {
-      CHECK(std::abs(found[step] - expected[step]) <= 1e-3 * expected[step]);
+      CHECK(std::abs(found[step] - expected[step]) <= kBf16Loss * expected[step]);
     }
   }
 }
