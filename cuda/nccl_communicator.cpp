@@ -1,6 +1,5 @@
 #include "cuda/nccl_communicator.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -8,6 +7,7 @@
 #include "base/error.h"
 #include "comm/deadline.h"
 #include "cuda/cuda_check.h"
+#include "cuda/nccl_environment.h"
 #include "cuda/nccl_library.h"
 #include "cuda/nccl_memory.h"
 #include "cuda/peers.h"
@@ -37,15 +37,6 @@ std::string pci_address(int device) {
   return address;
 }
 
-// See [Note: two communicators]. Who has switched the order off gets one.
-bool can_order_launches() {
-  constexpr char kVariable[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
-  const char* set = std::getenv(kVariable);
-  if (set && std::strcmp(set, "0") == 0) return false;
-  setenv(kVariable, "1", 1);
-  return true;
-}
-
 bool agree(const std::vector<Peer>& peers, bool Peer::*what) {
   return std::ranges::all_of(peers, [&](const Peer& peer) { return peer.*what; });
 }
@@ -72,11 +63,10 @@ void NcclCommunicator::connect(const StorePointer& store) {
   Peer mine = this_machine();
   mine.gpu = pci_address(device);
   mine.nccl_version = features.version;
-  mine.several_communicators = can_order_launches();
+  mine.several_communicators = nccl_orders_launches();
   mine.own_memory = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
-  if (shared) setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   // What ranks on one GPU do with each other's memory NCCL does not say.
   registers_ = !shared && agree(peers, &Peer::own_memory);
   windows_ = features.windows;

@@ -8,7 +8,8 @@ zerorun_test(nccl_watchdog_test TORCH LABELS unit
 
 if(ZERORUN_WITH_CUDA)
   zerorun_test(nccl_library_test TORCH LABELS unit
-    SOURCES nccl_library_test.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
+    SOURCES nccl_library_test.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_environment.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit

@@ -24,7 +24,6 @@ using namespace std::chrono_literals;
 struct OneRank {
   explicit OneRank(std::chrono::milliseconds timeout = 60s)
       : probe(0, comms), watchdog({.timeout = timeout}, probe, {}) {
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     watchdog.start();
     const size_t slot = watchdog.begin_on_host("connecting");
     comms->connect(NcclComms::make_ids(2), 0, 1, 0, watchdog, slot);

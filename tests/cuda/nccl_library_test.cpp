@@ -5,10 +5,12 @@
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <thread>
 
 #include "base/error.h"
 #include "comm/thread_communicator.h"
+#include "cuda/nccl_environment.h"
 #include "cuda/peers.h"
 
 namespace zerorun {
@@ -28,6 +30,27 @@ TEST_CASE("nccl: versions are read in both of their codings") {
   CHECK(nccl_version_text(2708) == "2.7.8");
   CHECK(nccl_version_text(NCCL_VERSION_CODE) ==
         std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) + "." + std::to_string(NCCL_PATCH));
+}
+
+TEST_CASE("nccl: what it reads from the environment is there before main(), and the user's own stays") {
+  REQUIRE(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"));
+  REQUIRE(std::getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
+  struct {
+    const char* set;
+    bool orders;
+  } const cases[] = {{"1", true}, {"2", true}, {"0", false}, {"", false}, {"no", false}};
+  const std::string before = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  for (const auto& [set, orders] : cases) {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", set, 1);
+    complete_nccl_environment();
+    CHECK(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") == std::string(set));
+    CHECK(nccl_orders_launches() == orders);
+  }
+  unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  CHECK_FALSE(nccl_orders_launches());
+  complete_nccl_environment();
+  CHECK(nccl_orders_launches());
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", before.c_str(), 1);
 }
 
 TEST_CASE("nccl: what a version can do") {
