@@ -2,8 +2,12 @@
 // the communicators that use it; any thread. Each user has keys under a prefix of its own.
 #pragma once
 
+#include <future>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "comm/deadline.h"
@@ -23,6 +27,17 @@ std::vector<int> ranks_without(c10d::Store& store, int world_size, const std::st
 
 /// The same store with keys that nobody else sees.
 StorePointer part_of(const StorePointer& store, const std::string& name);
+
+/// Starts `talk` with a store in a thread of its own. Where the store's keeper stands still no call returns,
+/// whatever timeout it was given: whoever has a deadline waits for the result no longer than that. The thread
+/// is then left to itself, so `talk` has to own what it uses.
+template <typename Talk>
+std::future<std::invoke_result_t<Talk>> start_talk(Talk talk) {
+  std::packaged_task<std::invoke_result_t<Talk>()> task(std::move(talk));
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
 
 /// Gloo's and c10d's errors without the backtrace they carry.
 std::string first_line(const char* message);

@@ -12,6 +12,7 @@ namespace zerorun {
 namespace {
 
 constexpr char kToldToAll[] = "zerorun/told";
+constexpr std::chrono::milliseconds kPatience(500);
 
 std::string key(int rank) {
   return "zerorun/waiting/" + std::to_string(rank);
@@ -37,6 +38,24 @@ bool contains(const std::vector<Statement>& statements, const Statement& mine) {
   return std::ranges::any_of(statements, [&](const auto& other) { return other.agreed == mine.agreed; });
 }
 
+// Says what `rank` waits for, and finds the first of `ranks` that waits for something else.
+std::optional<std::string> compare(c10d::Store& store, int rank, const Statement& mine,
+                                   const std::vector<int>& ranks) {
+  try {
+    store.set(key(rank), encoded({mine}));
+    const Deadline deadline(kPatience);
+    for (int other : ranks) {
+      store.wait({key(other)}, deadline.remaining());
+      const std::vector<Statement> theirs = decoded(store.get(key(other)));
+      if (theirs.empty() || contains(theirs, mine)) continue;
+      return describe_disagreement(rank, mine.words, other, theirs.front().words);
+    }
+  } catch (const std::exception&) {
+    // The rank has nothing to say, or the store has gone with rank 0.
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Statement statement_of(const CollectiveCall& call, int64_t numel) {
@@ -46,24 +65,12 @@ Statement statement_of(const CollectiveCall& call, int64_t numel) {
 
 std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
                                                    const std::vector<int>& ranks) const {
-  constexpr std::chrono::milliseconds kPatience(500);
   const Statement mine = statement_of(call, call.input.numel());
-  std::optional<std::string> result;
-  try {
-    store_->set(key(rank_), encoded({mine}));
-    const Deadline deadline(kPatience);
-    for (int other : ranks) {
-      store_->wait({key(other)}, deadline.remaining());
-      const std::vector<Statement> theirs = decoded(store_->get(key(other)));
-      if (theirs.empty() || contains(theirs, mine)) continue;
-      result = describe_disagreement(rank_, mine.words, other, theirs.front().words);
-      break;
-    }
-  } catch (const std::exception&) {
-    // The rank has nothing to say, or the store has gone with rank 0.
-  }
-  // Rank 0 keeps the store: the others get time to read it.
-  if (result && rank_ == 0) std::this_thread::sleep_for(kPatience / 2);
+  auto found =
+      start_talk([store = store_, rank = rank_, mine, ranks] { return compare(*store, rank, mine, ranks); });
+  if (found.wait_for(2 * kPatience) != std::future_status::ready) return std::nullopt;
+  std::optional<std::string> result = found.get();
+  if (result && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
   return result;
 }
 
@@ -75,7 +82,7 @@ void Testimony::state(const std::vector<Statement>& waiting) const {
   }
 }
 
-std::optional<std::vector<std::vector<Statement>>> Testimony::statements(int world_size) const {
+Statements Testimony::statements(int world_size) const {
   std::vector<std::vector<Statement>> all(world_size);
   try {
     for (int rank = 0; rank < world_size; ++rank) {
@@ -105,8 +112,7 @@ std::string Testimony::told_to_all() const {
   }
 }
 
-std::string explain_missed(int rank, const Statement& mine,
-                           const std::optional<std::vector<std::vector<Statement>>>& all,
+std::string explain_missed(int rank, const Statement& mine, const Statements& all,
                            std::chrono::milliseconds timeout) {
   if (!all) {
     return missed_end(mine.words, timeout) +
@@ -129,6 +135,12 @@ std::string explain_missed(int rank, const Statement& mine,
   return missed_end(mine.words, timeout) +
          ", though all ranks take part: a larger --timeout is for transfers that take that long, "
          "NCCL_DEBUG=INFO tells what NCCL does";
+}
+
+std::string explain_missed_in_silence(const Statement& mine, std::chrono::milliseconds timeout) {
+  return missed_end(mine.words, timeout) +
+         ", and rank 0, which keeps the store of all ranks, does not answer: it stands still or cannot be "
+         "reached";
 }
 
 }  // namespace zerorun

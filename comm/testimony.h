@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,13 @@ struct Statement {
 /// `numel`: elements that this rank brings.
 Statement statement_of(const CollectiveCall& call, int64_t numel);
 
+/// What each rank waits for, by rank; of those that wait for nothing, nothing. None: the store has gone.
+using Statements = std::optional<std::vector<std::vector<Statement>>>;
+
+/// How long rank 0, which keeps the store, stays for the others to read what it has stated before it reports
+/// its own error, and so perhaps ends.
+inline constexpr std::chrono::milliseconds kTimeToRead(250);
+
 class Testimony {
  public:
   Testimony(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
@@ -29,15 +37,14 @@ class Testimony {
   bool broken() const { return broken_; }
 
   /// The error to throw when one of `ranks` waits for something else than `call`. Takes half a second at
-  /// most, and a quarter more on rank 0.
+  /// most, a whole one if the store does not answer, and a quarter more on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
   /// Says what this rank waits for at present, in place of what it has said before. Never throws: the store
   /// may have gone with rank 0.
   void state(const std::vector<Statement>& waiting) const;
-  /// What each rank says at present, by rank; of this one and of those that wait for nothing, nothing. None
-  /// if the store cannot be reached.
-  std::optional<std::vector<std::vector<Statement>>> statements(int world_size) const;
+  /// What each rank says at present; of this one, nothing.
+  Statements statements(int world_size) const;
 
   /// What one rank tells all others, in place of what was told before; and that, empty if there is nothing.
   void tell_all(const std::string& text) const;
@@ -49,9 +56,10 @@ class Testimony {
   std::atomic<bool> broken_ = false;
 };
 
-/// The error of a rank that has waited in vain for `mine`, from what all ranks say (statements()).
-std::string explain_missed(int rank, const Statement& mine,
-                           const std::optional<std::vector<std::vector<Statement>>>& all,
+/// The error of a rank that has waited in vain for `mine`, from what all ranks say.
+std::string explain_missed(int rank, const Statement& mine, const Statements& all,
                            std::chrono::milliseconds timeout);
+/// And of one that could not learn what they say: the store does not answer.
+std::string explain_missed_in_silence(const Statement& mine, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

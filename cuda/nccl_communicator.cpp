@@ -11,6 +11,7 @@
 #include "cuda/nccl_library.h"
 #include "cuda/nccl_memory.h"
 #include "cuda/peers.h"
+#include "cuda/store_courier.h"
 
 namespace zerorun {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 // Ranks that share a GPU share what runs on it: two collectives of each of two ranks fit this way.
 constexpr int kBlocksOnSharedGpu = 8;
 constexpr char kIdsKey[] = "ids";
+constexpr std::chrono::seconds kPatienceWithStore(1);  // to say by itself that a time is over
 
 class NcclWork : public Work {
  public:
@@ -75,7 +77,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   probe_ = std::make_unique<StreamProbe>(device, comms_);
   watchdog_ = std::make_shared<NcclWatchdog>(
       WatchdogOptions{.rank = rank(), .world_size = world_size(), .timeout = timeout()}, *probe_,
-      std::make_shared<Testimony>(store, rank()));
+      std::make_unique<StoreCourier>(std::make_shared<Testimony>(store, rank()), world_size()));
   check_ = owned_device_->streams().add_check([watchdog = watchdog_] { watchdog->check(); });
   watchdog_->start();
   const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
@@ -96,8 +98,13 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
     return ids;
   }
   try {
-    part->wait({kIdsKey}, timeout());
-    packed = part->get(kIdsKey);
+    auto told = start_talk([part, limit = timeout()] {
+      part->wait({kIdsKey}, limit);
+      return part->get(kIdsKey);
+    });
+    if (told.wait_for(timeout() + kPatienceWithStore) != std::future_status::ready)
+      throw CommError("it keeps the store of all ranks, and does not answer");
+    packed = told.get();
   } catch (const std::exception& error) {
     throw CommError("rank 0 did not start NCCL: " + first_line(error.what()));
   }

@@ -14,11 +14,16 @@ std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
 }
 
+// How long a rank whose deadline is missed asks the others why.
+std::chrono::milliseconds patience_with_store(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(3));
+}
+
 }  // namespace
 
 NcclWatchdog::NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe,
-                           std::shared_ptr<const Testimony> testimony)
-    : options_(std::move(options)), probe_(probe), testimony_(std::move(testimony)) {}
+                           std::unique_ptr<StoreCourier> courier)
+    : options_(std::move(options)), probe_(probe), courier_(std::move(courier)) {}
 
 NcclWatchdog::~NcclWatchdog() {
   stop();
@@ -31,6 +36,7 @@ void NcclWatchdog::stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  if (courier_) courier_->stop();
 }
 
 void NcclWatchdog::start() {
@@ -153,13 +159,13 @@ void NcclWatchdog::poll() {
     missed = look_at_all();
     if (std::exchange(statement_changed_, false)) to_tell = stated();
   }
-  // Without the lock: the store is on another machine, and NCCL has locks of its own.
-  if (to_tell && testimony_) testimony_->state(*to_tell);
+  // Without the lock, as NCCL has locks of its own.
+  if (to_tell && courier_) courier_->state(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);
   } else if (const std::string failure = probe_.failure(); !failure.empty()) {
     break_for(words_of_oldest() + ": " + failure);
-  } else if (testimony_) {
+  } else if (courier_) {
     compare_histories();
   }
 }
@@ -167,28 +173,33 @@ void NcclWatchdog::poll() {
 // Every rank with rank 0. Seldom, since the store is asked.
 void NcclWatchdog::compare_histories() {
   constexpr std::chrono::seconds kPeriod(1);
+  const std::optional<std::string> theirs = courier_->take_told();
+  std::optional<std::string> difference;
   std::string mine;
   {
     const std::lock_guard lock(mutex_);
+    if (theirs) difference = history_.difference(*theirs, options_.rank, 0);
     const Clock::time_point now = options_.now();
-    if (now - compared_ < kPeriod) return;
+    if (!difference && now - compared_ < kPeriod) return;
     compared_ = now;
     if (options_.rank == 0) mine = history_.told();
   }
-  if (options_.rank == 0) return testimony_->tell_all(mine);
-  const std::string theirs = testimony_->told_to_all();
-  std::optional<std::string> difference;
-  {
-    const std::lock_guard lock(mutex_);
-    difference = history_.difference(theirs, options_.rank, 0);
+  if (difference) return break_for(*difference);
+  if (options_.rank == 0) {
+    courier_->tell_all(std::move(mine));
+  } else {
+    courier_->ask_told();
   }
-  if (difference) break_for(*difference);
 }
 
 void NcclWatchdog::explain_and_break(const Statement& missed) {
-  if (!testimony_) return break_for(missed_end(missed.words, options_.timeout));
-  const auto all = testimony_->statements(options_.world_size);
-  break_for(explain_missed(options_.rank, missed, all, options_.timeout));
+  if (!courier_) return break_for(missed_end(missed.words, options_.timeout));
+  const auto all = courier_->statements(patience_with_store(options_.timeout));
+  if (!all) return break_for(explain_missed_in_silence(missed, options_.timeout));
+  const bool others_wait =
+      *all && std::ranges::any_of(**all, [](const auto& statements) { return !statements.empty(); });
+  if (options_.rank == 0 && others_wait) std::this_thread::sleep_for(kTimeToRead);
+  break_for(explain_missed(options_.rank, missed, *all, options_.timeout));
 }
 
 void NcclWatchdog::fail(size_t slot, const std::string& reason) {

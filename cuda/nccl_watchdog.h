@@ -4,8 +4,9 @@
 //
 // The deadline of a collective runs from when its stream has come to it. A missed one, or an error that NCCL
 // reports, or ranks that have started different collectives (issue_history.h), breaks the communicator for
-// good: the reason is found out (testimony.h), what is under way is aborted so that streams go on, and
-// everything that is asked of the communicator from then on throws that reason.
+// good: the reason is found out (testimony.h) if the others' store answers in time (store_courier.h), what is
+// under way is aborted so that streams go on, and everything that is asked of the communicator from then on
+// throws that reason.
 #pragma once
 
 #include <atomic>
@@ -23,6 +24,7 @@
 #include "comm/communicator.h"
 #include "comm/testimony.h"
 #include "cuda/issue_history.h"
+#include "cuda/store_courier.h"
 
 namespace zerorun {
 
@@ -56,15 +58,15 @@ class NcclWatchdog {
  public:
   using Clock = WatchdogOptions::Clock;
 
-  /// `probe` outlives it. `testimony` may be null: nobody else is asked then.
-  NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe, std::shared_ptr<const Testimony> testimony);
+  /// `probe` outlives it. `courier` may be null: nobody else is asked then.
+  NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe, std::unique_ptr<StoreCourier> courier);
   ~NcclWatchdog();
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
   /// Starts the thread, which sleeps while nothing is under way.
   void start();
-  /// When it returns, the thread has ended.
+  /// When it returns, the thread has ended, and the courier's too unless the store holds on to it.
   void stop();
 
   // A collective: take() its slot, then begin(), then enqueued(). One thread at a time.
@@ -86,7 +88,7 @@ class NcclWatchdog {
   void check() const;
   bool broken() const { return broken_; }
 
-  /// One look at everything under way: what the thread does.
+  /// One look at everything under way: what the thread does. Waits for nobody unless a deadline is missed.
   void poll();
 
  private:
@@ -117,7 +119,7 @@ class NcclWatchdog {
 
   const WatchdogOptions options_;
   CollectiveProbe& probe_;
-  const std::shared_ptr<const Testimony> testimony_;
+  const std::unique_ptr<StoreCourier> courier_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -234,6 +234,24 @@ TEST_CASE("gloo: a process killed before the others start the collective is name
   CHECK(endings[0].seconds < 15);
 }
 
+TEST_CASE("gloo: a rank 0 that a signal has stopped is named at the deadline, though it keeps the store") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(
+      2,
+      [&](int index) -> std::string {
+        const int rank = 1 - index;  // the first process is the one that is awaited
+        auto communicator = join(rank, 2, port, milliseconds(2000));
+        communicator->barrier("the start")->wait();
+        if (rank == 0) raise(SIGSTOP);
+        communicator->all_reduce(at::ones({5}), "norm")->wait();
+        return "went through";
+      },
+      1);
+  CHECK_THAT(endings[0].text,
+             StartsWith("CommError: all_reduce of norm: rank 0 did not take part within 2 s"));
+  CHECK(endings[0].seconds < 15);
+}
+
 TEST_CASE("gloo: a rank that is merely late is not blamed for one that was killed") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {

@@ -2,8 +2,15 @@
 
 # The watchdog knows nothing of CUDA: what it does is tested everywhere.
 zerorun_test(nccl_watchdog_test TORCH LABELS unit
-  SOURCES nccl_watchdog_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
-          ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
+  SOURCES nccl_watchdog_test.cpp store_courier_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
+          ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
+  LIBRARIES zerorun_comm)
+
+# Forks, and so is a program of its own.
+zerorun_test(nccl_stopped_rank_test TORCH LABELS ranks
+  SOURCES stopped_rank_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp
+          ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
+          ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
   LIBRARIES zerorun_comm)
 
 if(ZERORUN_WITH_CUDA)
@@ -15,6 +22,7 @@ if(ZERORUN_WITH_CUDA)
   zerorun_test(nccl_requests_test TORCH LABELS unit
     SOURCES nccl_requests_test.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
             ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
     LIBRARIES zerorun_comm)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 

@@ -3,14 +3,11 @@
 
 #include <torch/torch.h>
 
-#include <atomic>
 #include <catch2/catch.hpp>
-#include <set>
-#include <stdexcept>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/error.h"
+#include "tests/cuda/watchdog_fakes.h"
 
 namespace zerorun {
 namespace {
@@ -19,44 +16,28 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using namespace std::chrono_literals;
 using Clock = NcclWatchdog::Clock;
+using testing::call_of;
+using testing::courier_to;
+using testing::FakeProbe;
+using testing::new_store;
+using testing::StoreThatHasGone;
 
 constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
-
-class FakeProbe : public CollectiveProbe {
- public:
-  void prepare(size_t count) override { prepared = count; }
-  bool started(size_t slot) override { return ++asked, has_started.contains(slot); }
-  bool finished(size_t slot) override { return ++asked, has_finished.contains(slot); }
-  std::string failure() override { return ++asked, reported; }
-  void abort() override { ++aborts; }
-
-  std::set<size_t> has_started;
-  std::set<size_t> has_finished;
-  std::string reported;
-  size_t prepared = 0;
-  std::atomic<int> aborts = 0;
-  std::atomic<int> asked = 0;
-};
-
-class StoreThatHasGone : public c10d::HashStore {
- public:
-  void set(const std::string&, const std::vector<uint8_t>&) override { throw std::runtime_error("gone"); }
-  bool check(const std::vector<std::string>&) override { throw std::runtime_error("gone"); }
-};
-
-CollectiveCall call_of(const std::string& label, Collective kind = Collective::all_gather,
-                       const std::string& reason = {}) {
-  const at::Tensor tensor = at::zeros({8});
-  return {kind, tensor, tensor, 0, label, reason};
-}
 
 // One rank: its clock, what happens on its streams, and its watchdog.
 struct Rank {
   explicit Rank(int rank, int world_size = 1, StorePointer store = nullptr)
       : testimony(store ? std::make_shared<Testimony>(store, rank) : nullptr),
+        courier(courier_to(testimony, world_size)),
+        messages(courier.get()),
         watchdog({.rank = rank, .world_size = world_size, .timeout = 10s, .now = [this] { return now; }},
-                 probe, testimony) {}
+                 probe, std::move(courier)) {}
 
+  // What it has to say is said when this returns, and heard at the next look.
+  void look() {
+    watchdog.poll();
+    if (messages) REQUIRE(messages->settle(60s));
+  }
   size_t begin(const CollectiveCall& call) {
     const size_t slot = watchdog.take();
     watchdog.begin(slot, {&call, 1});
@@ -71,12 +52,12 @@ struct Rank {
   size_t run(const CollectiveCall& call) {
     const size_t slot = enqueue(call);
     probe.has_started.insert(slot);
-    watchdog.poll();
+    look();
     return slot;
   }
   void pass(Clock::duration time) {
     now += time;
-    watchdog.poll();
+    look();
   }
   void run_to_its_end(const CollectiveCall& call) {
     probe.has_finished.insert(run(call));
@@ -96,12 +77,10 @@ struct Rank {
   Clock::time_point now;
   FakeProbe probe;
   std::shared_ptr<Testimony> testimony;
+  std::unique_ptr<StoreCourier> courier;  // the watchdog's from its start on
+  StoreCourier* messages;
   NcclWatchdog watchdog;
 };
-
-StorePointer new_store() {
-  return c10::make_intrusive<c10d::HashStore>();
-}
 
 }  // namespace
 
@@ -246,6 +225,19 @@ TEST_CASE("watchdog: a store that has gone points to its keeper") {
   rank.pass(10s);
   CHECK(rank.error() == std::string("all_gather of bucket 3 did not end") + kLimit +
                             ", and rank 0, which keeps the store of all ranks, has probably ended");
+}
+
+TEST_CASE("watchdog: rank 0, which keeps the store, leaves those who wait too time to read it") {
+  const StorePointer store = new_store();
+  Rank first(0, 2, store);
+  Rank second(1, 2, store);
+  second.run(call_of("bucket 4"));
+  second.pass(5s);
+  first.run(call_of("bucket 3"));
+  const auto start = Clock::now();
+  first.pass(10s);
+  CHECK(Clock::now() - start >= kTimeToRead);
+  CHECK_THAT(first.error(), StartsWith("ranks disagree on what comes next"));
 }
 
 TEST_CASE("watchdog: what NCCL reports breaks the communicator at once, for good, with one abort") {

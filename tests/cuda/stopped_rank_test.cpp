@@ -1,0 +1,78 @@
+// Rank 0, which keeps the store of all ranks, stopped by a signal: the others' watchdogs, with a real store.
+// Needs neither CUDA nor a GPU.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/rendezvous.h"
+#include "cuda/nccl_watchdog.h"
+#include "tests/comm/rank_processes.h"
+
+namespace zerorun {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Collectives start when they are begun, and never end.
+class EndlessProbe : public CollectiveProbe {
+ public:
+  void prepare(size_t) override {}
+  bool started(size_t) override { return true; }
+  bool finished(size_t) override { return false; }
+  std::string failure() override { return ""; }
+  void abort() override {}
+};
+
+StorePointer join(int rank, int port) {
+  testing::set_rank_variables(rank, 2, port, 20s);
+  return join_store(Environment::read(), "word", Deadline(20s));
+}
+
+// What a rank says that waits for rank 0 in vain, and how it ends.
+std::string wait_in_vain(const StorePointer& store) {
+  EndlessProbe probe;
+  NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 3s}, probe,
+                        std::make_unique<StoreCourier>(std::make_shared<Testimony>(store, 1), 2));
+  watchdog.start();
+  const at::Tensor tensor = at::zeros({8});
+  const CollectiveCall call{Collective::all_gather, tensor, tensor, 0, "bucket 3", {}};
+  const size_t slot = watchdog.take();
+  watchdog.begin(slot, {&call, 1});
+  watchdog.enqueued(slot);
+  while (!watchdog.broken()) std::this_thread::sleep_for(1ms);
+  watchdog.stop();
+  try {
+    watchdog.check();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: a rank 0 that a signal has stopped is named at the deadline, while it stands still") {
+  const int port = testing::free_port();
+  const auto endings = testing::run_processes(
+      2,
+      [port](int index) -> std::string {
+        const int rank = 1 - index;  // the first process is the one that is awaited
+        const StorePointer store = join(rank, port);
+        if (rank == 1) return wait_in_vain(store);
+        std::this_thread::sleep_for(1500ms);  // rank 1 has joined, waits and has been to the store
+        raise(SIGSTOP);
+        return "went on";
+      },
+      1, 60s);
+  CHECK(endings[0].text ==
+        "all_gather of bucket 3 did not end within 3 s (the limit set by --timeout), and rank 0, which keeps "
+        "the store of all ranks, does not answer: it stands still or cannot be reached");
+  CHECK(endings[0].seconds < 20);
+  CHECK(endings[1].text.empty());
+}
+
+}  // namespace zerorun

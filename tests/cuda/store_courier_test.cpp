@@ -1,0 +1,102 @@
+// Who talks to the ranks' store while its keeper stands still, and that nobody waits for it.
+#include "cuda/store_courier.h"
+
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "base/error.h"
+#include "tests/cuda/watchdog_fakes.h"
+
+namespace zerorun {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = NcclWatchdog::Clock;
+using testing::call_of;
+using testing::courier_to;
+using testing::FakeProbe;
+using testing::new_store;
+using testing::StoreThatStandsStill;
+
+}  // namespace
+
+TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor the end") {
+  const auto store = c10::make_intrusive<StoreThatStandsStill>();
+  for (const int rank : {0, 1}) {
+    FakeProbe probe;
+    NcclWatchdog watchdog({.rank = rank, .world_size = 2, .timeout = 200ms, .period = 1ms}, probe,
+                          courier_to(std::make_shared<Testimony>(store, rank), 2));
+    watchdog.start();
+    const size_t slot = watchdog.take();
+    probe.has_started.insert(slot);
+    const auto start = Clock::now();
+    watchdog.begin(slot, std::vector{call_of("bucket 3")});
+    watchdog.enqueued(slot);
+    while (!watchdog.broken() && Clock::now() - start < 60s) std::this_thread::sleep_for(1ms);
+    CHECK(Clock::now() - start >= 200ms);
+    CHECK(Clock::now() - start < 10s);
+    CHECK_THROWS_WITH(
+        watchdog.check(),
+        "all_gather of bucket 3 did not end within 0.2 s (the limit set by --timeout), and rank 0, "
+        "which keeps the store of all ranks, does not answer: it stands still or cannot be reached");
+    watchdog.stop();
+    CHECK(Clock::now() - start < 20s);
+    CHECK(probe.aborts == 1);
+  }
+  CHECK(store->calls() == 2);    // the first of each rank, which has not returned
+  CHECK(store.use_count() > 1);  // and has what it uses
+  store->go_on();
+  const auto patience = Clock::now() + 60s;
+  while (store.use_count() > 1 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
+  CHECK(store.use_count() == 1);
+}
+
+TEST_CASE("watchdog: a store that stands still keeps nobody from finding what NCCL reports") {
+  const auto store = c10::make_intrusive<StoreThatStandsStill>();
+  FakeProbe probe;
+  NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 60s}, probe,
+                        courier_to(std::make_shared<Testimony>(store, 1), 2));
+  watchdog.begin(watchdog.take(), std::vector{call_of("bucket 3")});
+  const auto patience = Clock::now() + 60s;
+  while (store->calls() == 0 && Clock::now() < patience) watchdog.poll();
+  CHECK(store->calls() == 1);
+  probe.reported = "NCCL failed: remote process exited";
+  watchdog.poll();
+  CHECK_THROWS_WITH(watchdog.check(), "all_gather of bucket 3: NCCL failed: remote process exited");
+  store->go_on();
+}
+
+TEST_CASE("courier: what is said again while the store is slow is told once, and the last of it") {
+  const auto store = c10::make_intrusive<StoreThatStandsStill>();
+  StoreCourier courier(std::make_shared<Testimony>(store, 1), 2);
+  courier.state({{"first", "first"}});
+  const auto patience = Clock::now() + 60s;
+  while (store->calls() == 0 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 10; ++i) courier.state({{"again", "again " + std::to_string(i)}});
+  courier.ask_told();
+  CHECK_FALSE(courier.settle(10ms));
+  CHECK_FALSE(courier.take_told());
+  CHECK_FALSE(courier.statements(10ms));
+  store->go_on();
+  CHECK(courier.settle(60s));
+  CHECK(store->calls() == 4);  // two statements, a look at the other rank's, one at what is told to all
+  CHECK(courier.take_told() == std::string());
+  CHECK_FALSE(courier.take_told());
+}
+
+TEST_CASE("courier: what is left there is told before it stops") {
+  const StorePointer store = new_store();
+  const auto testimony = std::make_shared<Testimony>(store, 1);
+  {
+    StoreCourier courier(testimony, 2);
+    courier.state({{"bucket 3", "all_gather of bucket 3"}});
+    courier.tell_all("news");
+  }
+  CHECK(testimony.use_count() == 1);
+  CHECK(testimony->told_to_all() == "news");
+  CHECK(Testimony(store, 0).statements(2)->at(1).at(0).words == "all_gather of bucket 3");
+}
+
+}  // namespace zerorun

@@ -1,0 +1,85 @@
+// What the watchdog of collectives is tested with: collectives that are told when to start and end, and
+// stores of which one has gone and one stands still.
+#pragma once
+
+#include <ATen/ops/zeros.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "cuda/nccl_watchdog.h"
+
+namespace zerorun::testing {
+
+class FakeProbe : public CollectiveProbe {
+ public:
+  void prepare(size_t count) override { prepared = count; }
+  bool started(size_t slot) override { return ++asked, has_started.contains(slot); }
+  bool finished(size_t slot) override { return ++asked, has_finished.contains(slot); }
+  std::string failure() override { return ++asked, reported; }
+  void abort() override { ++aborts; }
+
+  std::set<size_t> has_started;
+  std::set<size_t> has_finished;
+  std::string reported;
+  size_t prepared = 0;
+  std::atomic<int> aborts = 0;
+  std::atomic<int> asked = 0;
+};
+
+class StoreThatHasGone : public c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<uint8_t>&) override { throw std::runtime_error("gone"); }
+  bool check(const std::vector<std::string>&) override { throw std::runtime_error("gone"); }
+};
+
+// Its keeper stands still: no call returns before the test is over.
+class StoreThatStandsStill : public c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<uint8_t>&) override { stand_still(); }
+  std::vector<uint8_t> get(const std::string&) override { return stand_still(), std::vector<uint8_t>(); }
+  bool check(const std::vector<std::string>&) override { return stand_still(), false; }
+
+  void go_on() {
+    const std::lock_guard lock(mutex_);
+    going_on_ = true;
+    changed_.notify_all();
+  }
+  int calls() const { return calls_; }
+
+ private:
+  void stand_still() {
+    std::unique_lock lock(mutex_);
+    ++calls_;
+    changed_.wait(lock, [this] { return going_on_; });
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool going_on_ = false;
+  std::atomic<int> calls_ = 0;
+};
+
+inline std::unique_ptr<StoreCourier> courier_to(std::shared_ptr<const Testimony> testimony, int world_size) {
+  if (!testimony) return nullptr;
+  return std::make_unique<StoreCourier>(std::move(testimony), world_size);
+}
+
+inline CollectiveCall call_of(const std::string& label, Collective kind = Collective::all_gather,
+                              const std::string& reason = {}) {
+  const at::Tensor tensor = at::zeros({8});
+  return {kind, tensor, tensor, 0, label, reason};
+}
+
+inline StorePointer new_store() {
+  return c10::make_intrusive<c10d::HashStore>();
+}
+
+}  // namespace zerorun::testing
