@@ -1,7 +1,6 @@
 #include "cuda/nccl_comms.h"
 
 #include <algorithm>
-#include <future>
 #include <thread>
 #include <utility>
 
@@ -13,10 +12,6 @@ namespace zerorun {
 namespace {
 
 using std::chrono::microseconds;
-using std::chrono::seconds;
-
-constexpr seconds kPatienceWithClose(10);
-constexpr seconds kPatienceWithAbort(10);
 
 std::string words_for(ncclResult_t result) {
   const char* details = ncclGetLastError(nullptr);
@@ -107,8 +102,26 @@ NcclComms::Ids NcclComms::make_ids(size_t count) {
 
 template <typename Body>
 ncclResult_t NcclComms::call(size_t which, const Body& body) {
+  if (!comms_[which]) return ncclInvalidUsage;  // the lock may be with a call that does not end
   const std::lock_guard lock(mutex_);
-  return comms_[which] ? body(comms_[which]) : ncclInvalidUsage;
+  const ncclComm_t comm = comms_[which];
+  return comm ? body(comm) : ncclInvalidUsage;
+}
+
+// Does `work` in a thread, which keeps alive all that it touches, however long NCCL takes.
+std::future<bool> NcclComms::start(std::function<bool()> work) {
+  std::packaged_task<bool()> task([self = shared_from_this(), work = std::move(work)] {
+    cudaSetDevice(self->device_);
+    return work();
+  });
+  std::future<bool> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
+
+std::string NcclComms::gave_up_for() {
+  const std::lock_guard lock(words_mutex_);
+  return gave_up_for_;
 }
 
 // A request that NCCL has accepted may be under way, even if it says ncclSuccess (registering a window does).
@@ -124,7 +137,10 @@ ncclResult_t NcclComms::settle(size_t which, ncclResult_t result, const NcclWatc
 
 void NcclComms::finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog, size_t slot) {
   result = settle(which, result, watchdog);
-  if (result != ncclSuccess) watchdog.fail(slot, words_for(result));
+  if (result != ncclSuccess) {
+    const std::string reason = gave_up_for();
+    watchdog.fail(slot, reason.empty() ? words_for(result) : reason);
+  }
   watchdog.check();
 }
 
@@ -156,6 +172,7 @@ ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStrea
   for (const CollectiveCall& call : calls) {
     if (reduces(call)) type_of(call.output.scalar_type());  // what it throws must not leave a group open
   }
+  if (!comms_[0]) return ncclInvalidUsage;  // as in call()
   const std::lock_guard lock(mutex_);
   if (!comms_[0]) return ncclInvalidUsage;
   if (calls.size() == 1) return enqueue_one(calls.front(), comm_for(calls.front()), stream);
@@ -192,13 +209,25 @@ void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWa
   }
 }
 
+// Deregistering takes down what the processes of other ranks have mapped, and NCCL waits for their answers.
 void NcclComms::forget_memory(void* memory) {
   const auto operation = operate();
   const auto found =
       std::ranges::find_if(registrations_, [&](const Registration& other) { return other.memory == memory; });
   if (found == registrations_.end()) return;
-  deregister(*found);
+  const Registration registration = *found;
   registrations_.erase(found);
+  if (std::ranges::none_of(comms_, [](const auto& comm) { return comm.load() != nullptr; })) return;
+  const std::future<bool> done = start([this, registration] {
+    deregister(registration);
+    return true;
+  });
+  if (done.wait_for(patience_.with_memory) == std::future_status::ready) return;
+  {
+    const std::lock_guard lock(words_mutex_);
+    gave_up_for_ = "NCCL could not take back memory that other ranks know of: one of them stands still";
+  }
+  abort();
 }
 
 // What fails here ends with the communicator.
@@ -212,8 +241,11 @@ void NcclComms::deregister(const Registration& registration) {
   }
 }
 
+// While a call is under way nothing is asked: if it lasts, the deadlines of the watchdog go on.
 std::string NcclComms::failure() {
-  const std::lock_guard lock(mutex_);
+  if (std::string reason = gave_up_for(); !reason.empty()) return reason;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return "";
   for (ncclComm_t comm : comms_) {
     const ncclResult_t result = comm ? state_of(comm) : ncclSuccess;
     if (failed(result)) return words_for(result);
@@ -224,38 +256,35 @@ std::string NcclComms::failure() {
 // Each in a thread of its own: an abort first tells the kernels of its communicator to end, and then waits
 // for the GPU, on which those of the other may be in the way until they have been told too. A kernel that
 // does not listen keeps its thread, which holds on to all that NCCL may still write to.
+//
+// NCCL wants no other call during an abort. One that has not returned by now waits for a rank that stands
+// still: what ends such a wait is the flag that an abort sets first, so there is nothing better to do.
 void NcclComms::abort() {
   std::array<ncclComm_t, kMost> comms{};
   {
-    const std::lock_guard lock(mutex_);
-    comms = std::exchange(comms_, {});
+    const std::unique_lock lock(mutex_, patience_.with_calls);
+    std::ranges::transform(comms_, comms.begin(), [](auto& comm) { return comm.exchange(nullptr); });
   }
-  std::vector<std::future<void>> aborts;
+  std::vector<std::future<bool>> aborts;
   for (ncclComm_t comm : comms) {
-    if (!comm) continue;
-    std::packaged_task<void()> task([self = shared_from_this(), comm] {
-      cudaSetDevice(self->device_);
-      ncclCommAbort(comm);
-    });
-    aborts.push_back(task.get_future());
-    std::thread(std::move(task)).detach();
+    if (comm) aborts.push_back(start([comm] { return ncclCommAbort(comm) == ncclSuccess; }));
   }
-  const Deadline deadline(kPatienceWithAbort);
+  const Deadline deadline(patience_.with_abort);
   bool ended = true;
   for (auto& one : aborts) ended = ended && one.wait_until(deadline.end()) == std::future_status::ready;
   if (!ended) {
     log_warning("GPU " + std::to_string(device_) +
-                " does not end its collectives: programs that wait for it " + "have to be killed");
+                " does not end its collectives: programs that wait for it have to be killed");
   }
 }
 
+// Until the others are done too, or an abort ends it.
 bool NcclComms::finalize_all() {
-  const Deadline deadline(kPatienceWithClose);
   for (size_t which = 0; which < count_; ++which) {
     ncclResult_t result = call(which, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
     for (int turn = 0; !failed(result); ++turn) {
       result = call(which, state_of);
-      if (result != ncclInProgress || Deadline::Clock::now() >= deadline.end()) break;
+      if (result != ncclInProgress) break;
       pause(turn);
     }
     if (result != ncclSuccess) return false;
@@ -263,15 +292,28 @@ bool NcclComms::finalize_all() {
   return true;
 }
 
+// The GPU comes first: NCCL's manual wants no operation to use memory that is deregistered, which is then
+// local to a rank (ncclCommWindowDeregister). Finalizing comes last: it ends NCCL's threads, by which memory
+// is deregistered.
+bool NcclComms::leave(const std::list<Registration>& registrations) {
+  if (cudaDeviceSynchronize() != cudaSuccess) return false;
+  for (const Registration& registration : registrations) deregister(registration);
+  if (!finalize_all()) return false;
+  for (auto& one : comms_) {
+    std::unique_lock lock(mutex_);
+    const ncclComm_t comm = one.exchange(nullptr);
+    lock.unlock();
+    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, but in no abort's way
+  }
+  return true;
+}
+
 void NcclComms::close() {
   const auto operation = operate();
-  for (const Registration& registration : registrations_) deregister(registration);
-  registrations_.clear();
-  if (!finalize_all()) return abort();
-  const std::lock_guard lock(mutex_);
-  for (ncclComm_t comm : std::exchange(comms_, {})) {
-    if (comm) ncclCommDestroy(comm);
-  }
+  std::future<bool> left =
+      start([this, registrations = std::exchange(registrations_, {})] { return leave(registrations); });
+  if (left.wait_for(patience_.with_close) == std::future_status::ready && left.get()) return;
+  abort();
 }
 
 }  // namespace zerorun

@@ -36,6 +36,7 @@ void FakeNccl::reset() {
   done_.clear();
   violations_.clear();
   polls_ = 0;
+  held_.clear();
   has_windows_ = true;
   requests_ = reported_ = ncclSuccess;
 }
@@ -53,6 +54,23 @@ void FakeNccl::fail_requests(ncclResult_t result) {
 void FakeNccl::report(ncclResult_t result) {
   const std::lock_guard lock(mutex_);
   reported_ = result;
+}
+
+void FakeNccl::hold(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  held_ = what;
+}
+
+void FakeNccl::let_go() {
+  hold("");
+}
+
+void FakeNccl::wait_if_held(std::unique_lock<std::mutex>& lock, ncclComm* comm, const std::string& what) {
+  while (what == held_ && (what == "destroy" || !comm->told)) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
 }
 
 std::vector<std::string> FakeNccl::done() const {
@@ -103,8 +121,9 @@ ncclResult_t FakeNccl::request(ncclComm* comm, const std::string& what) {
 }
 
 void FakeNccl::note(ncclComm* comm, const std::string& what) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
+  wait_if_held(lock, comm, what);
   done_.push_back(what + " " + std::to_string(comm->number));
   if (comm->polls != 0) violations_.push_back(done_.back() + " before the last request was settled");
 }
@@ -122,13 +141,20 @@ ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   const Call call(*this, comm, what);
   const std::vector<ncclComm*> comms = comms_;
   done_.push_back(what + " " + std::to_string(comm->number));
-  lock.unlock();
   comm->told = true;
+  wait_if_held(lock, comm, what);
+  lock.unlock();
   for (ncclComm* other : comms) {
     while (what == "abort" && !other->told) std::this_thread::yield();
   }
   comm->gone = true;
   return ncclSuccess;
+}
+
+void FakeNccl::await_gpu() {
+  std::unique_lock lock(mutex_);
+  done_.push_back("GPU idle");
+  for (ncclComm* comm : std::vector(comms_)) wait_if_held(lock, comm, "GPU");
 }
 
 FakeNccl& fake_nccl() {
@@ -209,6 +235,10 @@ const char* ncclGetLastError(ncclComm_t) {
   return "";
 }
 cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  fake_nccl().await_gpu();
   return cudaSuccess;
 }
 

@@ -20,10 +20,15 @@ class FakeNccl {
   /// What a request, or asking for errors, comes to.
   void fail_requests(ncclResult_t result);
   void report(ncclResult_t result);
+  /// A rank stands still that calls of this name ("deregister", or "GPU" for what waits for the GPU) wait
+  /// for: they return when let_go() is called or, all but "destroy", when their communicator is told to
+  /// abort.
+  void hold(const std::string& what);
+  void let_go();
   /// As on a machine where GPUs cannot reach each other's memory.
   void take_windows_away();
 
-  /// What was asked for, in order: "all_gather 0" of communicator 0, "group", "abort 1".
+  /// What was asked for, in order: "all_gather 0" of communicator 0, "group", "abort 1", "GPU idle".
   std::vector<std::string> done() const;
   /// What NCCL forbids and was done: several calls at once, a request before the last was settled, any use of
   /// a communicator that is gone.
@@ -34,6 +39,7 @@ class FakeNccl {
   void note(ncclComm* comm, const std::string& what);  // what is done at once
   ncclResult_t state(ncclComm* comm);
   ncclResult_t end(ncclComm* comm, const std::string& what);
+  void await_gpu();
   ncclComm* make();
   bool has_windows() const;
   void set_grouping(bool grouping);
@@ -41,12 +47,15 @@ class FakeNccl {
  private:
   class Call;
 
+  void wait_if_held(std::unique_lock<std::mutex>& lock, ncclComm* comm, const std::string& what);
+
   mutable std::mutex mutex_;
   std::vector<ncclComm*> comms_;
   std::vector<std::string> done_;
   std::vector<std::string> violations_;
   int polls_ = 0;
   bool grouping_ = false;
+  std::string held_;
   bool has_windows_ = true;
   ncclResult_t requests_ = ncclSuccess;
   ncclResult_t reported_ = ncclSuccess;

@@ -34,9 +34,15 @@ class EndlessProbe : public CollectiveProbe {
   NcclComms& comms_;
 };
 
+constexpr NcclPatience kPatience = {
+    .with_calls = 50ms, .with_memory = 100ms, .with_close = 200ms, .with_abort = 10s};
+
 struct Rank {
-  explicit Rank(size_t communicators = 2, std::chrono::milliseconds timeout = 60s, int polls = 3)
-      : probe(*comms), watchdog({.timeout = timeout, .period = 1ms}, probe, nullptr) {
+  explicit Rank(size_t communicators = 2, std::chrono::milliseconds timeout = 60s, int polls = 3,
+                const NcclPatience& patience = kPatience)
+      : comms(std::make_shared<NcclComms>(0, patience)),
+        probe(*comms),
+        watchdog({.timeout = timeout, .period = 1ms}, probe, nullptr) {
     fake_nccl().reset();
     fake_nccl().take(polls);
     watchdog.start();
@@ -66,7 +72,7 @@ struct Rank {
     return {kind, tensor, tensor, 0, "bucket 3", {}};
   }
 
-  std::shared_ptr<NcclComms> comms = std::make_shared<NcclComms>(0);
+  std::shared_ptr<NcclComms> comms;
   EndlessProbe probe;
   NcclWatchdog watchdog;
 };
@@ -78,6 +84,17 @@ std::string error_of(const std::function<void()>& body) {
     return error.what();
   }
   return "none";
+}
+
+// Or a minute has passed.
+void wait_until(const std::function<bool()>& condition) {
+  const auto patience = std::chrono::steady_clock::now() + 60s;
+  while (!condition() && std::chrono::steady_clock::now() < patience) std::this_thread::sleep_for(1ms);
+}
+
+ptrdiff_t times_done(const std::string& what) {
+  const Words done = fake_nccl().done();
+  return std::ranges::count(done, what);
 }
 
 // Without their order, which is that of threads.
@@ -95,8 +112,8 @@ TEST_CASE("nccl requests: each is settled before the next, gathers and reduction
   }
   rank.comms->close();
   CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "all_gather 0", "reduce_scatter 1",
-                                    "all_gather 0", "broadcast 0", "all_reduce 1", "finalize 0", "finalize 1",
-                                    "destroy 0", "destroy 1"});
+                                    "all_gather 0", "broadcast 0", "all_reduce 1", "GPU idle", "finalize 0",
+                                    "finalize 1", "destroy 0", "destroy 1"});
   CHECK(fake_nccl().violations().empty());
   CHECK_FALSE(rank.watchdog.broken());
 }
@@ -107,7 +124,7 @@ TEST_CASE("nccl requests: one communicator serves all where there may be no seco
   rank.start(Collective::reduce_scatter);
   rank.comms->close();
   CHECK(fake_nccl().done() ==
-        Words{"connect 0", "all_gather 0", "reduce_scatter 0", "finalize 0", "destroy 0"});
+        Words{"connect 0", "all_gather 0", "reduce_scatter 0", "GPU idle", "finalize 0", "destroy 0"});
   CHECK(fake_nccl().violations().empty());
 }
 
@@ -191,7 +208,8 @@ TEST_CASE("nccl requests: memory is known to both communicators until it goes") 
           Words{"connect 0", "connect 1", in + "0", in + "1", in + "0", in + "1", out + "0", out + "1"});
     rank.comms->close();
     const Words done = fake_nccl().done();
-    CHECK(Words(done.begin() + 8, done.begin() + 10) == Words{out + "0", out + "1"});
+    CHECK(Words(done.begin() + 8, done.begin() + 13) ==
+          Words{"GPU idle", out + "0", out + "1", "finalize 0", "finalize 1"});
     rank.comms->forget_memory(&second);
     CHECK(fake_nccl().done() == done);
     CHECK(fake_nccl().violations().empty());
@@ -208,6 +226,75 @@ TEST_CASE("nccl requests: memory is registered the older way where there are no 
                                     "register 1", "deregister 0", "deregister 1"});
   CHECK(fake_nccl().violations().empty());
   rank.comms->abort();
+}
+
+TEST_CASE(
+    "nccl requests: memory that a rank at a standstill does not let go ends in an abort, and is named") {
+  Rank rank;
+  int memory = 0;
+  rank.register_memory(&memory, false);
+  fake_nccl().hold("deregister");
+  const auto start = std::chrono::steady_clock::now();
+  rank.comms->forget_memory(&memory);
+  CHECK(std::chrono::steady_clock::now() - start >= kPatience.with_memory);
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+  CHECK(
+      error_of([&] { rank.start(Collective::all_gather); }) ==
+      "all_gather of bucket 3: NCCL could not take back memory that other ranks know of: one of them stands "
+      "still");
+  wait_until([] { return times_done("deregister 0") == 1; });
+  const Words done = fake_nccl().done();
+  CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==
+        std::set<std::string>{"abort 0", "abort 1", "deregister 0"});
+  // The only call that the abort meets is the one that it ends.
+  CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
+}
+
+TEST_CASE("nccl requests: a call that does not return holds up neither the watchdog nor an abort") {
+  NcclPatience patience = kPatience;
+  patience.with_memory = 60s;
+  Rank rank(2, 300ms, 3, patience);
+  std::vector<int> memory(2);
+  for (int& one : memory) rank.register_memory(&one, false);
+  rank.start(Collective::all_gather);
+  fake_nccl().hold("deregister");
+  const auto start = std::chrono::steady_clock::now();
+  std::thread other([&] { rank.comms->forget_memory(&memory[0]); });
+  wait_until([&] { return rank.watchdog.broken(); });
+  other.join();  // its call has returned
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+  CHECK_THROWS_WITH(rank.watchdog.check(), StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
+  rank.comms->forget_memory(&memory[1]);  // nothing is asked of NCCL any more
+  rank.watchdog.stop();
+  CHECK(times_done("abort 0") == 1);
+  CHECK(times_done("deregister 0") == 1);
+  CHECK(times_done("deregister 1") == 0);
+}
+
+TEST_CASE("nccl requests: a close that waits for a rank at a standstill ends in an abort") {
+  for (const std::string held : {"GPU", "deregister"}) {
+    Rank rank;
+    int memory = 0;
+    rank.register_memory(&memory, false);
+    fake_nccl().hold(held);
+    const auto start = std::chrono::steady_clock::now();
+    rank.comms->close();
+    CHECK(std::chrono::steady_clock::now() - start >= kPatience.with_close);
+    CHECK(std::chrono::steady_clock::now() - start < 10s);
+    wait_until([&] { return held == "GPU" || times_done("deregister 0") == 1; });
+    CHECK(times_done("abort 0") == 1);
+    CHECK(times_done("abort 1") == 1);
+    CHECK(times_done("finalize 0") == 0);
+  }
+}
+
+TEST_CASE("nccl requests: a communicator that cannot be destroyed is left to itself, the other aborted") {
+  Rank rank;
+  fake_nccl().hold("destroy");
+  rank.comms->close();
+  CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"destroy 0", "abort 1"});
+  fake_nccl().let_go();
+  CHECK(fake_nccl().violations().empty());
 }
 
 TEST_CASE("nccl requests: threads that start collectives, free memory and watch are kept apart") {
