@@ -60,18 +60,69 @@ struct OptimizerConfig {
   double adam_lr = 3e-4;  // Muon: of what AdamW updates, with betas and eps; lr is Muon's
 };
 
-enum class SchedulerType { warmup_lr, warmup_decay_lr };
 enum class WarmupType { log, linear };
 
-struct SchedulerConfig {
-  SchedulerType type = SchedulerType::warmup_lr;
-  double warmup_min_lr = 0.0;
-  /// Absent: the optimizer's lr (WarmupLR only; for WarmupDecayLR 0.001 is filled in, as in DeepSpeed).
-  std::optional<double> warmup_max_lr;
-  int64_t warmup_num_steps = 1000;
-  WarmupType warmup_type = WarmupType::log;
-  int64_t total_num_steps = 0;  // WarmupDecayLR
+/// One value for all parameter groups, or a list with one for each.
+using PerGroup = std::variant<double, std::vector<double>>;
+
+/// How a learning rate rises; what follows is there after `num_steps` optimizer steps.
+struct Warmup {
+  int64_t num_steps = 1000;  // 1 acts as 2
+  WarmupType type = WarmupType::log;
+  friend bool operator==(const Warmup&, const Warmup&) = default;
 };
+
+struct WarmupLr {
+  PerGroup min_lr = 0.0;
+  std::optional<PerGroup> max_lr = {};  // absent: each parameter group's own lr
+  Warmup warmup = {};
+  friend bool operator==(const WarmupLr&, const WarmupLr&) = default;
+};
+
+struct WarmupDecayLr {
+  PerGroup min_lr = 0.0;
+  PerGroup max_lr = 0.001;
+  Warmup warmup = {};
+  int64_t total_num_steps = 0;
+  friend bool operator==(const WarmupDecayLr&, const WarmupDecayLr&) = default;
+};
+
+/// Ratios are of each parameter group's own lr.
+struct WarmupCosineLr {
+  double min_ratio = 0.0;
+  double cos_min_ratio = 0.0001;
+  Warmup warmup = {};
+  int64_t total_num_steps = 0;
+  friend bool operator==(const WarmupCosineLr&, const WarmupCosineLr&) = default;
+};
+
+/// A rise, a fall and a decay, the momentum (beta1) going the other way.
+struct OneCycle {
+  PerGroup min_lr = 0.0;
+  PerGroup max_lr = 0.0;
+  int64_t first_step_size = 2000;                  // optimizer steps of the rise
+  std::optional<int64_t> second_step_size = {};    // of the fall; absent: those of the rise
+  int64_t first_stair_count = 0;                   // not above 0: evenly
+  std::optional<int64_t> second_stair_count = {};  // absent: those of the rise
+  int64_t decay_step_size = 0;                     // 0: no decay
+  double decay_lr_rate = 0.0;
+  bool cycle_momentum = true;  // of optimizers that have betas
+  PerGroup min_mom = 0.8;
+  PerGroup max_mom = 0.9;
+  double decay_mom_rate = 0.0;
+  friend bool operator==(const OneCycle&, const OneCycle&) = default;
+};
+
+struct LrRangeTest {
+  PerGroup min_lr = 0.001;
+  int64_t step_size = 2000;
+  double step_rate = 1.0;
+  bool staircase = false;
+  friend bool operator==(const LrRangeTest&, const LrRangeTest&) = default;
+};
+
+/// What each means: optim/schedule.h.
+using SchedulerConfig = std::variant<WarmupLr, WarmupDecayLr, WarmupCosineLr, OneCycle, LrRangeTest>;
 
 struct ZeroConfig {
   int stage = 0;

@@ -64,6 +64,7 @@ struct KeyFact {
   int length = 0;             // of a number_list
   bool nullable = false;      // null is the same as leaving the key out
   bool accepts_true = false;  // `true` stands for 1
+  bool per_group = false;     // a number, or a list with one for each parameter group
   Automatic automatic = Automatic::nobody;
   std::string_view other_name = {};       // a second name in the same section, as good as the first
   std::string_view choices = {};          // space-separated
@@ -97,6 +98,7 @@ struct KeyFact {
   constexpr KeyFact of_length(int count) const { return with(&KeyFact::length, count); }
   constexpr KeyFact or_null() const { return with(&KeyFact::nullable, true); }
   constexpr KeyFact or_true() const { return with(&KeyFact::accepts_true, true); }
+  constexpr KeyFact or_list() const { return with(&KeyFact::per_group, true); }
   constexpr KeyFact filled_by(Automatic who) const { return with(&KeyFact::automatic, who); }
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }

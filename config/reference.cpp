@@ -93,7 +93,8 @@ DeepSpeed takes the following. ZeroRun refuses it, because it is a mistake that 
 | an `initial_scale_power` above 127, a `loss_scale` above 2 to the power of 127 | fp32 cannot hold the scaled loss |
 | a `grad_accum_dtype` of 16 bits that is not the dtype of training | gradients lose range or digits that they came with |
 | `"gradient_allreduce_op": "sum"` beside `prescale_gradients`, or beside a `gradient_predivide_factor` other than 1 | the two belong to an average, and DeepSpeed passes over them |
-| lists for `warmup_min_lr` and `warmup_max_lr` | schedules set one learning rate for all parameter groups |
+| a `warmup_type` other than `log` and `linear` | DeepSpeed goes on with `log` |
+| a schedule with a learning rate, a ratio or a decay below 0, with a momentum of 1 or more, with steps that are no whole number | no step could use it, or the schedule ends elsewhere than it says |
 
 It is more lenient in two things that have one meaning only: sizes with a fraction, and integers in quotes. And what
 DeepSpeed does not join works together here: `"gradient_allreduce_op": "sum"` at stage 3, `prescale_gradients` and
@@ -176,6 +177,7 @@ std::string value_in_words(const KeyFact& row) {
   }
   if (!row.any_case.empty()) words += in_any_case(row);
   if (row.accepts_true) words += ", or true for 1";
+  if (row.per_group) words += ", or one a parameter group";
   if (row.nullable) words += ", or null";
   return words;
 }

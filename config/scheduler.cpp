@@ -5,45 +5,133 @@ namespace {
 
 constexpr double warmup_decay_max_lr = 0.001;  // WarmupDecayLR's default; WarmupLR's is the optimizer's lr
 
+std::string param(std::string_view name) {
+  return "scheduler.params." + std::string(name);
+}
+
+std::optional<PerGroup> per_group(const Settings& settings, std::string_view name) {
+  if (const auto one = settings.get<double>(param(name))) return *one;
+  if (auto list = settings.get<std::vector<double>>(param(name))) return *std::move(list);
+  return std::nullopt;
+}
+
+void read(const Resolution& resolution, std::string_view name, PerGroup& target) {
+  if (auto value = per_group(resolution.settings, name)) target = *std::move(value);
+}
+
 /// 0 is in files of old versions, which took it for 2; DeepSpeed refuses it now.
-void read_warmup_steps(const Resolution& resolution, int64_t& steps) {
-  constexpr std::string_view key = "scheduler.params.warmup_num_steps";
-  resolution.read(key, steps);
-  if (steps > 0) return;
-  if (resolution.purpose == Purpose::run) {
-    resolution.report(key, "an integer of at least 1", "0", "write 1, which acts as 2, for no warm-up");
-  } else {
-    resolution.note(key, "0 is refused by a run: write 1, which acts as 2, for no warm-up");
+Warmup read_warmup(const Resolution& resolution) {
+  const std::string steps = param("warmup_num_steps");
+  Warmup warmup;
+  resolution.read(steps, warmup.num_steps);
+  if (resolution.settings.get<std::string>(param("warmup_type")) == "linear") {
+    warmup.type = WarmupType::linear;
   }
+  if (warmup.num_steps > 0) return warmup;
+  if (resolution.purpose == Purpose::run) {
+    resolution.report(steps, "an integer of at least 1", "0", "write 1, which acts as 2, for no warm-up");
+  } else {
+    resolution.note(steps, "0 is refused by a run: write 1, which acts as 2, for no warm-up");
+  }
+  return warmup;
+}
+
+/// Reports that the schedule cannot be without a parameter. `example`: a value for it.
+void require(const Resolution& resolution, const std::string& type, const std::string& name,
+             const std::string& example) {
+  const Settings& settings = resolution.settings;
+  if (settings.given(param(name)) || settings.undecided(param(name))) return;
+  resolution.report(param(name), name + " for " + type, "nothing",
+                    "write \"params\": {\"" + name + "\": " + example + "}");
+}
+
+int64_t read_total(const Resolution& resolution, const std::string& type) {
+  int64_t total = 0;
+  resolution.read(param("total_num_steps"), total);
+  require(resolution, type, "total_num_steps", "1000");
+  return total;
+}
+
+WarmupLr read_warmup_lr(const Resolution& resolution) {
+  Settings& settings = resolution.settings;
+  WarmupLr schedule;
+  schedule.warmup = read_warmup(resolution);
+  read(resolution, "warmup_min_lr", schedule.min_lr);
+  // The parameter groups may have others than the one that is shown.
+  schedule.max_lr = per_group(settings, "warmup_max_lr");
+  const auto lr = settings.get<double>("optimizer.params.lr");
+  if (lr && settings.find("optimizer")) settings.derive(param("warmup_max_lr"), *lr);
+  return schedule;
+}
+
+WarmupDecayLr read_warmup_decay(const Resolution& resolution, const std::string& type) {
+  resolution.settings.derive(param("warmup_max_lr"), warmup_decay_max_lr);
+  WarmupDecayLr schedule;
+  schedule.warmup = read_warmup(resolution);
+  read(resolution, "warmup_min_lr", schedule.min_lr);
+  read(resolution, "warmup_max_lr", schedule.max_lr);
+  schedule.total_num_steps = read_total(resolution, type);
+  return schedule;
+}
+
+WarmupCosineLr read_warmup_cosine(const Resolution& resolution, const std::string& type) {
+  WarmupCosineLr schedule;
+  schedule.warmup = read_warmup(resolution);
+  resolution.read(param("warmup_min_ratio"), schedule.min_ratio);
+  resolution.read(param("cos_min_ratio"), schedule.cos_min_ratio);
+  schedule.total_num_steps = read_total(resolution, type);
+  return schedule;
+}
+
+/// DeepSpeed says the same when it starts, and goes on.
+void note_momentum(const Resolution& resolution) {
+  const Settings& settings = resolution.settings;
+  const auto optimizer = settings.get<std::string>("optimizer.type");
+  const bool cycles = settings.get<bool>(param("cycle_momentum")).value_or(true);
+  if (!cycles || !optimizer || has_word(find_key("optimizer.params.betas")->types, *optimizer)) return;
+  resolution.note(param("cycle_momentum"), *optimizer + " has no betas: the momentum stays as it is");
+}
+
+OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
+  OneCycle schedule;
+  require(resolution, type, "cycle_min_lr", "0.0001");
+  require(resolution, type, "cycle_max_lr", "0.001");
+  read(resolution, "cycle_min_lr", schedule.min_lr);
+  read(resolution, "cycle_max_lr", schedule.max_lr);
+  resolution.read(param("cycle_first_step_size"), schedule.first_step_size);
+  schedule.second_step_size = resolution.settings.get<int64_t>(param("cycle_second_step_size"));
+  resolution.read(param("cycle_first_stair_count"), schedule.first_stair_count);
+  schedule.second_stair_count = resolution.settings.get<int64_t>(param("cycle_second_stair_count"));
+  resolution.read(param("decay_step_size"), schedule.decay_step_size);
+  resolution.read(param("decay_lr_rate"), schedule.decay_lr_rate);
+  resolution.read(param("cycle_momentum"), schedule.cycle_momentum);
+  read(resolution, "cycle_min_mom", schedule.min_mom);
+  read(resolution, "cycle_max_mom", schedule.max_mom);
+  resolution.read(param("decay_mom_rate"), schedule.decay_mom_rate);
+  note_momentum(resolution);
+  return schedule;
+}
+
+LrRangeTest read_lr_range_test(const Resolution& resolution) {
+  LrRangeTest schedule;
+  read(resolution, "lr_range_test_min_lr", schedule.min_lr);
+  resolution.read(param("lr_range_test_step_size"), schedule.step_size);
+  resolution.read(param("lr_range_test_step_rate"), schedule.step_rate);
+  resolution.read(param("lr_range_test_staircase"), schedule.staircase);
+  return schedule;
 }
 
 }  // namespace
 
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
-  Settings& settings = resolution.settings;
-  if (!settings.find("scheduler")) return std::nullopt;
-  SchedulerConfig scheduler;
-  const auto type = settings.get<std::string>("scheduler.type");
-  if (type == "WarmupDecayLR") {
-    scheduler.type = SchedulerType::warmup_decay_lr;
-    settings.derive("scheduler.params.warmup_max_lr", warmup_decay_max_lr);
-  } else if (const auto lr = settings.get<double>("optimizer.params.lr"); type == "WarmupLR" && lr) {
-    if (settings.find("optimizer")) settings.derive("scheduler.params.warmup_max_lr", *lr);
-  }
-  resolution.read("scheduler.params.warmup_min_lr", scheduler.warmup_min_lr);
-  scheduler.warmup_max_lr = settings.get<double>("scheduler.params.warmup_max_lr");
-  read_warmup_steps(resolution, scheduler.warmup_num_steps);
-  if (settings.get<std::string>("scheduler.params.warmup_type") == "linear") {
-    scheduler.warmup_type = WarmupType::linear;
-  }
-  constexpr std::string_view total = "scheduler.params.total_num_steps";
-  resolution.read(total, scheduler.total_num_steps);
-  const bool needs_total = type == "WarmupDecayLR" || type == "WarmupCosineLR";
-  if (needs_total && !settings.given(total) && !settings.undecided(total)) {
-    resolution.report(total, "total_num_steps for " + *type, "nothing",
-                      "write \"params\": {\"total_num_steps\": 1000}");
-  }
-  return scheduler;
+  if (!resolution.settings.find("scheduler")) return std::nullopt;
+  const auto type = resolution.settings.get<std::string>("scheduler.type");
+  if (type == "WarmupLR") return read_warmup_lr(resolution);
+  if (type == "WarmupDecayLR") return read_warmup_decay(resolution, *type);
+  if (type == "WarmupCosineLR") return read_warmup_cosine(resolution, *type);
+  if (type == "OneCycle") return read_one_cycle(resolution, *type);
+  if (type == "LRRangeTest") return read_lr_range_test(resolution);
+  return std::nullopt;  // told: there is none, or it is not offered
 }
 
 }  // namespace zerorun

@@ -160,6 +160,11 @@ void add_value(const KeyFact& fact, Json& schema) {
     case KeyType::number:
       types = {"number"};
       add_range(fact.range, limits);
+      if (fact.per_group) {
+        types.push_back("array");
+        limits.update(list_of_numbers(fact));
+        limits["minItems"] = 1;
+      }
       if (!fact.accepts_true) break;
       types.push_back("boolean");
       limits["not"] = {{"enum", {false}}};
@@ -225,6 +230,7 @@ std::string description_of(const KeyFact& fact, const KeyFact& row) {
   say(automatic_in_words(row.automatic));
   if (row.nullable) say("may be null, as if the key were left out");
   if (row.accepts_true) say("may be true, which stands for 1");
+  if (row.per_group) say("may be an array with one number for each parameter group");
   if (!fact.types.empty()) say("only for " + words_or(fact.types, ""));
   return text;
 }

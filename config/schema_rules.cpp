@@ -200,6 +200,11 @@ constexpr std::string_view total_beside_decay = R"({
   "then": {"required": ["params"], "properties": {"params": {"required": ["total_num_steps"]}}}
 })";
 
+constexpr std::string_view bounds_of_cycle = R"({
+  "if": {"type": "object", "required": ["type"], "properties": {"type": {"pattern": "TYPE"}}},
+  "then": {"required": ["params"], "properties": {"params": {"required": ["cycle_min_lr", "cycle_max_lr"]}}}
+})";
+
 /// `text` with `value` for every `name` in it.
 Json rule_with(std::string_view text, std::string_view name, std::string_view value) {
   std::string rule(text);
@@ -230,6 +235,7 @@ void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   } else if (section == "scheduler") {
     rules.push_back({{"required", {"type"}}});
     rules.push_back(rule_for_types(total_beside_decay, section, "WarmupDecayLR WarmupCosineLR"));
+    rules.push_back(rule_for_types(bounds_of_cycle, section, "OneCycle"));
   } else if (section == "fp16") {
     rules.push_back(Json::parse(fixed_scale));
     rules.push_back(Json::parse(scaling_while_training));

@@ -134,7 +134,8 @@ std::optional<ValueCheck> check_number(const KeyFact& fact, const Value& value) 
 std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value) {
   if (value.kind != ValueKind::array) return std::nullopt;
   const bool long_enough = fact.length == 0 || value.items.size() == static_cast<size_t>(fact.length);
-  if (!long_enough) return std::nullopt;
+  const bool no_group = fact.per_group && value.items.empty();
+  if (!long_enough || no_group) return std::nullopt;
   std::vector<double> numbers;
   for (std::size_t i = 0; i < value.items.size(); ++i) {
     const Value& item = value.items[i];
@@ -170,6 +171,7 @@ std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value)
     case KeyType::size:
       return check_integer(fact, value);
     case KeyType::number:
+      if (fact.per_group && value.kind == ValueKind::array) return check_numbers(fact, value);
       return check_number(fact, value);
     case KeyType::number_list:
     case KeyType::integer_list:
@@ -261,7 +263,7 @@ std::string expected_of(const KeyFact& fact) {
     case KeyType::size:
       return "an integer" + range_text(fact.range);
     case KeyType::number:
-      return "a number" + range_text(fact.range);
+      return "a number" + range_text(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
     case KeyType::boolean:
       return "true or false";
     case KeyType::choice:

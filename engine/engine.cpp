@@ -13,6 +13,7 @@
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
 #include "engine/resolved_config.h"
+#include "engine/schedules.h"
 #include "engine/setup.h"
 #include "zero/interception.h"
 
@@ -47,6 +48,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
   check_one_optimizer(config, options);
+  check_schedules(config, options);
   ModelParameters parameters = collect_parameters(model, config, options);
   auto communicator = options.communicator ? options.communicator : connect();
   check_world_size(config, communicator->world_size());
@@ -171,6 +173,14 @@ std::vector<double> Engine::get_lr() const {
   for (int group = 0; group < state_->optimizer->groups(); ++group)
     lrs.push_back(state_->optimizer->lr(group));
   return lrs;
+}
+
+std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const {
+  state_->settle();
+  std::vector<std::optional<std::pair<double, double>>> betas;
+  for (int group = 0; group < state_->optimizer->groups(); ++group)
+    betas.push_back(state_->optimizer->betas(group));
+  return betas;
 }
 
 double Engine::get_global_grad_norm() const {

@@ -13,6 +13,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -23,6 +24,7 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "optim/schedule.h"
 #include "zero/residency_report.h"
 
 namespace zerorun {
@@ -41,6 +43,20 @@ struct InitializeOptions {
   torch::optim::Optimizer* optimizer =
       nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
+
+  // A schedule of the program's own, where the config has no "scheduler": at most one of the two. A step that
+  // is skipped advances neither.
+
+  /// What each optimizer step uses in each parameter group: `[](int64_t step, int group) { return 1e-3; }`,
+  /// or a ScheduledValues with betas too. Called once for each step that is applied and each group, in order,
+  /// by the thread that uses the engine (in initialize() for step 0). The same on every rank. What it
+  /// captures outlives the engine.
+  Schedule schedule;
+  /// A torch::optim one of `optimizer`; outlives the engine, which calls its step() once behind each step
+  /// that is applied. One that wants to know a loss (ReduceLROnPlateauScheduler) is the program's to step,
+  /// where engine.was_step_applied().
+  torch::optim::LRScheduler* lr_scheduler = nullptr;
+
   std::optional<int64_t> bucket_numel;  // bucket bound in elements, in place of the layout's own choice
 
   // For the initialize() that reads the file: what "auto" stands for in it.
@@ -122,10 +138,12 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   // On a GPU step() returns before the device knows what the step comes to, unless the loss scale needs to
-  // know. The next step() asks for it; so do the four that follow, which wait for it.
+  // know. The next step() asks for it; so do the five that follow, which wait for it.
 
   /// Learning rate of each parameter group, as the next optimizer step will use it.
   std::vector<double> get_lr() const;
+  /// Its betas likewise; absent for optimizers that have none.
+  std::vector<std::optional<std::pair<double, double>>> get_betas() const;
   /// Norm of the averaged gradients over all parameters and ranks before clipping, of the last optimizer
   /// step, the same number at every stage; 0 before the first, infinity when a gradient was not finite.
   double get_global_grad_norm() const;

@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "device/dtypes.h"
+#include "engine/schedules.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
-#include "optim/schedule.h"
 #include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {
@@ -86,13 +86,14 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
       reducer(buckets, *communicator, reducer_options(config, policy, averaging.before)),
+      lr_scheduler(options.lr_scheduler),
       timer(config.wall_clock_breakdown, communicator->device().streams()) {
   broadcast_others(parameters, *communicator);
   for (const NamedTensor& other : parameters.others)
     buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
 
   optimizer = make_optimizer(options);
-  for (int group = 0; group < optimizer->groups(); ++group) base_lrs.push_back(optimizer->lr(group));
+  schedule = make_schedule(config, options, *optimizer, communicator->rank() == 0);
   int64_t number = 1;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     first_sums.push_back(number);
@@ -308,8 +309,12 @@ void Engine::State::update() {
 }
 
 void Engine::State::conclude() {
-  if (!step_applied) ++skipped_steps;
-  follow_schedule();
+  if (step_applied) {
+    if (lr_scheduler) lr_scheduler->step();
+    follow_schedule();
+  } else {
+    ++skipped_steps;
+  }
   follow_loss_scale();
   report_time();
 }
@@ -323,9 +328,11 @@ void Engine::State::settle() {
 }
 
 void Engine::State::follow_schedule() {
-  if (!config.scheduler) return;
+  if (!schedule) return;
   for (int group = 0; group < optimizer->groups(); ++group) {
-    optimizer->set_lr(group, scheduled_lr(*config.scheduler, base_lrs[group], global_steps - skipped_steps));
+    const ScheduledValues values = schedule(global_steps - skipped_steps, group);
+    optimizer->set_lr(group, values.lr);
+    if (values.betas) optimizer->set_betas(group, *values.betas);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "engine/model_parameters.h"
 #include "engine/step_timer.h"
 #include "optim/loss_scaler.h"
+#include "optim/schedule.h"
 #include "optim/shard_optimizer.h"
 #include "zero/buckets.h"
 #include "zero/gradient_reducer.h"
@@ -49,6 +50,7 @@ struct Engine::State {
   /// Learns and concludes the last step, where that is still open.
   void settle();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
+  /// Sets what the next step uses.
   void follow_schedule();
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();
@@ -74,9 +76,10 @@ struct Engine::State {
   std::vector<int> shard_bucket;  // the bucket of each of the optimizer's shards
   std::vector<int> own_shards;    // those of this rank's slices, by bucket
   std::unique_ptr<ShardOptimizer> optimizer;
-  std::vector<double> base_lrs;
-  std::vector<int64_t> first_sums;   // by bucket: the number of its first sum over ranks
-  std::optional<LossScaler> scaler;  // fp16
+  std::vector<int64_t> first_sums;          // by bucket: the number of its first sum over ranks
+  Schedule schedule;                        // may be empty
+  torch::optim::LRScheduler* lr_scheduler;  // the program's own; may be null
+  std::optional<LossScaler> scaler;         // fp16
   int64_t buffer_bytes = 0;
   StepTimer timer;
 

@@ -5,15 +5,12 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "engine/schedules.h"
 #include "optim/client_optimizer.h"
 #include "zero/stage.h"
 
 namespace zerorun {
 namespace {
-
-bool has_betas(OptimizerType type) {
-  return type != OptimizerType::sgd && type != OptimizerType::adagrad && type != OptimizerType::rmsprop;
-}
 
 bool has_eps(OptimizerType type) {
   return type != OptimizerType::sgd && type != OptimizerType::lion;
@@ -100,7 +97,8 @@ std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const In
     own.lr = group.lr.value_or(base.lr);
     own.adam_lr = group.lr.value_or(base.adam_lr);
     own.weight_decay = group.weight_decay.value_or(base.weight_decay);
-    if (group.betas && !has_betas(base.type)) refuse_hyperparameter("betas", base.type);
+    const bool takes_betas = has_betas(base.type) || base.type == OptimizerType::muon;
+    if (group.betas && !takes_betas) refuse_hyperparameter("betas", base.type);
     if (group.eps && !has_eps(base.type)) refuse_hyperparameter("eps", base.type);
     if (group.betas) std::tie(own.beta1, own.beta2) = *group.betas;
     own.eps = group.eps.value_or(base.eps);
@@ -142,12 +140,7 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
     text << " client";
     for (const auto& group : options.optimizer->param_groups()) text << ' ' << group.options().get_lr();
   }
-  if (config.scheduler) {
-    const SchedulerConfig& schedule = *config.scheduler;
-    text << " schedule " << static_cast<int>(schedule.type) << ' ' << schedule.warmup_min_lr << ' '
-         << schedule.warmup_max_lr.value_or(-1) << ' ' << schedule.warmup_num_steps << ' '
-         << static_cast<int>(schedule.warmup_type) << ' ' << schedule.total_num_steps;
-  }
+  text << describe_schedules(config, options);
   return text.str();
 }
 

@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include <cstring>
+#include <tuple>
 #include <typeinfo>
 #include <utility>
 
@@ -61,6 +62,13 @@ int moment_bytes_of(const torch::optim::Optimizer& optimizer) {
   return 4;
 }
 
+// Null for an optimizer without betas.
+std::tuple<double, double>* betas_of(torch::optim::OptimizerOptions& options) {
+  if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return &adam->betas();
+  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return &adamw->betas();
+  return nullptr;
+}
+
 class ClientOptimizer : public ShardOptimizer {
  public:
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, Device& device)
@@ -96,6 +104,15 @@ class ClientOptimizer : public ShardOptimizer {
 
   double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
   void set_lr(int group, double lr) override { optimizer_->param_groups()[group].options().set_lr(lr); }
+  std::optional<std::pair<double, double>> betas(int group) const override {
+    const auto* betas = betas_of(optimizer_->param_groups()[group].options());
+    return betas ? std::optional(std::pair(std::get<0>(*betas), std::get<1>(*betas))) : std::nullopt;
+  }
+  void set_betas(int group, std::pair<double, double> betas) override {
+    auto* held = betas_of(optimizer_->param_groups()[group].options());
+    ZR_CHECK(held, "betas for an optimizer that has none");
+    *held = betas;
+  }
   int groups() const override { return static_cast<int>(optimizer_->param_groups().size()); }
 
   int64_t state_bytes() const override {

@@ -1,8 +1,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <tuple>
 #include <utility>
 
+#include "base/error.h"
 #include "optim/shard_optimizer.h"
 #include "optim/update_rule_of.h"
 
@@ -46,6 +48,14 @@ class FusedOptimizer : public ShardOptimizer {
 
   double lr(int group) const override { return groups_[group].lr; }
   void set_lr(int group, double lr) override { groups_[group].lr = lr; }
+  std::optional<std::pair<double, double>> betas(int group) const override {
+    if (!has_betas(groups_[group].type)) return std::nullopt;
+    return std::pair(groups_[group].beta1, groups_[group].beta2);
+  }
+  void set_betas(int group, std::pair<double, double> betas) override {
+    ZR_CHECK(has_betas(groups_[group].type), "betas for an optimizer that has none");
+    std::tie(groups_[group].beta1, groups_[group].beta2) = betas;
+  }
   int groups() const override { return static_cast<int>(groups_.size()); }
 
   int64_t state_bytes() const override {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -64,6 +65,12 @@ class LambOptimizer : public ShardOptimizer {
 
   double lr(int group) const override { return groups_[group].lr; }
   void set_lr(int group, double lr) override { groups_[group].lr = lr; }
+  std::optional<std::pair<double, double>> betas(int group) const override {
+    return std::pair(groups_[group].beta1, groups_[group].beta2);
+  }
+  void set_betas(int group, std::pair<double, double> betas) override {
+    std::tie(groups_[group].beta1, groups_[group].beta2) = betas;
+  }
   int groups() const override { return static_cast<int>(groups_.size()); }
 
   int64_t state_bytes() const override {

@@ -88,6 +88,8 @@ class MuonOptimizer : public ShardOptimizer {
 
   double lr(int group) const override { return update_->lr(group); }
   void set_lr(int group, double lr) override { update_->set_lr(group, lr); }
+  std::optional<std::pair<double, double>> betas(int group) const override { return update_->betas(group); }
+  void set_betas(int group, std::pair<double, double> betas) override { update_->set_betas(group, betas); }
   int groups() const override { return update_->groups(); }
 
   int64_t state_bytes() const override {

@@ -5,7 +5,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -44,6 +46,10 @@ class ShardOptimizer {
 
   virtual double lr(int group) const = 0;
   virtual void set_lr(int group, double lr) = 0;
+  /// Absent where the optimizer has none.
+  virtual std::optional<std::pair<double, double>> betas(int group) const = 0;
+  /// Of an optimizer that has them; bias corrections are those of the new ones from the first step on.
+  virtual void set_betas(int group, std::pair<double, double> betas) = 0;
   virtual int groups() const = 0;
   virtual int64_t state_bytes() const = 0;
   /// What it keeps beside the state.
@@ -51,6 +57,19 @@ class ShardOptimizer {
   /// Optimizer state per parameter of a group in bytes, for the ZeRO formula (8 for Adam).
   virtual int moment_bytes(int group) const = 0;
 };
+
+/// Whether the parameters that the config's optimizer of this type updates have betas.
+constexpr bool has_betas(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::adam_w:
+    case OptimizerType::adam:
+    case OptimizerType::lion:
+    case OptimizerType::lamb:
+      return true;
+    default:
+      return false;
+  }
+}
 
 /// An optimizer as ds_config.json describes it; one config a group, all of the same type. Gradients are
 /// multiplied with 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its

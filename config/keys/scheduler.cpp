@@ -12,35 +12,39 @@ constexpr std::string_view all_types =
     "ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts "
     "ReduceLROnPlateau CyclicLR OneCycleLR";
 constexpr std::string_view types_to_come =
-    "WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR "
-    "ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR "
-    "OneCycleLR";
+    "LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR "
+    "CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR OneCycleLR";
+constexpr std::string_view types_with_warmup = "WarmupLR WarmupDecayLR WarmupCosineLR";
 
 constexpr KeyFact rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
     choice("scheduler.type", "", all_types, "which schedule")
         .to_come(types_to_come)
-        .advise("write WarmupLR or WarmupDecayLR"),
+        .advise("write WarmupDecayLR for a linear decay, WarmupCosineLR for a cosine, OneCycle for a cycle, "
+                "or give "
+                "initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
     section("scheduler.params", "its parameters"),
     number("scheduler.params.warmup_min_lr", "0.0", "learning rate at the start")
         .least(0)
+        .or_list()
         .for_types("WarmupLR WarmupDecayLR")
         .filled_by(program)
-        .advise("write one learning rate for all parameter groups"),
+        .advise("write a learning rate, or a list with one for each parameter group"),
     number("scheduler.params.warmup_max_lr", "",
            "learning rate after the warm-up; WarmupLR: by default the optimizer's, WarmupDecayLR: 0.001")
         .least(0)
+        .or_list()
         .for_types("WarmupLR WarmupDecayLR")
         .or_null()
         .filled_by(program)
-        .advise("write one learning rate for all parameter groups"),
+        .advise("write a learning rate, or a list with one for each parameter group"),
     integer("scheduler.params.warmup_num_steps", "1000", "optimizer steps of the warm-up; 1 acts as 2")
         .least(0)
-        .for_types("WarmupLR WarmupDecayLR WarmupCosineLR")
+        .for_types(types_with_warmup)
         .filled_by(program)
         .advise("write a number of optimizer steps, or leave the key out for 1000"),
     choice("scheduler.params.warmup_type", "\"log\"", "log linear", "shape of the warm-up")
-        .for_types("WarmupLR WarmupDecayLR WarmupCosineLR")
+        .for_types(types_with_warmup)
         .advise("write \"log\" or \"linear\", or leave the key out for \"log\""),
     integer("scheduler.params.total_num_steps", "", "optimizer steps of the whole run")
         .least(1)
@@ -49,68 +53,83 @@ constexpr KeyFact rows[] = {
         .advise("write the number of optimizer steps of the whole run"),
     number("scheduler.params.warmup_min_ratio", "0.0",
            "learning rate at the start, as a share of the optimizer's")
-        .for_types("WarmupCosineLR")
-        .not_offered("it belongs to a schedule that is not offered"),
+        .least(0)
+        .for_types("WarmupCosineLR"),
     number("scheduler.params.cos_min_ratio", "0.0001",
            "learning rate at the end, as a share of the optimizer's")
-        .for_types("WarmupCosineLR")
-        .not_offered("it belongs to a schedule that is not offered"),
+        .least(0)
+        .for_types("WarmupCosineLR"),
     integer("scheduler.params.last_batch_iteration", "-1", "where a schedule goes on")
         .range_of(-1, -1)
         .advise("leave the key out: a schedule starts at the beginning"),
-    anything("scheduler.params.lr_range_test_min_lr",
-             "learning rate at the start: one number, or one a parameter group")
+    number("scheduler.params.lr_range_test_min_lr", "0.001", "learning rate at the start")
+        .least(0)
+        .or_list()
         .for_types("LRRangeTest")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.lr_range_test_step_size", "2000", "steps from one rise to the next")
+        .advise("write a learning rate, or a list with one for each parameter group"),
+    integer("scheduler.params.lr_range_test_step_size", "2000", "optimizer steps from one rise to the next")
+        .least(1)
         .for_types("LRRangeTest")
-        .not_offered("it belongs to a schedule that is not offered"),
-    number("scheduler.params.lr_range_test_step_rate", "1.0", "size of a rise")
-        .for_types("LRRangeTest")
-        .not_offered("it belongs to a schedule that is not offered"),
+        .advise("write a number of optimizer steps, or leave the key out for 2000"),
+    number("scheduler.params.lr_range_test_step_rate", "1.0",
+           "size of a rise, as a share of the learning rate at the start")
+        .least(0)
+        .for_types("LRRangeTest"),
     boolean("scheduler.params.lr_range_test_staircase", "false", "rise in steps, not evenly")
-        .for_types("LRRangeTest")
-        .not_offered("it belongs to a schedule that is not offered"),
-    anything("scheduler.params.cycle_min_lr",
-             "lowest learning rate of the cycle: one number, or one a parameter group")
+        .for_types("LRRangeTest"),
+    number("scheduler.params.cycle_min_lr", "", "lowest learning rate of the cycle")
+        .least(0)
+        .or_list()
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    anything("scheduler.params.cycle_max_lr",
-             "highest learning rate of the cycle: one number, or one a parameter group")
+        .advise("write a learning rate, or a list with one for each parameter group"),
+    number("scheduler.params.cycle_max_lr", "", "highest learning rate of the cycle")
+        .least(0)
+        .or_list()
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    number("scheduler.params.decay_lr_rate", "0.0", "decay after the cycle")
+        .advise("write a learning rate, or a list with one for each parameter group"),
+    number("scheduler.params.decay_lr_rate", "0.0",
+           "decay after the cycle: the lowest learning rate is divided by 1 + this for each decay_step_size")
+        .least(0)
+        .for_types("OneCycle"),
+    integer("scheduler.params.cycle_first_step_size", "2000", "optimizer steps of the rise")
+        .least(1)
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.cycle_first_step_size", "2000", "steps of the rise")
-        .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.cycle_second_step_size", "", "steps of the fall; by default those of the rise")
+        .advise("write a number of optimizer steps, or leave the key out for 2000"),
+    integer("scheduler.params.cycle_second_step_size", "",
+            "optimizer steps of the fall; by default those of the rise")
+        .least(0)
         .or_null()
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.cycle_first_stair_count", "0", "stairs of the rise")
-        .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.cycle_second_stair_count", "", "stairs of the fall")
+        .advise("write a number of optimizer steps, or leave the key out for those of the rise"),
+    integer("scheduler.params.cycle_first_stair_count", "0", "stairs of the rise; none: evenly")
+        .for_types("OneCycle"),
+    integer("scheduler.params.cycle_second_stair_count", "",
+            "stairs of the fall; by default those of the rise")
         .or_null()
+        .for_types("OneCycle"),
+    integer("scheduler.params.decay_step_size", "0",
+            "optimizer steps from one decay to the next; 0: no decay")
+        .least(0)
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    integer("scheduler.params.decay_step_size", "0", "steps from one decay to the next")
-        .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    boolean("scheduler.params.cycle_momentum", "true", "move the momentum too")
-        .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
+        .advise("write a number of optimizer steps, or leave the key out for no decay"),
+    boolean(
+        "scheduler.params.cycle_momentum", "true",
+        "move the momentum (the first of betas) against the learning rate, the second being 0.99; nothing "
+        "for optimizers without betas")
+        .for_types("OneCycle"),
     number("scheduler.params.cycle_min_mom", "0.8", "lowest momentum")
+        .from_below(0, 1)
+        .or_list()
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    number("scheduler.params.cycle_max_mom", "0.9", "highest momentum")
+        .advise("write a momentum such as 0.8, or a list with one for each parameter group"),
+    number("scheduler.params.cycle_max_mom", "0.9", "highest momentum of the cycle")
+        .from_below(0, 1)
+        .or_list()
         .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
-    number("scheduler.params.decay_mom_rate", "0.0", "decay of the momentum after the cycle")
-        .for_types("OneCycle")
-        .not_offered("it belongs to a schedule that is not offered"),
+        .advise("write a momentum such as 0.9, or a list with one for each parameter group"),
+    number("scheduler.params.decay_mom_rate", "0.0",
+           "growth after the cycle: the highest momentum is multiplied by 1 + this for each decay_step_size")
+        .for_types("OneCycle"),
 };
 
 }  // namespace

@@ -130,6 +130,7 @@ Literals likely_literals(const KeyFact& fact) {
       break;
     case KeyType::number:
       for (const char* literal : {"0.5", "1", "1e-3"}) literals.emplace_back(literal);
+      if (fact.per_group) literals.emplace_back("[0.5, 0.75, 0.25]");
       break;
     case KeyType::boolean:
       for (const char* literal : {"true", "false", "\"true\""}) literals.emplace_back(literal);

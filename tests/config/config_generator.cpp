@@ -48,6 +48,8 @@ Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
     draft.put({section, "type"}, quoted_literal(named));
     const bool needs_total = named == "WarmupDecayLR" || named == "WarmupCosineLR";
     if (needs_total) draft.put({section, "params", "total_num_steps"}, "100");
+    if (named != "OneCycle") continue;
+    draft.put({section, "params", "cycle_min_lr"}, "0.1").put({section, "params", "cycle_max_lr"}, "0.2");
   }
   return draft;
 }
@@ -255,6 +257,14 @@ class Generator {
                  .put({"scheduler", "params", "warmup_num_steps"}, "10"));
         take(params_of("scheduler", type, "total_num_steps", total).put({"scheduler", "params"}, "{}"));
         take(params_of("scheduler", type, "total_num_steps", total).put({"scheduler", "params"}, "null"));
+      }
+    }
+    for (const char* type : {"", "\"OneCycle\"", "\"WarmupLR\""}) {
+      for (const char* bound : {"", "1e-3", "[1e-3, 2e-3]", "[]", "null", "\"auto\"", "-1"}) {
+        take(params_of("scheduler", type, "cycle_min_lr", bound));
+        take(params_of("scheduler", type, "cycle_max_lr", bound));
+        take(params_of("scheduler", type, "cycle_max_lr", bound)
+                 .put({"scheduler", "params", "cycle_min_lr"}, "1e-4"));
       }
     }
   }

@@ -158,11 +158,6 @@ bool same_run(const Config& a, const Config& b) {
     return std::tuple(c.optimizer.has_value(), o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay,
                       o.bias_correction, o.momentum, o.dampening, o.nesterov);
   };
-  const auto scheduler = [](const Config& c) {
-    const SchedulerConfig s = c.scheduler.value_or(SchedulerConfig{});
-    return std::tuple(c.scheduler.has_value(), s.type, s.warmup_min_lr, s.warmup_max_lr, s.warmup_num_steps,
-                      s.warmup_type, s.total_num_steps);
-  };
   const auto stage3 = [](const Config& c) {
     const ZeroConfig& z = c.zero;
     return z.stage < 3 ? std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>()
@@ -180,7 +175,7 @@ bool same_run(const Config& a, const Config& b) {
   };
   return batch(a) == batch(b) && precision(a) == precision(b) && loss_scale(a) == loss_scale(b) &&
          zero(a) == zero(b) && stage3(a) == stage3(b) && optimizer(a) == optimizer(b) &&
-         scheduler(a) == scheduler(b) && a.gradient_clipping == b.gradient_clipping &&
+         a.scheduler == b.scheduler && a.gradient_clipping == b.gradient_clipping &&
          a.steps_per_print == b.steps_per_print && a.wall_clock_breakdown == b.wall_clock_breakdown &&
          a.prescale_gradients == b.prescale_gradients &&
          a.gradient_predivide_factor == b.gradient_predivide_factor &&

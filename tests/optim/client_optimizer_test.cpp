@@ -158,6 +158,25 @@ TEST_CASE("client: learning rates read and set by group take effect") {
   CHECK(at::equal(tensors.values[1], start.values[1]));
 }
 
+TEST_CASE("client: betas read and set by group, of optimizers that have them") {
+  using Betas = std::optional<std::pair<double, double>>;
+  const auto check_moved = [](auto& optimizer) {
+    auto sharded = make_client_optimizer(optimizer, two_groups().shards());
+    CHECK(sharded->betas(1) == Betas({0.9, 0.999}));
+    sharded->set_betas(1, {0.5, 0.75});
+    CHECK(sharded->betas(0) == Betas({0.9, 0.999}));
+    CHECK(sharded->betas(1) == Betas({0.5, 0.75}));
+  };
+  torch::optim::Adam adam(groups_of(two_groups()), torch::optim::AdamOptions(0.5));
+  check_moved(adam);
+  CHECK(static_cast<torch::optim::AdamOptions&>(adam.param_groups()[1].options()).betas() ==
+        std::tuple(0.5, 0.75));
+  torch::optim::AdamW adamw(groups_of(two_groups()), torch::optim::AdamWOptions(0.5));
+  check_moved(adamw);
+  torch::optim::RMSprop rmsprop(groups_of(two_groups()), torch::optim::RMSpropOptions(0.5));
+  CHECK(!make_client_optimizer(rmsprop, two_groups().shards())->betas(0));
+}
+
 TEST_CASE("client: each shard is told of once, in order, when it is final") {
   Tensors tensors = two_groups();
   torch::optim::Adam optimizer(groups_of(two_groups()), torch::optim::AdamOptions(0.5));

@@ -252,4 +252,27 @@ TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
   CHECK_FALSE(at::equal(tensors.values[0], testing::uniform(32, 0)));
 }
 
+// torch::optim corrects for the start at 0 with the betas of the step, as DeepSpeed's Adam does.
+TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has them") {
+  Tensors tensors;
+  tensors.add(100);
+  at::Tensor plain = tensors.values[0].clone();
+  const OptimizerConfig config = adam(OptimizerType::adam_w);
+  torch::optim::AdamW reference(
+      {plain}, torch::optim::AdamWOptions(config.lr).eps(config.eps).weight_decay(config.weight_decay));
+  auto fused = make_fused_optimizer({config}, tensors.shards());
+  for (int step = 0; step < 5; ++step) {
+    const std::pair<double, double> betas(0.5 + 0.1 * step, 0.99 - 0.01 * step);
+    fused->set_betas(0, betas);
+    CHECK(fused->betas(0) == betas);
+    static_cast<torch::optim::AdamWOptions&>(reference.param_groups()[0].options()).betas(betas);
+    tensors.set_gradients(step);
+    plain.mutable_grad() = testing::gradient_of(0, step, 100);
+    fused->step(testing::facts(1), no_update);
+    reference.step();
+  }
+  CHECK(at::allclose(tensors.values[0], plain, 1e-6, 1e-7));
+  CHECK(!make_fused_optimizer({sgd(0.9)}, {})->betas(0));
+}
+
 }  // namespace zerorun

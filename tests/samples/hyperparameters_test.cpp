@@ -47,10 +47,11 @@ TEST_CASE("flags become what the config says \"auto\" for") {
   CHECK(config.optimizer->beta2 == 0.999);
   CHECK(config.optimizer->eps == 1e-8);
   CHECK(config.optimizer->weight_decay == 0.5);
-  CHECK(config.scheduler->warmup_min_lr == 0.0);
-  CHECK(config.scheduler->warmup_max_lr == 0.25);
-  CHECK(config.scheduler->warmup_num_steps == 6);
-  CHECK(config.scheduler->total_num_steps == 70);
+  const WarmupDecayLr schedule{.min_lr = 0.0,
+                               .max_lr = 0.25,
+                               .warmup = {.num_steps = 6, .type = WarmupType::log},
+                               .total_num_steps = 70};
+  CHECK(config.scheduler == SchedulerConfig(schedule));
 }
 
 TEST_CASE("there is a value for every setting that trains and that only a program can give") {

@@ -1,0 +1,170 @@
+#include "engine/schedules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace zerorun {
+namespace {
+
+size_t group_count(const InitializeOptions& options) {
+  if (options.optimizer) return options.optimizer->param_groups().size();
+  return std::max<size_t>(1, options.parameter_groups.size());
+}
+
+using NamedLists = std::vector<std::pair<const char*, const PerGroup*>>;  // by the names of their keys
+
+NamedLists lists_of(const WarmupLr& schedule) {
+  NamedLists lists = {{"warmup_min_lr", &schedule.min_lr}};
+  if (schedule.max_lr) lists.emplace_back("warmup_max_lr", &*schedule.max_lr);
+  return lists;
+}
+NamedLists lists_of(const WarmupDecayLr& schedule) {
+  return {{"warmup_min_lr", &schedule.min_lr}, {"warmup_max_lr", &schedule.max_lr}};
+}
+NamedLists lists_of(const WarmupCosineLr&) {
+  return {};
+}
+NamedLists lists_of(const OneCycle& schedule) {
+  return {{"cycle_min_lr", &schedule.min_lr},
+          {"cycle_max_lr", &schedule.max_lr},
+          {"cycle_min_mom", &schedule.min_mom},
+          {"cycle_max_mom", &schedule.max_mom}};
+}
+NamedLists lists_of(const LrRangeTest& schedule) {
+  return {{"lr_range_test_min_lr", &schedule.min_lr}};
+}
+
+NamedLists lists_of(const SchedulerConfig& schedule) {
+  return std::visit([](const auto& held) { return lists_of(held); }, schedule);
+}
+
+void check_lists(const SchedulerConfig& schedule, size_t groups) {
+  for (const auto& [name, values] : lists_of(schedule)) {
+    const auto* list = std::get_if<std::vector<double>>(values);
+    if (!list || list->size() == groups) continue;
+    throw UserError("scheduler.params." + std::string(name) + ": expected one number, or a list of " +
+                    std::to_string(groups) + ", one for each parameter group; found a list of " +
+                    std::to_string(list->size()) +
+                    ": write one number for all groups, or give initialize() as many groups");
+  }
+}
+
+std::string place(int64_t step, int group) {
+  return "the schedule of the program, step " + std::to_string(step) + ", parameter group " +
+         std::to_string(group) + ": ";
+}
+
+Schedule checked(Schedule given, bool has_betas) {
+  return [given = std::move(given), has_betas](int64_t step, int group) {
+    const ScheduledValues values = given(step, group);
+    if (!std::isfinite(values.lr) || values.lr < 0) {
+      throw UserError(place(step, group) + "expected a learning rate that is finite and at least 0, found " +
+                      std::to_string(values.lr) + "; look at what InitializeOptions::schedule computes");
+    }
+    if (values.betas && !has_betas) {
+      throw UserError(place(step, group) +
+                      "betas for an optimizer that has none: return the learning rate alone");
+    }
+    return values;
+  };
+}
+
+void describe(std::ostream& text, const PerGroup& values) {
+  if (const double* one = std::get_if<double>(&values)) {
+    text << ' ' << *one;
+    return;
+  }
+  text << " [";
+  for (const double value : std::get<std::vector<double>>(values)) text << ' ' << value;
+  text << ']';
+}
+void describe(std::ostream& text, const Warmup& warmup) {
+  text << ' ' << warmup.num_steps << ' ' << static_cast<int>(warmup.type);
+}
+void describe(std::ostream& text, const WarmupLr& schedule) {
+  describe(text, schedule.warmup);
+}
+void describe(std::ostream& text, const WarmupDecayLr& schedule) {
+  describe(text, schedule.warmup);
+  text << ' ' << schedule.total_num_steps;
+}
+void describe(std::ostream& text, const WarmupCosineLr& schedule) {
+  describe(text, schedule.warmup);
+  text << ' ' << schedule.total_num_steps << ' ' << schedule.min_ratio << ' ' << schedule.cos_min_ratio;
+}
+void describe(std::ostream& text, const OneCycle& schedule) {
+  text << ' ' << schedule.first_step_size << ' ' << schedule.second_step_size.value_or(-1) << ' '
+       << schedule.first_stair_count << ' '
+       << schedule.second_stair_count.value_or(schedule.first_stair_count) << ' ' << schedule.decay_step_size
+       << ' ' << schedule.decay_lr_rate << ' ' << schedule.cycle_momentum << ' ' << schedule.decay_mom_rate;
+}
+void describe(std::ostream& text, const LrRangeTest& schedule) {
+  text << ' ' << schedule.step_size << ' ' << schedule.step_rate << ' ' << schedule.staircase;
+}
+
+}  // namespace
+
+void check_schedules(const Config& config, const InitializeOptions& options) {
+  const bool by_program = options.schedule || options.lr_scheduler;
+  if (config.scheduler && by_program) {
+    throw UserError(
+        "both the config and the program name a schedule: remove the config's \"scheduler\" block or do not "
+        "pass one to initialize()");
+  }
+  if (options.schedule && options.lr_scheduler) {
+    throw UserError(
+        "the program names two schedules: pass InitializeOptions::schedule or lr_scheduler, not both");
+  }
+  if (options.lr_scheduler && !options.optimizer) {
+    throw UserError(
+        "InitializeOptions::lr_scheduler moves the learning rates of a torch::optim optimizer, and none is "
+        "passed: pass the one that it was made for as InitializeOptions::optimizer, or a function as "
+        "InitializeOptions::schedule");
+  }
+  if (config.scheduler) check_lists(*config.scheduler, group_count(options));
+}
+
+Schedule make_schedule(const Config& config, const InitializeOptions& options,
+                       const ShardOptimizer& optimizer, bool logs) {
+  const bool has_betas = optimizer.betas(0).has_value();
+  if (options.schedule) return checked(options.schedule, has_betas);
+  if (!config.scheduler) return {};
+  SchedulerConfig schedule = *config.scheduler;
+  if (auto* cycle = std::get_if<OneCycle>(&schedule); cycle && cycle->cycle_momentum && !has_betas) {
+    cycle->cycle_momentum = false;
+    if (logs) {
+      log_warning(
+          "scheduler.params.cycle_momentum has no effect: the optimizer has no betas, and its momentum stays "
+          "as it is");
+    }
+  }
+  std::vector<double> base_lrs;
+  for (int group = 0; group < optimizer.groups(); ++group) base_lrs.push_back(optimizer.lr(group));
+  return [schedule = std::move(schedule), base_lrs = std::move(base_lrs)](int64_t step, int group) {
+    return scheduled_values(schedule, group, base_lrs[group], step);
+  };
+}
+
+std::string describe_schedules(const Config& config, const InitializeOptions& options) {
+  std::ostringstream text;
+  text << std::hexfloat;
+  if (options.schedule) text << " schedule of the program";
+  if (options.lr_scheduler) text << " lr_scheduler of the program";
+  if (config.scheduler) {
+    text << " schedule " << config.scheduler->index();
+    for (const auto& [name, values] : lists_of(*config.scheduler)) {
+      text << ' ' << name;
+      describe(text, *values);
+    }
+    std::visit([&](const auto& held) { describe(text, held); }, *config.scheduler);
+  }
+  return text.str();
+}
+
+}  // namespace zerorun
