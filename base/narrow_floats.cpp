@@ -1,133 +1,57 @@
 #include "base/narrow_floats.h"
 
 #include <algorithm>
-#include <bit>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "base/narrow_loops.h"
 
 namespace zerorun {
 namespace {
 
-constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
-constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN that traps nowhere
+using Widen = void (*)(const uint16_t* from, Dtype dtype, float* to, int64_t numel);
+using Narrow = void (*)(const float* from, uint16_t* to, Dtype dtype, int64_t numel);
 
-// The conversions of one value choose by masks and not by branches, so that loops over them become vector
-// code.
-
-[[gnu::always_inline]] inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
-  const uint32_t mask = 0 - static_cast<uint32_t>(condition);
-  return (yes & mask) | (no & ~mask);
+void widen_portable(const uint16_t* from, Dtype dtype, float* to, int64_t numel) {
+  widen_in_loop<Simd::portable>(from, dtype, to, numel);
 }
 
-[[gnu::always_inline]] inline float widen_bf16(uint16_t value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+ZERORUN_AVX2 void widen_avx2(const uint16_t* from, Dtype dtype, float* to, int64_t numel) {
+  widen_in_loop<Simd::avx2>(from, dtype, to, numel);
 }
 
-[[gnu::always_inline]] inline uint16_t narrow_bf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  return static_cast<uint16_t>(choose(value != value, 0xffffffff, rounded) >> 16);
+ZERORUN_AVX512 void widen_avx512(const uint16_t* from, Dtype dtype, float* to, int64_t numel) {
+  widen_in_loop<Simd::avx512>(from, dtype, to, numel);
 }
 
-[[gnu::always_inline]] inline float widen_fp16(uint16_t value) {
-  const uint32_t magnitude = value & 0x7fff;
-  const uint32_t normal = (magnitude << 13) + ((127 - 15) << 23);
-  const auto subnormal =
-      std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-  const uint32_t special = (magnitude << 13) | kInfinity | choose(magnitude > 0x7c00, kQuiet, 0);
-  const uint32_t bits = choose(magnitude < 0x0400, subnormal, choose(magnitude < 0x7c00, normal, special));
-  return std::bit_cast<float>(bits | (static_cast<uint32_t>(value & 0x8000) << 16));
+void narrow_portable(const float* from, uint16_t* to, Dtype dtype, int64_t numel) {
+  narrow_in_loop<Simd::portable>(from, to, dtype, numel);
 }
 
-[[gnu::always_inline]] inline uint16_t narrow_fp16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7fffffff;
-  // The units of 0.5f are those of the smallest fp16: the addition itself rounds.
-  const uint32_t subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  // A carry goes into the exponent, from the largest finite value to infinity.
-  const uint32_t normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  const uint32_t special = choose(magnitude > kInfinity, 0x7e00 | ((magnitude >> 13) & 0x3ff), 0x7c00);
-  const uint32_t below_2_to_the_16 = choose(magnitude < 0x38800000, subnormal, normal);  // 2^-14
-  const uint32_t rounded = choose(magnitude < 0x47800000, below_2_to_the_16, special);
-  return static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000));
+ZERORUN_AVX2 void narrow_avx2(const float* from, uint16_t* to, Dtype dtype, int64_t numel) {
+  narrow_in_loop<Simd::avx2>(from, to, dtype, numel);
 }
 
-void widen_bf16_portable(const uint16_t* from, float* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = widen_bf16(from[i]);
-}
-
-void widen_fp16_portable(const uint16_t* from, float* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = widen_fp16(from[i]);
-}
-
-void narrow_bf16_portable(const float* from, uint16_t* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = narrow_bf16(from[i]);
-}
-
-void narrow_fp16_portable(const float* from, uint16_t* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = narrow_fp16(from[i]);
-}
-
-ZERORUN_AVX2 void widen_bf16_avx2(const uint16_t* from, float* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = widen_bf16(from[i]);
-}
-
-ZERORUN_AVX2 void narrow_bf16_avx2(const float* from, uint16_t* to, int64_t numel) {
-  for (int64_t i = 0; i < numel; ++i) to[i] = narrow_bf16(from[i]);
-}
-
-// The processor's own conversion, which compilers do not find in the loops above.
-ZERORUN_AVX2 void widen_fp16_avx2(const uint16_t* from, float* to, int64_t numel) {
-  int64_t i = 0;
-#if defined(__x86_64__)
-  for (; i + 8 <= numel; i += 8) {
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-  }
-#endif
-  for (; i < numel; ++i) to[i] = widen_fp16(from[i]);
-}
-
-ZERORUN_AVX2 void narrow_fp16_avx2(const float* from, uint16_t* to, int64_t numel) {
-  int64_t i = 0;
-#if defined(__x86_64__)
-  for (; i + 8 <= numel; i += 8) {
-    _mm_storeu_si128(
-        reinterpret_cast<__m128i*>(to + i),
-        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-#endif
-  for (; i < numel; ++i) to[i] = narrow_fp16(from[i]);
+ZERORUN_AVX512 void narrow_avx512(const float* from, uint16_t* to, Dtype dtype, int64_t numel) {
+  narrow_in_loop<Simd::avx512>(from, to, dtype, numel);
 }
 
 }  // namespace
 
 void widen(const void* from, Dtype dtype, float* to, int64_t numel, Simd simd) {
-  const bool wide = simd == Simd::avx2;
-  switch (dtype) {
-    case Dtype::fp32:
-      std::copy_n(static_cast<const float*>(from), numel, to);
-      return;
-    case Dtype::bf16:
-      return (wide ? widen_bf16_avx2 : widen_bf16_portable)(static_cast<const uint16_t*>(from), to, numel);
-    case Dtype::fp16:
-      return (wide ? widen_fp16_avx2 : widen_fp16_portable)(static_cast<const uint16_t*>(from), to, numel);
+  if (dtype == Dtype::fp32) {
+    std::copy_n(static_cast<const float*>(from), numel, to);
+    return;
   }
+  constexpr Widen kOf[] = {widen_portable, widen_avx2, widen_avx512};
+  kOf[static_cast<int>(simd)](static_cast<const uint16_t*>(from), dtype, to, numel);
 }
 
 void narrow(const float* from, void* to, Dtype dtype, int64_t numel, Simd simd) {
-  const bool wide = simd == Simd::avx2;
-  switch (dtype) {
-    case Dtype::fp32:
-      std::copy_n(from, numel, static_cast<float*>(to));
-      return;
-    case Dtype::bf16:
-      return (wide ? narrow_bf16_avx2 : narrow_bf16_portable)(from, static_cast<uint16_t*>(to), numel);
-    case Dtype::fp16:
-      return (wide ? narrow_fp16_avx2 : narrow_fp16_portable)(from, static_cast<uint16_t*>(to), numel);
+  if (dtype == Dtype::fp32) {
+    std::copy_n(from, numel, static_cast<float*>(to));
+    return;
   }
+  constexpr Narrow kOf[] = {narrow_portable, narrow_avx2, narrow_avx512};
+  kOf[static_cast<int>(simd)](from, static_cast<uint16_t*>(to), dtype, numel);
 }
 
 }  // namespace zerorun

@@ -4,12 +4,21 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace zerorun {
 
-enum class Simd : uint8_t { portable, avx2 };
+/// Each one has all that those before it have. avx2: AVX2 and F16C; avx512: AVX-512 F, BW, DQ and VL.
+enum class Simd : uint8_t { portable, avx2, avx512 };
 
-/// The best that this processor has; avx2 means AVX2 and F16C.
+constexpr const char* name_of(Simd simd) {
+  return simd == Simd::portable ? "portable" : simd == Simd::avx2 ? "avx2" : "avx512";
+}
+
+/// Those that this processor has, the best one last.
+std::span<const Simd> available_simds();
+
+/// The best that this processor has.
 Simd widest_simd();
 
 }  // namespace zerorun
@@ -17,6 +26,8 @@ Simd widest_simd();
 /// Before a function that is compiled for Simd::avx2. What it calls must be [[gnu::always_inline]].
 #if defined(__x86_64__)
 #define ZERORUN_AVX2 [[gnu::target("avx2,f16c")]]
+#define ZERORUN_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")]]
 #else
 #define ZERORUN_AVX2
+#define ZERORUN_AVX512
 #endif

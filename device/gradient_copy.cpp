@@ -94,7 +94,7 @@ ZERORUN_AVX2 int32_t copy_avx2(const uint16_t* from, uint16_t* to, int64_t numel
 }
 
 Loops loops_of(Simd simd) {
-  if (simd == Simd::avx2) return {scale_avx2, add_avx2, copy_avx2};
+  if (simd >= Simd::avx2) return {scale_avx2, add_avx2, copy_avx2};
   return {scale_portable, add_portable, copy_portable};
 }
 

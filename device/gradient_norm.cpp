@@ -38,7 +38,7 @@ ZERORUN_AVX2 void add_squares_avx2(const float* values, int64_t numel, Lanes& su
 }  // namespace
 
 double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd) {
-  const auto add = simd == Simd::avx2 ? add_squares_avx2 : add_squares_portable;
+  const auto add = simd >= Simd::avx2 ? add_squares_avx2 : add_squares_portable;
   Lanes sums{};
   if (dtype == Dtype::fp32) {
     add(static_cast<const float*>(values), numel, sums);

@@ -1,23 +1,57 @@
 #include "device/update_kernels.h"
 
 #include <algorithm>
-#include <array>
 
-#include "base/narrow_floats.h"
+#include "base/narrow_loops.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace zerorun {
 namespace {
 
-// `gradient` may be a widened copy of the span's; nothing else is shared.
+// Memory is what a step waits for, and a processor that follows several arrays at once asks for their lines
+// too late. So elements are taken in chunks of a few cache lines, and each chunk begins by asking for the
+// lines of the one that is kAhead elements later. Conversions are a part of the chunk: what is converted
+// stays in the first-level cache, and loads from memory are under way meanwhile.
+
+constexpr int64_t kChunk = 64;
+constexpr int64_t kAhead = 256;
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+// From this many elements on, which are more than caches hold, rounded values are written past them.
+constexpr int64_t kStreamed = int64_t{1} << 22;
+
+template <typename T>
+[[gnu::always_inline]] inline void prefetch(const T* memory) {
+  for (int64_t i = 0; i < kChunk; i += kLine / static_cast<int64_t>(sizeof(T)))
+    __builtin_prefetch(memory + i);
+}
+
 template <typename Rule>
-[[gnu::always_inline]] inline void update_elements(const Rule& given, float factor, const UpdateSpan& span,
-                                                   const float* __restrict gradient) {
-  float* __restrict values = span.values;
-  float* __restrict first = span.first;
-  float* __restrict second = span.second;
-  float* __restrict third = span.third;
-  const Rule rule = given;
-  for (int64_t i = 0; i < span.numel; ++i) {
+[[gnu::always_inline]] inline void prefetch_chunk(const UpdateSpan& span, int64_t begin) {
+  if (span.gradient_dtype == Dtype::fp32) {
+    prefetch(static_cast<const float*>(span.gradient) + begin);
+  } else {
+    prefetch(static_cast<const uint16_t*>(span.gradient) + begin);
+  }
+  prefetch(span.values + begin);
+  if constexpr (Rule::kMoments > 0) prefetch(span.first + begin);
+  if constexpr (Rule::kMoments > 1) prefetch(span.second + begin);
+  if constexpr (Rule::kMoments > 2) prefetch(span.third + begin);
+}
+
+// Elements `begin` to `begin + numel`, whose gradient in float32 is at `gradient`.
+template <typename Rule>
+[[gnu::always_inline]] inline void update_elements(const Rule& rule, float factor, const UpdateSpan& span,
+                                                   const float* __restrict gradient, int64_t begin,
+                                                   int64_t numel) {
+  float* __restrict values = span.values + begin;
+  float* __restrict first = Rule::kMoments > 0 ? span.first + begin : nullptr;
+  float* __restrict second = Rule::kMoments > 1 ? span.second + begin : nullptr;
+  float* __restrict third = Rule::kMoments > 2 ? span.third + begin : nullptr;
+  for (int64_t i = 0; i < numel; ++i) {
     Element element{.value = values[i], .first = 0, .second = 0, .third = 0};
     if constexpr (Rule::kMoments > 0) element.first = first[i];
     if constexpr (Rule::kMoments > 1) element.second = second[i];
@@ -30,33 +64,93 @@ template <typename Rule>
   }
 }
 
+// Writes kChunk values past the caches: lines that are written and not read then need not come from memory.
+[[gnu::always_inline]] inline void stream([[maybe_unused]] const uint16_t* from,
+                                          [[maybe_unused]] uint16_t* to) {
+#if defined(__x86_64__)
+  for (int64_t i = 0; i < kChunk; i += 8) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm_load_si128(reinterpret_cast<const __m128i*>(from + i)));
+  }
+#endif
+}
+
+// At most kChunk elements; always inlined, so that a constant `numel` is one in every loop.
+template <Simd simd, typename Rule>
+[[gnu::always_inline]] inline void update_chunk(const Rule& rule, float factor, const UpdateSpan& span,
+                                                int64_t begin, int64_t numel, bool streams) {
+  const float* gradient = static_cast<const float*>(span.gradient) + begin;
+  alignas(kLine) float widened[kChunk];
+  if (span.gradient_dtype != Dtype::fp32) {
+    widen_in_loop<simd>(static_cast<const uint16_t*>(span.gradient) + begin, span.gradient_dtype, widened,
+                        numel);
+    gradient = widened;
+  }
+  update_elements(rule, factor, span, gradient, begin, numel);
+  if (span.rounded == nullptr) return;
+  uint16_t* rounded = static_cast<uint16_t*>(span.rounded) + begin;
+  if (streams) {
+    alignas(kLine) uint16_t narrowed[kChunk];
+    narrow_in_loop<simd>(span.values + begin, narrowed, span.rounded_dtype, numel);
+    stream(narrowed, rounded);
+  } else {
+    narrow_in_loop<simd>(span.values + begin, rounded, span.rounded_dtype, numel);
+  }
+}
+
+// The first `head` elements, then whole chunks, then the rest.
+template <Simd simd, typename Rule>
+[[gnu::always_inline]] inline void update_all(const Rule& given, float factor, const UpdateSpan& span,
+                                              int64_t head, bool streams) {
+  const Rule rule = given;  // nothing that is written can be a part of it
+  update_chunk<simd>(rule, factor, span, 0, head, false);
+  int64_t begin = head;
+  for (; begin + kChunk <= span.numel; begin += kChunk) {
+    if (begin + kAhead + kChunk <= span.numel) prefetch_chunk<Rule>(span, begin + kAhead);
+    update_chunk<simd>(rule, factor, span, begin, kChunk, streams);
+  }
+  update_chunk<simd>(rule, factor, span, begin, span.numel - begin, false);
+}
+
 // One copy of the loop for each instruction set.
 
 template <typename Rule>
-void update_block_portable(const Rule& rule, float factor, const UpdateSpan& span, const float* gradient) {
-  update_elements(rule, factor, span, gradient);
+void update_portable(const Rule& rule, float factor, const UpdateSpan& span, int64_t head, bool streams) {
+  update_all<Simd::portable>(rule, factor, span, head, streams);
 }
 
 template <typename Rule>
-ZERORUN_AVX2 void update_block_avx2(const Rule& rule, float factor, const UpdateSpan& span,
-                                    const float* gradient) {
-  update_elements(rule, factor, span, gradient);
+ZERORUN_AVX2 void update_avx2(const Rule& rule, float factor, const UpdateSpan& span, int64_t head,
+                              bool streams) {
+  update_all<Simd::avx2>(rule, factor, span, head, streams);
+}
+
+template <typename Rule>
+ZERORUN_AVX512 void update_avx512(const Rule& rule, float factor, const UpdateSpan& span, int64_t head,
+                                  bool streams) {
+  update_all<Simd::avx512>(rule, factor, span, head, streams);
+}
+
+// How many elements are before the first cache line that begins in `memory`.
+template <typename T>
+int64_t before_line(const T* memory) {
+  return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(memory) % kLine / sizeof(T));
 }
 
 template <typename Rule>
 void update_span(const Rule& rule, float factor, const UpdateSpan& span, Simd simd) {
-  const auto update_block = simd == Simd::avx2 ? update_block_avx2<Rule> : update_block_portable<Rule>;
-  std::array<float, kConversionBlock> widened;
-  for (int64_t begin = 0; begin < span.numel; begin += kConversionBlock) {
-    const UpdateSpan block = span.slice(begin, std::min(kConversionBlock, span.numel - begin));
-    const float* gradient = static_cast<const float*>(block.gradient);
-    if (block.gradient_dtype != Dtype::fp32) {
-      widen(block.gradient, block.gradient_dtype, widened.data(), block.numel, simd);
-      gradient = widened.data();
-    }
-    update_block(rule, factor, block, gradient);
-    if (block.rounded) narrow(block.values, block.rounded, block.rounded_dtype, block.numel, simd);
-  }
+  const int64_t head = std::min(before_line(span.values), span.numel);
+  bool streams = false;
+#if defined(__x86_64__)
+  streams = span.rounded && span.numel >= kStreamed &&
+            before_line(static_cast<uint16_t*>(span.rounded) + head) == 0;
+#endif
+  constexpr decltype(&update_portable<Rule>) kOf[] = {update_portable<Rule>, update_avx2<Rule>,
+                                                      update_avx512<Rule>};
+  kOf[static_cast<int>(simd)](rule, factor, span, head, streams);
+#if defined(__x86_64__)
+  if (streams) _mm_sfence();  // behind which other threads see it
+#endif
 }
 
 }  // namespace

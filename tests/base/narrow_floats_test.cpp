@@ -19,9 +19,7 @@ namespace {
 constexpr int kPatterns = 1 << 16;
 
 std::vector<Simd> paths() {
-  std::vector<Simd> paths = {Simd::portable};
-  if (widest_simd() != Simd::portable) paths.push_back(widest_simd());
-  return paths;
+  return {available_simds().begin(), available_simds().end()};
 }
 
 float widened_by_c10(uint16_t bits, Dtype dtype) {

@@ -17,9 +17,7 @@ const float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<Simd> paths() {
-  std::vector<Simd> paths = {Simd::portable};
-  if (widest_simd() != Simd::portable) paths.push_back(widest_simd());
-  return paths;
+  return {available_simds().begin(), available_simds().end()};
 }
 
 // Values of many sizes, subnormals of fp16 among them; finite in every dtype, squared too.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -15,20 +16,33 @@ namespace {
 
 constexpr float kFactor = 0.37F;
 
+// Begins at a cache line, as the memory of a device does: rounded values go past the caches only there.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+
+template <typename T>
+using Array = std::vector<T, LineAllocator<T>>;
+
 // What one shard owns, with a guard element behind every array.
 struct Memory {
   int64_t numel;
-  std::vector<float> gradient, values, first, second, third;
-  std::vector<uint16_t> narrow_gradient, rounded;
+  Array<float> gradient, values, first, second, third;
+  Array<uint16_t> narrow_gradient, rounded;
 
   Memory(int64_t count, Dtype dtype, bool squares_first) : numel(count), rounded(count + 1, 0x1234) {
     std::mt19937_64 random(static_cast<uint64_t>(count) + 1);
     std::normal_distribution<float> normal;
-    for (std::vector<float>* array : {&gradient, &values, &first, &second, &third}) {
+    for (Array<float>* array : {&gradient, &values, &first, &second, &third}) {
       for (int64_t i = 0; i <= count; ++i) array->push_back(normal(random));
     }
     // Averages of squares, where a rule has them in these places.
-    for (std::vector<float>* array : {squares_first ? &first : &second, &third}) {
+    for (Array<float>* array : {squares_first ? &first : &second, &third}) {
       for (float& value : *array) value *= value;
     }
     if (dtype == Dtype::fp32) return;
@@ -37,14 +51,14 @@ struct Memory {
     widen(narrow_gradient.data(), dtype, gradient.data(), count + 1);
   }
 
-  /// With the gradient in `dtype` and the rounded values too (fp32: not wanted).
-  UpdateSpan span(Dtype dtype, int moments) {
+  /// With the gradient in `dtype` and values rounded to `rounded_dtype` (fp32: not wanted).
+  UpdateSpan span(Dtype dtype, Dtype rounded_dtype, int moments) {
     UpdateSpan span{
         .numel = numel, .gradient = gradient.data(), .gradient_dtype = dtype, .values = values.data()};
-    if (dtype != Dtype::fp32) {
-      span.gradient = narrow_gradient.data();
+    if (dtype != Dtype::fp32) span.gradient = narrow_gradient.data();
+    if (rounded_dtype != Dtype::fp32) {
       span.rounded = rounded.data();
-      span.rounded_dtype = dtype;
+      span.rounded_dtype = rounded_dtype;
     }
     if (moments > 0) span.first = first.data();
     if (moments > 1) span.second = second.data();
@@ -63,35 +77,50 @@ struct Memory {
   }
 };
 
+// The portable path leaves alone what it must not write.
+void check_untouched(const Memory& after, const Memory& before) {
+  for (auto array : {&Memory::values, &Memory::first, &Memory::second, &Memory::third}) {
+    CHECK((after.*array).back() == (before.*array).back());
+  }
+  CHECK(after.rounded.back() == 0x1234);
+  CHECK(after.gradient == before.gradient);
+  CHECK(after.narrow_gradient == before.narrow_gradient);
+}
+
+template <typename Rule>
+void check_paths_of(const Rule& rule, bool squares_first, int64_t numel, Dtype dtype, Dtype rounded_dtype) {
+  INFO(numel << " elements, gradient in " << name_of(dtype) << ", rounded to " << name_of(rounded_dtype));
+  Memory portable(numel, dtype, squares_first);
+  const Memory before = portable;
+  update(rule, kFactor, portable.span(dtype, rounded_dtype, Rule::kMoments), Simd::portable);
+  CHECK((portable.bits() != before.bits()) == (numel > 0));
+  CHECK((portable.rounded != before.rounded) == (numel > 0 && rounded_dtype != Dtype::fp32));
+  check_untouched(portable, before);
+
+  for (Simd simd : available_simds()) {
+    INFO(name_of(simd));
+    Memory whole = before;
+    update(rule, kFactor, whole.span(dtype, rounded_dtype, Rule::kMoments), simd);
+    CHECK(whole.bits() == portable.bits());
+
+    // In pieces, most of which begin where no register would like to.
+    Memory cut = before;
+    const int64_t piece = 1 + numel / 3;
+    for (int64_t begin = 0; begin < numel; begin += piece) {
+      const UpdateSpan span = cut.span(dtype, rounded_dtype, Rule::kMoments);
+      update(rule, kFactor, span.slice(begin, std::min(piece, numel - begin)), simd);
+    }
+    CHECK(cut.bits() == portable.bits());
+  }
+}
+
 template <typename Rule>
 void check_paths(const Rule& rule, bool squares_first = false) {
   for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
-    for (int64_t numel : {0, 1, 7, 8, 9, 1023, 1024, 1025, 2500}) {
-      INFO(numel << " elements, gradient in " << name_of(dtype));
-      Memory portable(numel, dtype, squares_first);
-      const Memory before = portable;
-      update(rule, kFactor, portable.span(dtype, Rule::kMoments), Simd::portable);
-      CHECK((portable.values != before.values) == (numel > 0));
-      CHECK((portable.rounded != before.rounded) == (numel > 0 && dtype != Dtype::fp32));
-      for (const auto& [array, old] :
-           {std::pair(&portable.values, &before.values), std::pair(&portable.first, &before.first),
-            std::pair(&portable.second, &before.second), std::pair(&portable.third, &before.third)}) {
-        CHECK(array->back() == old->back());
+    for (Dtype rounded_dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
+      for (int64_t numel : {0, 1, 7, 8, 9, 63, 64, 65, 319, 1023, 1024, 1025, 2500}) {
+        check_paths_of(rule, squares_first, numel, dtype, rounded_dtype);
       }
-      CHECK(portable.rounded.back() == 0x1234);
-      CHECK(portable.gradient == before.gradient);
-      CHECK(portable.narrow_gradient == before.narrow_gradient);
-
-      Memory widest(numel, dtype, squares_first);
-      update(rule, kFactor, widest.span(dtype, Rule::kMoments), widest_simd());
-      CHECK(widest.bits() == portable.bits());
-
-      Memory cut(numel, dtype, squares_first);
-      const int64_t piece = 1 + numel / 3;
-      for (int64_t begin = 0; begin < numel; begin += piece) {
-        update(rule, kFactor, cut.span(dtype, Rule::kMoments).slice(begin, std::min(piece, numel - begin)));
-      }
-      CHECK(cut.bits() == portable.bits());
     }
   }
 }
@@ -128,6 +157,26 @@ TEST_CASE("update kernels: Adam and AdamW have the same bits on every path") {
   rule.gradient_decay = 0;
   rule.value_decay = 0.003F;
   check_paths(rule);
+}
+
+TEST_CASE("update kernels: spans that are larger than caches have the same bits on every path") {
+  constexpr int64_t kLarge = (int64_t{1} << 22) + 77;
+  for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
+    Memory small(kLarge, dtype, false);
+    const Memory before = small;
+    for (int64_t begin = 0; begin < kLarge; begin += 100'000) {
+      const UpdateSpan part = small.span(dtype, dtype, AdamUpdate::kMoments)
+                                  .slice(begin, std::min<int64_t>(100'000, kLarge - begin));
+      update(adam(), kFactor, part, Simd::portable);
+    }
+    const std::vector<uint32_t> wanted = small.bits();
+    for (Simd simd : available_simds()) {
+      Memory large = before;
+      update(adam(), kFactor, large.span(dtype, dtype, AdamUpdate::kMoments), simd);
+      INFO(name_of(dtype) << ", " << name_of(simd));
+      CHECK((large.bits() == wanted));
+    }
+  }
 }
 
 TEST_CASE("update kernels: SGD has the same bits on every path") {
@@ -220,6 +269,17 @@ TEST_CASE("update kernels: Lion follows the formula") {
       CHECK(first == Approx(0.99 * moment + 0.01 * g));
     }
   }
+}
+
+TEST_CASE("update kernels: directions of Lamb have the same bits on every path") {
+  LambDirection rule{.beta1 = 0.9F,
+                     .new_in_first = 0.1F,
+                     .beta2 = 0.999F,
+                     .new_in_second = 0.001F,
+                     .eps_in_root = 0,
+                     .eps = 1e-6F,
+                     .decay = 0.1F};
+  check_paths(rule);
 }
 
 }  // namespace zerorun
