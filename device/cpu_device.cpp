@@ -115,7 +115,7 @@ void CpuDevice::update(const UpdateRule& rule, const UpdateTensors& tensors, con
   std::visit(
       [&](const auto& formula) {
         for_slices_in_parallel(tensors.values, [&](int64_t begin, int64_t length) {
-          zerorun::update(formula, known.factor, span.slice(begin, length));
+          zerorun::update(formula, known.factor, span.slice(begin, length), update_simd_);
         });
       },
       rule);

@@ -2,12 +2,16 @@
 // threads where the memory is worth it.
 #pragma once
 
+#include "base/simd.h"
 #include "device/device.h"
 
 namespace zerorun {
 
 class CpuDevice : public Device {
  public:
+  /// Another instruction set than the best one is for measurements: the bits are the same.
+  explicit CpuDevice(Simd update_simd = widest_simd()) : update_simd_(update_simd) {}
+
   c10::Device location() const override { return c10::kCPU; }
   Streams& streams() override { return streams_; }
   int64_t alignment() const override { return 64; }  // a cache line, and a full AVX-512 register
@@ -31,6 +35,7 @@ class CpuDevice : public Device {
 
  private:
   Streams streams_;
+  Simd update_simd_;
 };
 
 }  // namespace zerorun
