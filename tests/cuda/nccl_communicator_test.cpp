@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "comm/cuda_driver.h"
+#include "comm/rendezvous.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
 
