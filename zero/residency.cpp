@@ -290,12 +290,13 @@ void Residency::release_unpinned() {
 }
 
 // The module says itself in which mode it is: a change between two uses begins an iteration of the other
-// trace, or of none. The arena stays where it and all that may now be gathered beside it keep the limits.
+// trace, or of none. Without a plan the arena stays where it and all that may be gathered beside it keep the
+// limits.
 void Residency::set_training(bool training) {
   if (training == training_) return;
   finish_iteration();
   training_ = training;
-  if (traced()) {
+  if (traced() && trace().following()) {
     memory_.fit_arena(trace().plan().arena_numel);
   } else if (memory_.arena_numel() + partitioned_numel_ > limits_.max_live) {
     memory_.free_arena();
