@@ -130,13 +130,14 @@ struct RmspropRule {
       // Equal gradients have no variance; what rounding makes of that may be below 0.
       squares = squares < 0 ? 0 : squares;
     }
-    float direction = g / (std::sqrt(squares) + eps);
+    const float denominator = std::sqrt(squares) + eps;
     if constexpr (kMomentum) {
       float& buffer = kCentered ? e.third : e.second;
-      buffer = momentum * buffer + direction;
-      direction = buffer;
+      buffer = momentum * buffer + g / denominator;
+      e.value -= lr * buffer;
+    } else {
+      e.value -= lr * (g / denominator);
     }
-    e.value -= lr * direction;
   }
 };
 

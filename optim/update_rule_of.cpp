@@ -68,6 +68,8 @@ UpdateRule rmsprop_rule(const OptimizerConfig& config) {
   return rmsprop_update<false, false>(config);
 }
 
+// Where the direction is exactly 0 an element stays, as in the paper. DeepSpeed's kernels take a sign there
+// too: on GPUs the element goes up, on CPUs down.
 LionUpdate lion_rule(const OptimizerConfig& config) {
   return {.lr = rounded(config.lr),
           .beta1 = rounded(config.beta1),

@@ -284,8 +284,8 @@ class Generator {
   /// Some keys together, most of them with a value of the right kind.
   void combination() {
     Draft draft;
-    const std::string optimizer(
-        any_of(std::vector<std::string_view>{"Adam", "AdamW", "SGD", "adam", "Lamb"}));
+    const std::string optimizer(any_of(
+        std::vector<std::string_view>{"Adam", "AdamW", "SGD", "adam", "Lamb", "Adagrad", "RMSprop", "lion"}));
     const std::string scheduler(
         any_of(std::vector<std::string_view>{"WarmupLR", "WarmupDecayLR", "OneCycle"}));
     for (std::size_t keys = 1 + random_() % 12; keys > 0; --keys) {

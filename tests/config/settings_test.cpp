@@ -306,8 +306,6 @@ TEST_CASE("wrong values are refused at their place") {
        "less than 1", "1.0", "write"},
       {R"("optimizer": {"type": "Adam", "params": {"betas": @"auto"}})", "optimizer.params.betas",
        "two numbers", "\"auto\"", "[0.9, 0.999]"},
-      {R"("optimizer": {"type": "Adam", "params": {"amsgrad": @true}})", "optimizer.params.amsgrad", "false",
-       "true", "remove it"},
       {R"("optimizer": {"type": "Adam", "params": {@"momentum": 0.9}})", "optimizer.params.momentum",
        "a parameter of Adam", "one of SGD", "remove"},
       {R"("optimizer": {"type": "SGD", "params": {@"eps": 0.9}})", "optimizer.params.eps",

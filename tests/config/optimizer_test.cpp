@@ -1,0 +1,178 @@
+// The optimizers that a config can name: their parameters, the defaults of the class that DeepSpeed would
+// make, and what is said about those that are not offered.
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "config/check.h"
+#include "config/key_table.h"
+#include "config/key_words.h"
+#include "tests/config/refusal.h"
+
+using namespace zerorun;
+using namespace zerorun::test;
+
+namespace {
+
+std::string optimizer_text(const std::string& type, const std::string& params) {
+  return R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}";
+}
+
+OptimizerConfig optimizer(const std::string& type, const std::string& params = "") {
+  const Config config = parse_config(with(optimizer_text(type, params)), "conf", 1);
+  REQUIRE(config.optimizer);
+  return *config.optimizer;
+}
+
+const KeyFact& type_row() {
+  const KeyFact* fact = find_key("optimizer.type");
+  REQUIRE(fact);
+  return *fact;
+}
+
+}  // namespace
+
+TEST_CASE("optimizers: types arrive, DeepSpeed's own in any case, those of torch.optim in theirs") {
+  CHECK(optimizer("Adagrad").type == OptimizerType::adagrad);
+  CHECK(optimizer("adagrad").type == OptimizerType::adagrad);
+  CHECK(optimizer("LION").type == OptimizerType::lion);
+  CHECK(optimizer("RMSprop").type == OptimizerType::rmsprop);
+  const auto found = refusals(with(optimizer_text("rmsprop", "")));
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].remedy == "did you mean \"RMSprop\"?");
+}
+
+TEST_CASE("optimizers: Adagrad and RMSprop have the defaults of torch.optim") {
+  const OptimizerConfig adagrad = optimizer("Adagrad");
+  CHECK(adagrad.lr == 0.01);
+  CHECK(adagrad.eps == 1e-10);
+  CHECK(adagrad.weight_decay == 0);
+  CHECK(adagrad.lr_decay == 0);
+  CHECK(adagrad.initial_accumulator_value == 0);
+  const OptimizerConfig rmsprop = optimizer("RMSprop");
+  CHECK(rmsprop.lr == 0.01);
+  CHECK(rmsprop.eps == 1e-8);
+  CHECK(rmsprop.alpha == 0.99);
+  CHECK(rmsprop.weight_decay == 0);
+  CHECK(rmsprop.momentum == 0);
+  CHECK(!rmsprop.centered);
+}
+
+TEST_CASE("optimizers: Lion has the defaults of DeepSpeed") {
+  const OptimizerConfig lion = optimizer("Lion");
+  CHECK(lion.lr == 1e-3);
+  CHECK(lion.beta1 == 0.9);
+  CHECK(lion.beta2 == 0.999);
+  CHECK(lion.weight_decay == 0);
+}
+
+TEST_CASE("optimizers: parameters arrive") {
+  const OptimizerConfig adagrad = optimizer(
+      "Adagrad",
+      R"("lr": 0.1, "eps": 1e-6, "weight_decay": 0.2, "lr_decay": 0.3, "initial_accumulator_value": 0.4)");
+  CHECK(adagrad.lr == 0.1);
+  CHECK(adagrad.eps == 1e-6);
+  CHECK(adagrad.weight_decay == 0.2);
+  CHECK(adagrad.lr_decay == 0.3);
+  CHECK(adagrad.initial_accumulator_value == 0.4);
+  const OptimizerConfig rmsprop = optimizer(
+      "RMSprop",
+      R"("lr": 0.1, "eps": 1e-6, "weight_decay": 0.2, "alpha": 0.9, "momentum": 0.8, "centered": true)");
+  CHECK(rmsprop.lr == 0.1);
+  CHECK(rmsprop.eps == 1e-6);
+  CHECK(rmsprop.weight_decay == 0.2);
+  CHECK(rmsprop.alpha == 0.9);
+  CHECK(rmsprop.momentum == 0.8);
+  CHECK(rmsprop.centered);
+  const OptimizerConfig lion = optimizer("Lion", R"("lr": 1e-4, "betas": [0.95, 0.98], "weight_decay": 0.2)");
+  CHECK(lion.lr == 1e-4);
+  CHECK(lion.beta1 == 0.95);
+  CHECK(lion.beta2 == 0.98);
+  CHECK(lion.weight_decay == 0.2);
+}
+
+TEST_CASE("optimizers: \"auto\" that the program does not fill in is refused, whatever the type's default") {
+  const auto found = refusals(with(optimizer_text("Adagrad", R"("lr": "auto", "eps": "auto")")));
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].path == "optimizer.params.lr");
+  CHECK(found[1].path == "optimizer.params.eps");
+  const Config config = parse_config(with(optimizer_text("RMSprop", R"("lr": "auto")")), "conf",
+                                     {.world_size = 1, .arguments = {{"optimizer.params.lr", 0.5}}});
+  CHECK(config.optimizer->lr == 0.5);
+}
+
+TEST_CASE("optimizers: AMSGrad with torch_adam; without it it is said that DeepSpeed has not that") {
+  for (const char* type : {"Adam", "AdamW"}) {
+    CHECK(optimizer(type, R"("amsgrad": true)").amsgrad);
+    CHECK(!optimizer(type, "").amsgrad);
+    check_note(optimizer_text(type, R"("amsgrad": true)"),
+               "optimizer.params.amsgrad: true works here; DeepSpeed takes it beside torch_adam only");
+    const Config both =
+        parse_config(with(optimizer_text(type, R"("amsgrad": true, "torch_adam": true)")), "conf", 1);
+    CHECK(both.optimizer->amsgrad);
+    CHECK(both.notes.empty());
+  }
+}
+
+TEST_CASE("optimizers: it is known where \"Adam\" means AdamW and nobody has said so") {
+  CHECK(optimizer("Adam").silently_adam_w);
+  CHECK(optimizer("adam", R"("torch_adam": true)").silently_adam_w);
+  CHECK(!optimizer("Adam", R"("adam_w_mode": true)").silently_adam_w);
+  CHECK(!optimizer("Adam", R"("adam_w_mode": false)").silently_adam_w);
+  CHECK(!optimizer("AdamW").silently_adam_w);
+  CHECK(!optimizer("SGD").silently_adam_w);
+}
+
+TEST_CASE("optimizers: a parameter of another optimizer is refused at its place") {
+  for (const auto& [type, parameter] :
+       {std::pair("Lion", "eps"), std::pair("Adagrad", "betas"), std::pair("RMSprop", "nesterov"),
+        std::pair("SGD", "alpha"), std::pair("Lion", "amsgrad"), std::pair("AdamW", "lr_decay"),
+        std::pair("RMSprop", "initial_accumulator_value"), std::pair("Adagrad", "centered"),
+        std::pair("Lion", "momentum")}) {
+    INFO(type << " with " << parameter);
+    const auto found = refusals(with(optimizer_text(type, "\"" + std::string(parameter) + "\": 0")));
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].path == "optimizer.params." + std::string(parameter));
+    CHECK(found[0].expected == "a parameter of " + std::string(type));
+  }
+}
+
+TEST_CASE("optimizers: values out of their range are refused") {
+  for (const auto& [type, params] :
+       {std::pair("RMSprop", R"("alpha": 1.1)"), std::pair("RMSprop", R"("alpha": -0.1)"),
+        std::pair("RMSprop", R"("momentum": -0.1)"), std::pair("Adagrad", R"("lr_decay": -1)"),
+        std::pair("Adagrad", R"("initial_accumulator_value": -1)"),
+        std::pair("Lion", R"("betas": [0.9, 1])")}) {
+    INFO(type << " with " << params);
+    CHECK(refusals(with(optimizer_text(type, params))).size() == 1);
+  }
+}
+
+TEST_CASE("optimizers: one that is not offered is refused with the nearest that is") {
+  for (const auto& [type, nearest] :
+       {std::pair("OneBitAdam", "Adam"), std::pair("zerooneadam", "Adam"), std::pair("MuSGD", "SGD"),
+        std::pair("MuAdamW", "AdamW"), std::pair("Rprop", "RMSprop")}) {
+    const Refusal found =
+        refusal_of({R"("optimizer": {"type": @")" + std::string(type) + "\"}", "optimizer.type", "", "", ""});
+    CHECK(found.expected == in_words(offered_choices(type_row())));
+    CHECK(found.found == "\"" + std::string(type) + "\", which ZeroRun does not offer");
+    CHECK(found.remedy == "write \"" + std::string(nearest) + "\", the nearest that it does");
+  }
+  const CheckedConfig checked = check_config(with(optimizer_text("NAdam", "")), "conf");
+  REQUIRE(checked.diagnostics.findings().size() == 1);
+  CHECK_THAT(
+      checked.diagnostics.headline(checked.diagnostics.findings()[0]),
+      Catch::Contains("note: optimizer.type: \"NAdam\" is known and not offered, and a run refuses it: "
+                      "the nearest choice is \"Adam\""));
+}
+
+TEST_CASE("optimizers: each that is not offered has a nearest one that is") {
+  const std::string offered = offered_choices(type_row());
+  for_each_word(type_row().choices_to_come, [&](std::string_view word) {
+    INFO(word);
+    CHECK(has_word(offered, nearest_offered(type_row(), word)));
+  });
+  for_each_word(type_row().nearest_choices, [&](std::string_view pair) {
+    INFO(pair);
+    CHECK(has_word(type_row().choices, pair.substr(0, pair.find(':'))));
+  });
+}
