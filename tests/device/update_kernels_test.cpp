@@ -220,7 +220,7 @@ TEST_CASE("update kernels: RMSprop has the same bits on every path") {
   check_paths(rmsprop<CenteredRmspropMomentumUpdate>(), true);
 }
 
-// The variance of equal gradients is 0, and rounding may take it below: in float32 for about half of the
+// The variance of equal gradients is 0, and rounding may take it below: in float32 for a third of the
 // gradients that are tried here.
 TEST_CASE("update kernels: centered RMSprop makes no NaN of gradients that are always the same") {
   auto rule = rmsprop<CenteredRmspropUpdate>();

@@ -1,4 +1,5 @@
-// The fused optimizer against the update rules written out in float64, and against torch::optim.
+// The fused optimizer: Adam, AdamW and SGD against their formulas in float64 (others: torch_optim_test.cpp),
+// and what holds for every optimizer.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -74,8 +75,8 @@ std::vector<std::vector<double>> expected(const std::vector<OptimizerConfig>& gr
   return result;
 }
 
-void train(ShardOptimizer& optimizer, Tensors& tensors, double divisor = 1) {
-  for (int step = 0; step < kSteps; ++step) {
+void train(ShardOptimizer& optimizer, Tensors& tensors, double divisor = 1, int steps = kSteps) {
+  for (int step = 0; step < steps; ++step) {
     tensors.set_gradients(step);
     optimizer.step(testing::facts(divisor), no_update);
   }
@@ -153,57 +154,15 @@ TEST_CASE("fused: each group has its own settings") {
   check_against_formulas({adam(OptimizerType::adam_w), other, uncorrected}, tensors);
 }
 
-TEST_CASE("fused: torch::optim on whole parameters gives the same") {
-  const Tensors start = some_tensors();
-  auto check = [&](const OptimizerConfig& config, auto make_torch) {
-    Tensors fused = start;
-    for (auto& values : fused.values) values = values.clone();
-    auto optimizer = make_fused_optimizer({config}, fused.shards());
-    train(*optimizer, fused);
-
-    std::vector<at::Tensor> parameters;
-    for (const auto& values : start.values) parameters.push_back(values.clone());
-    auto plain = make_torch(parameters);
-    for (int step = 0; step < kSteps; ++step) {
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        parameters[i].mutable_grad() =
-            testing::gradient_of(static_cast<int64_t>(i), step, parameters[i].numel());
-      }
-      plain.step();
-    }
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      CHECK((parameters[i] - fused.values[i]).abs().max().item<float>() < 3e-6);
-    }
-  };
-  using Parameters = std::vector<at::Tensor>;
-  check(adam(OptimizerType::adam_w), [](const Parameters& parameters) {
-    return torch::optim::AdamW(
-        parameters, torch::optim::AdamWOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1));
-  });
-  check(adam(OptimizerType::adam), [](const Parameters& parameters) {
-    return torch::optim::Adam(parameters,
-                              torch::optim::AdamOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1));
-  });
-  OptimizerConfig nesterov = sgd(0.9);
-  nesterov.nesterov = true;
-  nesterov.weight_decay = 0.1;
-  check(nesterov, [](const Parameters& parameters) {
-    return torch::optim::SGD(parameters,
-                             torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.1));
-  });
-}
-
 // What stages 0 and 1 rely on: a rank that updates everything gets the bits that ranks get from their slices.
 TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whole") {
-  OptimizerConfig momentum = sgd(0.9);
-  momentum.weight_decay = 0.1;
-  for (const OptimizerConfig& config : {adam(OptimizerType::adam_w), adam(OptimizerType::adam), momentum}) {
+  for (const OptimizerConfig& config : testing::all_optimizers()) {
     std::vector<at::Tensor> results;
     for (int slices : {1, 2, 3, 6}) {
       Tensors tensors;
       tensors.add(16 * 6 * 1011);  // large enough that LibTorch divides it among threads
       auto optimizer = make_fused_optimizer({config}, tensors.shards(slices));
-      train(*optimizer, tensors, 2.7);
+      train(*optimizer, tensors, 2.7, 4);
       results.push_back(tensors.values[0]);
     }
     for (const at::Tensor& result : results) CHECK(at::equal(result, results[0]));
@@ -215,7 +174,7 @@ TEST_CASE("fused: shards without elements are fine, and each is told of once, in
   tensors.add(32);
   tensors.add(0);
   tensors.add(48);
-  for (const OptimizerConfig& config : {adam(OptimizerType::adam_w), sgd(0.9), sgd(0)}) {
+  for (const OptimizerConfig& config : testing::all_optimizers()) {
     auto optimizer = make_fused_optimizer({config}, tensors.shards());
     tensors.set_gradients(0);
     std::vector<at::Tensor> told;
@@ -239,6 +198,16 @@ TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
   CHECK(make_fused_optimizer({sgd(0.9), sgd(0)}, tensors.shards())->state_bytes() == 32 * 4);
   CHECK(make_fused_optimizer({sgd(0.9)}, {})->moment_bytes(0) == 4);
   CHECK(make_fused_optimizer({sgd(0)}, {})->moment_bytes(0) == 0);
+  OptimizerConfig amsgrad = adam(OptimizerType::adam_w);
+  amsgrad.amsgrad = true;
+  CHECK(make_fused_optimizer({amsgrad, amsgrad}, tensors.shards())->state_bytes() == 80 * 12);
+  CHECK(make_fused_optimizer({amsgrad}, {})->moment_bytes(0) == 12);
+  CHECK(make_fused_optimizer({testing::adagrad()}, {})->moment_bytes(0) == 4);
+  CHECK(make_fused_optimizer({testing::lion()}, {})->moment_bytes(0) == 4);
+  CHECK(make_fused_optimizer({testing::rmsprop(0, false)}, {})->moment_bytes(0) == 4);
+  CHECK(make_fused_optimizer({testing::rmsprop(0.9, false)}, {})->moment_bytes(0) == 8);
+  CHECK(make_fused_optimizer({testing::rmsprop(0, true)}, {})->moment_bytes(0) == 8);
+  CHECK(make_fused_optimizer({testing::rmsprop(0.9, true)}, {})->moment_bytes(0) == 12);
 
   CHECK(adam_optimizer->groups() == 2);
   CHECK(adam_optimizer->lr(1) == 0.01);

@@ -72,4 +72,47 @@ OptimizerConfig sgd(double momentum) {
   return config;
 }
 
+OptimizerConfig adagrad() {
+  OptimizerConfig config;
+  config.type = OptimizerType::adagrad;
+  config.lr = 0.05;
+  config.eps = 1e-10;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+OptimizerConfig rmsprop(double momentum, bool centered) {
+  OptimizerConfig config;
+  config.type = OptimizerType::rmsprop;
+  config.lr = 0.01;
+  config.alpha = 0.9;
+  config.momentum = momentum;
+  config.centered = centered;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+OptimizerConfig lion() {
+  OptimizerConfig config;
+  config.type = OptimizerType::lion;
+  config.lr = 0.01;
+  config.beta2 = 0.95;
+  config.weight_decay = 0.1;
+  return config;
+}
+
+std::vector<OptimizerConfig> all_optimizers() {
+  std::vector<OptimizerConfig> all = {adam(OptimizerType::adam_w), adam(OptimizerType::adam)};
+  for (const OptimizerConfig& config : {all[0], all[1]}) all.emplace_back(config).amsgrad = true;
+  for (const double momentum : {0.0, 0.9}) all.push_back(sgd(momentum));
+  all.emplace_back(sgd(0.9)).nesterov = true;
+  all.push_back(adagrad());
+  all.emplace_back(adagrad()).initial_accumulator_value = 0.4;
+  for (const double momentum : {0.0, 0.9}) {
+    for (const bool centered : {false, true}) all.push_back(rmsprop(momentum, centered));
+  }
+  all.push_back(lion());
+  return all;
+}
+
 }  // namespace zerorun::testing

@@ -31,6 +31,11 @@ struct Tensors {
 /// Hyperparameters that are not the defaults, with weight decay.
 OptimizerConfig adam(OptimizerType type);
 OptimizerConfig sgd(double momentum);
+OptimizerConfig adagrad();
+OptimizerConfig rmsprop(double momentum, bool centered);
+OptimizerConfig lion();
+/// Each of them in every variant that has another formula or other moments.
+std::vector<OptimizerConfig> all_optimizers();
 
 inline void no_update(int) {}
 
