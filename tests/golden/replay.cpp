@@ -53,6 +53,15 @@ const json& trace_with_norms(const json& trace) {
   return trace;
 }
 
+void check_betas(const std::vector<std::optional<std::pair<double, double>>>& found, const json& expected) {
+  REQUIRE(found.size() == expected.size());
+  for (size_t group = 0; group < found.size(); ++group) {
+    REQUIRE(found[group]);
+    CHECK(relative_difference(found[group]->first, expected[group][0]) <= 5e-13);
+    CHECK(relative_difference(found[group]->second, expected[group][1]) <= 5e-13);
+  }
+}
+
 }  // namespace
 
 Tolerance tolerance_of(const std::string& name) {
@@ -96,6 +105,7 @@ void replay(const json& trace, const Tolerance& tolerance,
       const double lr = number(expected["lr"][group]);
       CHECK(std::abs(run.lrs[step][group] - lr) <= 5e-13 * std::abs(lr));
     }
+    if (expected.contains("betas")) check_betas(run.betas[step], expected["betas"]);
     worst_loss = std::max(worst_loss, loss);
     worst_norm = std::max(worst_norm, norm);
   }

@@ -126,6 +126,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
       }
       if (rank != 0) continue;
       result.lrs.push_back(lrs);
+      result.betas.push_back(engine.get_betas());
       result.grad_norms.push_back(engine.get_global_grad_norm());
       result.loss_scales.push_back(engine.loss_scale());
       result.skipped.push_back(engine.skipped_steps());

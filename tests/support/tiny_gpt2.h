@@ -31,12 +31,13 @@ struct RunOptions {
 };
 
 struct RunResult {
-  std::vector<std::vector<std::vector<double>>> losses;        // [step][rank][micro-step]
-  std::vector<double> grad_norms;                              // [step]
-  std::vector<double> loss_scales;                             // [step], after it
-  std::vector<int64_t> skipped;                                // [step], after it
-  std::optional<int64_t> raised;                               // the step that threw TrainingError, the last
-  std::vector<std::vector<double>> lrs;                        // [step][group], as used by the step
+  std::vector<std::vector<std::vector<double>>> losses;  // [step][rank][micro-step]
+  std::vector<double> grad_norms;                        // [step]
+  std::vector<double> loss_scales;                       // [step], after it
+  std::vector<int64_t> skipped;                          // [step], after it
+  std::optional<int64_t> raised;                         // the step that threw TrainingError, the last
+  std::vector<std::vector<double>> lrs;                  // [step][group], as used by the step
+  std::vector<std::vector<std::optional<std::pair<double, double>>>> betas;  // [step][group], after it
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // in the end, of rank 0, equal on all ranks
   BytesByCategory bytes;                                       // of rank 0, in the end
   double formula_bytes = 0;
