@@ -205,4 +205,19 @@ TEST_CASE("initialize() logs nothing of the config unless asked, and then once")
   }
 }
 
+TEST_CASE("rank 0 logs once that \"Adam\" means AdamW, and not where the file says which it is") {
+  const TemporaryFolder folder;
+  auto log_of = [&](const std::string& optimizer) {
+    const fs::path file =
+        folder.write("adam.json", R"({"train_micro_batch_size_per_gpu": 1, "optimizer": )" + optimizer + "}");
+    return standard_error_of(folder / "stderr", [&] { initialize_ranks(2, file, {}); });
+  };
+  const std::string log = log_of(R"({"type": "Adam", "params": {"weight_decay": 0.1}})");
+  CHECK_THAT(log, Contains("optimizer \"Adam\" decouples weight decay as AdamW does"));
+  CHECK(log.find("AdamW") == log.rfind("AdamW"));
+  CHECK(log_of(R"({"type": "Adam", "params": {"adam_w_mode": true}})") == "");
+  CHECK(log_of(R"({"type": "Adam", "params": {"adam_w_mode": false}})") == "");
+  CHECK(log_of(R"({"type": "AdamW"})") == "");
+}
+
 }  // namespace zerorun::testing
