@@ -27,6 +27,7 @@ struct Options {
   int rounds = 15;
   std::vector<int> threads = {1, 2};
   std::vector<std::string> only;
+  bool other_simds = true;
   bool json = false;
 };
 
@@ -156,13 +157,14 @@ Case triad_case(int threads, const Arrays& arrays, int64_t numel) {
   return {"STREAM triad", "", threads, "float64: read 2*8 + written 8", 24, numel / 2, run};
 }
 
-std::vector<Case> make_cases(int threads, const Arrays& arrays, int64_t numel) {
-  std::vector<Case> cases = {triad_case(threads, arrays, numel), fused_adamw_case(threads, arrays)};
+std::vector<Case> make_cases(const Options& options, int threads, const Arrays& arrays) {
+  std::vector<Case> cases = {triad_case(threads, arrays, options.numel), fused_adamw_case(threads, arrays)};
   for (const NamedRule& rule : kRules) {
     for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
       cases.push_back(update_case(rule, dtype, widest_simd(), threads, arrays));
     }
   }
+  if (!options.other_simds) return cases;
   for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
     for (Simd simd : available_simds()) {
       if (simd == widest_simd()) continue;
@@ -221,7 +223,7 @@ int run_benchmark(const Options& options) {
   for (int threads : options.threads) {
     at::set_num_threads(threads);
     const Arrays arrays(options.numel);
-    for (Case& made : make_cases(threads, arrays, options.numel)) {
+    for (Case& made : make_cases(options, threads, arrays)) {
       const bool wanted = options.only.empty() || std::find(options.only.begin(), options.only.end(),
                                                             made.name) != options.only.end();
       if (wanted) cases.push_back(std::move(made));
@@ -250,7 +252,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--rounds", options.rounds, "timed steps of each case")->check(CLI::Range(1, 10000));
   app.add_option("--threads", options.threads, "numbers of threads")->check(CLI::Range(1, 1024));
-  app.add_option("--only", options.only, "names of cases");
+  app.add_option("--only", options.only, "names of cases; all others are left out");
+  app.add_flag("--other-simds,!--no-other-simds", options.other_simds,
+               "AdamW on the instruction sets that are not the best, too");
   app.add_flag("--json", options.json, "print JSON");
   try {
     app.parse(argc, argv);
