@@ -43,6 +43,7 @@ class Arrays {
             .values = values_,
             .first = moments > 0 ? first_ : at::Tensor(),
             .second = moments > 1 ? second_ : at::Tensor(),
+            .third = {},
             .rounded = dtype == Dtype::fp32 ? at::Tensor() : rounded_[place]};
   }
 

@@ -34,25 +34,29 @@ constexpr KeyFact rows[] = {
         .nearest(nearest_types)
         .advise("write Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb or Muon"),
     section("optimizer.params", "its hyperparameters"),
-    number("optimizer.params.lr", "0.001", "learning rate; the default is 0.01 for Adagrad and RMSprop")
+    number("optimizer.params.lr", "0.001",
+           "learning rate; the default is 0.01 for Adagrad and RMSprop, 0.02 for Muon's matrices and 0.0003 "
+           "beside them")
         .least(0)
         .filled_by(program)
         .advise("write the learning rate, such as 1e-3"),
     numbers("optimizer.params.betas", "[0.9, 0.999]",
-            "decay of the running averages of gradients and of their squares")
+            "decay of the running averages of gradients and of their squares; the default is [0.9, 0.95] for "
+            "Muon")
         .of_length(2)
         .from_below(0, 1)
         .for_types(types_with_betas)
         .filled_by(program)
         .advise("write two numbers such as [0.9, 0.999]"),
     number("optimizer.params.eps", "1e-08",
-           "added to the denominator of the update; the default is 1e-10 for Adagrad")
+           "added to the denominator of the update; the default is 1e-10 for Adagrad and Muon")
         .least(0)
         .for_types(types_with_eps)
         .filled_by(program)
         .advise("write a small number such as 1e-8"),
     number("optimizer.params.weight_decay", "0.0",
-           "decoupled from the gradient in AdamW and Lion, added to it (L2) in the others; the default is "
+           "decoupled from the gradient in AdamW, Lion, Lamb and Muon, added to it (L2) in the others; the "
+           "default is "
            "0.01 for AdamW with torch_adam")
         .least(0)
         .filled_by(program)
@@ -69,7 +73,8 @@ constexpr KeyFact rows[] = {
         .no_effect("the engine releases gradients, not the optimizer"),
     boolean("optimizer.params.fp32_optimizer_states", "true", "keep optimizer states in fp32")
         .refused("optimizer states are in fp32"),
-    number("optimizer.params.momentum", "0.0", "share of the last update that is kept")
+    number("optimizer.params.momentum", "0.0",
+           "share of the last update that is kept; the default is 0.95 for Muon")
         .least(0)
         .for_types("SGD Muon MuSGD RMSprop"),
     number("optimizer.params.muon_lr", "", "learning rate of whole matrices; by default lr")
