@@ -25,8 +25,8 @@ constexpr int64_t kStreamed = int64_t{1} << 22;
 
 template <typename T>
 [[gnu::always_inline]] inline void prefetch(const T* memory) {
-  for (int64_t i = 0; i < kChunk; i += kLine / static_cast<int64_t>(sizeof(T)))
-    __builtin_prefetch(memory + i);
+  constexpr int64_t kStep = kLine / static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < kChunk; i += kStep) __builtin_prefetch(memory + i);
 }
 
 template <typename Rule>
@@ -79,12 +79,13 @@ template <typename Rule>
 template <Simd simd, typename Rule>
 [[gnu::always_inline]] inline void update_chunk(const Rule& rule, float factor, const UpdateSpan& span,
                                                 int64_t begin, int64_t numel, bool streams) {
-  const float* gradient = static_cast<const float*>(span.gradient) + begin;
   alignas(kLine) float widened[kChunk];
-  if (span.gradient_dtype != Dtype::fp32) {
+  const float* gradient = widened;
+  if (span.gradient_dtype == Dtype::fp32) {
+    gradient = static_cast<const float*>(span.gradient) + begin;
+  } else {
     widen_in_loop<simd>(static_cast<const uint16_t*>(span.gradient) + begin, span.gradient_dtype, widened,
                         numel);
-    gradient = widened;
   }
   update_elements(rule, factor, span, gradient, begin, numel);
   if (span.rounded == nullptr) return;
