@@ -8,13 +8,14 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "engine/setup.h"
 
 namespace zerorun {
 namespace {
 
-size_t group_count(const InitializeOptions& options) {
+size_t group_count(const Config& config, const InitializeOptions& options) {
   if (options.optimizer) return options.optimizer->param_groups().size();
-  return std::max<size_t>(1, options.parameter_groups.size());
+  return group_configs(*config.optimizer, options).size();
 }
 
 using NamedLists = std::vector<std::pair<const char*, const PerGroup*>>;  // by the names of their keys
@@ -127,7 +128,7 @@ void check_schedules(const Config& config, const InitializeOptions& options) {
         "passed: pass the one that it was made for as InitializeOptions::optimizer, or a function as "
         "InitializeOptions::schedule");
   }
-  if (config.scheduler) check_lists(*config.scheduler, group_count(options));
+  if (config.scheduler) check_lists(*config.scheduler, group_count(config, options));
 }
 
 Schedule make_schedule(const Config& config, const InitializeOptions& options,

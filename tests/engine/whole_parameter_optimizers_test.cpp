@@ -241,4 +241,26 @@ TEST_CASE("A step that overflows leaves Muon's momentum and Lamb's moments as th
   check_equal(train_engine(optimizer, stage, 2, precision, 2), train_engine(optimizer, stage, 2, precision));
 }
 
+TEST_CASE("Under Muon a parameter group is two: its matrices, and the rest") {
+  auto lrs = [](const std::string& optimizer, const std::string& more) {
+    Shapes model;
+    std::vector<double> result;
+    run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+      const std::string config =
+          R"({"train_micro_batch_size_per_gpu": 3, "optimizer": )" + optimizer + more + "}";
+      result = make_engine(*model, config, communicator).get_lr();
+    });
+    return result;
+  };
+  auto of = [](const std::string& params) { return R"({"type": "Muon", "params": {)" + params + "}}"; };
+  CHECK(lrs(muon("gram"), "") == std::vector{0.02, 0.003});
+  CHECK(lrs(of(R"("lr": 0.01)"), "") == std::vector{0.01, 0.01});
+  CHECK(lrs(of(R"("lr": 0.01, "adam_lr": 0.005)"), "") == std::vector{0.01, 0.005});
+  CHECK(lrs(of(""), "") == std::vector{0.02, 3e-4});
+  const std::string range_test =
+      R"(, "scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": )";
+  CHECK(lrs(muon("gram"), range_test + "[0.5, 0.25]}}") == std::vector{0.5, 0.25});
+  CHECK_THROWS_WITH(lrs(muon("gram"), range_test + "[0.5]}}"), Catch::Contains("a list of 2"));
+}
+
 }  // namespace zerorun::testing
