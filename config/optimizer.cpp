@@ -88,8 +88,7 @@ void resolve_lamb(const Resolution& resolution, OptimizerConfig& optimizer) {
   resolution.read("optimizer.params.max_coeff", optimizer.max_coeff);
   resolution.read("optimizer.params.min_coeff", optimizer.min_coeff);
   if (optimizer.min_coeff > optimizer.max_coeff) {
-    resolution.report("optimizer.params.min_coeff", "at most max_coeff", std::to_string(optimizer.min_coeff),
-                      "the trust ratio lies between the two");
+    resolution.note("optimizer.params.min_coeff", "is above max_coeff: every trust ratio is min_coeff");
   }
 }
 

@@ -55,11 +55,11 @@ at::Tensor iterate_on_gram(at::Tensor x) {
 at::Tensor orthogonalized(const at::Tensor& matrices, NewtonSchulz method) {
   c10::NoGradGuard no_grad;
   const bool gram = method == NewtonSchulz::gram;
-  const auto half = gram ? at::kHalf : at::kBFloat16;
   const bool tall = matrices.size(-2) > matrices.size(-1);
-  at::Tensor x = matrices.to(matrices.is_cuda() ? half : at::kFloat);
-  if (tall) x = x.mT();
+  at::Tensor x = tall ? matrices.mT() : matrices;
+  // Before it is converted: gradients can be larger than any float16.
   x = x / (at::linalg_vector_norm(x, 2, {-2, -1}, true) + kEps);
+  if (x.is_cuda()) x = x.to(gram ? at::kHalf : at::kBFloat16);
   x = gram && x.size(-2) < x.size(-1) ? iterate_on_gram(x) : iterate(x);
   return (tall ? x.mT() : x).to(at::kFloat);
 }

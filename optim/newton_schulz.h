@@ -11,8 +11,8 @@ namespace zerorun {
 /// two dimensions of `matrices`, float32: a matrix with singular values s, after division by its Frobenius
 /// norm, becomes one with the same singular vectors and q(q(q(q(q(s))))) for
 /// q(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5. `gram` iterates on the small side's Gram matrix, which is the
-/// same in exact arithmetic and cheaper for long matrices (in float16 on a GPU, where `standard` uses
-/// bfloat16; on the CPU both are in float32, as in DeepSpeed's original_muon.py).
+/// same in exact arithmetic and cheaper for long matrices. On a GPU it is in float16, where `standard` is in
+/// bfloat16 (DeepSpeed's original_muon.py); on the CPU both are in float32.
 at::Tensor orthogonalized(const at::Tensor& matrices, NewtonSchulz method);
 
 }  // namespace zerorun

@@ -57,6 +57,40 @@ TEST_CASE("optimizers: Adagrad and RMSprop have the defaults of torch.optim") {
   CHECK(!rmsprop.centered);
 }
 
+TEST_CASE("optimizers: Lamb has the defaults of DeepSpeed") {
+  const OptimizerConfig lamb = optimizer("Lamb");
+  CHECK(lamb.type == OptimizerType::lamb);
+  CHECK(lamb.lr == 1e-3);
+  CHECK(lamb.beta2 == 0.999);
+  CHECK(lamb.eps == 1e-8);
+  CHECK(lamb.max_coeff == 10);
+  CHECK(lamb.min_coeff == 0.01);
+  CHECK(lamb.bias_correction);
+  CHECK(!lamb.eps_inside_sqrt);
+  const OptimizerConfig other =
+      optimizer("lamb", R"("max_coeff": 0.3, "min_coeff": 0.1, "eps_inside_sqrt": true)");
+  CHECK(other.max_coeff == 0.3);
+  CHECK(other.min_coeff == 0.1);
+  CHECK(other.eps_inside_sqrt);
+}
+
+TEST_CASE("optimizers: Muon has the defaults of DeepSpeed, and a learning rate for the rest") {
+  const OptimizerConfig muon = optimizer("Muon");
+  CHECK(muon.type == OptimizerType::muon);
+  CHECK(muon.lr == 0.02);
+  CHECK(muon.adam_lr == 3e-4);
+  CHECK(muon.beta1 == 0.9);
+  CHECK(muon.beta2 == 0.95);
+  CHECK(muon.eps == 1e-10);
+  CHECK(muon.momentum == 0.95);
+  CHECK(muon.newton_schulz == NewtonSchulz::gram);
+  CHECK(optimizer("Muon", R"("lr": 0.5)").adam_lr == 0.5);
+  const OptimizerConfig both = optimizer("Muon", R"("lr": 0.5, "muon_lr": 0.25, "ns_method": "standard")");
+  CHECK(both.lr == 0.25);
+  CHECK(both.adam_lr == 0.5);
+  CHECK(both.newton_schulz == NewtonSchulz::standard);
+}
+
 TEST_CASE("optimizers: Lion has the defaults of DeepSpeed") {
   const OptimizerConfig lion = optimizer("Lion");
   CHECK(lion.lr == 1e-3);

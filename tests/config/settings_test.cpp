@@ -293,7 +293,7 @@ TEST_CASE("wrong values are refused at their place") {
       {R"("optimizer": {"type": @1})", "optimizer.type", "Adam", "1", "write Adam"},
       {R"("optimizer": {"type": @"AdamX"})", "optimizer.type", "Adam", "AdamX", "did you mean \"Adam\"?"},
       {R"("optimizer": {"type": @"sgd"})", "optimizer.type", "SGD", "sgd", "did you mean \"SGD\"?"},
-      {R"("optimizer": {"type": @"Lamb"})", "optimizer.type", "Adam", "does not offer", "write"},
+      {R"("optimizer": {"type": @"Adamax"})", "optimizer.type", "Adam", "does not offer", "write"},
       {R"("optimizer": {"type": "Adam", "params": {"lr": @-1}})", "optimizer.params.lr", "at least 0", "-1",
        "such as 1e-3"},
       {R"("optimizer": {"type": "Adam", "params": {"lr": @"1e-3"}})", "optimizer.params.lr", "a number",

@@ -84,6 +84,9 @@ Tolerance tolerance_of(const std::string& name) {
   if (!name.starts_with("fp32_")) {
     return {.loss = 3e-4, .norm = 3e-3, .matrix = 3e-4, .vector = 2e-2, .noise = 5e-2};
   }
+  if (name == "fp32_s2_muon") {
+    return {.loss = 1e-6, .norm = 3e-3, .matrix = 1e-5, .vector = 5e-3, .noise = 5e-2};
+  }
   return {.loss = name == "fp32_s2_adamw_nobias" ? 1e-5 : 1e-6,
           .norm = 1e-5,
           .matrix = 1e-5,
