@@ -146,19 +146,6 @@ cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, f
   });
 }
 
-template <typename Rule>
-cudaError_t update_with(const Launch& launch, const Rule& rule, const UpdateSpan& span,
-                        const StepFacts* facts) {
-  return with_type(span.gradient_dtype, [&](auto gradient_type) {
-    using Gradient = typename decltype(gradient_type)::type;
-    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
-                                      span.values,  span.first,
-                                      span.second,  span.third,
-                                      span.rounded, span.rounded_dtype};
-    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
-  });
-}
-
 }  // namespace
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
@@ -201,59 +188,29 @@ cudaError_t follow_written(const Launch& launch, float* master, Source values, i
   });
 }
 
-cudaError_t update(const Launch& launch, const AdamUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
+template <typename Rule>
+cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts) {
+  return with_type(span.gradient_dtype, [&](auto gradient_type) {
+    using Gradient = typename decltype(gradient_type)::type;
+    const Update<Rule, Gradient> body{rule,         static_cast<const Gradient*>(span.gradient),
+                                      span.values,  span.first,
+                                      span.second,  span.third,
+                                      span.rounded, span.rounded_dtype};
+    return start_for(launch, span.numel, update_kernel<Update<Rule, Gradient>>, body, facts);
+  });
 }
 
-cudaError_t update(const Launch& launch, const SgdUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const MomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const LionUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const AmsgradUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const AdagradUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const RmspropUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const CenteredRmspropUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const RmspropMomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
-
-cudaError_t update(const Launch& launch, const LambDirection& rule, const UpdateSpan& span,
-                   const StepFacts* facts) {
-  return update_with(launch, rule, span, facts);
-}
+template cudaError_t update(const Launch&, const AdamUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const SgdUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const MomentumUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const LionUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const AmsgradUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const AdagradUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const RmspropUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const CenteredRmspropUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const RmspropMomentumUpdate&, const UpdateSpan&, const StepFacts*);
+template cudaError_t update(const Launch&, const CenteredRmspropMomentumUpdate&, const UpdateSpan&,
+                            const StepFacts*);
+template cudaError_t update(const Launch&, const LambDirection&, const UpdateSpan&, const StepFacts*);
 
 }  // namespace zerorun::cuda

@@ -51,27 +51,7 @@ cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepR
 cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel);
 
 /// `span` and `facts` are the device's memory.
-cudaError_t update(const Launch& launch, const AdamUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const SgdUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const MomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const LionUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const AmsgradUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const AdagradUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const RmspropUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const CenteredRmspropUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const RmspropMomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const CenteredRmspropMomentumUpdate& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
-cudaError_t update(const Launch& launch, const LambDirection& rule, const UpdateSpan& span,
-                   const StepFacts* facts);
+template <typename Rule>
+cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts);
 
 }  // namespace zerorun::cuda

@@ -168,48 +168,21 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t length) const {
   return part;
 }
 
-void update(const AdamUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
+template <typename Rule>
+void update(const Rule& rule, float factor, const UpdateSpan& span, Simd simd) {
   update_span(rule, factor, span, simd);
 }
 
-void update(const SgdUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const MomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const LionUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const AmsgradUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const AdagradUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const RmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const CenteredRmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const RmspropMomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const CenteredRmspropMomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
-
-void update(const LambDirection& rule, float factor, const UpdateSpan& span, Simd simd) {
-  update_span(rule, factor, span, simd);
-}
+template void update(const AdamUpdate&, float, const UpdateSpan&, Simd);
+template void update(const SgdUpdate&, float, const UpdateSpan&, Simd);
+template void update(const MomentumUpdate&, float, const UpdateSpan&, Simd);
+template void update(const LionUpdate&, float, const UpdateSpan&, Simd);
+template void update(const AmsgradUpdate&, float, const UpdateSpan&, Simd);
+template void update(const AdagradUpdate&, float, const UpdateSpan&, Simd);
+template void update(const RmspropUpdate&, float, const UpdateSpan&, Simd);
+template void update(const CenteredRmspropUpdate&, float, const UpdateSpan&, Simd);
+template void update(const RmspropMomentumUpdate&, float, const UpdateSpan&, Simd);
+template void update(const CenteredRmspropMomentumUpdate&, float, const UpdateSpan&, Simd);
+template void update(const LambDirection&, float, const UpdateSpan&, Simd);
 
 }  // namespace zerorun

@@ -26,20 +26,9 @@ struct UpdateSpan {
   UpdateSpan slice(int64_t begin, int64_t length) const;
 };
 
-/// One step of `rule` for every element, whose gradient is multiplied with `factor` before.
-void update(const AdamUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const SgdUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const MomentumUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const LionUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const AmsgradUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const AdagradUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const RmspropUpdate& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
-void update(const CenteredRmspropUpdate& rule, float factor, const UpdateSpan& span,
-            Simd simd = widest_simd());
-void update(const RmspropMomentumUpdate& rule, float factor, const UpdateSpan& span,
-            Simd simd = widest_simd());
-void update(const CenteredRmspropMomentumUpdate& rule, float factor, const UpdateSpan& span,
-            Simd simd = widest_simd());
-void update(const LambDirection& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
+/// One step of `rule`, any of update_rules.h, for every element, whose gradient is multiplied with `factor`
+/// before.
+template <typename Rule>
+void update(const Rule& rule, float factor, const UpdateSpan& span, Simd simd = widest_simd());
 
 }  // namespace zerorun

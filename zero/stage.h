@@ -27,7 +27,7 @@ constexpr StagePolicy policy_of(int stage) {
 struct BytesPerParameter {
   int64_t value = 4;
   int64_t gradient = 4;
-  int64_t master = 0;   // 4 under 16-bit training
+  int64_t master = 0;  // 4 under 16-bit training
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
