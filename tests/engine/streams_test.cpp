@@ -24,12 +24,12 @@ struct Setting {
   int accumulation = 1;
   bool overlap = true;
   int max_live = 600;  // less than the model has
+  std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
 };
 
 std::string config_of(const Setting& setting) {
   return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-         std::to_string(setting.accumulation) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+         std::to_string(setting.accumulation) + R"(, "optimizer": )" + setting.optimizer + R"(,
       "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 0.01}},
       "gradient_clipping": 1.0, )" +
          setting.precision + R"("zero_optimization": {"overlap_comm": )" +
@@ -228,6 +228,18 @@ TEST_CASE("streams: what evaluation gathers between steps is handed over, and st
   }
   program.after_step = [](int, Engine&) {};
   check_same(recorded, run_plain(setting, program));
+}
+
+TEST_CASE("streams: optimizers that look at whole parameters hand over what they send") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16);
+  const std::string type = GENERATE(as<std::string>(), "Lamb", "Muon");
+  CAPTURE(stage, precision, type);
+  const Setting setting{.stage = stage,
+                        .ranks = 2,
+                        .precision = precision,
+                        .optimizer = R"({"type": ")" + type + R"(", "params": {"lr": 0.01}})"};
+  check_beside_plain(setting, {.side_streams = true});
 }
 
 TEST_CASE("streams: without any one kind of hand-over something is out of order") {
