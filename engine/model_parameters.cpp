@@ -151,10 +151,9 @@ int64_t fingerprint(const std::string& text) {
   return static_cast<int64_t>(hash >> 1);
 }
 
-// Muon's are two for each of the program's (group_configs).
 int own_group(int given, const std::string& name, const at::Tensor& tensor, const Config& config) {
   if (!config.optimizer || config.optimizer->type != OptimizerType::muon) return given;
-  return 2 * given + (is_for_muon(name, tensor.dim()) ? 0 : 1);
+  return group_for_muon(given, name, tensor.dim());
 }
 
 }  // namespace

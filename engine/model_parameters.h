@@ -28,7 +28,7 @@ struct ModelParameters {
 };
 
 /// Collects and checks. The group of a parameter comes from `options.optimizer`, else
-/// options.parameter_groups, else is 0; where the config names Muon, see group_configs(). Frozen
+/// options.parameter_groups, else is 0; where the config names Muon, see group_for_muon(). Frozen
 /// floating-point parameters are partitioned as config.zero says, and converted as config.precision says,
 /// buffers likewise. Throws UserError naming a parameter that cannot be trained here or is in no group, or in
 /// two.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/schedules.h"
 #include "optim/client_optimizer.h"
+#include "optim/whole_parameter_optimizers.h"
 #include "zero/stage.h"
 
 namespace zerorun {
@@ -14,18 +15,6 @@ namespace {
 
 bool has_eps(OptimizerType type) {
   return type != OptimizerType::sgd && type != OptimizerType::lion;
-}
-
-// Of each group the parameters that Muon updates, then the others.
-std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {
-  std::vector<OptimizerConfig> split;
-  for (const OptimizerConfig& group : groups) {
-    split.push_back(group);
-    OptimizerConfig& others = split.emplace_back(group);
-    others.type = OptimizerType::adam_w;
-    others.lr = group.adam_lr;
-  }
-  return split;
 }
 
 [[noreturn]] void refuse_hyperparameter(const std::string& name, OptimizerType type) {

@@ -24,7 +24,7 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
                          const Communicator& communicator);
 
 /// The config's optimizer with what each parameter group of the options overrides; one where there are none.
-/// Muon makes two of each: group 2g holds the matrices of group g, which Muon updates, 2g + 1 the rest.
+/// Muon makes two of each (split_for_muon).
 /// Throws UserError for an override that the optimizer does not have.
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
 

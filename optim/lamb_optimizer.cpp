@@ -2,6 +2,7 @@
 // it): the step of a parameter is scaled by the norm of its values over the norm of its direction. Ranks own
 // slices of parameters, so both norms are summed over ranks, bucket by bucket: while those of a bucket
 // travel, the directions of the next are worked out.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -9,7 +10,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/error.h"
 #include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {

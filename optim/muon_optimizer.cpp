@@ -14,16 +14,11 @@
 #include <cmath>
 #include <utility>
 
-#include "base/error.h"
 #include "optim/newton_schulz.h"
 #include "optim/whole_parameter_optimizers.h"
 
 namespace zerorun {
 namespace {
-
-struct Done : Work {
-  void wait() override {}
-};
 
 bool is_muon(const OptimizerConfig& group) {
   return group.type == OptimizerType::muon;
@@ -74,7 +69,7 @@ class MuonOptimizer : public ShardOptimizer {
     std::unique_ptr<Work> work;
     for (size_t position = 0; position < muon_buckets_.size(); ++position) {
       if (position == 0) work = start_gather(position);
-      work->wait();
+      if (work) work->wait();
       if (position + 1 < muon_buckets_.size()) work = start_gather(position + 1);
       orthogonalize(position);
     }
@@ -104,7 +99,10 @@ class MuonOptimizer : public ShardOptimizer {
     }
     return static_cast<int64_t>(total);
   }
-  int moment_bytes(int group) const override { return is_muon(groups_[group]) ? 4 : 8; }
+  int moment_bytes(int group) const override {
+    const int momentum = is_muon(groups_[group]) ? static_cast<int>(sizeof(float)) : 0;
+    return update_->moment_bytes(group) + momentum;
+  }
 
  private:
   // Nesterov's: the gradient becomes what the momentum will be if the next one is the same.
@@ -118,7 +116,7 @@ class MuonOptimizer : public ShardOptimizer {
     return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
-  // Where this rank updates all slices, it has them.
+  // Null where this rank updates all slices and so has them.
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
@@ -130,7 +128,7 @@ class MuonOptimizer : public ShardOptimizer {
     for (int shard : among) {
       device_->copy(buckets_->slice(bucket, gathered, shards_[shard].rank), directions_[shard]);
     }
-    return std::make_unique<Done>();
+    return nullptr;
   }
 
   void orthogonalize(size_t position) {
@@ -183,12 +181,23 @@ std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig>
   return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), buckets, communicator);
 }
 
-// set_optimizer_flags in DeepSpeed's __init__.py.
-bool is_for_muon(const std::string& name, int64_t dimensions) {
-  if (dimensions < 2) return false;
+std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {
+  std::vector<OptimizerConfig> split;
+  for (const OptimizerConfig& group : groups) {
+    split.push_back(group);
+    OptimizerConfig& others = split.emplace_back(group);
+    others.type = OptimizerType::adam_w;
+    others.lr = group.adam_lr;
+  }
+  return split;
+}
+
+int group_for_muon(int group, const std::string& name, int64_t dimensions) {
   std::string lower = name;
   std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  return lower.find("embed") == std::string::npos && lower.find("lm_head") == std::string::npos;
+  const bool by_muon = dimensions >= 2 && lower.find("embed") == std::string::npos &&
+                       lower.find("lm_head") == std::string::npos;
+  return 2 * group + (by_muon ? 0 : 1);
 }
 
 }  // namespace zerorun

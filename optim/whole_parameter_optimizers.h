@@ -22,8 +22,10 @@ std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig>
                                                     std::vector<Shard> shards, const Buckets& buckets,
                                                     Communicator& communicator);
 
-/// Whether DeepSpeed's rule gives a parameter to Muon: it has two dimensions or more, and is no embedding or
-/// output layer by its name.
-bool is_for_muon(const std::string& name, int64_t dimensions);
+/// Of each group two: the parameters that Muon updates, then the others.
+std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups);
+/// Which of them a parameter of `group` is in. Muon updates what has two dimensions or more and is no
+/// embedding or output layer by its name (DeepSpeed's set_optimizer_flags).
+int group_for_muon(int group, const std::string& name, int64_t dimensions);
 
 }  // namespace zerorun

@@ -1,7 +1,5 @@
 #include "zero/residency.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -28,7 +26,6 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
       device_(&communicator.device()),
       streams_(&communicator.device().streams()),
       limits_(limits),
-      to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")),
       in_training_(std::move(in_training)),
       states_(buckets.count()),
       memory_(buckets, communicator) {
@@ -73,7 +70,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   if (!pinned) {
     std::sort(partitioned.begin(), partitioned.end());
     if (!std::ranges::equal(partitioned, current_)) note_use({op, touched}, partitioned);
-    watch_copies({op, touched});
+    copies_.note(op, touched);
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
@@ -276,7 +273,7 @@ void Residency::finish_iteration() {
     trace().finish(bucket_numel_, limits_);
     memory_.fit_arena(trace().plan().arena_numel);
   }
-  warn_of_copies();
+  copies_.finish_iteration(communicator_->rank() == 0);
 }
 
 void Residency::release_unpinned() {
@@ -379,22 +376,6 @@ at::Tensor Residency::start_write(int bucket) {
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
   return memory_.of(bucket);
-}
-
-// Copies of parameters that the graph keeps until backward escape every limit.
-void Residency::watch_copies(const OperatorUse& use) {
-  if (warned_of_copies_ || !(use.op == to_copy_) || !c10::GradMode::is_enabled()) return;
-  for (const Touched& item : use.touched) escaped_bytes_ += static_cast<int64_t>(item.tensor->nbytes());
-}
-
-void Residency::warn_of_copies() {
-  if (warned_of_copies_ || escaped_bytes_ == 0) return;
-  warned_of_copies_ = true;
-  if (communicator_->rank() != 0) return;
-  log_warning(
-      "the model converted " + std::to_string(escaped_bytes_) +
-      " bytes of partitioned parameters to another dtype or device in one iteration (autocast, .to()): "
-      "the copies are whole and live until backward, outside of stage3_max_live_parameters");
 }
 
 std::string Residency::describe(const OperatorUse& use) const {

@@ -20,6 +20,7 @@
 
 #include "comm/communicator.h"
 #include "zero/buckets.h"
+#include "zero/copy_watch.h"
 #include "zero/gather_memory.h"
 #include "zero/gather_trace.h"
 #include "zero/interception.h"
@@ -96,8 +97,6 @@ class Residency final : public OperatorListener {
   void make_room(std::span<const int> buckets);
   void release_unpinned();
   void free_arena();
-  void watch_copies(const OperatorUse& use);
-  void warn_of_copies();
   /// "for aten::addmm on h.0.weight"
   std::string describe(const OperatorUse& use) const;
 
@@ -112,7 +111,6 @@ class Residency final : public OperatorListener {
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
   int64_t partitioned_numel_ = 0;
-  c10::OperatorHandle to_copy_;
 
   std::function<bool()> in_training_;
 
@@ -124,9 +122,8 @@ class Residency final : public OperatorListener {
   bool training_ = true;      // the iteration under way goes by training's
   std::vector<int> current_;  // the buckets of the use under way
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;     // of partitioned buckets that are not sharded
-  int64_t escaped_bytes_ = 0;  // full copies made of parameters in the first iteration
-  bool warned_of_copies_ = false;
+  int64_t live_numel_ = 0;  // of partitioned buckets that are not sharded
+  CopyWatch copies_;
   ResidencyReport report_;
 };
 

@@ -1,0 +1,28 @@
+#include "zero/copy_watch.h"
+
+#include <c10/core/GradMode.h>
+
+#include <string>
+
+#include "base/log.h"
+
+namespace zerorun {
+
+CopyWatch::CopyWatch() : to_copy_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "")) {}
+
+void CopyWatch::note(const c10::OperatorHandle& op, std::span<const Touched> touched) {
+  if (done_ || !(op == to_copy_) || !c10::GradMode::is_enabled()) return;
+  for (const Touched& item : touched) bytes_ += static_cast<int64_t>(item.tensor->nbytes());
+}
+
+void CopyWatch::finish_iteration(bool logs) {
+  if (done_ || bytes_ == 0) return;
+  done_ = true;
+  if (!logs) return;
+  log_warning(
+      "the model converted " + std::to_string(bytes_) +
+      " bytes of partitioned parameters to another dtype or device in one iteration (autocast, .to()): "
+      "the copies are whole and live until backward, outside of stage3_max_live_parameters");
+}
+
+}  // namespace zerorun

@@ -1,0 +1,29 @@
+// Warns once of full copies that a model makes of partitioned parameters: the graph keeps them until
+// backward, and they escape every limit. Owned by Residency, used under its lock.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <span>
+
+#include "zero/interception.h"
+
+namespace zerorun {
+
+class CopyWatch {
+ public:
+  CopyWatch();
+
+  /// An operator on partitioned parameters.
+  void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
+  /// The iteration has ended: from the first one with copies on, nothing is noted. `logs`: and it is said.
+  void finish_iteration(bool logs);
+
+ private:
+  c10::OperatorHandle to_copy_;
+  int64_t bytes_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace zerorun
