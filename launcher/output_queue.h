@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zerorun {
 

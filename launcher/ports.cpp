@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace zerorun {
 namespace {

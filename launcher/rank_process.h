@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launcher/guardian.h"
 #include "launcher/signals.h"
-#include "launcher/unique_fd.h"
 
 namespace zerorun {
 
