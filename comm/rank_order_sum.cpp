@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
+#include "comm/past_caches.h"
 #include "device/dtypes.h"
 
 namespace zerorun {
@@ -13,18 +14,71 @@ namespace {
 // Small enough that the running sum stays in the first-level cache while the ranks' slices stream past.
 constexpr int64_t kBlock = 2048;
 
+// They are the same memory or lie apart: nothing stands in the way of vectors.
+template <typename T>
+void add(T* output, const T* a, const T* b, int64_t length) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < length; ++i) output[i] = a[i] + b[i];
+}
+
 template <typename T>
 void sum(T* output, int64_t numel, std::span<const void* const> slices) {
-  if (slices.size() == 1 && slices[0] == output) return;
+  const size_t last = slices.size() - 1;
+  if (last == 0) {
+    if (slices[0] != output) std::copy_n(static_cast<const T*>(slices[0]), numel, output);
+    return;
+  }
   std::array<T, kBlock> total;
   for (int64_t begin = 0; begin < numel; begin += kBlock) {
     const int64_t length = std::min(kBlock, numel - begin);
-    std::copy_n(static_cast<const T*>(slices[0]) + begin, length, total.data());
-    for (size_t rank = 1; rank < slices.size(); ++rank) {
-      const T* slice = static_cast<const T*>(slices[rank]) + begin;
-      for (int64_t i = 0; i < length; ++i) total[i] += slice[i];
+    const T* so_far = static_cast<const T*>(slices[0]) + begin;
+    for (size_t rank = 1; rank <= last; ++rank) {
+      add(rank < last ? total.data() : output + begin, so_far, static_cast<const T*>(slices[rank]) + begin,
+          length);
+      so_far = total.data();
     }
-    std::copy_n(total.data(), length, output + begin);
+  }
+}
+
+// For outputs that no cache would keep.
+template <typename T>
+void sum_past_caches(T* output, int64_t numel, std::span<const void* const> slices) {
+  constexpr int64_t kChunk = 64;
+  constexpr size_t kBytes = kChunk * sizeof(T);
+  const size_t last = slices.size() - 1;
+  std::array<T, kChunk> total;
+  const int64_t whole = numel / kChunk * kChunk;
+  for (int64_t begin = 0; begin < whole; begin += kChunk) {
+    const T* so_far = static_cast<const T*>(slices[0]) + begin;
+    ask_ahead(so_far, kBytes);
+    for (size_t rank = 1; rank <= last; ++rank) {
+      const T* slice = static_cast<const T*>(slices[rank]) + begin;
+      ask_ahead(slice, kBytes);
+      if (rank == last) {
+        add_past_caches(output + begin, so_far, slice, kChunk);
+      } else {
+        add(total.data(), so_far, slice, kChunk);
+      }
+      so_far = total.data();
+    }
+  }
+  finish_past_caches();
+  for (int64_t i = whole; i < numel; ++i) {
+    T value = static_cast<const T*>(slices[0])[i];
+    for (size_t rank = 1; rank < slices.size(); ++rank) value += static_cast<const T*>(slices[rank])[i];
+    output[i] = value;
+  }
+}
+
+template <typename T>
+void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
+  T* values = output.mutable_data_ptr<T>();
+  // What is added to in place is in the cache already.
+  const bool apart = std::ranges::find(slices, static_cast<const void*>(values)) == slices.end();
+  if (apart && slices.size() > 1 && output.nbytes() >= kPastCaches && may_pass_caches(values)) {
+    sum_past_caches(values, output.numel(), slices);
+  } else {
+    sum(values, output.numel(), slices);
   }
 }
 
@@ -50,11 +104,11 @@ void sum_narrow(void* output, Dtype dtype, int64_t numel, std::span<const void* 
 void sum_in_rank_order(const at::Tensor& output, std::span<const void* const> slices) {
   switch (output.scalar_type()) {
     case at::kFloat:
-      return sum(output.mutable_data_ptr<float>(), output.numel(), slices);
+      return sum_plain<float>(output, slices);
     case at::kDouble:
-      return sum(output.mutable_data_ptr<double>(), output.numel(), slices);
+      return sum_plain<double>(output, slices);
     case at::kLong:
-      return sum(output.mutable_data_ptr<int64_t>(), output.numel(), slices);
+      return sum_plain<int64_t>(output, slices);
     case at::kBFloat16:
     case at::kHalf:
       return sum_narrow(output.mutable_data_ptr(), dtype_of(output), output.numel(), slices);

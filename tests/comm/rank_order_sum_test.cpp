@@ -59,6 +59,25 @@ TEST_CASE("sum in rank order: 16-bit values are added in float32 and rounded onc
   }
 }
 
+TEST_CASE("sum in rank order: outputs of any size and place, up to those that pass the caches") {
+  for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
+    for (int ranks : {1, 2, 3}) {
+      for (int64_t numel : {0, 1, 63, 2048, 5001, (9 << 20) / 4 + 37}) {
+        for (int64_t begin : {0, 1}) {  // the second is aligned to nothing but its dtype
+          std::vector<at::Tensor> slices = random_slices(ranks, numel, at::kFloat);
+          for (at::Tensor& slice : slices) slice = (dtype == at::kLong ? slice * 1000 : slice).to(dtype);
+          at::Tensor wanted = slices[0].clone();
+          for (int rank = 1; rank < ranks; ++rank) wanted = wanted + slices[rank];
+          INFO(dtype << ", " << ranks << " ranks, " << numel << " values, from " << begin);
+          at::Tensor output = at::empty({numel + 1}, dtype).narrow(0, begin, numel);
+          REQUIRE(at::equal(sum_of(slices, output), wanted));
+          REQUIRE(at::equal(sum_of(slices, slices[ranks - 1]), wanted));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("sum in rank order: small addends do not vanish one by one, by hand") {
   // Steps above 256 are 2 in bf16: a sum rounded after each rank would stay at 256.
   const at::Tensor one = at::ones({3}, at::kBFloat16);
