@@ -1,16 +1,19 @@
 #include "comm/rendezvous.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/cuda_driver.h"
 #include "comm/cuda_library.h"
 #include "comm/gloo_communicator.h"
+#include "comm/shared_memory_communicator.h"
 #include "comm/store.h"
 #include "comm/thread_communicator.h"
 
@@ -59,6 +62,13 @@ DeviceChoice device_choice(const std::string& text) {
   throw UserError("environment variable ZERORUN_DEVICE=" + text + ": expected auto, cpu or cuda");
 }
 
+CommChoice comm_choice(const std::string& text) {
+  if (text == "auto") return CommChoice::automatic;
+  if (text == "shm") return CommChoice::shared_memory;
+  if (text == "gloo") return CommChoice::gloo;
+  throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm or gloo");
+}
+
 // What stands in the way of training on GPUs; empty: nothing. `gpus`: how many there are.
 std::string obstacle_to_cuda(int& gpus) {
   std::string reason;
@@ -99,12 +109,49 @@ bool all_on_cuda(const Environment& environment, c10d::Store& store) {
   return false;
 }
 
+constexpr char kGloo[] = "gloo";
+constexpr char kSharedMemory[] = "shm";
+
+// All ranks say what they want, since all have to do the same. Empty: nothing stands in the way.
+std::string obstacle_to_shared_memory(const Environment& environment, const StorePointer& store,
+                                      const Deadline& deadline, bool& demanded) {
+  const char* word = environment.comm == CommChoice::gloo            ? kGloo
+                     : environment.comm == CommChoice::shared_memory ? kSharedMemory
+                                                                     : "auto";
+  const std::vector<std::string> words = exchange_words(*part_of(store, "comm"), "choice", environment.rank,
+                                                        environment.world_size, word, deadline);
+  demanded = std::ranges::count(words, kSharedMemory) > 0;
+  const auto refusing = std::ranges::find(words, kGloo);
+  if (refusing == words.end()) return "";
+  return "rank " + std::to_string(refusing - words.begin()) + " is told to use Gloo (--comm, ZERORUN_COMM)";
+}
+
+std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, const StorePointer& store,
+                                             const Deadline& deadline) {
+  bool demanded = false;
+  std::string obstacle = obstacle_to_shared_memory(environment, store, deadline, demanded);
+  std::shared_ptr<Communicator> communicator;
+  if (obstacle.empty()) {
+    communicator = make_shared_memory_communicator(environment, store, deadline, obstacle);
+  }
+  if (demanded && !communicator) {
+    part_from_store(*store, environment.rank, environment.world_size, deadline);
+    throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
+  }
+  if (environment.rank == 0) {
+    log_info(std::to_string(environment.world_size) + " ranks talk over " +
+             (communicator ? "shared memory" : "Gloo: " + obstacle));
+  }
+  return communicator ? communicator : make_gloo_communicator(environment, store, deadline);
+}
+
 }  // namespace
 
 Environment Environment::read() {
   Environment environment;
   if (auto timeout = variable("ZERORUN_TIMEOUT")) environment.timeout = seconds("ZERORUN_TIMEOUT", *timeout);
   if (auto device = variable("ZERORUN_DEVICE")) environment.device = device_choice(*device);
+  if (auto comm = variable("ZERORUN_COMM")) environment.comm = comm_choice(*comm);
   if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("LOCAL_RANK")) return environment;
 
   constexpr int kMaxRanks = 1 << 20;
@@ -135,7 +182,14 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     const Deadline deadline(environment.timeout);
     store = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     on_cuda = on_cuda && all_on_cuda(environment, *store);
-    communicator = make_gloo_communicator(environment, store, deadline);
+    if (on_cuda && environment.comm == CommChoice::shared_memory) {
+      throw UserError(
+          "shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
+          "NCCL: "
+          "leave that out, or train on the CPU (--device cpu)");
+    }
+    communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
+                           : connect_on_cpu(environment, store, deadline);
   }
   if (!on_cuda) return communicator;
   const auto control = std::move(communicator);

@@ -16,15 +16,23 @@ enum class DeviceChoice {
   cuda,  // GPUs, or an error
 };
 
+/// What carries collectives between ranks that train on CPUs.
+enum class CommChoice {
+  automatic,      // shared memory where all ranks are on one host, else Gloo
+  shared_memory,  // or an error
+  gloo,
+};
+
 /// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds) and ZERORUN_DEVICE (auto, cpu, cuda) say. With
-/// none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
+/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and ZERORUN_COMM
+/// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
 struct Environment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;        // among the ranks of this machine: which GPU is its own
   int local_world_size = 1;  // ranks of this machine
   DeviceChoice device = DeviceChoice::automatic;
+  CommChoice comm = CommChoice::automatic;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
@@ -35,9 +43,9 @@ struct Environment {
   static Environment read();
 };
 
-/// Joins the other ranks, over NCCL where they train on GPUs, else over Gloo, and returns when all are there.
-/// Throws UserError (port in use, bad variables, no usable GPU) or CommError naming the ranks that did not
-/// join within the deadline.
+/// Joins the other ranks, over NCCL where they train on GPUs, else over shared memory or Gloo, and returns
+/// when all are there. Throws UserError (port in use, bad variables, no usable GPU, no shared memory where
+/// that is asked for) or CommError naming the ranks that did not join within the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 
 }  // namespace zerorun

@@ -73,6 +73,37 @@ std::vector<int> ranks_without(c10d::Store& store, int world_size, const std::st
   return ranks;
 }
 
+std::vector<std::string> exchange_words(c10d::Store& store, const std::string& name, int rank, int world_size,
+                                        const std::string& word, const Deadline& deadline) {
+  auto key = [&](int other) { return name + "/" + std::to_string(other); };
+  store.set(key(rank), std::vector<uint8_t>(word.begin(), word.end()));
+  std::vector<std::string> words(world_size);
+  std::vector<int> missing;
+  for (int other = 0; other < world_size; ++other) {
+    try {
+      store.wait({key(other)}, deadline.remaining());
+      const std::vector<uint8_t> brought = store.get(key(other));
+      words[other].assign(brought.begin(), brought.end());
+    } catch (const std::exception&) {
+      missing.push_back(other);
+    }
+  }
+  if (!missing.empty()) throw CommError(missed_deadline("connecting the ranks", missing, deadline.timeout()));
+  return words;
+}
+
+void part_from_store(c10d::Store& store, int rank, int world_size, const Deadline& deadline) {
+  auto key = [](int other) { return "zerorun/parted/" + std::to_string(other); };
+  try {
+    store.set(key(rank), std::vector<uint8_t>{1});
+    for (int other = 1; rank == 0 && other < world_size; ++other) {
+      store.wait({key(other)}, deadline.remaining());
+    }
+  } catch (const std::exception&) {
+    // What all ranks have been told matters more.
+  }
+}
+
 StorePointer part_of(const StorePointer& store, const std::string& name) {
   return c10::make_intrusive<c10d::PrefixStore>("zerorun/" + name, store);
 }

@@ -25,6 +25,14 @@ StorePointer join_store(const Environment& environment, const std::string& word,
 /// The ranks that did not bring `word`.
 std::vector<int> ranks_without(c10d::Store& store, int world_size, const std::string& word);
 
+/// Every rank's word under `name`, by rank. Throws CommError naming those that gave none by the deadline.
+std::vector<std::string> exchange_words(c10d::Store& store, const std::string& name, int rank, int world_size,
+                                        const std::string& word, const Deadline& deadline);
+
+/// For errors that all ranks have: where rank 0 keeps the store, it comes back when all others have come here
+/// too, and so have read what they need. Never throws.
+void part_from_store(c10d::Store& store, int rank, int world_size, const Deadline& deadline);
+
 /// The same store with keys that nobody else sees.
 StorePointer part_of(const StorePointer& store, const std::string& name);
 

@@ -98,6 +98,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   shared.master_port = options.master_port ? *options.master_port : find_free_port();
   shared.timeout_seconds = options.timeout_seconds;
   shared.device = options.device;
+  shared.comm = options.comm;
   shared.threads_per_rank = std::max(1, count_usable_cores() / placement.ranks);
   shared.visible_devices = placement.visible_devices;
   shared.terminal = ::isatty(STDOUT_FILENO) == 1;

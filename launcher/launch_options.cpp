@@ -29,7 +29,8 @@ constexpr char kExamples[] = R"(Examples:
   zerorun config --help                           check, show and compare configurations
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
-ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE and, on machines with GPUs or with --include, CUDA_VISIBLE_DEVICES.
+ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with
+--include, CUDA_VISIBLE_DEVICES.
 OMP_NUM_THREADS is set to the cores divided by the ranks unless it is set already. Ranks read nothing from stdin.
 
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
@@ -102,10 +103,10 @@ CLI::Validator whole_number(int low, int high) {
   return CLI::Validator(check, "");
 }
 
-CLI::Validator one_of_devices() {
-  auto check = [](std::string& text) -> std::string {
-    if (text == "auto" || text == "cpu" || text == "cuda") return {};
-    return "expected auto, cpu or cuda; found '" + text + "'";
+CLI::Validator one_of(const std::string& first, const std::string& second, const std::string& third) {
+  auto check = [=](std::string& text) -> std::string {
+    if (text == first || text == second || text == third) return {};
+    return "expected " + first + ", " + second + " or " + third + "; found '" + text + "'";
   };
   return CLI::Validator(check, "");
 }
@@ -150,7 +151,13 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
          "--device", options.device,
          "What ranks train on: GPUs where they can (auto, without it), the CPU (cpu), or GPUs only (cuda)")
       ->type_name("auto|cpu|cuda")
-      ->check(one_of_devices());
+      ->check(one_of("auto", "cpu", "cuda"));
+  app.add_option(
+         "--comm", options.comm,
+         "What ranks on CPUs talk over: shared memory on one host, else Gloo (auto, without it), shared "
+         "memory only (shm), or Gloo")
+      ->type_name("auto|shm|gloo")
+      ->check(one_of("auto", "shm", "gloo"));
   app.add_option("--master_addr", options.master_addr, "Address where the ranks meet")
       ->type_name("ADDRESS")
       ->capture_default_str();

@@ -15,6 +15,7 @@ struct LaunchOptions {
   std::string master_addr = "127.0.0.1";
   std::optional<int> master_port;  // none: a free one
   std::string device;              // --device: auto, cpu or cuda; empty if not given
+  std::string comm;                // --comm: auto, shm or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
   std::vector<std::string> command;  // the program and its arguments, untouched

@@ -52,6 +52,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
+  if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))

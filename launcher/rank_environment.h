@@ -13,6 +13,7 @@ struct JobEnvironment {
   int master_port = 0;
   double timeout_seconds = 0;
   std::string device;           // ZERORUN_DEVICE; empty leaves the user's own
+  std::string comm;             // ZERORUN_COMM, likewise
   int threads_per_rank = 1;     // OMP_NUM_THREADS, unless the user has set it
   std::string visible_devices;  // CUDA_VISIBLE_DEVICES; empty leaves the user's own
   bool terminal = false;        // the launcher's stdout is a terminal

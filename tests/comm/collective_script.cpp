@@ -34,14 +34,6 @@ std::vector<T> values_of(int rank, int64_t seed, int64_t numel) {
   return values;
 }
 
-template <typename T>
-at::Tensor tensor_of(const std::vector<T>& values) {
-  at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())},
-                                at::TensorOptions().dtype(at::CppTypeToScalarType<T>()));
-  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<T>());
-  return tensor;
-}
-
 // 16-bit values are added in float32 and rounded once.
 template <typename T>
 std::vector<T> sum_of_ranks(int world_size, int64_t seed, int64_t numel) {
@@ -77,8 +69,8 @@ std::string numbered(std::string text, int number) {
 
 class Script {
  public:
-  explicit Script(Communicator& communicator)
-      : comm_(communicator), rank_(communicator.rank()), world_(communicator.world_size()) {}
+  Script(Communicator& communicator, ScriptMemory memory)
+      : comm_(communicator), memory_(memory), rank_(communicator.rank()), world_(communicator.world_size()) {}
 
   std::string run() {
     run_type<float>("float32");
@@ -93,6 +85,18 @@ class Script {
   }
 
  private:
+  at::Tensor empty(int64_t numel, at::ScalarType dtype) {
+    const bool own = memory_ == ScriptMemory::own || (memory_ == ScriptMemory::both && ++tensors_ % 2 == 0);
+    return own ? at::empty({numel}, at::TensorOptions().dtype(dtype)) : comm_.allocate(numel, dtype);
+  }
+
+  template <typename T>
+  at::Tensor tensor_of(const std::vector<T>& values) {
+    at::Tensor tensor = empty(static_cast<int64_t>(values.size()), at::CppTypeToScalarType<T>());
+    std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<T>());
+    return tensor;
+  }
+
   template <typename T>
   void run_type(const std::string& type) {
     for (int64_t slice : kSliceSizes) {
@@ -115,7 +119,7 @@ class Script {
     std::vector<T> mine = values_of<T>(rank_, ++seed_, slice * world_);
     const auto wanted = slice_of(sum_of_ranks<T>(world_, seed_, slice * world_), rank_, slice);
     at::Tensor input = tensor_of(mine);
-    at::Tensor output = at::empty({slice}, input.options());
+    at::Tensor output = empty(slice, input.scalar_type());
     comm_.reduce_scatter(output, input, "script")->wait();
     expect("reduce_scatter" + size, output, wanted);
     expect("reduce_scatter" + size + ": the input", input, mine);
@@ -130,7 +134,7 @@ class Script {
     const auto mine = values_of<T>(rank_, ++seed_, slice);
     const auto wanted = gathered<T>(world_, seed_, slice);
     at::Tensor input = tensor_of(mine);
-    at::Tensor output = at::zeros({slice * world_}, input.options());
+    at::Tensor output = empty(slice * world_, input.scalar_type()).zero_();
     comm_.all_gather(output, input, "script")->wait();
     expect("all_gather" + size, output, wanted);
     expect("all_gather" + size + ": the input", input, mine);
@@ -156,11 +160,11 @@ class Script {
         const std::string label = numbered("bucket ", i);
         if (i % 3 == 0) {
           at::Tensor input = tensor_of(values_of<float>(rank_, seed_, slice * world_));
-          outputs.push_back(at::empty({slice}));
+          outputs.push_back(empty(slice, at::kFloat));
           works.push_back(comm_.reduce_scatter(outputs.back(), input, label));
           wanted.push_back(slice_of(sum_of_ranks<float>(world_, seed_, slice * world_), rank_, slice));
         } else if (i % 3 == 1) {
-          outputs.push_back(at::empty({slice * world_}));
+          outputs.push_back(empty(slice * world_, at::kFloat));
           works.push_back(
               comm_.all_gather(outputs.back(), tensor_of(values_of<float>(rank_, seed_, slice)), label));
           wanted.push_back(gathered<float>(world_, seed_, slice));
@@ -223,17 +227,19 @@ class Script {
   }
 
   Communicator& comm_;
+  const ScriptMemory memory_;
   const int rank_;
   const int world_;
   int64_t seed_ = 0;
+  int tensors_ = 0;
   int right_ = 0;
   std::string wrong_;
 };
 
 }  // namespace
 
-std::string run_collective_script(Communicator& communicator) {
-  return Script(communicator).run();
+std::string run_collective_script(Communicator& communicator, ScriptMemory memory) {
+  return Script(communicator, memory).run();
 }
 
 std::string script_success(int world_size) {

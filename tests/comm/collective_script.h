@@ -9,9 +9,13 @@
 
 namespace zerorun::testing {
 
+/// Where the script's tensors lie: in memory of their own, in the communicator's, or by turns. Ranks may
+/// differ.
+enum class ScriptMemory { own, communicators, both };
+
 /// One rank's part. Returns "N results right" or the list of the wrong ones; knows nothing of Catch, so that
 /// forked processes can run it.
-std::string run_collective_script(Communicator& communicator);
+std::string run_collective_script(Communicator& communicator, ScriptMemory memory = ScriptMemory::own);
 
 /// What it returns when all is well.
 std::string script_success(int world_size);

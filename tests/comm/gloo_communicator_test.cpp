@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "base/error.h"
@@ -26,6 +27,7 @@ constexpr milliseconds kAmple = std::chrono::seconds(60);
 std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseconds timeout = kAmple) {
   at::set_num_threads(1);
   testing::set_rank_variables(rank, world_size, port, timeout);
+  setenv("ZERORUN_COMM", "gloo", 1);
   return connect();
 }
 

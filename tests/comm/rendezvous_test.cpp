@@ -34,7 +34,7 @@ class ScopedVariables {
   explicit ScopedVariables(const Variables& variables) {
     for (const char* name :
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE"}) {
+          "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE", "ZERORUN_COMM"}) {
       if (const char* value = std::getenv(name)) saved_[name] = value;
       unsetenv(name);
       names_.push_back(name);
@@ -86,6 +86,19 @@ TEST_CASE("environment: all variables are read") {
   CHECK(environment.timeout == milliseconds(2500));
   CHECK(environment.local_world_size == 4);
   CHECK(environment.device == DeviceChoice::automatic);
+  CHECK(environment.comm == CommChoice::automatic);
+}
+
+TEST_CASE("environment: what ranks talk over is read") {
+  const std::pair<const char*, CommChoice> cases[] = {{"", CommChoice::automatic},
+                                                      {"auto", CommChoice::automatic},
+                                                      {"shm", CommChoice::shared_memory},
+                                                      {"gloo", CommChoice::gloo}};
+  for (const auto& [text, wanted] : cases) {
+    INFO(text);
+    ScopedVariables variables(with("ZERORUN_COMM", text));
+    CHECK(Environment::read().comm == wanted);
+  }
 }
 
 TEST_CASE("environment: the device is read, with ranks or without") {
@@ -163,6 +176,8 @@ TEST_CASE("environment: a malformed variable is named with its value") {
                                                        {"LOCAL_WORLD_SIZE", "5"},
                                                        {"ZERORUN_DEVICE", "gpu"},
                                                        {"ZERORUN_DEVICE", "CUDA"},
+                                                       {"ZERORUN_COMM", "nccl"},
+                                                       {"ZERORUN_COMM", "SHM"},
                                                        {"MASTER_PORT", "0"},
                                                        {"MASTER_PORT", "65536"},
                                                        {"MASTER_PORT", "http"},

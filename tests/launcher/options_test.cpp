@@ -40,6 +40,7 @@ TEST_CASE("defaults") {
   CHECK(found.master_addr == "127.0.0.1");
   CHECK_FALSE(found.master_port);
   CHECK(found.device.empty());
+  CHECK(found.comm.empty());
   CHECK(found.timeout_seconds == 600);
   CHECK(found.grace.count() == 3000);
   CHECK(found.command == Words{"prog"});
@@ -56,6 +57,7 @@ TEST_CASE("options are read, both spellings") {
   CHECK(options({"-i", "localhost:1", "prog"}).include == "localhost:1");
   for (const char* device : {"auto", "cpu", "cuda"})
     CHECK(options({"--device", device, "prog"}).device == device);
+  for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
 }
 
 TEST_CASE("all behind the program's name belongs to the program") {
@@ -88,6 +90,8 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--master_addr", "", "p"}), Contains("--master_addr"));
   CHECK_THAT(mistake({"--device", "gpu", "p"}),
              Contains("--device") && Contains("expected auto, cpu or cuda") && Contains("'gpu'"));
+  CHECK_THAT(mistake({"--comm", "nccl", "p"}),
+             Contains("--comm") && Contains("expected auto, shm or gloo") && Contains("'nccl'"));
   CHECK_THAT(mistake({"--num_gpus", "2", "--include", "localhost", "p"}),
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));

@@ -125,16 +125,19 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank2, "OMP_NUM_THREADS") == "3");
   CHECK(value_of(rank2, "CUDA_VISIBLE_DEVICES") == "7");
   CHECK(value_of(rank2, "ZERORUN_DEVICE") == "cuda");
+  CHECK(value_of(rank2, "ZERORUN_COMM") == "(none)");
   CHECK(value_of(rank2, "ZERORUN_TERMINAL") == "(none)");
   CHECK(value_of(rank2, "TORCHELASTIC_USE_AGENT_STORE") == "(none)");
 
   job.terminal = true;
   job.visible_devices = "0,2";
   job.device = "cpu";
+  job.comm = "gloo";
   job.timeout_seconds = 600;
   auto rank0 = zerorun::rank_environment(
       {"OMP_NUM_THREADS=8", "CUDA_VISIBLE_DEVICES=7", "ZERORUN_DEVICE=cuda"}, job, 0);
   CHECK(value_of(rank0, "ZERORUN_DEVICE") == "cpu");
+  CHECK(value_of(rank0, "ZERORUN_COMM") == "gloo");
   CHECK(value_of(rank0, "ZERORUN_TERMINAL") == "1");
   CHECK(value_of(rank0, "CUDA_VISIBLE_DEVICES") == "0,2");
   CHECK(value_of(rank0, "OMP_NUM_THREADS") == "8");

@@ -1,0 +1,158 @@
+#include "comm/host_ranks.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+constexpr char kReady[] = "ready";
+
+// What tells hosts apart, and on one host containers whose processes do not see each other's.
+std::string name_of_host() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  std::array<char, 128> processes{};
+  const ssize_t length = readlink("/proc/self/ns/pid", processes.data(), processes.size());
+  return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
+}
+
+// What a rank says of its memory. `mark` stands at the beginning of its arena: whoever finds it there has
+// found that rank, not another process of the same number.
+struct Introduction {
+  pid_t pid = 0;
+  int arena = -1;
+  size_t arena_bytes = 0;
+  uint64_t mark = 0;
+  int control = -1;  // rank 0's
+
+  std::string text() const {
+    std::ostringstream words;
+    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << mark << ' ' << control;
+    return words.str();
+  }
+  static Introduction read(const std::string& text) {
+    Introduction introduction;
+    std::istringstream words(text);
+    words >> introduction.pid >> introduction.arena >> introduction.arena_bytes >> introduction.mark >>
+        introduction.control;
+    return introduction;
+  }
+};
+
+uint64_t& mark_in(const SharedSegment& segment) {
+  return *reinterpret_cast<uint64_t*>(segment.data());
+}
+
+// The watch comes first: what it holds on to is then the process that has the mark.
+SharedSegment open_arena(const Introduction& theirs, ProcessWatch& processes, int rank) {
+  processes.add(theirs.pid);
+  SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
+  if (mark_in(segment) == theirs.mark) return segment;
+  throw Error("process " + std::to_string(theirs.pid) + " is not rank " + std::to_string(rank));
+}
+
+struct Own {
+  SharedSegment arena;
+  SharedSegment control;  // on rank 0
+  Introduction introduction;
+};
+
+Own make_own(int rank, int world_size) {
+  constexpr size_t kLeast = size_t{1} << 20;
+  const size_t bytes = arena_bytes(world_size);
+  if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) leave it no shared memory");
+  Own own;
+  own.arena = SharedSegment::create("zerorun arena", bytes);
+  if (rank == 0) own.control = SharedSegment::create("zerorun control", ControlBlock::bytes(world_size));
+  std::random_device random;
+  mark_in(own.arena) = uint64_t{random()} << 32 | random();
+  own.introduction = {.pid = getpid(),
+                      .arena = own.arena.descriptor(),
+                      .arena_bytes = own.arena.bytes(),
+                      .mark = mark_in(own.arena),
+                      .control = own.control.descriptor()};
+  return own;
+}
+
+std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introductions, int rank, Own own) {
+  const int world_size = static_cast<int>(introductions.size());
+  ProcessWatch processes(rank);
+  std::vector<SharedSegment> lent(world_size);
+  for (int other = 0; other < world_size; ++other) {
+    if (other == rank) {
+      processes.add(getpid());
+    } else {
+      lent[other] = open_arena(Introduction::read(introductions[other]), processes, other);
+    }
+  }
+  const Introduction first = Introduction::read(introductions[0]);
+  SharedSegment control =
+      rank == 0 ? std::move(own.control)
+                : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
+  return std::make_unique<HostRanks>(HostRanks{.control = ControlBlock(std::move(control), rank, world_size),
+                                               .arena = std::make_shared<SharedArena>(std::move(own.arena)),
+                                               .lent = std::move(lent),
+                                               .processes = std::move(processes)});
+}
+
+// Of all ranks' reports the first that is not kReady; empty: there is none.
+std::string first_obstacle(const std::vector<std::string>& reports) {
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];
+  }
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const StorePointer& store,
+                                        const Deadline& deadline, std::string& obstacle) {
+  const int rank = environment.rank;
+  const StorePointer part = part_of(store, "shm");
+  auto exchange = [&](const char* name, const std::string& word) {
+    return exchange_words(*part, name, rank, environment.world_size, word, deadline);
+  };
+  const std::vector<std::string> hosts = exchange("host", name_of_host());
+  for (size_t other = 1; other < hosts.size(); ++other) {
+    if (hosts[other] == hosts[0]) continue;
+    obstacle = "rank " + std::to_string(other) + " is on another host, or in another container, than rank 0";
+    return nullptr;
+  }
+
+  // Each step ends with all ranks knowing whether all have come through it, so that they turn back together.
+  std::string report = kReady;
+  Own own;
+  try {
+    own = make_own(rank, environment.world_size);
+  } catch (const Error& error) {
+    report = error.what();
+  }
+  obstacle = first_obstacle(exchange("made", report));
+  if (!obstacle.empty()) return nullptr;
+  const std::vector<std::string> introductions = exchange("introduction", own.introduction.text());
+  std::unique_ptr<HostRanks> ranks;
+  try {
+    ranks = open_all(introductions, rank, std::move(own));
+  } catch (const Error& error) {
+    report = error.what();
+  }
+  obstacle = first_obstacle(exchange("opened", report));
+  if (!obstacle.empty()) return nullptr;
+  mark_in(ranks->arena->segment()) = 0;
+  ranks->control.segment().close_descriptor();
+  ranks->arena->segment().close_descriptor();
+  return ranks;
+}
+
+}  // namespace zerorun

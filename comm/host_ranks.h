@@ -1,0 +1,30 @@
+// What the ranks of one host have of each other: the control block, every rank's arena and an eye on every
+// process. Owned by the communicator; the parts say which thread may call them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/control_block.h"
+#include "comm/process_watch.h"
+#include "comm/rendezvous.h"
+#include "comm/shared_arena.h"
+#include "comm/store.h"
+
+namespace zerorun {
+
+struct HostRanks {
+  ControlBlock control;
+  std::shared_ptr<SharedArena> arena;  // this rank's
+  std::vector<SharedSegment> lent;     // by rank, for reading; this rank's stays empty
+  ProcessWatch processes;
+};
+
+/// Connects the ranks named by `environment` (world size > 1), which have all joined `store`. Null where they
+/// cannot share memory, on all ranks alike; `obstacle` then says why. Throws CommError naming the ranks that
+/// do not take part.
+std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const StorePointer& store,
+                                        const Deadline& deadline, std::string& obstacle);
+
+}  // namespace zerorun

@@ -1,0 +1,30 @@
+// Which of the other ranks' processes have ended. A process is held by a descriptor, not by its number, which
+// another may get. Owned by a rank; any thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace zerorun {
+
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(int rank) : rank_(rank) {}
+
+  /// The next rank's process, in the order of ranks. Throws Error.
+  void add(pid_t pid);
+
+  /// Ranks whose process has ended, whether or not its parent has noticed.
+  std::vector<int> ended() const;
+  pid_t process(int rank) const { return processes_[rank]; }
+
+ private:
+  int rank_;
+  std::vector<pid_t> processes_;
+  std::vector<UniqueFd> descriptors_;
+};
+
+}  // namespace zerorun
