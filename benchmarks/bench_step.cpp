@@ -85,10 +85,16 @@ Variant make_variant(const Options& options, const Setting& setting, bool commun
                      std::shared_ptr<Communicator> communicator) {
   Gpt2 model(options.model);
   InitializeOptions initialize_options;
-  auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator));
+  auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
   initialize_options.communicator = own;
   Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
   return {communicates, setting.waits_in_step, own, model, std::move(engine), {}};
+}
+
+// An operator on each parameter waits for its updated values.
+void await_updates(const torch::nn::Module& model) {
+  torch::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : model.parameters()) parameter.flatten().narrow(0, 0, 1).clone();
 }
 
 // A step of the slowest rank, in milliseconds: the mean of a few, so that what one step leaves to the next is
@@ -100,9 +106,9 @@ double time_step(Variant& variant, const at::Tensor& tokens, Communicator& commu
   for (int step = 0; step < kSteps; ++step) {
     variant.engine.backward(variant.model->loss(tokens));
     variant.engine.step();
-    if (variant.waits_in_step) variant.engine.synchronize();
+    if (variant.waits_in_step) await_updates(*variant.model);
   }
-  variant.engine.synchronize();
+  await_updates(*variant.model);
   const std::chrono::duration<double, std::milli> mine = std::chrono::steady_clock::now() - begin;
   at::Tensor times = torch::zeros({communicator.world_size()}, at::kDouble);
   times[communicator.rank()] = mine.count() / kSteps;

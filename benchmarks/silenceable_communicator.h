@@ -11,13 +11,20 @@ namespace zerorun {
 
 class SilenceableCommunicator : public Communicator {
  public:
-  explicit SilenceableCommunicator(std::shared_ptr<Communicator> real)
+  /// `shares_memory`: as far as `real` does. Not for one that will be silenced, since what ranks write then
+  /// must not meet.
+  SilenceableCommunicator(std::shared_ptr<Communicator> real, bool shares_memory)
       : Communicator(real->rank(), real->world_size(), real->timeout(), real->device()),
-        real_(std::move(real)) {}
+        real_(std::move(real)),
+        shares_memory_(shares_memory) {}
 
   void silence() { silent_ = true; }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override { return real_->allocate(numel, dtype); }
+  at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
+    return shares_memory_ ? real_->allocate_shared(numel, dtype) : at::Tensor();
+  }
+  at::Tensor make_own(const at::Tensor& shared) override { return real_->make_own(shared); }
   int64_t scratch_bytes() const override { return real_->scratch_bytes(); }
 
  private:
@@ -43,6 +50,7 @@ class SilenceableCommunicator : public Communicator {
   }
 
   std::shared_ptr<Communicator> real_;
+  bool shares_memory_;
   bool silent_ = false;
 };
 

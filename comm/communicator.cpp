@@ -67,6 +67,14 @@ at::Tensor Communicator::allocate(int64_t numel, at::ScalarType dtype) {
   return device_->allocate(numel, dtype);
 }
 
+at::Tensor Communicator::allocate_shared(int64_t /*numel*/, at::ScalarType /*dtype*/) {
+  return {};
+}
+
+at::Tensor Communicator::make_own(const at::Tensor& shared) {
+  return device_->allocate(shared.numel(), shared.scalar_type()).copy_(shared);
+}
+
 std::unique_ptr<Work> Communicator::reduce_scatter(at::Tensor output, at::Tensor input, std::string label) {
   ZR_CHECK(input.numel() == output.numel() * world_size_ && input.scalar_type() == output.scalar_type(),
            label);

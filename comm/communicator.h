@@ -83,6 +83,13 @@ class Communicator {
   /// A zero-filled 1-D tensor on the device, in the memory that this communicator moves fastest. A
   /// collective: all ranks allocate the same in turn.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
+  /// A zero-filled 1-D tensor that the ranks have in common: what one writes is there for all, ordered by
+  /// collectives. all_gather() into it, from the slice of it, and broadcast() of it move nothing, they wait
+  /// until all ranks have come to them. Undefined where ranks share no memory. A collective.
+  virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
+  /// A tensor with the values of `shared`, from allocate_shared(), that is this rank's alone. No rank writes
+  /// to `shared` afterwards.
+  virtual at::Tensor make_own(const at::Tensor& shared);
   /// Bytes this communicator holds for collectives under way and to come.
   virtual int64_t scratch_bytes() const { return 0; }
 

@@ -35,17 +35,18 @@ struct Introduction {
   size_t arena_bytes = 0;
   uint64_t mark = 0;
   int control = -1;  // rank 0's
+  int blocks = -1;   // likewise
 
   std::string text() const {
     std::ostringstream words;
-    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << mark << ' ' << control;
+    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << mark << ' ' << control << ' ' << blocks;
     return words.str();
   }
   static Introduction read(const std::string& text) {
     Introduction introduction;
     std::istringstream words(text);
     words >> introduction.pid >> introduction.arena >> introduction.arena_bytes >> introduction.mark >>
-        introduction.control;
+        introduction.control >> introduction.blocks;
     return introduction;
   }
 };
@@ -58,6 +59,7 @@ uint64_t& mark_in(const SharedSegment& segment) {
 SharedSegment open_arena(const Introduction& theirs, ProcessWatch& processes, int rank) {
   processes.add(theirs.pid);
   SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
+  segment.close_descriptor();
   if (mark_in(segment) == theirs.mark) return segment;
   throw Error("process " + std::to_string(theirs.pid) + " is not rank " + std::to_string(rank));
 }
@@ -65,6 +67,7 @@ SharedSegment open_arena(const Introduction& theirs, ProcessWatch& processes, in
 struct Own {
   SharedSegment arena;
   SharedSegment control;  // on rank 0
+  SharedSegment blocks;   // likewise
   Introduction introduction;
 };
 
@@ -74,14 +77,18 @@ Own make_own(int rank, int world_size) {
   if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) leave it no shared memory");
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
-  if (rank == 0) own.control = SharedSegment::create("zerorun control", ControlBlock::bytes(world_size));
+  if (rank == 0) {
+    own.control = SharedSegment::create("zerorun control", ControlBlock::bytes(world_size));
+    own.blocks = SharedSegment::create("zerorun blocks", bytes);
+  }
   std::random_device random;
   mark_in(own.arena) = uint64_t{random()} << 32 | random();
   own.introduction = {.pid = getpid(),
                       .arena = own.arena.descriptor(),
                       .arena_bytes = own.arena.bytes(),
                       .mark = mark_in(own.arena),
-                      .control = own.control.descriptor()};
+                      .control = own.control.descriptor(),
+                      .blocks = own.blocks.descriptor()};
   return own;
 }
 
@@ -100,9 +107,12 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introduction
   SharedSegment control =
       rank == 0 ? std::move(own.control)
                 : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
+  SharedSegment blocks = rank == 0 ? std::move(own.blocks)
+                                   : SharedSegment::open(first.pid, first.blocks, first.arena_bytes, true);
   return std::make_unique<HostRanks>(HostRanks{.control = ControlBlock(std::move(control), rank, world_size),
                                                .arena = std::make_shared<SharedArena>(std::move(own.arena)),
                                                .lent = std::move(lent),
+                                               .blocks = std::make_shared<SharedBlocks>(std::move(blocks)),
                                                .processes = std::move(processes)});
 }
 

@@ -1,5 +1,5 @@
-// What the ranks of one host have of each other: the control block, every rank's arena and an eye on every
-// process. Owned by the communicator; the parts say which thread may call them.
+// What the ranks of one host have of each other: the control block, every rank's arena, the memory that all
+// write to and an eye on every process. Owned by the communicator; the parts say which thread may call them.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,16 @@
 #include "comm/process_watch.h"
 #include "comm/rendezvous.h"
 #include "comm/shared_arena.h"
+#include "comm/shared_blocks.h"
 #include "comm/store.h"
 
 namespace zerorun {
 
 struct HostRanks {
   ControlBlock control;
-  std::shared_ptr<SharedArena> arena;  // this rank's
-  std::vector<SharedSegment> lent;     // by rank, for reading; this rank's stays empty
+  std::shared_ptr<SharedArena> arena;    // this rank's
+  std::vector<SharedSegment> lent;       // by rank, for reading; this rank's stays empty
+  std::shared_ptr<SharedBlocks> blocks;  // everybody's
   ProcessWatch processes;
 };
 

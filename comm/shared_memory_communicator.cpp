@@ -1,5 +1,7 @@
 #include "comm/shared_memory_communicator.h"
 
+#include <ATen/ops/empty.h>
+
 #include <optional>
 #include <utility>
 
@@ -10,6 +12,7 @@ namespace {
 
 // Less is not worth pages of its own: it is copied when it is sent.
 constexpr int64_t kSmallestShared = 4096;
+constexpr int64_t kNowhere = -1;
 
 class SharedMemoryWork : public Work {
  public:
@@ -38,6 +41,19 @@ class SharedMemoryCommunicator : public Communicator {
       if (std::optional<at::Tensor> tensor = transfers_->arena().allocate(numel, dtype)) return *tensor;
     }
     return device().allocate(numel, dtype);
+  }
+
+  at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
+    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    at::Tensor place = at::empty({1}, at::kLong);
+    int64_t& offset = *place.mutable_data_ptr<int64_t>();
+    if (rank() == 0) offset = transfers_->blocks().reserve(bytes, world_size()).value_or(kNowhere);
+    broadcast(place, 0, "the place of shared memory")->wait();
+    return offset == kNowhere ? at::Tensor() : transfers_->blocks().open(offset, numel, dtype);
+  }
+  at::Tensor make_own(const at::Tensor& shared) override {
+    transfers_->blocks().make_own(shared);
+    return shared;
   }
 
   int64_t scratch_bytes() const override { return transfers_->scratch_bytes(); }

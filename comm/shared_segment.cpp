@@ -57,7 +57,6 @@ SharedSegment SharedSegment::open(pid_t pid, int descriptor, size_t bytes, bool 
                 " is not its shared memory");
   }
   segment.map(writable);
-  segment.close_descriptor();
   return segment;
 }
 

@@ -89,7 +89,9 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
   const CollectiveCall& mine = transfer->call;
   transfer->which = {mine.kind, next_[static_cast<size_t>(mine.kind)]};
   free_slot(transfer->which);
-  if (others_read(mine, rank_) && mine.input.numel() > 0) lend(*transfer);
+  transfer->in_place = (mine.kind == Collective::all_gather || mine.kind == Collective::broadcast) &&
+                       blocks().contains(mine.output.const_data_ptr(), mine.output.nbytes());
+  if (others_read(mine, rank_) && !transfer->in_place && mine.input.numel() > 0) lend(*transfer);
   ++next_[static_cast<size_t>(mine.kind)];
   control_.post(transfer->which,
                 {.numel = mine.input.numel(),
@@ -184,7 +186,7 @@ void SharedTransfers::advance(Transfer& transfer) {
       compare(transfer, transfer.posted);
       if (!transfer.disagreement.empty()) return;
     }
-    if (transfer.call.input.numel() > 0) take_share(transfer);
+    if (transfer.call.input.numel() > 0 && !transfer.in_place) take_share(transfer);
     transfer.taken = true;
     transfer.call.output.reset();  // the caller's again: it may free the memory while others still read
     if (!transfer.lends) transfer.call.input.reset();

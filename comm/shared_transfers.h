@@ -26,6 +26,7 @@ class SharedTransfers {
     int64_t offset = 0;        // in the arena, of what the others read
     int64_t staged_bytes = 0;  // of a copy that was made for them
     bool lends = false;        // they read the caller's own memory
+    bool in_place = false;     // what is moved is in shared memory, where all ranks have it
     bool taken = false;        // this rank has its share
     bool over = false;         // every rank has
     int posted = 0;            // ranks from 0 on that are known to have posted
@@ -44,6 +45,7 @@ class SharedTransfers {
   void wait(Transfer& transfer);
 
   SharedArena& arena() { return *ranks_->arena; }
+  SharedBlocks& blocks() { return *ranks_->blocks; }
   int64_t scratch_bytes() const;
 
  private:

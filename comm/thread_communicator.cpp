@@ -1,5 +1,6 @@
 #include "comm/thread_communicator.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -68,7 +69,9 @@ void move_data(const std::vector<CollectiveCall>& calls) {
     }
     case Collective::broadcast:
       for (size_t rank = 0; rank < calls.size(); ++rank) {
-        if (static_cast<int>(rank) != first.root) calls[rank].output.copy_(calls[first.root].input);
+        const at::Tensor& source = calls[first.root].input;
+        at::Tensor output = calls[rank].output;
+        if (output.const_data_ptr() != source.const_data_ptr()) output.copy_(source);
       }
       break;
     case Collective::barrier:
@@ -158,8 +161,20 @@ class ThreadWork : public Work {
 class ThreadCommunicator : public Communicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank, int world_size,
-                     std::chrono::milliseconds timeout)
-      : Communicator(rank, world_size, timeout), group_(std::move(group)) {}
+                     std::chrono::milliseconds timeout, bool shares_memory)
+      : Communicator(rank, world_size, timeout), group_(std::move(group)), shares_memory_(shares_memory) {}
+
+  at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
+    if (!shares_memory_) return {};
+    at::Tensor shared = rank() == 0 ? allocate(numel, dtype) : at::Tensor();
+    at::Tensor address = at::empty({1}, at::kLong);
+    address.mutable_data_ptr<int64_t>()[0] = reinterpret_cast<int64_t>(&shared);
+    broadcast(address, 0, "the place of shared memory")->wait();
+    if (rank() != 0)
+      shared = reinterpret_cast<const at::Tensor*>(address.const_data_ptr<int64_t>()[0])->detach();
+    barrier("shared memory")->wait();
+    return shared;
+  }
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
@@ -168,17 +183,20 @@ class ThreadCommunicator : public Communicator {
   }
 
   std::shared_ptr<ThreadGroup> group_;
+  const bool shares_memory_;
   std::array<int64_t, kCollectiveKinds> next_{};
 };
 
 }  // namespace
 
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(int world_size,
-                                                                     std::chrono::milliseconds timeout) {
+                                                                     std::chrono::milliseconds timeout,
+                                                                     bool shares_memory) {
   auto group = std::make_shared<ThreadGroup>(world_size);
   std::vector<std::shared_ptr<Communicator>> communicators;
   for (int rank = 0; rank < world_size; ++rank) {
-    communicators.push_back(std::make_shared<ThreadCommunicator>(group, rank, world_size, timeout));
+    communicators.push_back(
+        std::make_shared<ThreadCommunicator>(group, rank, world_size, timeout, shares_memory));
   }
   return communicators;
 }

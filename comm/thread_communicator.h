@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-/// One communicator a rank.
+/// One communicator a rank; `shares_memory`: with allocate_shared().
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
-    int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(10));
+    int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(10), bool shares_memory = false);
 
 }  // namespace zerorun

@@ -214,7 +214,7 @@ BytesByCategory Engine::bytes_by_category() const {
 
 double Engine::formula_bytes() const {
   const PrecisionConfig& precision = state_->config.precision;
-  return model_state_bytes(state_->buckets.numel(), state_->buckets.persistent_numel(),
+  return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
                            state_->communicator->world_size(), state_->policy,
                            {.value = size_of(precision.training),
                             .gradient = size_of(state_->reducer.gradient_dtype()),

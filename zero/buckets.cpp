@@ -22,6 +22,12 @@ constexpr const char* kReleased =
 constexpr const char* kPending =
     "the updated values of this parameter are still being gathered. Operators wait for them by themselves; "
     "before data_ptr(), storage() or torch::save call engine.synchronize()";
+constexpr const char* kShared =
+    "the values of this parameter lie in memory that the ranks of this host share. Operators use them as "
+    "they "
+    "are; before data_ptr(), storage() or torch::save call engine.synchronize(), which makes a copy, or open "
+    "a "
+    "zerorun::GatheredParameters scope";
 constexpr const char* kIncomplete =
     "the engine has gone before the last update of this parameter had arrived on this rank, so its values "
     "are "
@@ -49,7 +55,8 @@ c10::DataPtr keep_alive(const at::Tensor& tensor) {
 
 Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
                  const BucketOptions& options)
-    : device_(&communicator.device()),
+    : communicator_(&communicator),
+      device_(&communicator.device()),
       parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       options_(options),
@@ -66,10 +73,12 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
       layout_.buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
+  shared_.resize(count());
+  own_values_.resize(count());
   given_up_.resize(count());
   written_.resize(count());
   try {
-    for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket, communicator);
+    for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket);
   } catch (...) {
     leave();  // no destructor will
     throw;
@@ -80,29 +89,45 @@ bool Buckets::has_master(int bucket) const {
   return dtype() != Dtype::fp32 && layout(bucket).group != kFrozen;
 }
 
+at::Tensor Buckets::allocate_values(int bucket) {
+  const int64_t numel = layout(bucket).numel;
+  if (marked() && options_.shared) {
+    at::Tensor values = communicator_->allocate_shared(numel, scalar_type(dtype()));
+    shared_[bucket] = values.defined();
+    if (values.defined()) return values;
+  }
+  return communicator_->allocate(numel, scalar_type(dtype()));
+}
+
 // `exact` has the values as given where they are wanted for master weights.
-void Buckets::move_in(int bucket, Communicator& communicator) {
+void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
-  at::Tensor flat = communicator.allocate(bucket_layout.numel, scalar_type(dtype()));
+  at::Tensor flat = allocate_values(bucket);
   const bool wants_exact = options_.master_from_fp32 && has_master(bucket);
-  const at::Tensor exact = wants_exact ? communicator.allocate(bucket_layout.numel, at::kFloat) : flat;
+  const at::Tensor exact = wants_exact ? communicator_->allocate(bucket_layout.numel, at::kFloat) : flat;
+  const char* message = bucket_layout.partitioned ? kReleased : shared(bucket) ? kShared : kPending;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
-                                                    flat.device(),
-                                                    bucket_layout.partitioned ? kReleased : kPending)
+                                                    flat.device(), message)
                                : flat.storage());
   for (int index : bucket_layout.parameters) {
     at::Tensor& parameter = parameters_[index].tensor;
-    if (communicator.rank() == 0) fill(index, view(index, exact));
+    if (rank_ == 0) fill(index, view(index, exact));
     const at::Tensor place = view(index, flat);
     parameter.set_data(marked() ? marked_view(storages_[bucket], place.scalar_type(), place.sizes(),
                                               place.strides(), layout_.placements[index].offset)
                                 : place);
   }
-  communicator.broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
-  if (wants_exact) flat.copy_(exact);
-  keep(bucket, std::move(flat), exact, communicator);
+  communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
+  if (wants_exact && shared(bucket)) {
+    at::Tensor own = slice(bucket, flat, rank_);
+    own.copy_(slice(bucket, exact, rank_));
+    communicator_->all_gather(flat, own, "rounded values of " + labels_[bucket])->wait();
+  } else if (wants_exact) {
+    flat.copy_(exact);
+  }
+  keep(bucket, std::move(flat), exact);
 }
 
 void Buckets::fill(int parameter, at::Tensor place) const {
@@ -121,19 +146,19 @@ void Buckets::fill(int parameter, at::Tensor place) const {
 }
 
 // What stays of the bucket on this rank.
-void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator) {
+void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   const BucketLayout& bucket_layout = layout_.buckets[bucket];
   if (has_master(bucket)) {
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
     masters_[bucket] = device_->allocate(updated.numel(), at::kFloat).copy_(updated);
   }
   at::Tensor own = slice(bucket, flat, rank_);
-  if (bucket_layout.partitioned) {
-    shards_.push_back(communicator.allocate(bucket_layout.slice_numel, flat.scalar_type()).copy_(own));
+  if (comes_and_goes(bucket)) {
+    shards_.push_back(communicator_->allocate(bucket_layout.slice_numel, flat.scalar_type()).copy_(own));
     flats_.emplace_back();
     return;
   }
-  if (marked()) give_memory(storages_[bucket], flat.mutable_data_ptr());
+  if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
   shards_.push_back(std::move(own));
   flats_.push_back(std::move(flat));
 }
@@ -145,10 +170,12 @@ Buckets::~Buckets() {
 // Parameters outlive the engine. Whole ones keep their values.
 void Buckets::leave() {
   if (!marked()) return;
-  for (size_t bucket = 0; bucket < storages_.size(); ++bucket) {
-    const bool whole = bucket < flats_.size() && flats_[bucket].defined();
+  for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
+    const bool whole = bucket < static_cast<int>(flats_.size()) && !partitioned(bucket);
     if (whole && !given_up_[bucket]) {
-      leave_memory(storages_[bucket], keep_alive(flats_[bucket]));
+      at::Tensor& own = own_values_[bucket];
+      if (!own.defined()) own = shared(bucket) ? communicator_->make_own(flats_[bucket]) : flats_[bucket];
+      leave_memory(storages_[bucket], keep_alive(own));
     } else {
       leave_without_memory(storages_[bucket], whole ? kIncomplete : kGone);
     }
@@ -160,7 +187,7 @@ void Buckets::listen(OperatorListener* listener) {
 }
 
 const at::Tensor& Buckets::flat(int bucket) const {
-  ZR_CHECK(flats_[bucket].defined(), label(bucket) + " is partitioned");
+  ZR_CHECK(flats_[bucket].defined(), label(bucket) + " comes and goes");
   return flats_[bucket];
 }
 
@@ -248,10 +275,11 @@ int64_t Buckets::numel() const {
   return total;
 }
 
-int64_t Buckets::persistent_numel() const {
+int64_t Buckets::whole_numel() const {
   int64_t total = 0;
   for (size_t index = 0; index < trained_parameters_; ++index) {
-    if (!partitioned(bucket_of(static_cast<int>(index)))) total += shapes_[index].numel;
+    const int bucket = bucket_of(static_cast<int>(index));
+    if (!partitioned(bucket) && !shared(bucket)) total += shapes_[index].numel;
   }
   return total;
 }
@@ -275,7 +303,8 @@ int64_t Buckets::frozen_bytes() const {
 int64_t Buckets::bytes_of(int first, int end) const {
   int64_t total = 0;
   for (int bucket = first; bucket < end; ++bucket) {
-    total += static_cast<int64_t>((partitioned(bucket) ? shards_ : flats_)[bucket].nbytes());
+    const bool by_slices = partitioned(bucket) || shared(bucket);
+    total += static_cast<int64_t>((by_slices ? shards_ : flats_)[bucket].nbytes());
   }
   return total;
 }

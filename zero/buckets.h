@@ -2,6 +2,11 @@
 // bucket keeps its memory; of a partitioned one this rank keeps its slice, and residency.h gives the storage
 // memory around uses. Owned by the engine; immutable once made, but for the values.
 //
+// [Note: shared buckets] Where ranks share memory, a bucket's values are there once for all of them, whole or
+// partitioned: the slices lie side by side, each written by its owner, and a gather copies nothing, it waits
+// for the owners. Parameters are accessible around uses only; what the program writes to them goes to a copy
+// of this rank's (residency.h).
+//
 // [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
 // keeps for the slices that it updates. Only the optimizer writes to both. Operators by which the program
 // writes to a parameter are told to the listener, who calls note_written(); what they wrote is taken over by
@@ -14,6 +19,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -32,6 +38,7 @@ struct NamedParameter {
 struct BucketOptions {
   /// Operators on the parameters are told to the listener given to listen(); partitioned buckets must be.
   bool marked = false;
+  bool shared = false;            // marked buckets lie in memory that the ranks share, if they share any
   Dtype dtype = Dtype::fp32;      // of the values; under a 16-bit one trained buckets have master weights
   bool master_from_fp32 = false;  // they start from the parameters as given, not as rounded to `dtype`
   bool whole_master = false;      // this rank keeps those of all slices, not only of its own
@@ -53,10 +60,14 @@ class Buckets {
   int trained_count() const { return trained_count_; }
   const BucketLayout& layout(int bucket) const { return layout_.buckets[bucket]; }
   bool partitioned(int bucket) const { return layout_.buckets[bucket].partitioned; }
+  /// [Note: shared buckets]
+  bool shared(int bucket) const { return shared_[bucket]; }
+  /// Whether memory for all values is there only from a gather on.
+  bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
-  /// All values of a whole bucket, 1-D; slice r belongs to rank r.
+  /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
   const at::Tensor& flat(int bucket) const;
   /// This rank's slice of the values, 1-D.
   const at::Tensor& shard(int bucket) const { return shards_[bucket]; }
@@ -74,6 +85,8 @@ class Buckets {
   void listen(OperatorListener* listener);
   /// The values of a whole bucket are incomplete for good: its parameters get no memory when the engine goes.
   void give_up(int bucket) { given_up_[bucket] = true; }
+  /// The parameters of a whole, shared bucket have `values` when the engine goes, and not those of all ranks.
+  void leave_with(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
   int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
   /// Trained ones first.
@@ -109,9 +122,9 @@ class Buckets {
   /// values.
   void follow_writes();
 
-  int64_t numel() const;             // of trained parameters, without padding
-  int64_t persistent_numel() const;  // of those that are in whole buckets
-  int64_t bytes() const;             // of their whole buckets and own slices
+  int64_t numel() const;        // of trained parameters, without padding
+  int64_t whole_numel() const;  // of those that this rank has memory for all by itself
+  int64_t bytes() const;        // of their whole buckets and own slices
   int64_t master_bytes() const;
   int64_t frozen_bytes() const;  // likewise, of frozen parameters
 
@@ -124,12 +137,14 @@ class Buckets {
   };
 
   bool has_master(int bucket) const;
-  void move_in(int bucket, Communicator& communicator);
+  at::Tensor allocate_values(int bucket);
+  void move_in(int bucket);
   void fill(int parameter, at::Tensor place) const;
-  void keep(int bucket, at::Tensor flat, const at::Tensor& exact, Communicator& communicator);
+  void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void leave();
   int64_t bytes_of(int first, int end) const;
 
+  Communicator* communicator_;
   Device* device_;
   std::vector<NamedParameter> parameters_;
   std::vector<Shape> shapes_;  // one a parameter
@@ -140,10 +155,12 @@ class Buckets {
   int trained_count_ = 0;
   std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
   std::vector<c10::Storage> storages_;
-  std::vector<at::Tensor> flats_;  // undefined where partitioned
+  std::vector<at::Tensor> flats_;  // undefined where a bucket comes and goes
   std::vector<at::Tensor> shards_;
   std::vector<at::Tensor> masters_;
   std::vector<std::string> labels_;
+  std::vector<bool> shared_;
+  std::vector<at::Tensor> own_values_;  // mostly undefined
   std::vector<bool> given_up_;
   std::vector<bool> written_;  // and not yet followed
 };

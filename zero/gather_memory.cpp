@@ -13,7 +13,7 @@ GatherMemory::GatherMemory(const Buckets& buckets, Communicator& communicator)
       streams_(&communicator.device().streams()),
       places_(buckets.count()) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
-    if (!buckets.partitioned(bucket)) places_[bucket].memory = buckets.flat(bucket);
+    if (!buckets.comes_and_goes(bucket)) places_[bucket].memory = buckets.flat(bucket);
   }
 }
 
@@ -66,6 +66,21 @@ void GatherMemory::give_back(int bucket) {
     count(-static_cast<int64_t>(place.memory.nbytes()));
   }
   place.memory.reset();
+}
+
+void GatherMemory::make_copy(int bucket) {
+  Place& place = places_[bucket];
+  at::Tensor copy = communicator_->device().allocate(place.memory.numel(), place.memory.scalar_type());
+  place.memory = copy.copy_(place.memory);
+  place.copied = true;
+  count(static_cast<int64_t>(copy.nbytes()));
+}
+
+void GatherMemory::drop_copy(int bucket) {
+  Place& place = places_[bucket];
+  count(-static_cast<int64_t>(place.memory.nbytes()));
+  place.memory = buckets_->flat(bucket);
+  place.copied = false;
 }
 
 void GatherMemory::fit_arena(int64_t numel) {

@@ -1,6 +1,7 @@
 // Where buckets lie while their values are there, and who used them last. What a plan foresees has its place
-// in an arena, which gathers fill for ever; the rest has memory of its own. Owned by Residency, used under
-// its lock.
+// in an arena, which gathers fill for ever; the rest has memory of its own. A bucket that ranks share stays
+// where it is, but for the time in which this rank has a copy of its own. Owned by Residency, used under its
+// lock.
 //
 // Memory is taken again without a wait of the host: whatever gathers there waits on its stream for those who
 // have used it, whichever bucket it was then.
@@ -17,7 +18,7 @@ namespace zerorun {
 
 class GatherMemory {
  public:
-  /// Both outlive it. Whole buckets have their memory for good.
+  /// Both outlive it. Whole and shared buckets have their memory for good.
   GatherMemory(const Buckets& buckets, Communicator& communicator);
 
   /// 1-D; undefined where the bucket has none.
@@ -37,13 +38,19 @@ class GatherMemory {
   /// The bucket needs its memory no longer than its users do.
   void give_back(int bucket);
 
+  /// Gives a shared bucket, which has none, a copy of its values that this rank may write to.
+  void make_copy(int bucket);
+  /// Takes the copy away. The bucket is where all ranks have it again.
+  void drop_copy(int bucket);
+  bool is_copy(int bucket) const { return places_[bucket].copied; }
+
   /// Makes an arena of so many elements, unless there is a larger one. A collective.
   void fit_arena(int64_t numel);
   /// Frees it, unless a bucket is in it.
   void free_arena();
   int64_t arena_numel() const { return arena_.defined() ? arena_.numel() : 0; }
 
-  /// Behind partitioned buckets, the arena included.
+  /// Behind buckets that come and go, the arena included, and of copies.
   int64_t bytes() const { return bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t unplanned_allocations() const { return unplanned_allocations_; }
@@ -52,6 +59,7 @@ class GatherMemory {
   struct Place {
     at::Tensor memory;
     bool planned = false;   // it is in the arena
+    bool copied = false;    // it is this rank's copy of a shared bucket
     StreamUsers users;      // of the values, since the last gather
     uintptr_t address = 0;  // of the memory that they used
   };

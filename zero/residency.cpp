@@ -32,8 +32,8 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
-    if (buckets.partitioned(bucket)) {
-      partitioned_numel_ += bucket_numel_.back();
+    if (buckets.comes_and_goes(bucket)) {
+      comes_and_goes_numel_ += bucket_numel_.back();
     } else {
       states_[bucket].state = State::resident;
     }
@@ -48,6 +48,7 @@ Residency::~Residency() {
     try {
       if (states_[bucket].state == State::gathering) move(bucket, State::resident);
       streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
+      if (memory_.is_copy(bucket)) buckets_->leave_with(bucket, memory_.of(bucket));
     } catch (const std::exception& error) {
       buckets_->give_up(bucket);
       log_warning("the last update of " + buckets_->label(bucket) +
@@ -59,18 +60,19 @@ Residency::~Residency() {
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
-  c10::SmallVector<int, 6> partitioned;
+  if (copies_made_ > 0) share_writes(touched);
+  c10::SmallVector<int, 6> passing;  // those that come and go
   bool pinned = true;  // by an operator that this one is a part of, or by a scope: no use of its own
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    if (!buckets_->partitioned(bucket)) continue;
-    partitioned.push_back(bucket);
+    if (!buckets_->comes_and_goes(bucket)) continue;
+    passing.push_back(bucket);
     pinned = pinned && states_[bucket].pins > 0;
   }
   if (!pinned) {
-    std::sort(partitioned.begin(), partitioned.end());
-    if (!std::ranges::equal(partitioned, current_)) note_use({op, touched}, partitioned);
-    copies_.note(op, touched);
+    std::sort(passing.begin(), passing.end());
+    if (!std::ranges::equal(passing, current_)) note_use({op, touched}, passing);
+    escaped_copies_.note(op, touched);
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
@@ -78,12 +80,13 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
+    if (item.written && buckets_->shared(bucket)) make_copy(bucket);
     pin(bucket);
     join(bucket);
     streams_->note_use(memory_.of(bucket), item.written);
     if (!item.written) continue;
     buckets_->note_written(bucket);
-    if (buckets_->partitioned(bucket)) move(bucket, State::dirty);
+    if (buckets_->partitioned(bucket) || buckets_->shared(bucket)) move(bucket, State::dirty);
   }
 }
 
@@ -94,40 +97,45 @@ void Residency::leave(std::span<const Touched> touched) noexcept {
 
 void Residency::pin(int bucket) {
   BucketState& state = states_[bucket];
-  if (state.pins++ == 0 && buckets_->partitioned(bucket)) {
+  if (state.pins++ == 0 && guarded(bucket)) {
     give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
   }
 }
 
 void Residency::unpin(int bucket) {
-  if (--states_[bucket].pins == 0 && buckets_->partitioned(bucket)) take_memory(buckets_->storage(bucket));
+  if (--states_[bucket].pins == 0 && guarded(bucket)) take_memory(buckets_->storage(bucket));
 }
 
 void Residency::move(int bucket, State to, std::string reason) {
   BucketState& state = states_[bucket];
-  const bool partitioned = buckets_->partitioned(bucket);
+  const bool passing = buckets_->comes_and_goes(bucket);
   switch (to) {
     case State::gathering:
-      ZR_CHECK(state.state == (partitioned ? State::sharded : State::resident), buckets_->label(bucket));
-      if (!partitioned) take_memory(buckets_->storage(bucket));
+      ZR_CHECK(state.state == (passing ? State::sharded : State::resident) && !memory_.is_copy(bucket),
+               buckets_->label(bucket));
+      if (!passing) take_memory(buckets_->storage(bucket));
       streams_->wait(state.shard_written, streams_->current(), Handover::updated);
       if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
       state.work = communicator_->all_gather(memory_.of(bucket), buckets_->shard(bucket),
                                              "parameters of " + buckets_->label(bucket), std::move(reason));
-      if (partitioned) live_numel_ += bucket_numel_[bucket];
+      if (passing) live_numel_ += bucket_numel_[bucket];
       ++report_.gathers;
       break;
     case State::resident:
-      ZR_CHECK(state.state == State::gathering, buckets_->label(bucket));
-      finish_gather(bucket);
-      if (!partitioned) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
+      if (state.state == State::gathering) {
+        finish_gather(bucket);
+        if (!guarded(bucket)) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
+      } else {
+        ZR_CHECK(state.state == State::dirty && buckets_->shared(bucket), buckets_->label(bucket));
+      }
       break;
     case State::dirty:
-      ZR_CHECK(partitioned && (state.state == State::resident || state.state == State::dirty),
+      ZR_CHECK((passing || memory_.is_copy(bucket)) &&
+                   (state.state == State::resident || state.state == State::dirty),
                buckets_->label(bucket));
       break;
     case State::sharded:
-      ZR_CHECK(partitioned && state.state != State::sharded && state.pins == 0, buckets_->label(bucket));
+      ZR_CHECK(passing && state.state != State::sharded && state.pins == 0, buckets_->label(bucket));
       if (state.state == State::gathering) finish_gather(bucket);
       release(bucket);
       break;
@@ -189,7 +197,7 @@ void Residency::finish_gather(int bucket) {
 
 bool Residency::traced() const {
   if (communicator_->world_size() == 1) return false;  // gathering costs nothing
-  return training_ || partitioned_numel_ > limits_.max_live;
+  return training_ || comes_and_goes_numel_ > limits_.max_live;
 }
 
 void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
@@ -252,7 +260,7 @@ void Residency::make_room(std::span<const int> buckets) {
     int oldest = -1;
     for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
       const BucketState& state = states_[bucket];
-      if (!buckets_->partitioned(bucket) || state.state == State::sharded || state.pins > 0) continue;
+      if (!buckets_->comes_and_goes(bucket) || state.state == State::sharded || state.pins > 0) continue;
       if (std::ranges::find(buckets, bucket) != buckets.end()) continue;
       if (oldest < 0 || state.last_use < states_[oldest].last_use) oldest = bucket;
     }
@@ -264,8 +272,9 @@ void Residency::make_room(std::span<const int> buckets) {
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   release_unpinned();
+  if (copies_made_ > 0) share_writes({});
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (!buckets_->partitioned(bucket) && states_[bucket].state == State::gathering) {
+    if (!buckets_->comes_and_goes(bucket) && states_[bucket].state == State::gathering) {
       move(bucket, State::resident);
     }
   }
@@ -273,14 +282,14 @@ void Residency::finish_iteration() {
     trace().finish(bucket_numel_, limits_);
     memory_.fit_arena(trace().plan().arena_numel);
   }
-  copies_.finish_iteration(communicator_->rank() == 0);
+  escaped_copies_.finish_iteration(communicator_->rank() == 0);
 }
 
 void Residency::release_unpinned() {
   current_.clear();
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     const BucketState& state = states_[bucket];
-    if (buckets_->partitioned(bucket) && state.state != State::sharded && state.pins == 0) {
+    if (buckets_->comes_and_goes(bucket) && state.state != State::sharded && state.pins == 0) {
       move(bucket, State::sharded);
     }
   }
@@ -295,7 +304,7 @@ void Residency::set_training(bool training) {
   training_ = training;
   if (traced() && trace().following()) {
     memory_.fit_arena(trace().plan().arena_numel);
-  } else if (memory_.arena_numel() + partitioned_numel_ > limits_.max_live) {
+  } else if (memory_.arena_numel() + comes_and_goes_numel_ > limits_.max_live) {
     memory_.free_arena();
   }
 }
@@ -305,77 +314,6 @@ void Residency::set_training(bool training) {
 void Residency::free_arena() {
   release_unpinned();
   memory_.free_arena();
-}
-
-// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too.
-void Residency::start_update(int bucket) {
-  std::lock_guard lock(mutex_);
-  const StreamId stream = streams_->current();
-  BucketState& state = states_[bucket];
-  streams_->wait(state.shard_written, stream, Handover::updated);
-  streams_->wait(state.gathered, stream, Handover::gathered);
-  if (!buckets_->partitioned(bucket)) {
-    memory_.users(bucket).hand_over(*streams_, stream, Handover::unused);
-  } else {
-    memory_.users(bucket).wait_for_ends(*streams_, stream, Handover::unused);
-  }
-}
-
-void Residency::finish_update(int bucket, bool gathers) {
-  std::lock_guard lock(mutex_);
-  BucketState& state = states_[bucket];
-  streams_->record(state.shard_written, streams_->current());
-  if (buckets_->partitioned(bucket)) return;
-  if (gathers) {
-    Start start{bucket, "after an update"};
-    start_gathers({&start, 1});
-  } else {
-    streams_->record(state.gathered, streams_->current());
-    memory_.users(bucket).clear();
-  }
-}
-
-void Residency::synchronize() {
-  std::lock_guard lock(mutex_);
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-    if (states_[bucket].state != State::sharded) join(bucket);
-  }
-}
-
-void Residency::hold(std::span<const int> buckets) {
-  std::lock_guard lock(mutex_);
-  std::vector<int> partitioned;
-  for (int bucket : buckets) {
-    if (buckets_->partitioned(bucket)) partitioned.push_back(bucket);
-  }
-  gather_on_demand(partitioned, "for a GatheredParameters scope");
-  for (int bucket : buckets) {
-    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-  }
-  for (int bucket : buckets) {
-    pin(bucket);
-    join(bucket);
-  }
-}
-
-void Residency::unhold(std::span<const int> buckets, bool written) {
-  std::lock_guard lock(mutex_);
-  for (int bucket : buckets) {
-    const BucketState& state = states_[bucket];
-    const bool partitioned = buckets_->partitioned(bucket);
-    if (written) buckets_->note_written(bucket);
-    if (written && partitioned) move(bucket, State::dirty);
-    unpin(bucket);
-    if (state.pins == 0 && partitioned && !memory_.planned(bucket)) move(bucket, State::sharded);
-  }
-}
-
-at::Tensor Residency::start_write(int bucket) {
-  std::lock_guard lock(mutex_);
-  join(bucket);
-  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
-  return memory_.of(bucket);
 }
 
 std::string Residency::describe(const OperatorUse& use) const {

@@ -4,11 +4,19 @@
 //   sharded ──> gathering ──> resident ──> dirty      of a partitioned bucket
 //      └<──────────┴<────────────┴<──────────┘
 //   resident <──> gathering                           of a whole bucket (stages 1 and 2)
+//   resident <──> gathering, resident <──> dirty      of one that ranks share (any stage)
 //
-// move() is the only function that changes a bucket's state. The parameters of a partitioned bucket are
-// accessible only while an operator or a scope pins it: raw access without a scope throws whenever it comes.
-// What is gathered when follows from the operators and the trace alone, so that all ranks gather in the same
-// order; ranks that do not are told who is where.
+// move() is the only function that changes a bucket's state. The parameters of a partitioned or shared bucket
+// are accessible only while an operator or a scope pins it: raw access without a scope throws whenever it
+// comes. What is gathered when follows from the operators and the trace alone, so that all ranks gather in
+// the same order; ranks that do not are told who is where.
+//
+// [Note: writes to shared buckets] An operator that writes to a parameter of a shared bucket finds a copy
+// that is this rank's; so does a scope, and after synchronize() raw access. What was written counts as
+// elsewhere: this rank's slice of it reaches the others with the next update of a whole bucket, and of a
+// partitioned one when something else is used. Updates write where all ranks read: they begin behind a
+// collective that each rank comes to when it has used the parameters (the norm), and the first use afterwards
+// waits for all owners of the bucket, and for no other bucket's.
 #pragma once
 
 #include <functional>
@@ -83,6 +91,10 @@ class Residency final : public OperatorListener {
     std::span<const Touched> touched;
   };
 
+  /// Whether raw access to the parameters throws, also where all values are there.
+  bool guarded(int bucket) const {
+    return buckets_->partitioned(bucket) || (buckets_->shared(bucket) && !memory_.is_copy(bucket));
+  }
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
   void finish_gather(int bucket);
@@ -90,6 +102,10 @@ class Residency final : public OperatorListener {
   void join(int bucket);
   void pin(int bucket);
   void unpin(int bucket);
+  void make_copy(int bucket);
+  void drop_copy(int bucket);
+  void share(int bucket);
+  void share_writes(std::span<const Touched> except);
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
@@ -110,7 +126,7 @@ class Residency final : public OperatorListener {
   Streams* streams_;
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
-  int64_t partitioned_numel_ = 0;
+  int64_t comes_and_goes_numel_ = 0;
 
   std::function<bool()> in_training_;
 
@@ -121,9 +137,10 @@ class Residency final : public OperatorListener {
   GatherTrace inference_trace_;
   bool training_ = true;      // the iteration under way goes by training's
   std::vector<int> current_;  // the buckets of the use under way
+  int copies_made_ = 0;       // of shared buckets, and not dropped
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;  // of partitioned buckets that are not sharded
-  CopyWatch copies_;
+  int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
+  CopyWatch escaped_copies_;
   ResidencyReport report_;
 };
 

@@ -31,12 +31,12 @@ struct BytesPerParameter {
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
-/// Model-state bytes per rank, where `persistent` of the parameters are never partitioned. ZeRO (Rajbhandari
-/// et al. 2020), section 3.
-constexpr double model_state_bytes(int64_t parameters, int64_t persistent, int world_size, StagePolicy policy,
-                                   const BytesPerParameter& bytes) {
+/// Model-state bytes per rank, where every rank keeps values for `whole` of the parameters, and its part of
+/// the others'. ZeRO (Rajbhandari et al. 2020), section 3.
+constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int world_size,
+                                   StagePolicy policy, const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);
-  const double whole = policy.partition_parameters ? static_cast<double>(persistent) : n;
+  const double whole = static_cast<double>(whole_parameters);
   const double own = n / world_size;
   return static_cast<double>(bytes.value) * (whole + (n - whole) / world_size) +
          static_cast<double>(bytes.gradient) * (policy.reduce_every_backward ? own : n) +

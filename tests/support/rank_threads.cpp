@@ -4,6 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
 
+#include <cstdlib>
 #include <exception>
 #include <thread>
 #include <vector>
@@ -23,8 +24,10 @@ void settle_math_library() {
 
 }  // namespace
 
-void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds timeout) {
-  auto communicators = make_thread_communicators(world_size, timeout);
+void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds timeout,
+               std::optional<bool> shares_memory) {
+  const bool by_default = std::getenv("ZERORUN_TEST_SHARED_MEMORY") != nullptr;
+  auto communicators = make_thread_communicators(world_size, timeout, shares_memory.value_or(by_default));
   if (world_size == 1) return body(communicators.front());  // Catch2's macros are for one thread only
   settle_math_library();
   std::vector<std::exception_ptr> failures(world_size);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "comm/communicator.h"
 
@@ -12,8 +13,10 @@ namespace zerorun::testing {
 using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
 
 /// Runs `body` once for each rank, each in a thread of its own (a lone rank in the caller's); rethrows what
-/// the lowest failing rank threw.
+/// the lowest failing rank threw. `shares_memory`: the communicators have allocate_shared(); unless it is
+/// said, where ZERORUN_TEST_SHARED_MEMORY is set.
 void run_ranks(int world_size, const RankBody& body,
-               std::chrono::milliseconds timeout = std::chrono::seconds(60));
+               std::chrono::milliseconds timeout = std::chrono::seconds(60),
+               std::optional<bool> shares_memory = {});
 
 }  // namespace zerorun::testing

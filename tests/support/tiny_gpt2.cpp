@@ -104,7 +104,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
   RunResult result;
   result.losses.resize(options.steps, std::vector<std::vector<double>>(options.world_size));
 
-  run_ranks(options.world_size, [&](std::shared_ptr<Communicator> communicator) {
+  const auto train = [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
     if (options.communicator_for) communicator = options.communicator_for(std::move(communicator));
     Gpt2 model = load_model();
@@ -143,7 +143,8 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     result.formula_bytes = engine.formula_bytes();
     result.reduce_scattered = volume.elements(Collective::reduce_scatter);
     result.all_gathered = volume.elements(Collective::all_gather);
-  });
+  };
+  run_ranks(options.world_size, train, std::chrono::seconds(60), options.shares_memory);
   return result;
 }
 

@@ -28,6 +28,8 @@ struct RunOptions {
   std::vector<int64_t> inject_inf_steps = {};
   /// Makes the communicator that a rank is to train with from the one of the rank-threads.
   std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator>)> communicator_for = {};
+  /// As run_ranks() takes it.
+  std::optional<bool> shares_memory = {};
 };
 
 struct RunResult {

@@ -1,0 +1,30 @@
+# Sourced by the scripts beside it, after scripts/common.sh: the environment that has the peers.
+# shellcheck shell=bash
+
+# enter_peers FOLDER: the first call installs the peers into a virtual environment in FOLDER (7 GB, some minutes).
+# Needs python3 with venv and its headers (Debian: python3-venv, python3-dev), g++, and pip's package index.
+enter_peers() {
+  local folder=$1 requirements=$root/benchmarks/peers/requirements.txt stamp log
+  stamp=$(sha256sum <"$requirements")
+  log=$folder/install.log
+  if [[ ! -f $folder/.complete || $(<"$folder/.complete") != "$stamp" ]]; then
+    say "peers: installing $(grep -v '^#' "$requirements" | tr '\n' ' ')into $folder"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    python3 -m venv "$folder/environment" >"$log" 2>&1 ||
+      fail "python3 makes no virtual environment: install python3-venv (details: $log)"
+    "$folder/environment/bin/pip" install --no-input --disable-pip-version-check --progress-bar off \
+      --requirement "$requirements" >>"$log" 2>&1 </dev/null || fail_with_pips_reason "the peers" "$log"
+    printf '%s\n' "$stamp" >"$folder/.complete"
+  fi
+  folder=$(cd "$folder" && pwd)
+  export PATH=$folder/environment/bin:$PATH TORCH_EXTENSIONS_DIR=$folder/extensions DS_ACCELERATOR=cpu
+}
+
+# require_program NAME...: programs of build/bin.
+require_program() {
+  local name
+  for name in "$@"; do
+    [[ -x $root/build/bin/$name ]] || fail "there is no build/bin/$name: run scripts/build release $*"
+  done
+}

@@ -1,0 +1,77 @@
+#include "comm/shared_blocks.h"
+
+#include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+int64_t in_pages(int64_t bytes) {
+  return std::max<int64_t>((bytes + kPage - 1) / kPage, 1) * kPage;
+}
+
+}  // namespace
+
+std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
+  std::erase_if(reserved_, [&](const Block& block) {
+    const bool free = users(block).load() == 0;
+    if (free) arena_.give_back(block.offset, block.bytes + kPage);
+    return free;
+  });
+  const int64_t size = in_pages(bytes);
+  const std::optional<int64_t> offset = arena_.take(size + kPage);
+  if (!offset) return std::nullopt;
+  reserved_.push_back({.offset = *offset, .bytes = size});
+  users(reserved_.back()).store(users_to_come);
+  return offset;
+}
+
+at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype) {
+  const Block block{.offset = offset,
+                    .bytes = in_pages(numel * static_cast<int64_t>(c10::elementSize(dtype)))};
+  return at::from_blob(
+      arena_.at(offset), {numel}, [self = shared_from_this(), block](void*) { self->let_go(block); },
+      at::TensorOptions().dtype(dtype));
+}
+
+void SharedBlocks::make_own(const at::Tensor& tensor) {
+  const std::optional<int64_t> offset = arena_.offset_of(tensor.const_data_ptr(), tensor.nbytes());
+  ZR_CHECK(offset.has_value(), "a tensor elsewhere");
+  const Block block{.offset = *offset, .bytes = in_pages(static_cast<int64_t>(tensor.nbytes()))};
+  std::lock_guard lock(mutex_);
+  own_.insert(block.offset);
+  if (!map(block, MAP_PRIVATE)) {
+    throw Error("no memory of " + std::to_string(block.bytes) + " bytes (mmap): " + std::strerror(errno));
+  }
+}
+
+std::atomic<int>& SharedBlocks::users(const Block& block) const {
+  return *reinterpret_cast<std::atomic<int>*>(arena_.at(block.offset + block.bytes));
+}
+
+bool SharedBlocks::map(const Block& block, int sharing) {
+  void* place = arena_.at(block.offset);
+  return mmap(place, static_cast<size_t>(block.bytes), PROT_READ | PROT_WRITE,
+              sharing | MAP_FIXED | MAP_NORESERVE, arena_.segment().descriptor(), block.offset) == place;
+}
+
+// A place that does not show what is shared must not be given out again.
+void SharedBlocks::let_go(const Block& block) {
+  {
+    std::lock_guard lock(mutex_);
+    if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;
+  }
+  if (users(block).fetch_sub(1) > 1) return;
+  madvise(arena_.at(block.offset), static_cast<size_t>(block.bytes), MADV_REMOVE);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,54 @@
+// Memory that all ranks of a host write to: blocks of one segment, which every rank maps whole. Rank 0 gives
+// blocks out; a block is free again when each rank has let go of it, and its pages are the system's from then
+// on. Owned by the communicator and by every tensor in it; any thread, reserve() one at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "comm/shared_arena.h"
+
+namespace zerorun {
+
+class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
+ public:
+  /// `segment` keeps its descriptor.
+  explicit SharedBlocks(SharedSegment segment) : arena_(std::move(segment)) {}
+
+  /// On rank 0: the offset of a zero-filled block that `users` ranks are about to open(); none: no room.
+  std::optional<int64_t> reserve(int64_t bytes, int users);
+  /// A 1-D tensor on a reserved block. Each rank opens it once, and lets go of it with the tensor.
+  at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
+  /// What is written to the tensor from now on, from open(), is seen by this rank alone. Pages that nobody
+  /// writes to are still there once. No rank may write to the block any more but after the same call.
+  void make_own(const at::Tensor& tensor);
+
+  bool contains(const void* memory, size_t bytes) const {
+    return arena_.offset_of(memory, bytes).has_value();
+  }
+
+ private:
+  struct Block {
+    int64_t offset;
+    int64_t bytes;  // in whole pages; behind them is one with the number of users
+  };
+
+  std::atomic<int>& users(const Block& block) const;
+  bool map(const Block& block, int sharing);
+  void let_go(const Block& block);
+
+  SharedArena arena_;  // its free places are known on rank 0
+  std::vector<Block> reserved_;
+  std::mutex mutex_;
+  std::set<int64_t> own_;  // offsets of blocks that make_own() was called for
+};
+
+}  // namespace zerorun

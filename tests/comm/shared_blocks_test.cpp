@@ -1,0 +1,99 @@
+// Memory that all ranks write to: blocks, their users, and the pages behind them.
+#include "comm/shared_blocks.h"
+
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+
+namespace zerorun {
+namespace {
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kNumel = 64 * kPage;  // of bytes
+
+// Two ranks' views of one segment, and what it takes.
+struct Pair {
+  Pair() {
+    SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kPage));
+    SharedSegment again = SharedSegment::open(getpid(), segment.descriptor(), segment.bytes(), true);
+    descriptor = segment.descriptor();
+    first = std::make_shared<SharedBlocks>(std::move(segment));
+    second = std::make_shared<SharedBlocks>(std::move(again));
+  }
+  int64_t pages() const {
+    struct stat facts {};
+    REQUIRE(fstat(descriptor, &facts) == 0);
+    return facts.st_blocks * 512 / kPage;
+  }
+
+  int descriptor = -1;
+  std::shared_ptr<SharedBlocks> first;
+  std::shared_ptr<SharedBlocks> second;
+};
+
+uint8_t at_index(const at::Tensor& tensor, int64_t index) {
+  return tensor.const_data_ptr<uint8_t>()[index];
+}
+
+}  // namespace
+
+TEST_CASE("shared blocks: both write and see; pages go with the last user") {
+  Pair pair;
+  const auto offset = pair.first->reserve(kNumel, 2);
+  REQUIRE(offset);
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes()));
+  CHECK_FALSE(pair.first->contains(theirs.const_data_ptr(), theirs.nbytes()));
+  mine.mutable_data_ptr<uint8_t>()[5] = 1;
+  theirs.mutable_data_ptr<uint8_t>()[kNumel - 1] = 2;
+  CHECK(at_index(theirs, 5) == 1);
+  CHECK(at_index(mine, kNumel - 1) == 2);
+  mine.fill_(3);
+  CHECK(pair.pages() >= 64);
+  mine.reset();
+  CHECK(pair.pages() >= 64);
+  CHECK(at_index(theirs, 100) == 3);
+  theirs.reset();
+  CHECK(pair.pages() < 4);
+}
+
+TEST_CASE("shared blocks: a place is given out again when all have let go, not before") {
+  Pair pair;
+  const auto first = pair.first->reserve(kNumel, 2);
+  at::Tensor mine = pair.first->open(*first, kNumel, at::kByte);
+  at::Tensor theirs = pair.second->open(*first, kNumel, at::kByte);
+  mine.reset();
+  const auto second = pair.first->reserve(kNumel, 1);
+  CHECK(second != first);
+  theirs.reset();
+  CHECK(pair.first->reserve(kNumel, 1) == first);
+  CHECK_FALSE(pair.first->reserve(300 * kPage, 1));
+}
+
+TEST_CASE("shared blocks: a copy of one's own takes the pages that are written to") {
+  Pair pair;
+  const auto offset = pair.first->reserve(kNumel, 2);
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  theirs.fill_(9);
+  const int64_t before = pair.pages();
+  pair.first->make_own(mine);
+  mine.mutable_data_ptr<uint8_t>()[kPage] = 1;
+  CHECK(at_index(theirs, kPage) == 9);
+  CHECK(at_index(mine, 0) == 9);
+  CHECK(at_index(mine, kPage + 1) == 9);
+  CHECK(pair.pages() == before);
+  mine.reset();
+  theirs.reset();
+  // The place shows what is shared again.
+  const auto again = pair.first->reserve(kNumel, 2);
+  REQUIRE(again == offset);
+  mine = pair.first->open(*again, kNumel, at::kByte);
+  theirs = pair.second->open(*again, kNumel, at::kByte);
+  CHECK(at_index(mine, kPage) == 0);
+  theirs.mutable_data_ptr<uint8_t>()[kPage] = 4;
+  CHECK(at_index(mine, kPage) == 4);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,248 @@
+// Buckets that ranks share: the bits of buckets that each rank has by itself, whatever the program does to
+// parameters between uses, and the memory of one copy.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "engine/gathered_parameters.h"
+#include "tests/engine/net.h"
+#include "tests/engine/partition_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/tiny_gpt2.h"
+
+namespace zerorun::testing {
+namespace {
+
+std::string gpt2_config(int stage, int accumulation, const std::string& precision) {
+  const std::string zero =
+      R"({"stage": )" + std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 64})";
+  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0.1}}, "gradient_clipping": 1.0,)" +
+         precision + R"("zero_optimization": )" + zero + "}";
+}
+
+RunResult train(const std::string& config, int world, bool shares_memory) {
+  return train_tiny_gpt2(config, {.world_size = world,
+                                  .steps = 5,
+                                  .bucket_numel = 8000,
+                                  .group_weight_decay = {},
+                                  .shares_memory = shares_memory});
+}
+
+// A rank whose turn it is comes late.
+void dawdle(int rank, int turn, int world) {
+  if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
+}
+
+// What a rank does with its own network between two steps.
+using Between = std::function<void(Net& model, Engine& engine, int rank, int step)>;
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> parameters;
+  int64_t copies = 0;  // bytes that are left after a step
+};
+
+// Rank 0's, of six steps.
+Outcome train_net(int world, int stage, bool shares_memory, const Between& between) {
+  Outcome outcome;
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    InitializeOptions options;
+    options.bucket_numel = 16;
+    Engine engine = make_engine(*model, sgd_config(stage), communicator, options);
+    std::vector<double> losses;
+    for (int step = 0; step < 6; ++step) {
+      dawdle(rank, step, world);
+      at::Tensor loss = model->forward(sample(step, 0, rank), true).square().mean();
+      losses.push_back(loss.item<double>());
+      engine.backward(loss);
+      dawdle(rank, step + 1, world);
+      engine.step();
+      if (rank == 0) outcome.copies = std::max(outcome.copies, engine.residency().resident_bytes);
+      between(model, engine, rank, step);
+    }
+    std::vector<at::Tensor> parameters;
+    for (const at::Tensor& parameter : model->parameters()) parameters.push_back(parameter.detach().clone());
+    if (rank != 0) return;
+    outcome.losses = losses;
+    outcome.parameters = parameters;
+  };
+  run_ranks(world, body, std::chrono::seconds(60), shares_memory);
+  return outcome;
+}
+
+void check_like_own_memory(const Between& between) {
+  const int stage = GENERATE(1, 2, 3);
+  const int world = GENERATE(2, 3);
+  CAPTURE(stage, world);
+  const Outcome own = train_net(world, stage, false, between);
+  const Outcome shared = train_net(world, stage, true, between);
+  CHECK(shared.losses == own.losses);
+  REQUIRE(shared.parameters.size() == own.parameters.size());
+  for (size_t i = 0; i < own.parameters.size(); ++i) {
+    CHECK(torch::equal(shared.parameters[i], own.parameters[i]));
+  }
+  CHECK(shared.copies == 0);
+}
+
+}  // namespace
+
+TEST_CASE("Shared buckets give the bits of buckets that each rank has by itself") {
+  const int stage = GENERATE(1, 2, 3);
+  const int world = GENERATE(2, 3);
+  const int accumulation = GENERATE(1, 3);
+  const std::string precision =
+      GENERATE(std::string(), std::string(R"("bf16": {"enabled": true},)"),
+               std::string(R"("bf16": {"enabled": true}, "data_types": {"master_from_fp32": true},)"),
+               std::string(R"("fp16": {"enabled": true, "initial_scale_power": 30},)"));  // skips steps
+  CAPTURE(stage, world, accumulation, precision);
+  const std::string config = gpt2_config(stage, accumulation, precision);
+  check_same_bits(train(config, world, true), train(config, world, false));
+}
+
+TEST_CASE("Parameters of shared buckets count once for all ranks, and are gathered once a step") {
+  const int stage = GENERATE(1, 2, 3);
+  const int world = GENERATE(2, 3, 4);
+  CAPTURE(stage, world);
+  const RunResult run = train(gpt2_config(stage, 1, ""), world, true);
+  double parameters = 0;
+  for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
+  const double n = world;
+  const double bytes = stage == 1 ? 4 / n + 4 + 8 / n : 16 / n;
+  CHECK(static_cast<double>(run.bytes.model_states()) == Approx(bytes * parameters).epsilon(0.05));
+  CHECK(run.formula_bytes == Approx(bytes * parameters));
+  CHECK(run.bytes.gathered == 0);
+  CHECK(run.all_gathered / (parameters * (n - 1) / n * 5) == Approx(1).epsilon(0.02));
+}
+
+TEST_CASE("Writes by operators are a rank's own until they count") {
+  SECTION("of all parameters after every step") {
+    check_like_own_memory([](Net& model, Engine&, int rank, int step) {
+      torch::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) {
+        dawdle(rank, step, 2);
+        parameter.mul_(0.5);
+        parameter.add_(0.01 * (step + 1));
+      }
+    });
+  }
+  SECTION("of some, in several steps at once, and read before and after") {
+    check_like_own_memory([](Net& model, Engine&, int rank, int step) {
+      torch::NoGradGuard no_grad;
+      dawdle(rank, step, 2);
+      const at::Tensor sum = model->first->weight.sum() + model->last->bias.sum();
+      model->last->weight.add_(sum * 0.01);
+      model->last->weight.clamp_(-0.4, 0.4);
+      dawdle(rank, step + 1, 2);
+      if (step % 2 == 0) model->first->bias.copy_(model->first->bias * 2);
+      model->branch->weight.sub_(model->last->weight.sum() * 0.001);
+    });
+  }
+}
+
+TEST_CASE("Scopes read and write like those over buckets that each rank has by itself") {
+  SECTION("written by one rank") {
+    check_like_own_memory([](Net& model, Engine& engine, int rank, int step) {
+      const int modifier = step % 2;
+      GatheredParameters scope(engine, {model->first->weight, model->last->bias}, modifier);
+      if (rank != modifier) return;
+      auto* values = model->first->weight.mutable_data_ptr<float>();
+      for (int64_t i = 0; i < model->first->weight.numel(); ++i) values[i] *= 0.5F;
+      torch::NoGradGuard no_grad;
+      model->last->bias.fill_(0.25);
+    });
+  }
+  SECTION("only read, on ranks that are not in step") {
+    check_like_own_memory([](Net& model, Engine& engine, int rank, int step) {
+      dawdle(rank, step, 2);
+      GatheredParameters scope(engine, model->parameters());
+      const at::Tensor copy = model->first->weight.detach().clone();
+      if (std::memcmp(copy.const_data_ptr(), model->first->weight.const_data_ptr(), copy.nbytes()) != 0) {
+        throw std::runtime_error("raw access finds other values");
+      }
+    });
+  }
+}
+
+TEST_CASE("A rank that has stepped does not change what a slower one still uses") {
+  const int stage = GENERATE(1, 2, 3);
+  CAPTURE(stage);
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor before = model->first->weight.detach().clone();
+      engine.backward(model->forward(sample(step, 0, rank), true).square().mean());
+      if (rank == step % 3) {
+        for (int look = 0; look < 20; ++look) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+          expect_same(model->first->weight.detach().clone(), before, "before step()");
+        }
+      }
+      engine.step();
+      expect(!torch::equal(model->first->weight, before), "step() has changed nothing");
+    }
+  };
+  CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(60), true));
+}
+
+TEST_CASE("Raw access to shared parameters throws, and has a copy after synchronize()") {
+  const int stage = GENERATE(1, 2);
+  CAPTURE(stage);
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    const at::Tensor weight = model->first->weight;
+    for (int step = 0; step < 3; ++step) {
+      expect_throws([&] { weight.data_ptr<float>(); }, "share", "before synchronize()");
+      engine.synchronize();
+      const at::Tensor expected = weight.detach().clone();
+      auto* values = weight.data_ptr<float>();
+      expect(std::memcmp(values, expected.const_data_ptr(), expected.nbytes()) == 0, "other values");
+      values[3] = static_cast<float>(step + 1);  // the same on every rank
+      communicator->barrier("all have written")->wait();
+      const at::Tensor loss = model->forward(sample(step, 0, rank), true).square().mean();
+      engine.backward(loss * 0);
+      engine.step();
+      expect(weight.detach().clone().view(-1)[3].item<float>() == static_cast<float>(step + 1),
+             "what was written through data_ptr() is lost");
+      expect(engine.residency().resident_bytes == 0, "a copy is left after the step");
+    }
+  };
+  CHECK_NOTHROW(run_ranks(2, body, std::chrono::seconds(60), true));
+}
+
+TEST_CASE("When the engine goes, parameters keep their values, each rank its own") {
+  const int stage = GENERATE(1, 2);
+  const bool written = GENERATE(false, true);
+  CAPTURE(stage, written);
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    torch::NoGradGuard no_grad;
+    {
+      Engine engine = make_engine(*model, sgd_config(stage), communicator);
+      {
+        at::AutoGradMode grad(true);
+        engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
+      }
+      engine.step();
+      if (written) model->first->weight.fill_(rank + 1);
+    }
+    const at::Tensor last = model->last->weight.clone();
+    if (written) expect((model->first->weight == rank + 1).all().item<bool>(), "the last write is lost");
+    communicator->barrier("all engines have gone")->wait();
+    model->last->weight.mul_(rank + 2);
+    communicator->barrier("all have written")->wait();
+    expect_same(model->last->weight, last * (rank + 2), "another rank's write");
+    expect(model->last->weight.data_ptr<float>() != nullptr, "no raw access");
+  };
+  CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(60), true));
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,136 @@
+// What changes the values of parameters: updates by the optimizer, writes by the program, and scopes, in
+// which it may write without being seen.
+#include <algorithm>
+
+#include "base/error.h"
+#include "zero/residency.h"
+
+namespace zerorun {
+
+// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too.
+void Residency::start_update(int bucket) {
+  std::lock_guard lock(mutex_);
+  const StreamId stream = streams_->current();
+  BucketState& state = states_[bucket];
+  streams_->wait(state.shard_written, stream, Handover::updated);
+  streams_->wait(state.gathered, stream, Handover::gathered);
+  if (memory_.is_copy(bucket)) {
+    const at::Tensor written = buckets_->slice(bucket, memory_.of(bucket), communicator_->rank());
+    if (state.state == State::dirty) device_->copy(buckets_->shard(bucket), written);
+    drop_copy(bucket);
+  }
+  if (!buckets_->comes_and_goes(bucket)) {
+    memory_.users(bucket).hand_over(*streams_, stream, Handover::unused);
+  } else {
+    memory_.users(bucket).wait_for_ends(*streams_, stream, Handover::unused);
+  }
+}
+
+void Residency::finish_update(int bucket, bool gathers) {
+  std::lock_guard lock(mutex_);
+  BucketState& state = states_[bucket];
+  streams_->record(state.shard_written, streams_->current());
+  if (buckets_->comes_and_goes(bucket)) return;
+  if (gathers) {
+    Start start{bucket, "after an update"};
+    start_gathers({&start, 1});
+  } else {
+    streams_->record(state.gathered, streams_->current());
+    memory_.users(bucket).clear();
+  }
+}
+
+void Residency::hold(std::span<const int> buckets) {
+  std::lock_guard lock(mutex_);
+  std::vector<int> passing;
+  for (int bucket : buckets) {
+    if (buckets_->comes_and_goes(bucket)) passing.push_back(bucket);
+  }
+  gather_on_demand(passing, "for a GatheredParameters scope");
+  for (int bucket : buckets) {
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    if (buckets_->shared(bucket)) make_copy(bucket);
+  }
+  for (int bucket : buckets) {
+    pin(bucket);
+    join(bucket);
+  }
+}
+
+void Residency::unhold(std::span<const int> buckets, bool written) {
+  std::lock_guard lock(mutex_);
+  for (int bucket : buckets) {
+    const BucketState& state = states_[bucket];
+    const bool passing = buckets_->comes_and_goes(bucket);
+    const bool shared = buckets_->shared(bucket);
+    if (written) buckets_->note_written(bucket);
+    if (written && (passing || shared)) move(bucket, State::dirty);
+    unpin(bucket);
+    if (state.pins > 0) continue;
+    if (passing && !memory_.planned(bucket)) move(bucket, State::sharded);
+    if (shared && written) {
+      share(bucket);
+    } else if (shared && state.state != State::dirty) {
+      drop_copy(bucket);
+    }
+  }
+}
+
+at::Tensor Residency::start_write(int bucket) {
+  std::lock_guard lock(mutex_);
+  join(bucket);
+  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  return memory_.of(bucket);
+}
+
+void Residency::synchronize() {
+  std::lock_guard lock(mutex_);
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    if (states_[bucket].state != State::sharded) join(bucket);
+    if (!buckets_->shared(bucket) || buckets_->partitioned(bucket)) continue;
+    make_copy(bucket);
+    move(bucket, State::dirty);  // raw access may write
+  }
+}
+
+void Residency::make_copy(int bucket) {
+  if (memory_.is_copy(bucket)) return;
+  memory_.make_copy(bucket);
+  ++copies_made_;
+  if (states_[bucket].pins > 0 || !guarded(bucket)) {
+    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
+  }
+}
+
+void Residency::drop_copy(int bucket) {
+  const BucketState& state = states_[bucket];
+  ZR_CHECK(state.pins == 0, buckets_->label(bucket));
+  memory_.drop_copy(bucket);
+  --copies_made_;
+  take_memory(buckets_->storage(bucket));
+  if (state.state == State::dirty) move(bucket, State::resident);
+}
+
+// What this rank has written to its copy reaches the slice of it that all read. A collective.
+void Residency::share(int bucket) {
+  communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
+  device_->copy(buckets_->shard(bucket), buckets_->slice(bucket, memory_.of(bucket), communicator_->rank()));
+  drop_copy(bucket);
+  Start start{bucket, "after a write"};
+  start_gathers({&start, 1});
+}
+
+// All ranks write to partitioned parameters, so that all come to this.
+void Residency::share_writes(std::span<const Touched> except) {
+  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    if (!memory_.is_copy(bucket) || !buckets_->partitioned(bucket)) continue;
+    const BucketState& state = states_[bucket];
+    if (state.state != State::dirty || state.pins > 0) continue;
+    const bool used = std::ranges::any_of(
+        except, [&](const Touched& item) { return buckets_->bucket_of(item.owner) == bucket; });
+    if (!used) share(bucket);
+  }
+}
+
+}  // namespace zerorun
