@@ -131,18 +131,15 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
   bool demanded = false;
   std::string obstacle = obstacle_to_shared_memory(environment, store, deadline, demanded);
   std::shared_ptr<Communicator> communicator;
-  if (obstacle.empty()) {
-    communicator = make_shared_memory_communicator(environment, store, deadline, obstacle);
-  }
+  const bool tries = obstacle.empty();
+  if (tries) communicator = make_shared_memory_communicator(environment, store, deadline, obstacle);
   if (demanded && !communicator) {
     part_from_store(*store, environment.rank, environment.world_size, deadline);
     throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
   }
-  if (environment.rank == 0) {
-    log_info(std::to_string(environment.world_size) + " ranks talk over " +
-             (communicator ? "shared memory" : "Gloo: " + obstacle));
-  }
-  return communicator ? communicator : make_gloo_communicator(environment, store, deadline);
+  if (communicator) return communicator;
+  if (tries && environment.rank == 0) log_info("collectives go over Gloo, not over shared memory: " + obstacle);
+  return make_gloo_communicator(environment, store, deadline);
 }
 
 }  // namespace

@@ -183,9 +183,9 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
 TEST_CASE("the stage is the config's alone to say: the same losses, weights and text at each") {
   const TemporaryFolder folder;
   const std::string csv = folder / "log.csv", saved = folder / "saved.safetensors";
-  auto outputs = [&](const std::string& zero) {
+  auto outputs = [&](const std::string& zero, const std::string& comm = "auto") {
     const Outcome outcome =
-        run(folder, kBin + "zerorun --num_gpus 2 " + kBin + "gpt2 --deepspeed " +
+        run(folder, kBin + "zerorun --num_gpus 2 --comm " + comm + " " + kBin + "gpt2 --deepspeed " +
                         write_config(folder, 2, 1, zero) + " --data " + write_text(folder) + kTiny +
                         "--steps 4 --generate 20 --csv " + csv + " --save " + saved);
     INFO(outcome.err);
@@ -199,6 +199,10 @@ TEST_CASE("the stage is the config's alone to say: the same losses, weights and 
   const std::string tight = R"({"stage": 3, "stage3_param_persistence_threshold": 0,
                     "stage3_max_live_parameters": 2000, "stage3_prefetch_bucket_size": 1000})";
   CHECK(outputs(tight) == whole);
+  CHECK_THAT(read_file(folder / "stdout"), Contains(" reduced\ntext: "));  // nothing comes and goes
+  CHECK(outputs(R"({"stage": 0})", "gloo") == whole);
+  CHECK(outputs(R"({"stage": 2})", "gloo") == whole);
+  CHECK(outputs(tight, "gloo") == whole);
   CHECK_THAT(read_file(folder / "stdout"),
              Contains(" reduced\npartitioned parameters: at most 0.0") && Contains("; 0 departures"));
 }

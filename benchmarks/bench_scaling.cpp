@@ -1,0 +1,167 @@
+// bench_scaling: weak scaling on one machine, also over more ranks than it has cores. Each rank trains the
+// same GPT-2 on a batch of its own; what ranks send and what they keep stands beside the formulas. Step times
+// say little where ranks share cores.
+#include <sys/mman.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/program.h"
+#include "benchmarks/local_ranks.h"
+#include "comm/rendezvous.h"
+#include "engine/engine.h"
+#include "samples/gpt2/model.h"
+
+namespace zerorun {
+namespace {
+
+struct Options {
+  std::vector<int> ranks{1, 2, 4, 8};
+  std::vector<int> stages{0, 1, 2, 3};
+  int steps = 4;
+  int accumulation = 1;
+  Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
+  bool json = false;
+};
+
+// What rank 0 finds; the parent reads it.
+struct Row {
+  double parameters;
+  double step_ms;
+  double reduce_scattered;  // elements sent by a rank in a step
+  double all_gathered;
+  double state_bytes;
+  double formula_bytes;
+  double pss;  // the mean over ranks
+};
+
+Config make_config(const Options& options, int stage, int world_size) {
+  const nlohmann::json text{{"train_micro_batch_size_per_gpu", 1},
+                            {"gradient_accumulation_steps", options.accumulation},
+                            {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}}}}},
+                            {"gradient_clipping", 1.0},
+                            {"zero_optimization", {{"stage", stage}, {"overlap_comm", true}}}};
+  return parse_config(text.dump(), "bench_scaling", world_size);
+}
+
+// Proportional set size in bytes: shared pages count by their share.
+double pss() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string word; file >> word;) {
+    if (word == "Pss:" && file >> word) return std::stod(word) * 1024;
+  }
+  throw Error("no Pss in /proc/self/smaps_rollup");
+}
+
+int run_rank(const Options& options, int stage, Row& row) {
+  at::set_num_threads(1);
+  auto communicator = connect();
+  const int ranks = communicator->world_size();
+  Gpt2 model(options.model);
+  InitializeOptions initialize_options;
+  initialize_options.communicator = communicator;
+  Engine engine = initialize(*model, make_config(options, stage, ranks), initialize_options);
+  auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
+  const at::Tensor tokens =
+      torch::randint(0, options.model.vocab, {1, options.model.positions}, generator, torch::kLong);
+  auto step = [&] {
+    for (int micro_step = 0; micro_step < options.accumulation; ++micro_step) {
+      engine.backward(model->loss(tokens));
+      engine.step();
+    }
+  };
+  step();
+  communicator->barrier("the start of timed steps")->wait();
+  communicator->volume().reset();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < options.steps; ++i) step();
+  const Volume volume = communicator->volume();
+  communicator->barrier("the end of timed steps")->wait();
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
+  at::Tensor memory = torch::full({1}, pss(), torch::kDouble);
+  communicator->all_reduce(memory, "memory")->wait();
+  if (communicator->rank() != 0) return 0;
+  double parameters = 0;
+  for (const at::Tensor& parameter : model->parameters())
+    parameters += static_cast<double>(parameter.numel());
+  row = {.parameters = parameters,
+         .step_ms = elapsed.count() / options.steps,
+         .reduce_scattered = volume.elements(Collective::reduce_scatter) / options.steps,
+         .all_gathered = volume.elements(Collective::all_gather) / options.steps,
+         .state_bytes = static_cast<double>(engine.bytes_by_category().model_states()),
+         .formula_bytes = engine.formula_bytes(),
+         .pss = memory.item<double>() / ranks};
+  return 0;
+}
+
+// Elements that a rank sends in a step: ZeRO's, where parameters that ranks have in common are gathered once.
+double formula_elements(const Options& options, int stage, int ranks, double parameters) {
+  const double reductions = stage >= 2 ? options.accumulation : 1;
+  return (reductions + 1) * parameters * (ranks - 1) / ranks;
+}
+
+int run(const Options& options) {
+  void* memory = mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw Error("no memory to share with ranks");
+  Row& row = *new (memory) Row{};
+  nlohmann::json rows = nlohmann::json::array();
+  if (!options.json) {
+    std::printf(
+        "stage ranks   step ms   sent elements / formula   model-state MB / formula   PSS of a rank MB\n");
+    std::fflush(stdout);
+  }
+  for (const int stage : options.stages) {
+    for (const int ranks : options.ranks) {
+      const int code = run_local_ranks(ranks, [&] { return run_rank(options, stage, row); });
+      if (code != 0) return code;
+      const double sent = row.reduce_scattered + row.all_gathered;
+      const double formula = formula_elements(options, stage, ranks, row.parameters);
+      rows.push_back({{"stage", stage},
+                      {"ranks", ranks},
+                      {"step_ms", row.step_ms},
+                      {"sent_elements", sent},
+                      {"formula_elements", formula},
+                      {"state_bytes", row.state_bytes},
+                      {"formula_bytes", row.formula_bytes},
+                      {"pss_bytes", row.pss}});
+      if (options.json) continue;
+      std::printf("%5d %5d %9.1f %14.0f / %-10.4g %13.1f / %-9.1f %17.1f\n", stage, ranks, row.step_ms, sent,
+                  formula, row.state_bytes / 1e6, row.formula_bytes / 1e6, row.pss / 1e6);
+      std::fflush(stdout);
+    }
+  }
+  if (options.json) std::printf("%s\n", rows.dump(2).c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace zerorun
+
+int main(int argc, char** argv) {
+  zerorun::Options options;
+  CLI::App app("What ranks send and keep, from one to more than there are cores.", "bench_scaling");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--ranks", options.ranks, "numbers of ranks")->check(CLI::Range(1, 64));
+  app.add_option("--stages", options.stages)->check(CLI::Range(0, 3));
+  app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
+  app.add_option("--accumulation", options.accumulation, "micro-steps of a step")->check(CLI::PositiveNumber);
+  app.add_option("--layers", options.model.layers)->check(CLI::PositiveNumber);
+  app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
+  app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
+  app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json, "print JSON");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return zerorun::run_program([&] { return zerorun::run(options); });
+}
