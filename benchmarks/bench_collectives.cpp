@@ -40,19 +40,26 @@ struct Carrier {
 };
 
 // In place: the output of a reduce-scatter is a slice of its input, the input of an all-gather one of its
-// output.
+// output. In common: so it is, in memory that all ranks share if the carrier has such, as parameters are.
+enum class Place { apart, in_place, in_common };
+
 struct Measured {
   Collective collective;
-  bool in_place;
+  Place place;
 };
-constexpr Measured kMeasured[] = {{Collective::reduce_scatter, false}, {Collective::reduce_scatter, true},
-                                  {Collective::all_gather, false},     {Collective::all_gather, true},
-                                  {Collective::all_reduce, true},      {Collective::broadcast, true}};
+constexpr Measured kMeasured[] = {
+    {Collective::reduce_scatter, Place::apart}, {Collective::reduce_scatter, Place::in_place},
+    {Collective::all_gather, Place::apart},     {Collective::all_gather, Place::in_place},
+    {Collective::all_gather, Place::in_common}, {Collective::all_reduce, Place::in_place},
+    {Collective::broadcast, Place::in_place}};
 
 std::string name_of_row(const Measured& measured) {
   const bool may_differ =
       measured.collective == Collective::reduce_scatter || measured.collective == Collective::all_gather;
-  return std::string(name_of(measured.collective)) + (may_differ && measured.in_place ? " in place" : "");
+  std::string name = name_of(measured.collective);
+  if (may_differ && measured.place == Place::in_place) name += " in place";
+  if (measured.place == Place::in_common) name += " in common";
+  return name;
 }
 
 double sent_per_byte(Collective collective, int ranks) {
@@ -77,11 +84,15 @@ class Case {
         rank_(communicator_.rank()),
         ranks_(communicator_.world_size()) {
     const int64_t slice = bytes / 4 / ranks_;
-    const at::Tensor whole = communicator_.allocate(slice * ranks_, at::kFloat);
+    at::Tensor whole;
+    if (measured.place == Place::in_common) {
+      whole = communicator_.allocate_shared(slice * ranks_, at::kFloat);
+    }
+    if (!whole.defined()) whole = communicator_.allocate(slice * ranks_, at::kFloat);
     const bool sliced = collective_ == Collective::reduce_scatter || collective_ == Collective::all_gather;
-    const at::Tensor part = !sliced             ? whole
-                            : measured.in_place ? whole.narrow(0, rank_ * slice, slice)
-                                                : communicator_.allocate(slice, at::kFloat);
+    const at::Tensor part = !sliced                          ? whole
+                            : measured.place == Place::apart ? communicator_.allocate(slice, at::kFloat)
+                                                             : whole.narrow(0, rank_ * slice, slice);
     input_ = collective_ == Collective::all_gather ? part : whole;
     output_ = collective_ == Collective::all_gather ? whole : part;
     fill();
@@ -114,6 +125,7 @@ class Case {
   /// Runs once more on fresh values. Small whole numbers, so that sums are exact in any order.
   void check() {
     output_.fill_(-1);
+    communicator_.barrier("what others have put there is gone")->wait();
     fill();
     run();
     const at::Tensor pattern =

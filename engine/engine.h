@@ -130,8 +130,8 @@ class Engine {
   void train();
   void eval();
 
-  /// Waits for updated parameters that are still being gathered (stages 1 and 2): on a GPU the current stream
-  /// does, not the host. Operators wait by themselves; call it before raw access to their memory.
+  /// For raw access to parameters at stages 1 and 2, until the next step(): waits for updated ones (on a GPU
+  /// the current stream does) and copies those that ranks share. Operators need neither.
   void synchronize();
 
   /// True while the micro-step under way ends with an optimizer step.
