@@ -1,13 +1,13 @@
-// bench_training: trains a GPT-2 on one batch under a ds_config.json, as `zerorun` starts it, and prints what
-// each step took: the side of ZeroRun in benchmarks/peers/training, whose other sides do the same in Python.
+// bench_training: trains a GPT-2 on one batch under a ds_config.json, as one rank of several, and says what
+// each step took: ZeroRun's side in benchmarks/peers/training, where others do the same in Python.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "base/program.h"
 #include "comm/rendezvous.h"
@@ -24,51 +24,68 @@ struct Options {
   Gpt2Options model;
   int64_t micro_batch = 4;
   int steps = 8;
+  bool on_demand = false;
 };
 
-// For the program that has started this one.
+// One line for the program that has started this one.
 void say(const nlohmann::json& event) {
   std::printf("%s\n", event.dump().c_str());
   std::fflush(stdout);
 }
 
+struct Training {
+  Gpt2& model;
+  Engine& engine;
+  at::Tensor tokens;
+
+  // What each step took on the slowest rank, in milliseconds, and its loss, the mean over ranks.
+  void run(int steps) {
+    using Clock = std::chrono::steady_clock;
+    Communicator& communicator = engine.communicator();
+    const bool talks = communicator.rank() == 0;
+    at::Tensor losses = torch::zeros({steps}, torch::kDouble);
+    at::Tensor times = torch::zeros({communicator.world_size(), steps}, torch::kDouble);
+    for (int step = 0; step < steps; ++step) {
+      const auto begin = Clock::now();
+      const at::Tensor loss = model->loss(tokens);
+      engine.backward(loss);
+      engine.step();
+      times[communicator.rank()][step] =
+          std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+      if (engine.global_steps() == 1 && talks) say({{"event", "first step"}});
+      losses[step] = loss.item<double>();
+    }
+    communicator.all_reduce(times.view(-1), "step times")->wait();
+    communicator.all_reduce(losses, "losses")->wait();
+    if (!talks) return;
+    nlohmann::json result{{"event", "steps"}};
+    for (int step = 0; step < steps; ++step) {
+      result["step_ms"].push_back(times.select(1, step).max().item<double>());
+      result["losses"].push_back(losses[step].item<double>() / communicator.world_size());
+    }
+    say(result);
+  }
+};
+
 int run(const Options& options) {
-  using Clock = std::chrono::steady_clock;
   auto communicator = connect();
   at::set_num_threads(1);
-  const bool talks = communicator->rank() == 0;
   Gpt2 model(options.model);
   if (!options.weights.empty()) load_weights(*model, options.weights);
   InitializeOptions initialize_options;
   initialize_options.communicator = communicator;
   Engine engine = initialize(*model, std::filesystem::path(options.config), initialize_options);
   auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  const at::Tensor tokens = torch::randint(
-      0, options.model.vocab, {options.micro_batch, options.model.positions}, generator, torch::kLong);
-
-  at::Tensor losses = torch::zeros({options.steps}, torch::kDouble);
-  at::Tensor times = torch::zeros({communicator->world_size(), options.steps}, torch::kDouble);
-  for (int step = 0; step < options.steps; ++step) {
-    const auto begin = Clock::now();
-    const at::Tensor loss = model->loss(tokens);
-    engine.backward(loss);
-    engine.step();
-    times[communicator->rank()][step] =
-        std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-    if (step == 0 && talks) say({{"event", "first step"}});
-    losses[step] = loss.item<double>();
+  Training training{
+      .model = model,
+      .engine = engine,
+      .tokens = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
+                               generator, torch::kLong)};
+  if (!options.on_demand) {
+    training.run(options.steps);
+    return 0;
   }
-  communicator->all_reduce(times.view(-1), "step times")->wait();
-  communicator->all_reduce(losses, "losses")->wait();
-  if (!talks) return 0;
-  const at::Tensor slowest = std::get<0>(times.max(0));
-  const at::Tensor means = losses / communicator->world_size();
-  nlohmann::json result{{"event", "end"}};
-  for (int step = 0; step < options.steps; ++step) {
-    result["step_ms"].push_back(slowest[step].item<double>());
-    result["losses"].push_back(means[step].item<double>());
-  }
-  say(result);
+  for (int steps = 0; std::cin >> steps;) training.run(steps);
   return 0;
 }
 
@@ -89,6 +106,8 @@ int main(int argc, char** argv) {
   app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
   app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
+  app.add_flag("--on-demand", options.on_demand,
+               "read from standard input, again and again, how many steps come next");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

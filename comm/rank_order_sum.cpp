@@ -17,8 +17,18 @@ constexpr int64_t kBlock = 2048;
 // They are the same memory or lie apart: nothing stands in the way of vectors.
 template <typename T>
 void add(T* output, const T* a, const T* b, int64_t length) {
+  constexpr int64_t kChunk = 256 / sizeof(T);
+  auto add_part = [&](int64_t begin, int64_t end) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < length; ++i) output[i] = a[i] + b[i];
+    for (int64_t i = begin; i < end; ++i) output[i] = a[i] + b[i];
+  };
+  int64_t begin = 0;
+  for (; begin + kChunk <= length; begin += kChunk) {
+    ask_ahead(a + begin, kChunk * sizeof(T));
+    ask_ahead(b + begin, kChunk * sizeof(T));
+    add_part(begin, begin + kChunk);
+  }
+  add_part(begin, length);
 }
 
 template <typename T>

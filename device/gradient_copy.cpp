@@ -28,14 +28,31 @@ int32_t overflow_of(Dtype dtype) {
 
 // The loops return the largest magnitude. `from` and `to` may be the same memory and overlap in no other way.
 
+// The processor itself looks ahead only to the end of a page: asking further is worth a quarter of the time
+// where neither side is in a cache.
+constexpr int64_t kAhead = 512;
+constexpr int64_t kLine = 64 / sizeof(float);
+
 [[gnu::always_inline]] inline int32_t scale_all(const float* from, float* to, float factor, int64_t numel) {
+  constexpr int64_t kChunk = 4 * kLine;
   int32_t largest = 0;
+  auto scale = [&](int64_t begin, int64_t end) __attribute__((always_inline)) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < numel; ++i) {
-    const float value = from[i] * factor;
-    largest = std::max(largest, magnitude_of(value));
-    to[i] = value;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = from[i] * factor;
+      largest = std::max(largest, magnitude_of(value));
+      to[i] = value;
+    }
+  };
+  int64_t begin = 0;
+  for (; begin + kChunk <= numel; begin += kChunk) {
+    for (int64_t line = begin; line < begin + kChunk; line += kLine) {
+      __builtin_prefetch(from + line + kAhead);
+      __builtin_prefetch(to + line + kAhead, /*for writing*/ 1);
+    }
+    scale(begin, begin + kChunk);
   }
+  scale(begin, numel);
   return largest;
 }
 

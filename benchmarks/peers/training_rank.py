@@ -68,7 +68,8 @@ def main():
     parser.add_argument("--peer", required=True, help="ddp, zero_redundancy, fsdp2, fsdp2_kept, deepspeed")
     parser.add_argument("--config", required=True, help="a ds_config.json")
     parser.add_argument("--shape", type=json.loads, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--on-demand", action="store_true", help="read numbers of steps from standard input")
     options = parser.parse_args()
     with open(options.config, encoding="utf-8") as file:
         config = json.load(file)
@@ -91,19 +92,30 @@ def main():
     else:
         step = make_torch_step(options.peer, config, model, tokens)
 
-    times = torch.zeros(options.steps, dtype=torch.float64)
-    losses = torch.zeros(options.steps, dtype=torch.float64)
-    for number in range(options.steps):
-        begin = time.perf_counter()
-        loss = step()
-        times[number] = (time.perf_counter() - begin) * 1e3
-        if number == 0 and rank == 0:
-            say({"event": "first step"})
-        losses[number] = loss.item()
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    dist.all_reduce(losses)
-    if rank == 0:
-        say({"event": "end", "step_ms": times.tolist(), "losses": (losses / world).tolist()})
+    done = 0
+
+    def run(steps):
+        nonlocal done
+        times = torch.zeros(steps, dtype=torch.float64)
+        losses = torch.zeros(steps, dtype=torch.float64)
+        for number in range(steps):
+            begin = time.perf_counter()
+            loss = step()
+            times[number] = (time.perf_counter() - begin) * 1e3
+            done += 1
+            if done == 1 and rank == 0:
+                say({"event": "first step"})
+            losses[number] = loss.item()
+        dist.all_reduce(times, dist.ReduceOp.MAX)
+        dist.all_reduce(losses)
+        if rank == 0:
+            say({"event": "steps", "step_ms": times.tolist(), "losses": (losses / world).tolist()})
+
+    if options.on_demand:
+        for line in sys.stdin:
+            run(int(line))
+    else:
+        run(options.steps)
     dist.barrier()
     os._exit(0)
 
