@@ -102,7 +102,7 @@ int run_rank(const Options& options, int stage, Row& row) {
   return 0;
 }
 
-// Elements that a rank sends in a step: ZeRO's, where parameters that ranks have in common are gathered once.
+// Elements that a rank sends in a step: ZeRO's, where ranks share memory (else stage 3 gathers more).
 double formula_elements(const Options& options, int stage, int ranks, double parameters) {
   const double reductions = stage >= 2 ? options.accumulation : 1;
   return (reductions + 1) * parameters * (ranks - 1) / ranks;

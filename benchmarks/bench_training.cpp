@@ -68,8 +68,8 @@ struct Training {
 };
 
 int run(const Options& options) {
-  auto communicator = connect();
   at::set_num_threads(1);
+  auto communicator = connect();
   Gpt2 model(options.model);
   if (!options.weights.empty()) load_weights(*model, options.weights);
   InitializeOptions initialize_options;

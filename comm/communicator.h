@@ -54,9 +54,9 @@ class Work {
   virtual void wait() = 0;
 };
 
-/// Elements that this rank has sent, by collective: (N-1)/N of the whole for a reduce-scatter or an
-/// all-gather, N-1 times the tensor for an all-reduce (it is made for a few scalars) and, on the root, for a
-/// broadcast.
+/// Elements that this rank has sent (or need not, by shared memory), by collective: (N-1)/N of the whole for
+/// a reduce-scatter or an all-gather, N-1 times the tensor for an all-reduce (it is made for a few scalars)
+/// and, on the root, for a broadcast.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);

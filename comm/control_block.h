@@ -29,6 +29,7 @@ struct Posting {
   uint64_t label_hash = 0;
   int32_t dtype = 0;
   int32_t root = 0;
+  int32_t in_place = 0;  // what is moved lies in memory that all ranks share
 };
 
 /// A collective: number `number` of its kind, from 0 on.

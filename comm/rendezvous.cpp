@@ -138,7 +138,8 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
     throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
   }
   if (communicator) return communicator;
-  if (tries && environment.rank == 0) log_info("collectives go over Gloo, not over shared memory: " + obstacle);
+  if (tries && environment.rank == 0)
+    log_info("collectives go over Gloo, not over shared memory: " + obstacle);
   return make_gloo_communicator(environment, store, deadline);
 }
 
@@ -179,7 +180,10 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     const Deadline deadline(environment.timeout);
     store = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     on_cuda = on_cuda && all_on_cuda(environment, *store);
-    if (on_cuda && environment.comm == CommChoice::shared_memory) {
+    bool demanded = false;
+    if (on_cuda) obstacle_to_shared_memory(environment, store, deadline, demanded);
+    if (demanded) {
+      part_from_store(*store, environment.rank, environment.world_size, deadline);
       throw UserError(
           "shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
           "NCCL: "

@@ -6,13 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <iterator>
-#include <string>
 #include <utility>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace {

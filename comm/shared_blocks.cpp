@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "base/error.h"
@@ -31,7 +32,7 @@ std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
   const std::optional<int64_t> offset = arena_.take(size + kPage);
   if (!offset) return std::nullopt;
   reserved_.push_back({.offset = *offset, .bytes = size});
-  users(reserved_.back()).store(users_to_come);
+  users(reserved_.back()).store(users_to_come + 1);
   return offset;
 }
 
@@ -48,10 +49,18 @@ void SharedBlocks::make_own(const at::Tensor& tensor) {
   ZR_CHECK(offset.has_value(), "a tensor elsewhere");
   const Block block{.offset = *offset, .bytes = in_pages(static_cast<int64_t>(tensor.nbytes()))};
   std::lock_guard lock(mutex_);
-  own_.insert(block.offset);
+  own_.emplace(block.offset, block.bytes);
   if (!map(block, MAP_PRIVATE)) {
     throw Error("no memory of " + std::to_string(block.bytes) + " bytes (mmap): " + std::strerror(errno));
   }
+}
+
+bool SharedBlocks::contains(const void* memory, size_t bytes) const {
+  const std::optional<int64_t> offset = arena_.offset_of(memory, bytes);
+  if (!offset) return false;
+  std::lock_guard lock(mutex_);
+  const auto next = own_.upper_bound(*offset);
+  return next == own_.begin() || std::prev(next)->first + std::prev(next)->second <= *offset;
 }
 
 std::atomic<int>& SharedBlocks::users(const Block& block) const {
@@ -60,8 +69,13 @@ std::atomic<int>& SharedBlocks::users(const Block& block) const {
 
 bool SharedBlocks::map(const Block& block, int sharing) {
   void* place = arena_.at(block.offset);
-  return mmap(place, static_cast<size_t>(block.bytes), PROT_READ | PROT_WRITE,
-              sharing | MAP_FIXED | MAP_NORESERVE, arena_.segment().descriptor(), block.offset) == place;
+  const auto size = static_cast<size_t>(block.bytes);
+  if (mmap(place, size, PROT_READ | PROT_WRITE, sharing | MAP_FIXED | MAP_NORESERVE,
+           arena_.segment().descriptor(), block.offset) != place) {
+    return false;
+  }
+  if (sharing == MAP_SHARED) madvise(place, size, MADV_DONTDUMP);
+  return true;
 }
 
 // A place that does not show what is shared must not be given out again.
@@ -70,8 +84,9 @@ void SharedBlocks::let_go(const Block& block) {
     std::lock_guard lock(mutex_);
     if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;
   }
-  if (users(block).fetch_sub(1) > 1) return;
+  if (users(block).fetch_sub(1) > 2) return;
   madvise(arena_.at(block.offset), static_cast<size_t>(block.bytes), MADV_REMOVE);
+  users(block).store(0);  // from here on it may be given out again
 }
 
 }  // namespace zerorun

@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -31,14 +31,13 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// writes to are still there once. No rank may write to the block any more but after the same call.
   void make_own(const at::Tensor& tensor);
 
-  bool contains(const void* memory, size_t bytes) const {
-    return arena_.offset_of(memory, bytes).has_value();
-  }
+  /// Whether all ranks see what is written there.
+  bool contains(const void* memory, size_t bytes) const;
 
  private:
   struct Block {
     int64_t offset;
-    int64_t bytes;  // in whole pages; behind them is one with the number of users
+    int64_t bytes;  // in whole pages; behind them is one with the number of users, and 1 until they are freed
   };
 
   std::atomic<int>& users(const Block& block) const;
@@ -47,8 +46,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
 
   SharedArena arena_;  // its free places are known on rank 0
   std::vector<Block> reserved_;
-  std::mutex mutex_;
-  std::set<int64_t> own_;  // offsets of blocks that make_own() was called for
+  mutable std::mutex mutex_;
+  std::map<int64_t, int64_t> own_;  // offset -> bytes of blocks that make_own() was called for
 };
 
 }  // namespace zerorun

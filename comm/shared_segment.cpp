@@ -67,6 +67,7 @@ void SharedSegment::map(bool writable) {
                 " bytes of addresses for shared memory: " + std::strerror(errno));
   }
   data_ = static_cast<char*>(pages);
+  madvise(data_, bytes_, MADV_DONTDUMP);  // a dump would have every page, also of those that take no memory
 }
 
 }  // namespace zerorun

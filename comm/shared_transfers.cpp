@@ -91,6 +91,10 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
   free_slot(transfer->which);
   transfer->in_place = (mine.kind == Collective::all_gather || mine.kind == Collective::broadcast) &&
                        blocks().contains(mine.output.const_data_ptr(), mine.output.nbytes());
+  ZR_CHECK(!transfer->in_place || mine.kind == Collective::broadcast ||
+               mine.input.const_data_ptr() ==
+                   static_cast<const char*>(mine.output.const_data_ptr()) + rank_ * mine.input.nbytes(),
+           mine.label);
   if (others_read(mine, rank_) && !transfer->in_place && mine.input.numel() > 0) lend(*transfer);
   ++next_[static_cast<size_t>(mine.kind)];
   control_.post(transfer->which,
@@ -98,7 +102,8 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
                  .offset = transfer->offset,
                  .label_hash = hash_of(mine.label),
                  .dtype = static_cast<int32_t>(mine.input.scalar_type()),
-                 .root = mine.root},
+                 .root = mine.root,
+                 .in_place = transfer->in_place},
                 mine.label, mine.reason);
   std::lock_guard lock(mutex_);
   under_way_.push_back(transfer);
@@ -205,7 +210,7 @@ void SharedTransfers::compare(Transfer& transfer, int other) const {
   const Posting& mine = control_.posting(rank_, transfer.which);
   const Posting& theirs = control_.posting(other, transfer.which);
   if (mine.numel == theirs.numel && mine.label_hash == theirs.label_hash && mine.dtype == theirs.dtype &&
-      mine.root == theirs.root) {
+      mine.root == theirs.root && mine.in_place == theirs.in_place) {
     return;
   }
   transfer.disagreement = describe_disagreement(rank_, words_with_size(rank_, transfer.which), other,
@@ -217,7 +222,8 @@ std::string SharedTransfers::words_with_size(int rank, Numbered which) const {
   return control_.words(rank, which) +
          (which.kind == Collective::broadcast ? " from rank " + std::to_string(posting.root) : "") + " (" +
          std::to_string(posting.numel) + " elements of " +
-         c10::toString(static_cast<at::ScalarType>(posting.dtype)) + ")";
+         c10::toString(static_cast<at::ScalarType>(posting.dtype)) +
+         (posting.in_place != 0 ? " in memory that ranks share)" : ")");
 }
 
 const char* SharedTransfers::lent_by(int rank, const Transfer& transfer) const {
@@ -306,6 +312,7 @@ void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const 
 
 // Ranks that have not posted; if all have, those that have not finished.
 std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
+  std::lock_guard lock(mutex_);
   std::vector<int> ranks;
   for (int rank = 0; rank < world_size_; ++rank) {
     const bool there = transfer.taken ? control_.has_finished(rank, transfer.which)
@@ -320,7 +327,10 @@ std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
 std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::vector<int>& absent) const {
   std::vector<int> ranks = absent;
   remove(ranks, [&](int rank) { return control_.has_failed(rank); });
-  if (transfer.taken) return ranks;
+  {
+    std::lock_guard lock(mutex_);
+    if (transfer.taken) return ranks;
+  }
   remove(ranks, [&](int rank) {
     const auto theirs = control_.waiting(rank);
     return theirs && control_.has_posted(rank_, *theirs);

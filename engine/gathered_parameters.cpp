@@ -61,7 +61,10 @@ GatheredParameters::~GatheredParameters() noexcept(false) {
       failure = std::current_exception();
     }
   }
-  if (state_->residency) state_->residency->unhold(buckets_, whole && modifier_rank_);
+  const ScopeEnd end = !whole || failure ? ScopeEnd::abandoned
+                       : modifier_rank_  ? ScopeEnd::written
+                                         : ScopeEnd::read;
+  if (state_->residency) state_->residency->unhold(buckets_, end);
   if (failure) std::rethrow_exception(failure);
 }
 

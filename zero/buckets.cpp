@@ -5,9 +5,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "device/dtypes.h"
 #include "device/zeroed_memory.h"
 #include "zero/deferred_init.h"
@@ -24,10 +26,8 @@ constexpr const char* kPending =
     "before data_ptr(), storage() or torch::save call engine.synchronize()";
 constexpr const char* kShared =
     "the values of this parameter lie in memory that the ranks of this host share. Operators use them as "
-    "they "
-    "are; before data_ptr(), storage() or torch::save call engine.synchronize(), which makes a copy, or open "
-    "a "
-    "zerorun::GatheredParameters scope";
+    "they are; before data_ptr(), storage() or torch::save call engine.synchronize(), which makes a copy, "
+    "or open a zerorun::GatheredParameters scope";
 constexpr const char* kIncomplete =
     "the engine has gone before the last update of this parameter had arrived on this rank, so its values "
     "are "
@@ -172,13 +172,24 @@ void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
     const bool whole = bucket < static_cast<int>(flats_.size()) && !partitioned(bucket);
-    if (whole && !given_up_[bucket]) {
-      at::Tensor& own = own_values_[bucket];
-      if (!own.defined()) own = shared(bucket) ? communicator_->make_own(flats_[bucket]) : flats_[bucket];
+    const at::Tensor own = whole && !given_up_[bucket] ? values_to_leave(bucket) : at::Tensor();
+    if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
     } else {
       leave_without_memory(storages_[bucket], whole ? kIncomplete : kGone);
     }
+  }
+}
+
+// Undefined where there is no memory for them.
+at::Tensor Buckets::values_to_leave(int bucket) const {
+  if (own_values_[bucket].defined()) return own_values_[bucket];
+  if (!shared(bucket)) return flats_[bucket];
+  try {
+    return communicator_->make_own(flats_[bucket]);
+  } catch (const std::exception& error) {
+    log_warning("the parameters of " + label(bucket) + " have no values any more: " + error.what());
+    return {};
   }
 }
 

@@ -142,6 +142,7 @@ class Buckets {
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void leave();
+  at::Tensor values_to_leave(int bucket) const;
   int64_t bytes_of(int first, int end) const;
 
   Communicator* communicator_;

@@ -77,10 +77,10 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    if (item.written && buckets_->shared(bucket)) make_copy(bucket);
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    if (item.written && buckets_->shared(bucket)) make_copy(bucket);
     pin(bucket);
     join(bucket);
     streams_->note_use(memory_.of(bucket), item.written);

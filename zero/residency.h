@@ -4,7 +4,7 @@
 //   sharded ──> gathering ──> resident ──> dirty      of a partitioned bucket
 //      └<──────────┴<────────────┴<──────────┘
 //   resident <──> gathering                           of a whole bucket (stages 1 and 2)
-//   resident <──> gathering, resident <──> dirty      of one that ranks share (any stage)
+//   resident <──> gathering, resident <──> dirty      of one that ranks share (stages 1 to 3)
 //
 // move() is the only function that changes a bucket's state. The parameters of a partitioned or shared bucket
 // are accessible only while an operator or a scope pins it: raw access without a scope throws whenever it
@@ -36,6 +36,13 @@
 
 namespace zerorun {
 
+/// What became of buckets that were held.
+enum class ScopeEnd {
+  read,
+  written,    // on all ranks alike
+  abandoned,  // by an exception, here and perhaps nowhere else
+};
+
 class Residency final : public OperatorListener {
  public:
   /// All arguments outlive it; `buckets` are marked. `in_training` says by which trace to go: training's or
@@ -62,8 +69,8 @@ class Residency final : public OperatorListener {
 
   /// Keeps buckets there until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
-  /// `written`: their memory was written to, on all ranks alike.
-  void unhold(std::span<const int> buckets, bool written);
+  /// The same `end` on all ranks, but for `abandoned`.
+  void unhold(std::span<const int> buckets, ScopeEnd end);
   /// All values of a bucket that is held, 1-D, for the current stream to write to.
   at::Tensor start_write(int bucket);
 
@@ -75,6 +82,8 @@ class Residency final : public OperatorListener {
   struct BucketState {
     State state = State::sharded;
     int pins = 0;                // operators and scopes that use the memory now
+    bool open = false;           // raw access to the copy of a shared bucket is wanted outside of scopes too
+    bool held_clean = false;     // the copy was made for a scope
     std::unique_ptr<Work> work;  // while gathering
     int64_t last_use = 0;        // by clock_
     Event shard_written;         // the shard has its values
@@ -93,7 +102,7 @@ class Residency final : public OperatorListener {
 
   /// Whether raw access to the parameters throws, also where all values are there.
   bool guarded(int bucket) const {
-    return buckets_->partitioned(bucket) || (buckets_->shared(bucket) && !memory_.is_copy(bucket));
+    return buckets_->partitioned(bucket) || (buckets_->shared(bucket) && !states_[bucket].open);
   }
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
@@ -105,6 +114,8 @@ class Residency final : public OperatorListener {
   void make_copy(int bucket);
   void drop_copy(int bucket);
   void share(int bucket);
+  void end_scope(int bucket, ScopeEnd end, bool all_have_written);
+  std::vector<char> written_by_all(std::span<const int> buckets);
   void share_writes(std::span<const Touched> except);
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);

@@ -1,6 +1,9 @@
 // What changes the values of parameters: updates by the optimizer, writes by the program, and scopes, in
 // which it may write without being seen.
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "zero/residency.h"
@@ -49,7 +52,9 @@ void Residency::hold(std::span<const int> buckets) {
   gather_on_demand(passing, "for a GatheredParameters scope");
   for (int bucket : buckets) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-    if (buckets_->shared(bucket)) make_copy(bucket);
+    if (!buckets_->shared(bucket) || memory_.is_copy(bucket)) continue;
+    make_copy(bucket);
+    states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
     pin(bucket);
@@ -57,23 +62,50 @@ void Residency::hold(std::span<const int> buckets) {
   }
 }
 
-void Residency::unhold(std::span<const int> buckets, bool written) {
+void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::lock_guard lock(mutex_);
   for (int bucket : buckets) {
-    const BucketState& state = states_[bucket];
-    const bool passing = buckets_->comes_and_goes(bucket);
-    const bool shared = buckets_->shared(bucket);
-    if (written) buckets_->note_written(bucket);
-    if (written && (passing || shared)) move(bucket, State::dirty);
+    const bool takes_writes = buckets_->comes_and_goes(bucket) || buckets_->shared(bucket);
+    if (end == ScopeEnd::written) buckets_->note_written(bucket);
+    if (end == ScopeEnd::written && takes_writes) move(bucket, State::dirty);
     unpin(bucket);
-    if (state.pins > 0) continue;
-    if (passing && !memory_.planned(bucket)) move(bucket, State::sharded);
-    if (shared && written) {
-      share(bucket);
-    } else if (shared && state.state != State::dirty) {
-      drop_copy(bucket);
-    }
   }
+  const std::vector<char> written = end == ScopeEnd::read ? written_by_all(buckets) : std::vector<char>();
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    if (states_[buckets[i]].pins == 0) end_scope(buckets[i], end, !written.empty() && written[i] != 0);
+  }
+}
+
+void Residency::end_scope(int bucket, ScopeEnd end, bool all_have_written) {
+  const bool clean_before = std::exchange(states_[bucket].held_clean, false);
+  if (buckets_->comes_and_goes(bucket)) {
+    if (!memory_.planned(bucket)) move(bucket, State::sharded);
+    return;
+  }
+  if (!memory_.is_copy(bucket)) return;
+  if (end == ScopeEnd::written || all_have_written) {
+    share(bucket);
+  } else if (clean_before && (states_[bucket].state != State::dirty || buckets_->partitioned(bucket) ||
+                              end == ScopeEnd::abandoned)) {
+    drop_copy(bucket);
+  }
+}
+
+// Which of the buckets that are shared and partitioned every rank has written to by operators. What only some
+// have written is lost, like what one writes in its gathered copy of others' slices.
+std::vector<char> Residency::written_by_all(std::span<const int> buckets) {
+  const bool asks = std::ranges::any_of(
+      buckets, [&](int bucket) { return buckets_->shared(bucket) && buckets_->partitioned(bucket); });
+  if (!asks) return {};
+  at::Tensor counts = at::zeros({static_cast<int64_t>(buckets.size())}, at::kLong);
+  auto* count = counts.mutable_data_ptr<int64_t>();
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    count[i] = buckets_->partitioned(buckets[i]) && states_[buckets[i]].state == State::dirty;
+  }
+  communicator_->all_reduce(counts, "what was written in a scope")->wait();
+  std::vector<char> written;
+  for (size_t i = 0; i < buckets.size(); ++i) written.push_back(count[i] == communicator_->world_size());
+  return written;
 }
 
 at::Tensor Residency::start_write(int bucket) {
@@ -90,6 +122,8 @@ void Residency::synchronize() {
     if (states_[bucket].state != State::sharded) join(bucket);
     if (!buckets_->shared(bucket) || buckets_->partitioned(bucket)) continue;
     make_copy(bucket);
+    states_[bucket].open = true;
+    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
     move(bucket, State::dirty);  // raw access may write
   }
 }
@@ -98,16 +132,16 @@ void Residency::make_copy(int bucket) {
   if (memory_.is_copy(bucket)) return;
   memory_.make_copy(bucket);
   ++copies_made_;
-  if (states_[bucket].pins > 0 || !guarded(bucket)) {
-    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
-  }
+  if (states_[bucket].pins == 0) return;
+  give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
 }
 
 void Residency::drop_copy(int bucket) {
-  const BucketState& state = states_[bucket];
+  BucketState& state = states_[bucket];
   ZR_CHECK(state.pins == 0, buckets_->label(bucket));
   memory_.drop_copy(bucket);
   --copies_made_;
+  state.open = false;
   take_memory(buckets_->storage(bucket));
   if (state.state == State::dirty) move(bucket, State::resident);
 }

@@ -31,7 +31,7 @@ struct BytesPerParameter {
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
-/// Model-state bytes per rank, where every rank keeps values for `whole` of the parameters, and its part of
+/// Model-state bytes per rank, where every rank keeps the values of `whole_parameters`, and its part of
 /// the others'. ZeRO (Rajbhandari et al. 2020), section 3.
 constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int world_size,
                                    StagePolicy policy, const BytesPerParameter& bytes) {

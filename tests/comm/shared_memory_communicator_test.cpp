@@ -264,6 +264,9 @@ TEST_CASE("shared memory: a rank's own version of what ranks had in common is it
     if (rank == 0) own.narrow(0, 0, 5000).fill_(6);
     communicator->barrier("rank 0 has written")->wait();
     const auto sum = rank == 2 ? 0 : static_cast<int64_t>(own.sum().item<double>());
+    if (rank == 2) own = at::zeros({10'000});
+    communicator->broadcast(own, 0, "what is each rank's own now moves again")->wait();
+    if (static_cast<int64_t>(own.sum().item<double>()) != 55'000) return "a broadcast that is not there";
     own.reset();
     communicator->barrier("all have let go")->wait();
     at::Tensor next = communicator->allocate_shared(10'000, at::kFloat);  // the same place

@@ -22,6 +22,13 @@ std::string gpt2_config(int stage, int accumulation, const std::string& precisio
          precision + R"("zero_optimization": )" + zero + "}";
 }
 
+// SGD; at stage 3 no parameter persists.
+std::string net_config(int stage) {
+  return R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+             "zero_optimization": {"overlap_comm": true, "stage3_param_persistence_threshold": 0, "stage": )" +
+         std::to_string(stage) + "}}";
+}
+
 RunResult train(const std::string& config, int world, bool shares_memory) {
   return train_tiny_gpt2(config, {.world_size = world,
                                   .steps = 5,
@@ -52,7 +59,7 @@ Outcome train_net(int world, int stage, bool shares_memory, const Between& betwe
     Net model;
     InitializeOptions options;
     options.bucket_numel = 16;
-    Engine engine = make_engine(*model, sgd_config(stage), communicator, options);
+    Engine engine = make_engine(*model, net_config(stage), communicator, options);
     std::vector<double> losses;
     for (int step = 0; step < 6; ++step) {
       dawdle(rank, step, world);
@@ -167,13 +174,45 @@ TEST_CASE("Scopes read and write like those over buckets that each rank has by i
   }
 }
 
+TEST_CASE("What one rank writes by operators in a scope is lost at stage 3, and nobody waits for it") {
+  const bool throws = GENERATE(false, true);
+  CAPTURE(throws);
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    InitializeOptions options;
+    options.bucket_numel = 16;
+    Engine engine = make_engine(*model, net_config(3), communicator, options);
+    const at::Tensor weight = model->first->weight;
+    const at::Tensor before = weight.detach().clone();
+    try {
+      GatheredParameters scope(engine, {weight}, throws ? std::optional<int>(0) : std::nullopt);
+      torch::NoGradGuard no_grad;
+      if (rank == 0) weight.fill_(1);
+      if (throws) throw std::runtime_error("on every rank");
+    } catch (const std::runtime_error&) {
+    }
+    expect_same(weight.detach().clone(), before, "after the scope");
+    {
+      GatheredParameters scope(engine, {weight});
+      torch::NoGradGuard no_grad;
+      weight.mul_(3);  // all ranks write
+    }
+    expect_same(weight.detach().clone(), before * 3, "after all have written");
+    engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
+    engine.step();
+    expect(engine.residency().resident_bytes == 0, "a copy is left");
+  };
+  CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(20), true));
+}
+
 TEST_CASE("A rank that has stepped does not change what a slower one still uses") {
   const int stage = GENERATE(1, 2, 3);
   CAPTURE(stage);
   auto body = [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
     Net model;
-    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    Engine engine = make_engine(*model, net_config(stage), communicator);
     for (int step = 0; step < 4; ++step) {
       const at::Tensor before = model->first->weight.detach().clone();
       engine.backward(model->forward(sample(step, 0, rank), true).square().mean());
@@ -196,7 +235,7 @@ TEST_CASE("Raw access to shared parameters throws, and has a copy after synchron
   auto body = [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
     Net model;
-    Engine engine = make_engine(*model, sgd_config(stage), communicator);
+    Engine engine = make_engine(*model, net_config(stage), communicator);
     const at::Tensor weight = model->first->weight;
     for (int step = 0; step < 3; ++step) {
       expect_throws([&] { weight.data_ptr<float>(); }, "share", "before synchronize()");
@@ -206,6 +245,7 @@ TEST_CASE("Raw access to shared parameters throws, and has a copy after synchron
       expect(std::memcmp(values, expected.const_data_ptr(), expected.nbytes()) == 0, "other values");
       values[3] = static_cast<float>(step + 1);  // the same on every rank
       communicator->barrier("all have written")->wait();
+      expect(weight.data_ptr<float>() == values, "an operator has ended raw access");
       const at::Tensor loss = model->forward(sample(step, 0, rank), true).square().mean();
       engine.backward(loss * 0);
       engine.step();
@@ -226,7 +266,7 @@ TEST_CASE("When the engine goes, parameters keep their values, each rank its own
     Net model;
     torch::NoGradGuard no_grad;
     {
-      Engine engine = make_engine(*model, sgd_config(stage), communicator);
+      Engine engine = make_engine(*model, net_config(stage), communicator);
       {
         at::AutoGradMode grad(true);
         engine.backward(model->forward(sample(0, 0, rank), true).square().mean());
