@@ -1,17 +1,12 @@
-// Ranks as processes over shared memory: the common script, what it leaves behind, deadlines, and ranks that
-// die.
+// Ranks as processes over shared memory: the common script, what ranks have in common, what is left behind.
 #include "comm/shared_memory_communicator.h"
 
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -19,33 +14,19 @@
 #include "base/error.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
+#include "tests/comm/shared_memory_ranks.h"
 
 namespace zerorun {
 namespace {
 
-using Catch::Matchers::Contains;
-using Catch::Matchers::StartsWith;
 using std::chrono::milliseconds;
 using testing::Ending;
+using testing::join_over_shared_memory;
+using testing::open_memory_files;
 using testing::run_processes;
 using testing::ScriptMemory;
-
-constexpr milliseconds kAmple = std::chrono::seconds(60);
-
-std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseconds timeout = kAmple) {
-  at::set_num_threads(1);
-  testing::set_rank_variables(rank, world_size, port, timeout);
-  setenv("ZERORUN_COMM", "shm", 1);
-  return connect();
-}
-
-[[noreturn]] void stay_away() {
-  for (;;) pause();
-}
-
-void sleep_ms(int duration) {
-  std::this_thread::sleep_for(milliseconds(duration));
-}
+using testing::sleep_ms;
+using testing::stay_away;
 
 // What this process has open or mapped that has to do with shared memory.
 int traces() {
@@ -57,15 +38,6 @@ int traces() {
   }
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) found += line.find("memfd:") != std::string::npos;
-  return found;
-}
-
-int open_memory_files() {
-  int found = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    found += std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:") != std::string::npos;
-  }
   return found;
 }
 
@@ -90,7 +62,7 @@ TEST_CASE("shared memory: every collective, 2 to 5 processes, bits of a sum in r
     for (ScriptMemory memory : {ScriptMemory::own, ScriptMemory::communicators, ScriptMemory::both}) {
       const int port = testing::free_port();
       const auto endings = run_processes(world_size, [&](int rank) {
-        return testing::run_collective_script(*join(rank, world_size, port), memory);
+        return testing::run_collective_script(*join_over_shared_memory(rank, world_size, port), memory);
       });
       for (const Ending& ending : endings) CHECK(ending.text == testing::script_success(world_size));
     }
@@ -100,7 +72,7 @@ TEST_CASE("shared memory: every collective, 2 to 5 processes, bits of a sum in r
 TEST_CASE("shared memory: ranks may lend tensors from different places") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) {
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     const at::Tensor first = communicator->allocate(10'000 * (rank + 1), at::kFloat);  // so offsets differ
     return testing::run_collective_script(*communicator, rank == 0   ? ScriptMemory::own
                                                          : rank == 1 ? ScriptMemory::communicators
@@ -112,7 +84,7 @@ TEST_CASE("shared memory: ranks may lend tensors from different places") {
 TEST_CASE("shared memory: views are lent where they lie") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     at::Tensor memory = communicator->allocate(100'000, at::kFloat);
     at::Tensor input = memory.narrow(0, 12'345 + rank * 7, 30'000);
     input.copy_(at::arange(30'000, at::kFloat) * (rank + 1));
@@ -129,7 +101,7 @@ TEST_CASE("shared memory: more collectives under way than there are slots, waite
   constexpr int kCount = 300;
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     std::vector<at::Tensor> tensors;
     std::vector<std::unique_ptr<Work>> works;
     for (int i = 0; i < kCount; ++i) {
@@ -150,7 +122,7 @@ TEST_CASE("shared memory: several threads of a rank wait") {
   constexpr int kThreads = 4;
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     std::vector<at::Tensor> outputs;
     std::vector<std::unique_ptr<Work>> works;
     for (int i = 0; i < 25 * kThreads; ++i) {
@@ -176,7 +148,7 @@ TEST_CASE("shared memory: several threads of a rank wait") {
 TEST_CASE("shared memory: a late rank is waited for") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     if (rank == 1) sleep_ms(700);
     at::Tensor tensor = at::full({2}, rank + 1);
     communicator->all_reduce(tensor, "norm")->wait();
@@ -188,7 +160,7 @@ TEST_CASE("shared memory: a late rank is waited for") {
 TEST_CASE("shared memory: wait() returns when the others have read the input, not before") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     at::Tensor input = communicator->allocate(50'000, at::kFloat).fill_(rank + 1);
     at::Tensor output = at::empty({100'000});
     auto work = communicator->all_gather(output, input, "parameters");
@@ -208,7 +180,7 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
     const int before = traces();
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     at::Tensor tensor = communicator->allocate(100'000, at::kFloat);
     communicator->all_gather(at::empty({300'000}), tensor, "parameters")->wait();
     const int open = open_memory_files();
@@ -228,7 +200,7 @@ TEST_CASE("shared memory: what ranks have in common is there once, and is moved 
   const int port = testing::free_port();
   constexpr int64_t kSlice = 100'000;
   const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     at::Tensor shared = communicator->allocate_shared(3 * kSlice, at::kFloat);
     at::Tensor own = shared.narrow(0, rank * kSlice, kSlice);
     const int64_t scratch = communicator->scratch_bytes();
@@ -253,7 +225,7 @@ TEST_CASE("shared memory: what ranks have in common is there once, and is moved 
 TEST_CASE("shared memory: a rank's own version of what ranks had in common is its own") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     at::Tensor shared = communicator->allocate_shared(10'000, at::kFloat);
     if (rank == 0) shared.fill_(5);
     communicator->broadcast(shared, 0, "values")->wait();
@@ -285,7 +257,7 @@ TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes a
   constexpr int64_t kNumel = 16 << 20;  // 64 MiB
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     const int64_t before = shared_bytes();
     at::Tensor output = communicator->allocate(2 * kNumel, at::kFloat);
     at::Tensor input = communicator->allocate(kNumel, at::kFloat).fill_(1);
@@ -310,7 +282,7 @@ TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes a
 TEST_CASE("shared memory: copies are counted and used again") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) {
-    auto communicator = join(rank, 3, port);
+    auto communicator = join_over_shared_memory(rank, 3, port);
     for (int round = 0; round < 5; ++round) {
       communicator->reduce_scatter(at::empty({100}), at::ones({300}), "bucket")->wait();
       communicator->barrier("until all have read")->wait();
@@ -330,7 +302,7 @@ TEST_CASE(
       4,
       [&](int index) -> std::string {
         const int rank = (index + 3) % 4;  // process 3 is rank 2
-        auto communicator = join(rank, 4, port, milliseconds(2000));
+        auto communicator = join_over_shared_memory(rank, 4, port, milliseconds(2000));
         if (rank == 2) stay_away();
         communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
         return "went through";
@@ -348,7 +320,7 @@ TEST_CASE(
 TEST_CASE("shared memory: collectives that nobody waited for do not stand in the way of later ones") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port, milliseconds(5000));
+    auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(5000));
     for (int64_t numel : {4, 4000, 400'000}) {
       for (int i = 0; i < 3; ++i) {
         auto dropped = communicator->all_gather(at::empty({2 * numel}),
@@ -366,7 +338,7 @@ TEST_CASE("shared memory: collectives that nobody waited for do not stand in the
 TEST_CASE("shared memory: a rank that leaves with a collective unwaited for lets the others read first") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
+    auto communicator = join_over_shared_memory(rank, 2, port);
     at::Tensor output = at::empty({200'000});
     {
       at::Tensor input = communicator->allocate(100'000, at::kFloat).fill_(rank + 1);
@@ -379,196 +351,6 @@ TEST_CASE("shared memory: a rank that leaves with a collective unwaited for lets
     return "went through";
   });
   for (const Ending& ending : endings) CHECK(ending.text == "went through");
-}
-
-TEST_CASE("shared memory: ranks that bring what does not fit are told both sides") {
-  struct Case {
-    const char* label;
-    int64_t numel;
-    at::ScalarType dtype;
-    const char* theirs;
-  };
-  const Case cases[] = {
-      {"bucket 4", 4, at::kFloat, "all_gather of bucket 4 for layer1 (4 elements of Float)"},
-      {"bucket 3", 5, at::kFloat, "all_gather of bucket 3 for layer1 (5 elements of Float)"},
-      {"bucket 3", 4, at::kHalf, "all_gather of bucket 3 for layer1 (4 elements of Half)"}};
-  for (const Case& test : cases) {
-    const int port = testing::free_port();
-    const auto endings = run_processes(2, [&](int rank) -> std::string {
-      auto communicator = join(rank, 2, port, milliseconds(30'000));
-      const int64_t numel = rank == 0 ? 4 : test.numel;
-      const auto options = at::TensorOptions().dtype(rank == 0 ? at::kFloat : test.dtype);
-      communicator
-          ->all_gather(at::empty({2 * numel}, options), at::ones({numel}, options),
-                       rank == 0 ? "bucket 3" : test.label, "for layer" + std::to_string(rank))
-          ->wait();
-      return "went through";
-    });
-    const std::string mine = "all_gather of bucket 3 for layer0 (4 elements of Float)";
-    CHECK(endings[0].text == "CommError: ranks disagree on what comes next: rank 0 is in " + mine +
-                                 ", rank 1 in " + test.theirs);
-    CHECK(endings[1].text == std::string("CommError: ranks disagree on what comes next: rank 1 is in ") +
-                                 test.theirs + ", rank 0 in " + mine);
-    for (const Ending& ending : endings) CHECK(ending.seconds < 15);  // without waiting for the deadline
-  }
-}
-
-TEST_CASE("shared memory: ranks in different collectives are told both sides") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port, milliseconds(1500));
-    at::Tensor tensor = at::ones({4});
-    if (rank == 0) {
-      communicator->all_reduce(tensor, "the gradient norm")->wait();
-    } else {
-      communicator->all_gather(at::empty({8}), tensor, "bucket 4", "for layer1")->wait();
-    }
-    return "went through";
-  });
-  const std::string sides[] = {"all_reduce of the gradient norm", "all_gather of bucket 4 for layer1"};
-  for (int rank : {0, 1}) {
-    CHECK(endings[rank].text == "CommError: ranks disagree on what comes next: rank " + std::to_string(rank) +
-                                    " is in " + sides[rank] + ", rank " + std::to_string(1 - rank) + " in " +
-                                    sides[1 - rank]);
-  }
-}
-
-TEST_CASE("shared memory: a process killed while the others wait for it is named within a second") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int index) -> std::string {
-    const int rank = (index + 2) % 3;  // process 0 is rank 2
-    auto communicator = join(rank, 3, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 2) {
-      sleep_ms(1000);
-      raise(SIGKILL);
-    }
-    communicator->reduce_scatter(at::empty({5}), at::ones({15}), "bucket 3")->wait();
-    return "went through";
-  });
-  CHECK(WIFSIGNALED(endings[0].status));
-  for (int index : {1, 2}) {
-    CHECK_THAT(endings[index].text,
-               StartsWith("CommError: reduce_scatter of bucket 3: rank 2 has ended (process "));
-    CHECK(endings[index].seconds - endings[0].seconds < 1);
-  }
-}
-
-TEST_CASE("shared memory: a process killed before the others start the collective is named at once") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 1) raise(SIGKILL);
-    sleep_ms(700);
-    communicator->reduce_scatter(at::empty({5}), at::ones({10}), "bucket 3")->wait();
-    return "went through";
-  });
-  CHECK_THAT(endings[0].text,
-             StartsWith("CommError: reduce_scatter of bucket 3: rank 1 has ended (process "));
-  CHECK(endings[0].seconds < 15);
-}
-
-TEST_CASE("shared memory: a rank killed while it lends is named by those whose input it has not read") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) -> std::string {
-    auto communicator = join(rank, 2, port);
-    at::Tensor input = communicator->allocate(50'000, at::kFloat);
-    communicator->barrier("the start")->wait();
-    if (rank == 0) sleep_ms(300);
-    auto work = communicator->all_gather(at::empty({100'000}), input, "bucket 3");
-    if (rank == 1) {
-      sleep_ms(1000);
-      raise(SIGKILL);  // its posting and its memory are still there
-    }
-    work->wait();
-    return "went through";
-  });
-  CHECK_THAT(endings[0].text, StartsWith("CommError: all_gather of bucket 3: rank 1 has ended (process "));
-}
-
-TEST_CASE("shared memory: a rank that a signal has stopped is named at the deadline") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(
-      3,
-      [&](int index) -> std::string {
-        const int rank = 2 - index;  // rank 0, which keeps the store, is the one that is not awaited
-        auto communicator = join(rank, 3, port, milliseconds(2000));
-        communicator->barrier("the start")->wait();
-        if (rank == 0) raise(SIGSTOP);
-        communicator->all_reduce(at::ones({5}), "norm")->wait();
-        return "went through";
-      },
-      2);
-  for (int index : {0, 1}) {
-    CHECK(endings[index].text ==
-          "CommError: all_reduce of norm: rank 0 did not take part within 2 s (the limit set by --timeout)");
-    CHECK(endings[index].seconds < 15);
-  }
-}
-
-TEST_CASE("shared memory: a rank that is merely late is not blamed for one that was killed") {
-  const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) -> std::string {
-    auto communicator = join(rank, 3, port);
-    communicator->barrier("the start")->wait();
-    if (rank == 1) {
-      sleep_ms(500);
-      raise(SIGKILL);
-    }
-    if (rank == 2) sleep_ms(3000);
-    communicator->all_reduce(at::ones({5}), "norm")->wait();
-    return "went through";
-  });
-  for (int rank : {0, 2}) {
-    CHECK_THAT(endings[rank].text, StartsWith("CommError: all_reduce of norm: rank 1 has ended (process "));
-  }
-}
-
-TEST_CASE("shared memory: one rank that wants Gloo has it on all, unless another insists") {
-  for (const std::string wanted : {"auto", "shm"}) {
-    const int port = testing::free_port();
-    const auto endings = run_processes(2, [&](int rank) -> std::string {
-      testing::set_rank_variables(rank, 2, port, milliseconds(20'000));
-      setenv("ZERORUN_COMM", rank == 0 ? wanted.c_str() : "gloo", 1);
-      auto communicator = connect();
-      at::Tensor tensor = at::full({1}, rank + 1);
-      communicator->all_reduce(tensor, "norm")->wait();
-      return std::to_string(open_memory_files()) + " " + std::to_string(tensor.item<double>());
-    });
-    for (const Ending& ending : endings) {
-      CHECK(ending.text == (wanted == "auto" ? "0 3.000000"
-                                             : "UserError: shared memory is asked for (--comm shm, "
-                                               "ZERORUN_COMM=shm), but rank 1 is told to use Gloo (--comm, "
-                                               "ZERORUN_COMM)"));
-    }
-  }
-}
-
-TEST_CASE("shared memory: a rank that may have none brings all to Gloo, or to an error that says why") {
-  for (const std::string wanted : {"auto", "shm"}) {
-    const int port = testing::free_port();
-    const auto endings = run_processes(2, [&](int rank) -> std::string {
-      testing::set_rank_variables(rank, 2, port, milliseconds(20'000));
-      setenv("ZERORUN_COMM", wanted.c_str(), 1);
-      if (rank == 1) {
-        const rlimit limit{.rlim_cur = 0, .rlim_max = 0};
-        setrlimit(RLIMIT_FSIZE, &limit);
-      }
-      auto communicator = connect();
-      at::Tensor tensor = at::full({1}, rank + 1);
-      communicator->all_reduce(tensor, "norm")->wait();
-      return std::to_string(tensor.item<double>());
-    });
-    for (const Ending& ending : endings) {
-      if (wanted == "auto") {
-        CHECK(ending.text == "3.000000");
-      } else {
-        CHECK_THAT(ending.text, StartsWith("UserError: shared memory is asked for (--comm shm, ") &&
-                                    Contains("but on rank 1: limits of the process (ulimit -f"));
-      }
-    }
-  }
 }
 
 }  // namespace zerorun

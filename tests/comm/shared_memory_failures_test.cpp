@@ -1,0 +1,220 @@
+// Ranks as processes over shared memory that are late, out of step, killed or stopped, or that cannot share:
+// who is named, and when.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "comm/shared_memory_communicator.h"
+#include "tests/comm/shared_memory_ranks.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using std::chrono::milliseconds;
+using testing::Ending;
+using testing::join_over_shared_memory;
+using testing::open_memory_files;
+using testing::run_processes;
+using testing::sleep_ms;
+using testing::stay_away;
+
+}  // namespace
+
+TEST_CASE("shared memory: ranks that bring what does not fit are told both sides") {
+  struct Case {
+    const char* label;
+    int64_t numel;
+    at::ScalarType dtype;
+    const char* theirs;
+  };
+  const Case cases[] = {
+      {"bucket 4", 4, at::kFloat, "all_gather of bucket 4 for layer1 (4 elements of Float)"},
+      {"bucket 3", 5, at::kFloat, "all_gather of bucket 3 for layer1 (5 elements of Float)"},
+      {"bucket 3", 4, at::kHalf, "all_gather of bucket 3 for layer1 (4 elements of Half)"}};
+  for (const Case& test : cases) {
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) -> std::string {
+      auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(30'000));
+      const int64_t numel = rank == 0 ? 4 : test.numel;
+      const auto options = at::TensorOptions().dtype(rank == 0 ? at::kFloat : test.dtype);
+      communicator
+          ->all_gather(at::empty({2 * numel}, options), at::ones({numel}, options),
+                       rank == 0 ? "bucket 3" : test.label, "for layer" + std::to_string(rank))
+          ->wait();
+      return "went through";
+    });
+    const std::string mine = "all_gather of bucket 3 for layer0 (4 elements of Float)";
+    CHECK(endings[0].text == "CommError: ranks disagree on what comes next: rank 0 is in " + mine +
+                                 ", rank 1 in " + test.theirs);
+    CHECK(endings[1].text == std::string("CommError: ranks disagree on what comes next: rank 1 is in ") +
+                                 test.theirs + ", rank 0 in " + mine);
+    for (const Ending& ending : endings) CHECK(ending.seconds < 15);  // without waiting for the deadline
+  }
+}
+
+TEST_CASE("shared memory: ranks in different collectives are told both sides") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) -> std::string {
+    auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(1500));
+    at::Tensor tensor = at::ones({4});
+    if (rank == 0) {
+      communicator->all_reduce(tensor, "the gradient norm")->wait();
+    } else {
+      communicator->all_gather(at::empty({8}), tensor, "bucket 4", "for layer1")->wait();
+    }
+    return "went through";
+  });
+  const std::string sides[] = {"all_reduce of the gradient norm", "all_gather of bucket 4 for layer1"};
+  for (int rank : {0, 1}) {
+    CHECK(endings[rank].text == "CommError: ranks disagree on what comes next: rank " + std::to_string(rank) +
+                                    " is in " + sides[rank] + ", rank " + std::to_string(1 - rank) + " in " +
+                                    sides[1 - rank]);
+  }
+}
+
+TEST_CASE("shared memory: a process killed while the others wait for it is named within a second") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(3, [&](int index) -> std::string {
+    const int rank = (index + 2) % 3;  // process 0 is rank 2
+    auto communicator = join_over_shared_memory(rank, 3, port);
+    communicator->barrier("the start")->wait();
+    if (rank == 2) {
+      sleep_ms(1000);
+      raise(SIGKILL);
+    }
+    communicator->reduce_scatter(at::empty({5}), at::ones({15}), "bucket 3")->wait();
+    return "went through";
+  });
+  CHECK(WIFSIGNALED(endings[0].status));
+  for (int index : {1, 2}) {
+    CHECK_THAT(endings[index].text,
+               StartsWith("CommError: reduce_scatter of bucket 3: rank 2 has ended (process "));
+    CHECK(endings[index].seconds - endings[0].seconds < 1);
+  }
+}
+
+TEST_CASE("shared memory: a process killed before the others start the collective is named at once") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) -> std::string {
+    auto communicator = join_over_shared_memory(rank, 2, port);
+    communicator->barrier("the start")->wait();
+    if (rank == 1) raise(SIGKILL);
+    sleep_ms(700);
+    communicator->reduce_scatter(at::empty({5}), at::ones({10}), "bucket 3")->wait();
+    return "went through";
+  });
+  CHECK_THAT(endings[0].text,
+             StartsWith("CommError: reduce_scatter of bucket 3: rank 1 has ended (process "));
+  CHECK(endings[0].seconds < 15);
+}
+
+TEST_CASE("shared memory: a rank killed while it lends is named by those whose input it has not read") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) -> std::string {
+    auto communicator = join_over_shared_memory(rank, 2, port);
+    at::Tensor input = communicator->allocate(50'000, at::kFloat);
+    communicator->barrier("the start")->wait();
+    if (rank == 0) sleep_ms(300);
+    auto work = communicator->all_gather(at::empty({100'000}), input, "bucket 3");
+    if (rank == 1) {
+      sleep_ms(1000);
+      raise(SIGKILL);  // its posting and its memory are still there
+    }
+    work->wait();
+    return "went through";
+  });
+  CHECK_THAT(endings[0].text, StartsWith("CommError: all_gather of bucket 3: rank 1 has ended (process "));
+}
+
+TEST_CASE("shared memory: a rank that a signal has stopped is named at the deadline") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(
+      3,
+      [&](int index) -> std::string {
+        const int rank = 2 - index;  // rank 0, which keeps the store, is the one that is not awaited
+        auto communicator = join_over_shared_memory(rank, 3, port, milliseconds(2000));
+        communicator->barrier("the start")->wait();
+        if (rank == 0) raise(SIGSTOP);
+        communicator->all_reduce(at::ones({5}), "norm")->wait();
+        return "went through";
+      },
+      2);
+  for (int index : {0, 1}) {
+    CHECK(endings[index].text ==
+          "CommError: all_reduce of norm: rank 0 did not take part within 2 s (the limit set by --timeout)");
+    CHECK(endings[index].seconds < 15);
+  }
+}
+
+TEST_CASE("shared memory: a rank that is merely late is not blamed for one that was killed") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(3, [&](int rank) -> std::string {
+    auto communicator = join_over_shared_memory(rank, 3, port);
+    communicator->barrier("the start")->wait();
+    if (rank == 1) {
+      sleep_ms(500);
+      raise(SIGKILL);
+    }
+    if (rank == 2) sleep_ms(3000);
+    communicator->all_reduce(at::ones({5}), "norm")->wait();
+    return "went through";
+  });
+  for (int rank : {0, 2}) {
+    CHECK_THAT(endings[rank].text, StartsWith("CommError: all_reduce of norm: rank 1 has ended (process "));
+  }
+}
+
+TEST_CASE("shared memory: one rank that wants Gloo has it on all, unless another insists") {
+  for (const std::string wanted : {"auto", "shm"}) {
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) -> std::string {
+      testing::set_rank_variables(rank, 2, port, milliseconds(20'000));
+      setenv("ZERORUN_COMM", rank == 0 ? wanted.c_str() : "gloo", 1);
+      auto communicator = connect();
+      at::Tensor tensor = at::full({1}, rank + 1);
+      communicator->all_reduce(tensor, "norm")->wait();
+      return std::to_string(open_memory_files()) + " " + std::to_string(tensor.item<double>());
+    });
+    for (const Ending& ending : endings) {
+      CHECK(ending.text == (wanted == "auto" ? "0 3.000000"
+                                             : "UserError: shared memory is asked for (--comm shm, "
+                                               "ZERORUN_COMM=shm), but rank 1 is told to use Gloo (--comm, "
+                                               "ZERORUN_COMM)"));
+    }
+  }
+}
+
+TEST_CASE("shared memory: a rank that may have none brings all to Gloo, or to an error that says why") {
+  for (const std::string wanted : {"auto", "shm"}) {
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) -> std::string {
+      testing::set_rank_variables(rank, 2, port, milliseconds(20'000));
+      setenv("ZERORUN_COMM", wanted.c_str(), 1);
+      if (rank == 1) {
+        const rlimit limit{.rlim_cur = 0, .rlim_max = 0};
+        setrlimit(RLIMIT_FSIZE, &limit);
+      }
+      auto communicator = connect();
+      at::Tensor tensor = at::full({1}, rank + 1);
+      communicator->all_reduce(tensor, "norm")->wait();
+      return std::to_string(tensor.item<double>());
+    });
+    for (const Ending& ending : endings) {
+      if (wanted == "auto") {
+        CHECK(ending.text == "3.000000");
+      } else {
+        CHECK_THAT(ending.text, StartsWith("UserError: shared memory is asked for (--comm shm, ") &&
+                                    Contains("but on rank 1: limits of the process (ulimit -f"));
+      }
+    }
+  }
+}
+
+}  // namespace zerorun
