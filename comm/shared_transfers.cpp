@@ -23,13 +23,14 @@ constexpr milliseconds kLook(250);
 constexpr milliseconds kPatienceWithDropped(10'000);
 
 // What a wait may spin before it sleeps. A rank that has its cores for itself takes them from nobody; where
-// ranks share cores, the one that is waited for would get less of them.
+// ranks share cores, the one that is waited for would get less of them. Longer than it takes to wake a rank:
+// else two that once have slept wake each other for ever, each asleep when the other comes.
 std::chrono::microseconds spin_of(int world_size) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
   const bool own = known && CPU_COUNT(&cores) >= world_size * at::get_num_threads();
-  return std::chrono::microseconds(own ? 20 : 0);
+  return std::chrono::microseconds(own ? 100 : 0);
 }
 
 uint64_t hash_of(const std::string& label) {
