@@ -52,20 +52,23 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
 
 GatheredParameters::~GatheredParameters() noexcept(false) {
   --state_->open_scopes;
-  const bool whole = std::uncaught_exceptions() == exceptions_;
+  const bool unwinding = std::uncaught_exceptions() != exceptions_;
+  ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
-  if (whole && modifier_rank_) {
-    try {
+  try {
+    if (modifier_rank_ && !unwinding) {
       share_writes();
-    } catch (...) {
-      failure = std::current_exception();
+      end = ScopeEnd::written;
     }
+  } catch (...) {
+    failure = std::current_exception();
   }
-  const ScopeEnd end = !whole || failure ? ScopeEnd::abandoned
-                       : modifier_rank_  ? ScopeEnd::written
-                                         : ScopeEnd::read;
-  if (state_->residency) state_->residency->unhold(buckets_, end);
-  if (failure) std::rethrow_exception(failure);
+  try {
+    if (state_->residency) state_->residency->unhold(buckets_, end);
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (failure && !unwinding) std::rethrow_exception(failure);
 }
 
 void GatheredParameters::share_writes() {

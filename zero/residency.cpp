@@ -60,15 +60,19 @@ Residency::~Residency() {
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
-  if (copies_made_ > 0) share_writes(touched);
   c10::SmallVector<int, 6> passing;  // those that come and go
   bool pinned = true;  // by an operator that this one is a part of, or by a scope: no use of its own
+  bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    if (!buckets_->comes_and_goes(bucket)) continue;
+    if (!buckets_->partitioned(bucket)) continue;
+    const bool is_used = states_[bucket].pins == 0;
+    shares_writes = shares_writes || (is_used && (!questions_.empty() || !written_before(bucket)));
+    if (buckets_->shared(bucket)) continue;
     passing.push_back(bucket);
-    pinned = pinned && states_[bucket].pins > 0;
+    pinned = pinned && !is_used;
   }
+  if (copies_made_ > 0 && shares_writes) share_writes();
   if (!pinned) {
     std::sort(passing.begin(), passing.end());
     if (!std::ranges::equal(passing, current_)) note_use({op, touched}, passing);
@@ -272,7 +276,7 @@ void Residency::make_room(std::span<const int> buckets) {
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   release_unpinned();
-  if (copies_made_ > 0) share_writes({});
+  if (copies_made_ > 0) share_writes();
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     if (!buckets_->comes_and_goes(bucket) && states_[bucket].state == State::gathering) {
       move(bucket, State::resident);

@@ -14,9 +14,11 @@
 // [Note: writes to shared buckets] An operator that writes to a parameter of a shared bucket finds a copy
 // that is this rank's; so does a scope, and after synchronize() raw access. What was written counts as
 // elsewhere: this rank's slice of it reaches the others with the next update of a whole bucket, and of a
-// partitioned one when something else is used. Updates write where all ranks read: they begin behind a
-// collective that each rank comes to when it has used the parameters (the norm), and the first use afterwards
-// waits for all owners of the bucket, and for no other bucket's.
+// partitioned one with the next use: an operator on a partitioned bucket that neither a scope holds nor the
+// program has just written to. All ranks come to uses alike; what one does alone in a scope is none. Updates
+// write where all ranks read: they begin behind a collective that each rank comes to when it has used the
+// parameters (the norm), and the first use afterwards waits for all owners of the bucket, and for no other
+// bucket's.
 #pragma once
 
 #include <functional>
@@ -38,9 +40,9 @@ namespace zerorun {
 
 /// What became of buckets that were held.
 enum class ScopeEnd {
-  read,
-  written,    // on all ranks alike
-  abandoned,  // by an exception, here and perhaps nowhere else
+  read,       // what all ranks wrote by operators stays; an exception on some of them makes no difference
+  written,    // by the modifier rank, and all ranks have it
+  abandoned,  // an exception came before they had it
 };
 
 class Residency final : public OperatorListener {
@@ -95,6 +97,14 @@ class Residency final : public OperatorListener {
     std::string reason;
   };
 
+  // Who wrote to shared, partitioned buckets in a scope that has ended. All ranks have said so, whatever
+  // ended it; the answers are waited for when all come to the same point.
+  struct Question {
+    std::vector<int> buckets;
+    at::Tensor writers;  // by bucket: ranks that have written
+    std::unique_ptr<Work> work;
+  };
+
   struct OperatorUse {
     const c10::OperatorHandle& op;
     std::span<const Touched> touched;
@@ -114,9 +124,11 @@ class Residency final : public OperatorListener {
   void make_copy(int bucket);
   void drop_copy(int bucket);
   void share(int bucket);
-  void end_scope(int bucket, ScopeEnd end, bool all_have_written);
-  std::vector<char> written_by_all(std::span<const int> buckets);
-  void share_writes(std::span<const Touched> except);
+  void end_scope(int bucket, ScopeEnd end);
+  void ask_who_wrote(std::vector<int> buckets);
+  void hear_who_wrote();
+  void share_writes();
+  bool written_before(int bucket) const;
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
@@ -149,6 +161,7 @@ class Residency final : public OperatorListener {
   bool training_ = true;      // the iteration under way goes by training's
   std::vector<int> current_;  // the buckets of the use under way
   int copies_made_ = 0;       // of shared buckets, and not dropped
+  std::vector<Question> questions_;
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
   CopyWatch escaped_copies_;

@@ -45,6 +45,7 @@ void Residency::finish_update(int bucket, bool gathers) {
 
 void Residency::hold(std::span<const int> buckets) {
   std::lock_guard lock(mutex_);
+  hear_who_wrote();
   std::vector<int> passing;
   for (int bucket : buckets) {
     if (buckets_->comes_and_goes(bucket)) passing.push_back(bucket);
@@ -64,48 +65,62 @@ void Residency::hold(std::span<const int> buckets) {
 
 void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::lock_guard lock(mutex_);
+  std::vector<int> asked;
   for (int bucket : buckets) {
     const bool takes_writes = buckets_->comes_and_goes(bucket) || buckets_->shared(bucket);
     if (end == ScopeEnd::written) buckets_->note_written(bucket);
     if (end == ScopeEnd::written && takes_writes) move(bucket, State::dirty);
     unpin(bucket);
   }
-  const std::vector<char> written = end == ScopeEnd::read ? written_by_all(buckets) : std::vector<char>();
-  for (size_t i = 0; i < buckets.size(); ++i) {
-    if (states_[buckets[i]].pins == 0) end_scope(buckets[i], end, !written.empty() && written[i] != 0);
+  for (int bucket : buckets) {
+    if (states_[bucket].pins > 0) continue;
+    if (end == ScopeEnd::read && buckets_->shared(bucket) && buckets_->partitioned(bucket)) {
+      asked.push_back(bucket);
+    } else {
+      end_scope(bucket, end);
+    }
   }
+  if (!asked.empty()) ask_who_wrote(std::move(asked));
 }
 
-void Residency::end_scope(int bucket, ScopeEnd end, bool all_have_written) {
+void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
   if (buckets_->comes_and_goes(bucket)) {
     if (!memory_.planned(bucket)) move(bucket, State::sharded);
     return;
   }
   if (!memory_.is_copy(bucket)) return;
-  if (end == ScopeEnd::written || all_have_written) {
+  if (end == ScopeEnd::written) {
     share(bucket);
-  } else if (clean_before && (states_[bucket].state != State::dirty || buckets_->partitioned(bucket) ||
-                              end == ScopeEnd::abandoned)) {
+  } else if (clean_before && (states_[bucket].state != State::dirty || end == ScopeEnd::abandoned)) {
     drop_copy(bucket);
   }
 }
 
-// Which of the buckets that are shared and partitioned every rank has written to by operators. What only some
-// have written is lost, like what one writes in its gathered copy of others' slices.
-std::vector<char> Residency::written_by_all(std::span<const int> buckets) {
-  const bool asks = std::ranges::any_of(
-      buckets, [&](int bucket) { return buckets_->shared(bucket) && buckets_->partitioned(bucket); });
-  if (!asks) return {};
-  at::Tensor counts = at::zeros({static_cast<int64_t>(buckets.size())}, at::kLong);
-  auto* count = counts.mutable_data_ptr<int64_t>();
+void Residency::ask_who_wrote(std::vector<int> buckets) {
+  at::Tensor writers = at::zeros({static_cast<int64_t>(buckets.size())}, at::kLong);
   for (size_t i = 0; i < buckets.size(); ++i) {
-    count[i] = buckets_->partitioned(buckets[i]) && states_[buckets[i]].state == State::dirty;
+    writers.mutable_data_ptr<int64_t>()[i] = states_[buckets[i]].state == State::dirty;
   }
-  communicator_->all_reduce(counts, "what was written in a scope")->wait();
-  std::vector<char> written;
-  for (size_t i = 0; i < buckets.size(); ++i) written.push_back(count[i] == communicator_->world_size());
-  return written;
+  auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
+  questions_.push_back({std::move(buckets), std::move(writers), std::move(work)});
+}
+
+// What only some ranks have written is lost, like what one writes in its gathered copy of others' slices.
+void Residency::hear_who_wrote() {
+  for (Question& question : std::exchange(questions_, {})) {
+    question.work->wait();
+    const auto* writers = question.writers.const_data_ptr<int64_t>();
+    for (size_t i = 0; i < question.buckets.size(); ++i) {
+      const int bucket = question.buckets[i];
+      const bool clean_before = std::exchange(states_[bucket].held_clean, false);
+      if (writers[i] == communicator_->world_size()) {
+        share(bucket);
+      } else if (clean_before) {
+        drop_copy(bucket);
+      }
+    }
+  }
 }
 
 at::Tensor Residency::start_write(int bucket) {
@@ -155,15 +170,16 @@ void Residency::share(int bucket) {
   start_gathers({&start, 1});
 }
 
-// All ranks write to partitioned parameters, so that all come to this.
-void Residency::share_writes(std::span<const Touched> except) {
+// Whether the program has written to it outside of scopes, and the others have not got that yet.
+bool Residency::written_before(int bucket) const {
+  return memory_.is_copy(bucket) && states_[bucket].state == State::dirty;
+}
+
+// All ranks write to partitioned parameters, and use them, so that all come to this.
+void Residency::share_writes() {
+  hear_who_wrote();
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (!memory_.is_copy(bucket) || !buckets_->partitioned(bucket)) continue;
-    const BucketState& state = states_[bucket];
-    if (state.state != State::dirty || state.pins > 0) continue;
-    const bool used = std::ranges::any_of(
-        except, [&](const Touched& item) { return buckets_->bucket_of(item.owner) == bucket; });
-    if (!used) share(bucket);
+    if (buckets_->partitioned(bucket) && written_before(bucket) && states_[bucket].pins == 0) share(bucket);
   }
 }
 

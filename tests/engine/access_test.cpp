@@ -18,6 +18,7 @@ struct Known {
       : root(build([this](Built& built) {
           model = built.add("layer", Linear(6, 5));
           other = built.add_parameter("other", {16});
+          built.add("apart", Linear(torch::nn::LinearOptions(4, 4).bias(false)));  // no test uses it
           return nullptr;
         })),
         engine(make_engine(*root, Partition{.bucket_numel = 16}, std::move(communicator))) {
@@ -33,9 +34,11 @@ struct Known {
 
 void on_ranks(const std::function<void(Known&)>& body) {
   const int world = GENERATE(1, 2);
-  CAPTURE(world);
+  const Before before = GENERATE(Before::nothing, Before::write, Before::both);
+  CAPTURE(world, static_cast<int>(before));
   CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
     Known known(std::move(communicator));
+    do_before(known.engine, known.root->parameters().back(), before);
     body(known);
   }));
 }

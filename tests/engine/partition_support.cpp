@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "engine/gathered_parameters.h"
 #include "tests/engine/net.h"
 #include "tests/support/rank_threads.h"
 
@@ -46,6 +47,19 @@ void plain_step(torch::nn::Module& model, double lr) {
     parameter.sub_(gradient * lr);
     parameter.mutable_grad().reset();
   }
+}
+
+void do_before(Engine& engine, at::Tensor parameter, Before before) {
+  torch::NoGradGuard no_grad;
+  if (before == Before::exception || before == Before::both) {
+    try {
+      GatheredParameters scope(engine, {parameter});
+      parameter.mul_(1);
+      if (engine.communicator().rank() == 0) throw std::range_error("on rank 0");
+    } catch (const std::range_error&) {
+    }
+  }
+  if (before == Before::write || before == Before::both) parameter.mul_(1);
 }
 
 void expect(bool condition, const std::string& what) {

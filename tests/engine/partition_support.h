@@ -67,6 +67,16 @@ void expect_throws(const std::function<void()>& action, const std::string& part,
 void expect_released(const at::Tensor& parameter, const std::string& what);
 void expect_released(const torch::nn::Module& model);
 
+/// What the program has done before a test begins.
+enum class Before {
+  nothing,
+  write,      // to a parameter, by operators, the same on all ranks
+  exception,  // on rank 0 alone, caught outside of a scope that all ranks opened to read, and wrote in
+  both
+};
+/// Does so with `parameter`, whose values stay as they are.
+void do_before(Engine& engine, at::Tensor parameter, Before before);
+
 /// The part of every message about a parameter without memory.
 inline const std::string kNotGathered = "not gathered now";
 

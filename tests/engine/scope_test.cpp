@@ -1,5 +1,9 @@
 // GatheredParameters: raw and rank-dependent access to parameters that are otherwise not there.
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <thread>
 
 #include "engine/gathered_parameters.h"
 #include "tests/engine/net.h"
@@ -22,6 +26,7 @@ struct Chain {
       for (const char* name : {"a", "b", "c", "d"}) {
         layers.push_back(built.add(name, Linear(torch::nn::LinearOptions(4, 4).bias(false))));
       }
+      built.add("apart", Linear(torch::nn::LinearOptions(4, 4).bias(false)));  // forward does not use it
       return [layers](int i) mutable {
         at::Tensor x = values({3, 4}, i);
         for (auto& layer : layers) x = torch::tanh(layer(x));
@@ -47,11 +52,13 @@ struct Chain {
 };
 
 void on_ranks(int world, int stage, const std::function<void(Chain&, int rank)>& body) {
-  CAPTURE(world, stage);
+  const Before before = GENERATE(Before::nothing, Before::write, Before::exception, Before::both);
+  CAPTURE(world, stage, static_cast<int>(before));
   CHECK_NOTHROW(run_ranks(world, [&](std::shared_ptr<Communicator> communicator) {
     at::set_num_threads(1);
     const int rank = communicator->rank();
     Chain chain(std::move(communicator), {.stage = stage, .bucket_numel = 16});
+    do_before(chain.engine, chain.model->parameters()[4], before);
     body(chain, rank);
   }));
 }
@@ -169,6 +176,65 @@ TEST_CASE("A scope that an exception leaves changes nothing, and the ranks stay 
     auto plain = Chain::make();
     train_beside(chain, *plain, 0, 3);
     expect_same(*chain.model, *plain, "after training");
+  });
+}
+
+TEST_CASE("In a scope one rank alone may run operators on what it holds, whatever was written before") {
+  const bool writes = GENERATE(false, true);
+  on_ranks(GENERATE(2, 3), GENERATE(1, 2, 3), [&](Chain& chain, int rank) {
+    torch::NoGradGuard no_grad;
+    chain.weight(0).mul_(0.5);
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(1)}, writes ? std::optional(0) : std::nullopt);
+      if (rank == 0 && writes) chain.weight(1).fill_(0.25);
+      if (rank == 0) expect(std::isfinite(chain.weight(1).norm().item<float>()), "the norm");
+    }
+    chain.expect_value(0, chain.initial(0) * 0.5, "written before the scope");
+    chain.expect_value(1, writes ? torch::full({4, 4}, 0.25) : chain.initial(1), "in the scope");
+  });
+}
+
+TEST_CASE("An exception on one rank in a scope that reads, caught, changes nothing for the others") {
+  const int thrower = GENERATE(0, 1);
+  const bool late = GENERATE(false, true);
+  on_ranks(2, GENERATE(0, 1, 3), [&](Chain& chain, int rank) {
+    auto plain = Chain::make();
+    for (int i = 0; i < 3; ++i) {
+      try {
+        GatheredParameters outer(chain.engine, {chain.weight(0), chain.weight(2)});
+        GatheredParameters inner(chain.engine, {chain.weight(1), chain.weight(2)});
+        torch::NoGradGuard no_grad;
+        chain.weight(1).mul_(2);
+        if (rank == thrower) throw std::range_error("disk full");
+        if (late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      } catch (const std::range_error&) {
+      }
+      {
+        torch::NoGradGuard no_grad;
+        plain->parameters()[1].mul_(2);
+      }
+      chain.expect_value(1, plain->parameters()[1], "written by all before the exception");
+      train_beside(chain, *plain, i, i + 1);
+    }
+    expect_same(*chain.model, *plain, "after training");
+  });
+}
+
+TEST_CASE("What only some ranks wrote in a scope without modifier leaves the ranks alike") {
+  const int writer = GENERATE(0, 1);
+  on_ranks(2, 3, [&](Chain& chain, int rank) {
+    torch::NoGradGuard no_grad;
+    try {
+      GatheredParameters scope(chain.engine, {chain.weight(1)});
+      if (rank != writer) throw std::range_error("before it wrote");
+      chain.weight(1).fill_(1 + rank);
+    } catch (const std::range_error&) {
+    }
+    chain.release(1);
+    const at::Tensor mine = chain.weight(1).detach().clone().flatten();
+    at::Tensor sum = mine.clone();
+    chain.engine.communicator().all_reduce(sum, "a comparison")->wait();
+    expect_same(sum, mine * 2, "both ranks");
   });
 }
 
