@@ -74,7 +74,7 @@ class ClientOptimizer : public ShardOptimizer {
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, Device& device)
       : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device) {
     optimizer.state().clear();
-    for (auto& group : optimizer.param_groups()) group.params().clear();
+    for (auto& group : optimizer.param_groups()) given_.push_back(std::exchange(group.params(), {}));
     for (Shard& shard : shards_) {
       const bool is_wide = shard.gradient.scalar_type() == at::kFloat;
       gradients_.push_back(is_wide ? shard.gradient : at::empty_like(shard.values));
@@ -88,6 +88,13 @@ class ClientOptimizer : public ShardOptimizer {
         optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
       }
     }
+  }
+
+  // It outlives the engine, whose memory would stay with it.
+  ~ClientOptimizer() override {
+    optimizer_->state().clear();
+    for (size_t group = 0; group < given_.size(); ++group)
+      optimizer_->param_groups()[group].params() = given_[group];
   }
 
   // torch::optim cannot leave a step undone.
@@ -154,6 +161,7 @@ class ClientOptimizer : public ShardOptimizer {
   }
 
   torch::optim::Optimizer* optimizer_;
+  std::vector<std::vector<at::Tensor>> given_;  // its parameters before, by group
   std::vector<Shard> shards_;
   Device* device_;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not

@@ -192,6 +192,29 @@ TEST_CASE("client: each shard is told of once, in order, when it is final") {
   for (size_t i = 0; i < told.size(); ++i) CHECK(at::equal(told[i], shards[i].values));
 }
 
+TEST_CASE(
+    "client: an optimizer that outlives the shards has its parameters again, and none of their memory") {
+  const Tensors given = two_groups();
+  torch::optim::Adam optimizer(groups_of(given), torch::optim::AdamOptions(0.5));
+  Tensors tensors = two_groups();
+  std::vector<Shard> shards = tensors.shards(2);
+  c10::weak_intrusive_ptr<c10::TensorImpl> shard(shards[0].values.getIntrusivePtr());
+  auto sharded = make_client_optimizer(optimizer, shards);
+  tensors.set_gradients(0);
+  sharded->step(testing::facts(1), no_update);
+  CHECK_FALSE(optimizer.state().empty());
+  shards.clear();
+  CHECK_FALSE(shard.expired());
+  sharded.reset();
+  CHECK(shard.expired());
+  CHECK(optimizer.state().empty());
+  REQUIRE(optimizer.param_groups()[0].params().size() == 2);
+  REQUIRE(optimizer.param_groups()[1].params().size() == 1);
+  CHECK(optimizer.param_groups()[0].params()[1].is_same(given.values[2]));
+  CHECK(optimizer.param_groups()[1].params()[0].is_same(given.values[1]));
+  CHECK_NOTHROW(check_client_optimizer(optimizer));
+}
+
 TEST_CASE("client: bytes of state are those of the optimizer's own formula") {
   constexpr int64_t kBytes = 3 * 16 * 6 * 4;  // of one tensor a parameter
   using namespace torch::optim;
