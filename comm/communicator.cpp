@@ -123,6 +123,10 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
                (location == device_->location() || location.is_cpu()),
            call.label);
+  if (world_size_ > 1 && !home_.is_current()) {
+    throw CommError(describe(call) + ": this process was forked from rank " + std::to_string(rank_) +
+                    " and is no rank itself; use the engine in the process that made it");
+  }
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));

@@ -3,7 +3,7 @@
 // the deadline ends in an error that says what each side was at. Each collective returns a Work; until its
 // wait() has returned, the tensors given to it belong to the communicator. Sums over CPU tensors are taken in
 // rank order: their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed
-// one throws CommError naming collective, label and missing ranks.
+// one throws CommError naming collective, label and missing ranks. A forked child has no part in collectives.
 //
 // Tensors lie on the communicator's device, or on the CPU: what ranks tell each other about themselves never
 // waits for a GPU. On a device with streams a collective runs on the stream that is current where it is
@@ -20,6 +20,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/process.h"
 #include "device/device.h"
 
 namespace zerorun {
@@ -147,6 +148,7 @@ class Communicator {
   int world_size_;
   std::chrono::milliseconds timeout_;
   Device* device_;
+  HomeProcess home_;
   std::recursive_mutex issue_;  // a group has it, and so has each of its calls
   Volume volume_;
 };

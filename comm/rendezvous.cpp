@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "comm/cuda_driver.h"
 #include "comm/cuda_library.h"
 #include "comm/gloo_communicator.h"
@@ -192,10 +193,11 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
                            : connect_on_cpu(environment, store, deadline);
   }
-  if (!on_cuda) return communicator;
-  const auto control = std::move(communicator);
-  cuda_library().connect(environment, control, store, communicator);
-  return communicator;
+  if (on_cuda) {
+    const auto control = std::move(communicator);
+    cuda_library().connect(environment, control, store, communicator);
+  }
+  return kept_by_forks(std::move(communicator));
 }
 
 }  // namespace zerorun

@@ -53,6 +53,7 @@ std::optional<at::Tensor> SharedArena::allocate(int64_t numel, at::ScalarType dt
 // The first place that is large enough: what is allocated once and early lies at the beginning.
 std::optional<int64_t> SharedArena::take(int64_t bytes) {
   const int64_t wanted = std::max(in_pages(bytes), kPage);
+  if (!home_.is_current()) return std::nullopt;
   std::lock_guard lock(mutex_);
   const auto place = std::ranges::find_if(free_, [&](const auto& entry) { return entry.second >= wanted; });
   if (place == free_.end()) return std::nullopt;
@@ -63,6 +64,7 @@ std::optional<int64_t> SharedArena::take(int64_t bytes) {
 }
 
 void SharedArena::give_back(int64_t offset, int64_t bytes) {
+  if (!home_.is_current()) return;
   int64_t size = std::max(in_pages(bytes), kPage);
   // The memory goes back to the system, out of all processes that have seen it, and is zero when it returns.
   if (madvise(at(offset), static_cast<size_t>(size), MADV_REMOVE) != 0) std::memset(at(offset), 0, size);

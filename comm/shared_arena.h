@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/process.h"
 #include "comm/shared_segment.h"
 
 namespace zerorun {
@@ -21,11 +22,13 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   explicit SharedArena(SharedSegment segment);
 
   SharedSegment& segment() { return segment_; }
+  const SharedSegment& segment() const { return segment_; }
 
   /// A zero-filled 1-D tensor; none where there is no room.
   std::optional<at::Tensor> allocate(int64_t numel, at::ScalarType dtype);
 
-  /// The offset of a zero-filled place for `bytes`, and its way back.
+  /// The offset of a zero-filled place for `bytes`, and its way back. A forked child gets none and gives none
+  /// back: its parent does not know of it.
   std::optional<int64_t> take(int64_t bytes);
   void give_back(int64_t offset, int64_t bytes);
 
@@ -35,6 +38,7 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
 
  private:
   SharedSegment segment_;
+  HomeProcess home_;
   std::mutex mutex_;
   std::map<int64_t, int64_t> free_;  // offset -> bytes, in whole pages; neighbours are one
 };

@@ -45,14 +45,15 @@ at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtyp
 }
 
 void SharedBlocks::make_own(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
   const std::optional<int64_t> offset = arena_.offset_of(tensor.const_data_ptr(), tensor.nbytes());
   ZR_CHECK(offset.has_value(), "a tensor elsewhere");
   const Block block{.offset = *offset, .bytes = in_pages(static_cast<int64_t>(tensor.nbytes()))};
   std::lock_guard lock(mutex_);
-  own_.emplace(block.offset, block.bytes);
   if (!map(block, MAP_PRIVATE)) {
     throw Error("no memory of " + std::to_string(block.bytes) + " bytes (mmap): " + std::strerror(errno));
   }
+  own_.emplace(block.offset, block.bytes);
 }
 
 bool SharedBlocks::contains(const void* memory, size_t bytes) const {
@@ -67,11 +68,15 @@ std::atomic<int>& SharedBlocks::users(const Block& block) const {
   return *reinterpret_cast<std::atomic<int>*>(arena_.at(block.offset + block.bytes));
 }
 
-bool SharedBlocks::map(const Block& block, int sharing) {
+// Mapped elsewhere and then moved: a mapping that fails in its final place takes away what was there.
+bool SharedBlocks::map(const Block& block, int sharing) const {
   void* place = arena_.at(block.offset);
   const auto size = static_cast<size_t>(block.bytes);
-  if (mmap(place, size, PROT_READ | PROT_WRITE, sharing | MAP_FIXED | MAP_NORESERVE,
-           arena_.segment().descriptor(), block.offset) != place) {
+  void* elsewhere = mmap(nullptr, size, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE,
+                         arena_.segment().descriptor(), block.offset);
+  if (elsewhere == MAP_FAILED) return false;
+  if (mremap(elsewhere, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) != place) {
+    munmap(elsewhere, size);
     return false;
   }
   if (sharing == MAP_SHARED) madvise(place, size, MADV_DONTDUMP);
@@ -80,6 +85,7 @@ bool SharedBlocks::map(const Block& block, int sharing) {
 
 // A place that does not show what is shared must not be given out again.
 void SharedBlocks::let_go(const Block& block) {
+  if (!home_.is_current()) return;
   {
     std::lock_guard lock(mutex_);
     if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process.h"
 #include "comm/shared_arena.h"
 
 namespace zerorun {
@@ -25,7 +26,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
 
   /// On rank 0: the offset of a zero-filled block that `users` ranks are about to open(); none: no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
-  /// A 1-D tensor on a reserved block. Each rank opens it once, and lets go of it with the tensor.
+  /// A 1-D tensor on a reserved block. Each rank opens it once, and lets go of it with the tensor; forked
+  /// children of it do not.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
   /// What is written to the tensor from now on, from open(), is seen by this rank alone. Pages that nobody
   /// writes to are still there once. No rank may write to the block any more but after the same call.
@@ -41,9 +43,10 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   };
 
   std::atomic<int>& users(const Block& block) const;
-  bool map(const Block& block, int sharing);
+  bool map(const Block& block, int sharing) const;
   void let_go(const Block& block);
 
+  HomeProcess home_;
   SharedArena arena_;  // its free places are known on rank 0
   std::vector<Block> reserved_;
   mutable std::mutex mutex_;

@@ -1,9 +1,12 @@
 // Memory that all ranks write to: blocks, their users, and the pages behind them.
 #include "comm/shared_blocks.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
+
+#include "base/error.h"
 
 namespace zerorun {
 namespace {
@@ -94,6 +97,35 @@ TEST_CASE("shared blocks: a copy of one's own takes the pages that are written t
   CHECK(at_index(mine, kPage) == 0);
   theirs.mutable_data_ptr<uint8_t>()[kPage] = 4;
   CHECK(at_index(mine, kPage) == 4);
+}
+
+TEST_CASE("shared blocks: where there is no memory for a copy of one's own, the block stays as it is") {
+  Pair pair;
+  const auto offset = pair.first->reserve(kNumel, 2);
+  at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
+  at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  rlimit limit{};
+  REQUIRE(getrlimit(RLIMIT_DATA, &limit) == 0);
+  const rlimit none{.rlim_cur = 4096, .rlim_max = limit.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_DATA, &none) == 0);
+  bool refused = false;
+  try {
+    pair.first->make_own(mine);
+  } catch (const Error&) {
+    refused = true;
+  }
+  REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
+  CHECK(refused);
+  CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes()));
+  theirs.fill_(5);
+  CHECK(at_index(mine, kPage) == 5);
+}
+
+TEST_CASE("shared blocks: nothing has no copy, and needs none") {
+  Pair pair;
+  const auto offset = pair.first->reserve(0, 1);
+  at::Tensor nothing = pair.first->open(*offset, 0, at::kFloat);
+  CHECK_NOTHROW(pair.first->make_own(nothing));
 }
 
 }  // namespace zerorun

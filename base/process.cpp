@@ -1,0 +1,16 @@
+#include "base/process.h"
+
+#include <mutex>
+#include <vector>
+
+namespace zerorun {
+
+// Never destroyed, and within reach of leak checkers.
+void keep_forever(std::shared_ptr<void> object) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
+  std::lock_guard lock(mutex);
+  kept->push_back(std::move(object));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,33 @@
+// A forked child has a copy of every object of its parent, and destroys it when it ends: whatever reaches
+// beyond the process (memory that ranks share, sockets) must not go with the copy. Any thread.
+#pragma once
+
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+namespace zerorun {
+
+/// The process in which an object was made.
+class HomeProcess {
+ public:
+  bool is_current() const { return getpid() == id_; }
+
+ private:
+  pid_t id_ = getpid();
+};
+
+/// Keeps `object` until the process ends, and does not destroy it then either.
+void keep_forever(std::shared_ptr<void> object);
+
+/// `object` with a last owner that destroys it in this process only: forked children keep their copy.
+template <typename T>
+std::shared_ptr<T> kept_by_forks(std::shared_ptr<T> object) {
+  T* address = object.get();
+  return {address, [object = std::move(object), home = HomeProcess()](T*) mutable {
+            if (!home.is_current()) keep_forever(std::move(object));
+          }};
+}
+
+}  // namespace zerorun

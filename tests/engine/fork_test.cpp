@@ -1,0 +1,122 @@
+// Programs that fork in the middle of training, as loaders of data do: what the child does when it ends, its
+// destructors included, is nothing to its parent.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <sstream>
+
+#include "comm/rendezvous.h"
+#include "tests/comm/rank_processes.h"
+#include "tests/engine/net.h"
+
+namespace zerorun::testing {
+namespace {
+
+// What a rank has, as globals of a program would be.
+struct Job {
+  std::shared_ptr<Communicator> communicator;
+  Net model;
+  std::optional<torch::optim::Adam> optimizer;
+  std::optional<Engine> engine;
+};
+
+// Returns what became of the child that destroys all of it.
+int fork_and_destroy(std::optional<Job>& job) {
+  const pid_t child = fork();
+  if (child == 0) {
+    int status = 0;
+    try {
+      job->communicator->barrier("a child of one rank")->wait();
+      status = 3;
+    } catch (const std::exception& error) {
+      if (std::string(error.what()).find("was forked from rank") == std::string::npos) status = 4;
+    }
+    job.reset();
+    _exit(status);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+std::string train(int rank, int world, int port, const char* comm, int stage, bool forks) {
+  at::set_num_threads(1);
+  set_rank_variables(rank, world, port, std::chrono::seconds(60));
+  setenv("ZERORUN_COMM", comm, 1);
+  std::optional<Job> job(std::in_place);
+  job->communicator = connect();
+  job->optimizer.emplace(job->model->parameters(), 0.1);
+  InitializeOptions options;
+  options.optimizer = &*job->optimizer;
+  std::string config = no_optimizer_config(stage);
+  config.insert(1, R"("gradient_accumulation_steps": 2, )");
+  job->engine.emplace(make_engine(*job->model, config, job->communicator, options));
+  std::ostringstream text;
+  text << std::hexfloat;
+  for (int step = 0; step < 3; ++step) {
+    for (int micro = 0; micro < 2; ++micro) {
+      // Behind a step, with gradients gathered, and with updated parameters on their way.
+      if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
+      job->engine->backward(job->model->forward(sample(step, micro, rank), true).square().sum());
+      if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
+      job->engine->step();
+    }
+    text << job->engine->get_global_grad_norm() << ' ';
+  }
+  for (const at::Tensor& parameter : job->model->parameters()) text << parameter.sum().item<float>() << ' ';
+  job->communicator->barrier("the end of the test")->wait();
+  return text.str();
+}
+
+// A bucket that only has a parameter without elements.
+std::string train_beside_nothing(int rank, int port, int stage) {
+  at::set_num_threads(1);
+  set_rank_variables(rank, 2, port, std::chrono::seconds(60));
+  setenv("ZERORUN_COMM", "shm", 1);
+  torch::nn::Module model;
+  at::Tensor some = model.register_parameter("some", torch::ones({8, 4}));
+  at::Tensor nothing = model.register_parameter("nothing", torch::empty({0, 5}));
+  float after = 0;
+  {
+    Engine engine = make_engine(model, sgd_config(stage), connect());
+    for (int step = 0; step < 2; ++step) {
+      engine.backward((some * static_cast<float>(rank)).sum() + nothing.sum());
+      engine.step();
+    }
+    after = some.sum().item<float>();
+  }
+  if (stage < 3 && (some.sum().item<float>() != after || nothing.sum().item<float>() != 0)) return "lost";
+  return std::to_string(after);
+}
+
+}  // namespace
+
+TEST_CASE("A forked child that ends takes nothing from its parent") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const char* comm = GENERATE("shm", "gloo");
+  CAPTURE(stage, comm);
+  std::string plain;
+  for (const bool forks : {false, true}) {
+    const int port = free_port();
+    const auto endings = run_processes(2, [&](int rank) { return train(rank, 2, port, comm, stage, forks); });
+    for (const Ending& ending : endings) {
+      CHECK(ending.status == 0);
+      CHECK_FALSE(ending.text.empty());
+      if (plain.empty()) plain = ending.text;
+      CHECK(ending.text == plain);
+    }
+  }
+}
+
+TEST_CASE("A bucket without elements stays with its parameter when the engine goes") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  const int port = free_port();
+  const auto endings = run_processes(2, [&](int rank) { return train_beside_nothing(rank, port, stage); });
+  // Two steps of 0.1 with a mean gradient of 1/2.
+  for (const Ending& ending : endings) CHECK(std::strtof(ending.text.c_str(), nullptr) == Approx(32 * 0.9F));
+}
+
+}  // namespace zerorun::testing
