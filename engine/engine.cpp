@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "comm/rendezvous.h"
 #include "device/dtypes.h"
 #include "engine/engine_state.h"
@@ -61,8 +62,8 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     log_adam(config);
     log_precision(config.precision);
   }
-  return Engine(std::make_shared<Engine::State>(model, config, std::move(communicator), std::move(parameters),
-                                                options));
+  return Engine(kept_by_forks(std::make_shared<Engine::State>(model, config, std::move(communicator),
+                                                              std::move(parameters), options)));
 }
 
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
@@ -82,6 +83,8 @@ Engine::~Engine() = default;
 
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   State& state = *state_;
+  state.check_not_failed("backward");
+  state.follow_schedule();
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
                     (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements" +
@@ -108,6 +111,7 @@ void Engine::step() {
   State& state = *state_;
   state.settle();
   state.check_before_step();
+  state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
   const bool boundary = is_gradient_accumulation_boundary();
   ++state.micro_steps;

@@ -40,8 +40,9 @@ struct ParameterGroup {
 
 struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
-  torch::optim::Optimizer* optimizer =
-      nullptr;  // the user's own, element-wise, not yet stepped; outlives the engine
+  /// The user's own, element-wise, not yet stepped. Outlives the engine; then it has its parameters again,
+  /// and no state.
+  torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
 
   // A schedule of the program's own, where the config has no "scheduler": at most one of the two. A step that
@@ -50,7 +51,9 @@ struct InitializeOptions {
   /// What each optimizer step uses in each parameter group: `[](int64_t step, int group) { return 1e-3; }`,
   /// or a ScheduledValues with betas too. Called once for each step that is applied and each group, in order,
   /// by the thread that uses the engine (in initialize() for step 0). The same on every rank. What it
-  /// captures outlives the engine.
+  /// captures outlives the engine. Where it throws, step() passes that on behind the step that it has
+  /// applied, and backward() and step() ask again before they do anything: no step is taken with an earlier
+  /// one's values.
   Schedule schedule;
   /// A torch::optim one of `optimizer`; outlives the engine, which calls its step() once behind each step
   /// that is applied. One that wants to know a loss (ReduceLROnPlateauScheduler) is the program's to step,
@@ -97,13 +100,14 @@ class Engine {
 
   /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. A
   /// gradient that is infinite or NaN skips the update on every rank: nothing changes but the loss scale, and
-  /// the log names the parameter and the rank. Throws UserError when backward did not go through the engine
-  /// or a parameter has left its bucket, TrainingError on all ranks when the loss scale cannot fall any
-  /// further.
+  /// the log names the parameter and the rank. Throws UserError when a backward threw or did not go through
+  /// the engine or a parameter has left its bucket, TrainingError on all ranks when the loss scale cannot
+  /// fall any further.
   void step();
 
-  /// While it lives, backward() is never the last one before an optimizer step: at stages 0 and 1 it sends
-  /// nothing, at stages 2 and 3 gradients are added up in this rank's slice as ever. step() is refused.
+  /// While it lives, backward() is taken for one that is not the last before an optimizer step: at stages 0
+  /// and 1 it sends nothing (if it was the last after all, step() does), at stages 2 and 3 gradients are
+  /// added up in this rank's slice as ever. step() is refused.
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<State> state);

@@ -104,7 +104,7 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
   const int64_t numel = exchanged_numel(communicator->world_size()) + kFactsNumel;
   exchange = communicator->device().allocate(numel, at::kDouble);
   told = communicator->device().allocate_on_host(numel, at::kDouble);
-  follow_schedule();
+  ask_schedule();
 
   // The streams that the program uses from here on may be others.
   Streams& streams = communicator->device().streams();
@@ -163,12 +163,16 @@ std::vector<Shard> Engine::State::make_shards() {
   return shards;
 }
 
+void Engine::State::check_not_failed(const std::string& call) const {
+  if (!backward_failed) return;
+  throw UserError(
+      "engine." + call +
+      "() after a backward() that threw: its gradients are incomplete and the ranks may be out of "
+      "step; end the run");
+}
+
 void Engine::State::check_before_step() const {
-  if (backward_failed) {
-    throw UserError(
-        "engine.step() after a backward() that threw: its gradients are incomplete and the ranks may be "
-        "out of step; end the run");
-  }
+  check_not_failed("step");
   if (open_no_syncs > 0) {
     throw UserError(
         "engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope "
@@ -310,14 +314,11 @@ void Engine::State::update() {
 }
 
 void Engine::State::conclude() {
-  if (step_applied) {
-    if (lr_scheduler) lr_scheduler->step();
-    follow_schedule();
-  } else {
-    ++skipped_steps;
-  }
+  if (!step_applied) ++skipped_steps;
+  schedule_behind = step_applied;
   follow_loss_scale();
   report_time();
+  follow_schedule();  // the last, since code of the program may throw
 }
 
 void Engine::State::settle() {
@@ -328,13 +329,22 @@ void Engine::State::settle() {
   conclude();
 }
 
-void Engine::State::follow_schedule() {
+void Engine::State::ask_schedule() {
   if (!schedule) return;
+  std::vector<ScheduledValues> values;
+  for (int group = 0; group < optimizer->groups(); ++group)
+    values.push_back(schedule(global_steps - skipped_steps, group));
   for (int group = 0; group < optimizer->groups(); ++group) {
-    const ScheduledValues values = schedule(global_steps - skipped_steps, group);
-    optimizer->set_lr(group, values.lr);
-    if (values.betas) optimizer->set_betas(group, *values.betas);
+    optimizer->set_lr(group, values[group].lr);
+    if (values[group].betas) optimizer->set_betas(group, *values[group].betas);
   }
+}
+
+void Engine::State::follow_schedule() {
+  if (!schedule_behind) return;
+  if (lr_scheduler) lr_scheduler->step();
+  ask_schedule();
+  schedule_behind = false;
 }
 
 void Engine::State::follow_loss_scale() {

@@ -31,6 +31,8 @@ struct Engine::State {
         ModelParameters parameters, const InitializeOptions& options);
   ~State();
 
+  /// Throws UserError once a backward has failed. `call`: "step".
+  void check_not_failed(const std::string& call) const;
   void check_before_step() const;
   /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and
   /// at every stage.
@@ -50,7 +52,10 @@ struct Engine::State {
   /// Learns and concludes the last step, where that is still open.
   void settle();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
-  /// Sets what the next step uses.
+  /// Asks the schedule for what the next step uses.
+  void ask_schedule();
+  /// Does so behind a step that was applied, if that is still to be done: a schedule of the program that
+  /// threw is asked again, so that no step is taken with the values of an earlier one.
   void follow_schedule();
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();
@@ -79,6 +84,7 @@ struct Engine::State {
   std::vector<int64_t> first_sums;          // by bucket: the number of its first sum over ranks
   Schedule schedule;                        // may be empty
   torch::optim::LRScheduler* lr_scheduler;  // the program's own; may be null
+  bool schedule_behind = false;             // a step was applied, and the schedule not yet asked for the next
   std::optional<LossScaler> scaler;         // fp16
   int64_t buffer_bytes = 0;
   StepTimer timer;

@@ -131,9 +131,9 @@ void GradientReducer::make_sums() {
 }
 
 void GradientReducer::start_backward(bool boundary) {
-  in_backward_ = true;
   reducing_ = options_.policy.reduce_every_backward || boundary;
   if (!reducing_) make_sums();
+  in_backward_ = true;
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.departed = false;
@@ -307,16 +307,17 @@ void GradientReducer::retire_oldest() {
 
 void GradientReducer::finish_backward() {
   in_backward_ = false;
-  if (reducing_) {
-    while (const auto bucket = plan_.take()) depart(*bucket);
-    if (!plan_.made()) {
-      plan_.make(*communicator_);
-      // Buffers that only the unplanned order needed are not kept.
-      finish_reduction();
-      pool_.trim(slack() + 1);
-    }
-  }
+  if (reducing_) depart_rest();
   plan_.finish_backward();
+}
+
+void GradientReducer::depart_rest() {
+  while (const auto bucket = plan_.take()) depart(*bucket);
+  if (plan_.made()) return;
+  plan_.make(*communicator_);
+  // Buffers that only the unplanned order needed are not kept.
+  finish_reduction();
+  pool_.trim(slack() + 1);
 }
 
 void GradientReducer::finish_reduction() {
@@ -326,6 +327,7 @@ void GradientReducer::finish_reduction() {
 }
 
 void GradientReducer::finish_window() {
+  depart_rest();  // where the last backward was not known to be the last, all are still here
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");

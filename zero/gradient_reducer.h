@@ -69,7 +69,8 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// `boundary`: this backward belongs to the last micro-step before an optimizer step.
+  /// `boundary`: this backward belongs to the last micro-step before an optimizer step; where none has said
+  /// so, finish_window() reduces. Throws what allocation throws, and has then changed nothing.
   void start_backward(bool boundary);
   void finish_backward();
   /// After a backward that threw: hooks stop collecting.
@@ -139,6 +140,7 @@ class GradientReducer {
   void complete_buffer(int bucket);
   void depart_ready();
   void depart(int bucket);
+  void depart_rest();
   void retire_oldest();
   void retire_one_reduction();
   void finish_reduction();

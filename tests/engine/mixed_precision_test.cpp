@@ -14,6 +14,9 @@ namespace {
 
 using Catch::Matchers::Contains;
 
+// Backwards that the program runs in a no_sync() scope, to accumulate by itself.
+enum class InScope { none, all_but_last, all, all_on_rank_1 };
+
 struct Mixed {
   Dtype training = Dtype::bf16;
   Dtype communication = Dtype::bf16;
@@ -21,7 +24,7 @@ struct Mixed {
   bool from_fp32 = false;
   int accumulation_steps = 1;
   double loss_scale = 1;
-  bool no_sync = false;  // the program accumulates, in scopes without synchronisation
+  InScope in_scope = InScope::none;
 };
 
 using Write = std::function<void(Net&, int step)>;  // of the program, into parameters
@@ -35,7 +38,7 @@ std::string config_of(const Mixed& mixed, int stage) {
                                                               : std::string("\"") + name_of(mixed.training) +
                                                                     R"(": {"enabled": true)" + scale + "}, ";
   return R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
-         std::to_string(mixed.no_sync ? 1 : mixed.accumulation_steps) +
+         std::to_string(mixed.in_scope != InScope::none ? 1 : mixed.accumulation_steps) +
          R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "gradient_clipping": 0, )" + precision +
          R"("communication_data_type": ")" + name_of(mixed.communication) +
          R"(", "data_types": {"grad_accum_dtype": ")" + name_of(mixed.accumulation) +
@@ -72,7 +75,8 @@ std::vector<at::Tensor> plain_mixed(const Mixed& mixed, bool shards, int steps, 
     torch::AutoGradMode with_grad(true);
     at::Tensor loss = loss_of(model, step, micro, rank);
     model->zero_grad();
-    loss.backward(torch::full({}, mixed.loss_scale / (mixed.no_sync ? 1 : mixed.accumulation_steps)));
+    loss.backward(
+        torch::full({}, mixed.loss_scale / (mixed.in_scope != InScope::none ? 1 : mixed.accumulation_steps)));
     std::vector<at::Tensor> result;
     for (const at::Tensor& parameter : parameters) {
       result.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::zeros_like(parameter));
@@ -129,17 +133,23 @@ void expect_same(const torch::nn::Module& model, const std::vector<at::Tensor>& 
 
 void train_step(Engine& engine, Net& model, const Mixed& mixed, int step) {
   const int rank = engine.communicator().rank();
-  if (mixed.no_sync) {
+  if (mixed.in_scope == InScope::none) {
+    for (int micro = 0; micro < mixed.accumulation_steps; ++micro) {
+      engine.backward(loss_of(model, step, micro, rank));
+      engine.step();
+    }
+    return;
+  }
+  const bool last_too =
+      mixed.in_scope == InScope::all || (mixed.in_scope == InScope::all_on_rank_1 && rank == 1);
+  {
     auto scope = engine.no_sync();
-    for (int micro = 0; micro + 1 < mixed.accumulation_steps; ++micro) {
+    for (int micro = 0; micro + (last_too ? 0 : 1) < mixed.accumulation_steps; ++micro) {
       engine.backward(loss_of(model, step, micro, rank));
     }
   }
-  for (int micro = mixed.no_sync ? mixed.accumulation_steps - 1 : 0; micro < mixed.accumulation_steps;
-       ++micro) {
-    engine.backward(loss_of(model, step, micro, rank));
-    engine.step();
-  }
+  if (!last_too) engine.backward(loss_of(model, step, mixed.accumulation_steps - 1, rank));
+  engine.step();
 }
 
 // `engine_write`: what has the effect of `write` in a program with an engine.
@@ -198,16 +208,22 @@ TEST_CASE("Gradients travel and are accumulated in the types that the config nam
 TEST_CASE("A program that accumulates in no_sync() scopes gets the same sums") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
-  check_against_plain({.accumulation_steps = 4, .no_sync = true}, stage);
-  check_against_plain({.training = Dtype::fp16,
-                       .communication = Dtype::fp16,
-                       .accumulation_steps = 3,
-                       .loss_scale = 16,
-                       .no_sync = true},
-                      stage);
-  check_against_plain(
-      {.training = Dtype::fp32, .communication = Dtype::fp32, .accumulation_steps = 3, .no_sync = true},
-      stage);
+  const InScope in_scope = GENERATE(InScope::all_but_last, InScope::all, InScope::all_on_rank_1);
+  CAPTURE(static_cast<int>(in_scope));
+  for (const int steps : {1, 3}) {
+    check_against_plain({.accumulation_steps = steps, .in_scope = in_scope}, stage);
+    check_against_plain({.training = Dtype::fp16,
+                         .communication = Dtype::fp16,
+                         .accumulation_steps = steps,
+                         .loss_scale = 16,
+                         .in_scope = in_scope},
+                        stage);
+    check_against_plain({.training = Dtype::fp32,
+                         .communication = Dtype::fp32,
+                         .accumulation_steps = steps,
+                         .in_scope = in_scope},
+                        stage);
+  }
 }
 
 TEST_CASE("In a no_sync() scope stages 0 and 1 send nothing, and step() is refused") {

@@ -50,6 +50,8 @@ TEST_CASE("What step() and backward() refuse") {
       at::Tensor bad = model->forward(sample(0, 0, 0), true);
       bad.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in the middle"); });
       CHECK_THROWS_WITH(engine.backward(bad.sum()), Contains("in the middle"));
+      CHECK_THROWS_WITH(engine.backward(loss()),
+                        Contains("engine.backward()") && Contains("backward() that threw"));
       CHECK_THROWS_WITH(engine.step(), Contains("backward() that threw"));
     }
     SECTION("a graph kept over a step would use new weights in silence") {

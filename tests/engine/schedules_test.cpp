@@ -311,6 +311,50 @@ TEST_CASE("Schedules that do not fit are refused by name") {
   });
 }
 
+TEST_CASE("No step is taken with the values of an earlier one where a schedule throws") {
+  const bool on_second_group = GENERATE(false, true);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    int refusals = 0;
+    InitializeOptions options;
+    Net model;
+    options.parameter_groups = engine_groups(model);
+    options.schedule = [&](int64_t step, int group) {
+      if (step == 2 && group == (on_second_group ? 1 : 0) && ++refusals <= 3) {
+        throw std::range_error("no such file");
+      }
+      return 1.0 / static_cast<double>(step + 1);
+    };
+    Engine engine = make_engine(*model, config_of(1, R"("optimizer": {"type": "SGD", "params": {"lr": 0}})"),
+                                communicator, options);
+    auto refused = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const std::range_error&) {
+        return true;
+      }
+      return false;
+    };
+    auto state = [&] {
+      engine.synchronize();
+      return torch::cat({model->first->weight.detach().flatten(), model->last->bias.detach()}).clone();
+    };
+    for (int step = 0; step < 2; ++step) {
+      expect(engine.get_lr() == std::vector<double>(2, 1.0 / (step + 1)), "learning rates");
+      engine.backward(loss_of(model, step));
+      expect(refused([&] { engine.step(); }) == (step == 1), "only step 2 has no schedule");
+    }
+    expect(engine.global_steps() == 2 && engine.was_step_applied(), "the step before counts");
+    const at::Tensor before = state();
+    expect(refused([&] { engine.backward(loss_of(model, 2)); }), "backward() asks again");
+    expect(refused([&] { engine.backward(loss_of(model, 2)); }), "and again");
+    expect(torch::equal(before, state()) && engine.global_steps() == 2, "nothing has changed");
+    engine.backward(loss_of(model, 2));
+    expect(engine.get_lr() == std::vector<double>(2, 1.0 / 3), "the learning rate of step 2");
+    engine.step();
+    expect(engine.global_steps() == 3 && !torch::equal(before, state()), "goes on");
+  }));
+}
+
 TEST_CASE("Ranks with different schedules are told apart") {
   const std::string sgd = R"("optimizer": {"type": "SGD", "params": {"lr": 0.1}})";
   const char* schedules[] = {
