@@ -1,0 +1,68 @@
+// Memory that runs out where a window of gradients turns out to need more of it.
+#include <catch2/catch.hpp>
+#include <new>
+
+#include "device/cpu_device.h"
+#include "tests/engine/net.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+struct ScarceDevice : CpuDevice {
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    if (exhausted) throw std::bad_alloc();
+    return CpuDevice::allocate(numel, dtype);
+  }
+  bool exhausted = false;
+};
+
+// A world of one.
+struct Alone : Communicator {
+  explicit Alone(Device& device) : Communicator(0, 1, std::chrono::seconds(60), device) {}
+
+ private:
+  struct Done : Work {
+    void wait() override {}
+  };
+  std::unique_ptr<Work> start(CollectiveCall call) override {
+    if (call.output.const_data_ptr() != call.input.const_data_ptr()) call.output.copy_(call.input);
+    return std::make_unique<Done>();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A backward for which there is no memory has not begun") {
+  const int stage = GENERATE(0, 1);
+  CAPTURE(stage);
+  ScarceDevice device;
+  Net model;
+  Engine engine = make_engine(*model,
+                              R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+                                  "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                                  "zero_optimization": {"stage": )" +
+                                  std::to_string(stage) + "}}",
+                              std::make_shared<Alone>(device));
+  auto loss = [&] { return model->forward(sample(0, 0, 0).to(at::kBFloat16), true).sum(); };
+  {
+    auto scope = engine.no_sync();
+    device.exhausted = true;  // the sums of several backwards are kept in float32, apart from what travels
+    CHECK_THROWS_AS(engine.backward(loss()), std::bad_alloc);
+    device.exhausted = false;
+  }
+  SECTION("the engine goes on") {
+    const at::Tensor before = model->first->weight.detach().clone();
+    engine.backward(loss());
+    engine.step();
+    CHECK_FALSE(torch::equal(before, model->first->weight));
+  }
+  SECTION("what goes past the engine is noticed") {
+    loss().backward();
+    engine.backward(loss());
+    CHECK_THROWS_WITH(engine.step(), Contains("did not go through the engine"));
+  }
+}
+
+}  // namespace zerorun::testing
