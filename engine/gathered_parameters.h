@@ -23,7 +23,8 @@ class GatheredParameters {
   /// lost. Throws UserError for a tensor that is not a parameter of the engine's model.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);
-  /// Closes the scope; while an exception is on its way, without telling other ranks what was written.
+  /// Closes the scope; while an exception is on its way, without telling other ranks what the modifier rank
+  /// has written: it is lost where the values are spread over ranks, and stays where they are not.
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;

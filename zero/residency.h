@@ -122,6 +122,7 @@ class Residency final : public OperatorListener {
   void pin(int bucket);
   void unpin(int bucket);
   void make_copy(int bucket);
+  void open_copy(int bucket);
   void drop_copy(int bucket);
   void share(int bucket);
   void end_scope(int bucket, ScopeEnd end);

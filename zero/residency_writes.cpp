@@ -135,12 +135,15 @@ void Residency::synchronize() {
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
     if (states_[bucket].state != State::sharded) join(bucket);
-    if (!buckets_->shared(bucket) || buckets_->partitioned(bucket)) continue;
-    make_copy(bucket);
-    states_[bucket].open = true;
-    give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
-    move(bucket, State::dirty);  // raw access may write
+    if (buckets_->shared(bucket) && !buckets_->partitioned(bucket)) open_copy(bucket);
   }
+}
+
+void Residency::open_copy(int bucket) {
+  make_copy(bucket);
+  states_[bucket].open = true;
+  give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
+  move(bucket, State::dirty);  // raw access may write
 }
 
 void Residency::make_copy(int bucket) {
@@ -165,9 +168,13 @@ void Residency::drop_copy(int bucket) {
 void Residency::share(int bucket) {
   communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
   device_->copy(buckets_->shard(bucket), buckets_->slice(bucket, memory_.of(bucket), communicator_->rank()));
+  const bool open = states_[bucket].open;
   drop_copy(bucket);
   Start start{bucket, "after a write"};
   start_gathers({&start, 1});
+  if (!open) return;
+  move(bucket, State::resident);
+  open_copy(bucket);
 }
 
 // Whether the program has written to it outside of scopes, and the others have not got that yet.

@@ -220,6 +220,28 @@ TEST_CASE("An exception on one rank in a scope that reads, caught, changes nothi
   });
 }
 
+TEST_CASE("Raw access that synchronize() has given stays behind a scope") {
+  on_ranks(GENERATE(1, 2), GENERATE(0, 1, 2), [](Chain& chain, int rank) {
+    const at::Tensor written = values({4, 4}, 65), later = values({4, 4}, 66);
+    chain.engine.synchronize();
+    {
+      GatheredParameters scope(chain.engine, {chain.weight(1)}, 0);
+      if (rank == 0) write_raw(chain.weight(1), written);
+    }
+    { GatheredParameters scope(chain.engine, {chain.weight(2)}); }
+    expect_same(torch::from_blob(chain.weight(1).data_ptr(), {4, 4}), written, "what the scope wrote");
+    expect_same(torch::from_blob(chain.weight(2).data_ptr(), {4, 4}), chain.initial(2), "what it read");
+    write_raw(chain.weight(1), later);
+    auto plain = Chain::make();
+    {
+      torch::NoGradGuard no_grad;
+      plain->parameters()[1].copy_(later);
+    }
+    train_beside(chain, *plain, 0, 2);
+    expect_same(*chain.model, *plain, "after training");
+  });
+}
+
 TEST_CASE("What only some ranks wrote in a scope without modifier leaves the ranks alike") {
   const int writer = GENERATE(0, 1);
   on_ranks(2, 3, [&](Chain& chain, int rank) {
