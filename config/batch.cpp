@@ -16,69 +16,92 @@ std::optional<int64_t> product(std::optional<int64_t> a, int64_t b) {
   return result;
 }
 
+std::string in_ranks(int64_t count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
 struct BatchKeys {
   std::optional<int64_t> train;
   std::optional<int64_t> micro;
   std::optional<int64_t> steps;
 };
 
-std::string factors(const BatchKeys& keys, int64_t world) {
+/// `world`: absent where any number of ranks may come.
+std::string factors(const BatchKeys& keys, std::optional<int> world) {
   std::string text;
-  if (keys.micro) text += std::string(micro_key) + " " + std::to_string(*keys.micro) + " x ";
-  if (keys.steps) text += std::string(steps_key) + " " + std::to_string(*keys.steps) + " x ";
-  return text + std::to_string(world) + (world == 1 ? " rank" : " ranks");
+  const auto add = [&](const std::string& factor) { text += (text.empty() ? "" : " x ") + factor; };
+  if (keys.micro) add(std::string(micro_key) + " " + std::to_string(*keys.micro));
+  if (keys.steps) add(std::string(steps_key) + " " + std::to_string(*keys.steps));
+  if (world) add(in_ranks(*world));
+  return text;
 }
 
-/// The one of the three that is absent follows from the others; with train_batch_size alone, or the
-/// micro-batch alone, there is one micro-step. Batches are never rounded.
-BatchConfig multiply(const Resolution& resolution, const BatchKeys& keys, int64_t world) {
-  const int64_t given_micro = keys.micro.value_or(1);
-  const int64_t given_steps = keys.steps.value_or(1);
-  const auto given_product = product(product(world, given_micro), given_steps);
+/// Whether the keys can be a batch of `world` ranks or, where that is not known, of some number of them.
+/// Batches are never rounded.
+bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optional<int> world) {
+  const auto of_rank = product(keys.micro.value_or(1), keys.steps.value_or(1));
+  const auto of_all = product(of_rank, world.value_or(1));
   if (!keys.train) {
-    if (!given_product) {
-      resolution.report(micro_key, "a global batch that 64 bits can hold", factors(keys, world),
-                        "write smaller numbers");
-      return {};
-    }
-    return {*given_product, given_micro, given_steps};
+    if (of_all) return true;
+    resolution.report(micro_key, "a global batch that 64 bits can hold", factors(keys, world),
+                      "write smaller numbers");
+    return false;
   }
   const int64_t train = *keys.train;
   const std::string found = std::to_string(train);
-  if (keys.micro && keys.steps) {
-    if (given_product != train) {
-      resolution.report(train_key,
-                        factors(keys, world) + (given_product ? " = " + std::to_string(*given_product) : ""),
-                        found, "leave out one of the three batch sizes, or change one");
-    }
-    return {train, given_micro, given_steps};
+  const bool all_given = keys.micro && keys.steps;
+  const bool fits_some_ranks = of_rank && train % *of_rank == 0;
+  if (all_given && world && of_all != train) {
+    const std::string ranks = fits_some_ranks ? ", or run " + in_ranks(train / *of_rank) : "";
+    resolution.report(train_key, factors(keys, world) + (of_all ? " = " + std::to_string(*of_all) : ""),
+                      found, "leave out one of the three batch sizes, or change one" + ranks);
+    return false;
   }
-  if (!given_product || train % *given_product != 0) {
+  if (!of_all || train % *of_all != 0) {
     resolution.report(train_key, "a multiple of " + factors(keys, world), found,
-                      "change it, or the number of ranks, so that every rank gets whole micro-batches");
-    return {};
+                      world ? "change it, or the number of ranks, so that every rank gets whole micro-batches"
+                            : "change one of them: no number of ranks gets whole micro-batches of this");
+    return false;
   }
-  const int64_t rest = train / *given_product;
-  return keys.micro ? BatchConfig{train, given_micro, rest} : BatchConfig{train, rest, given_steps};
+  if (all_given && !world) {
+    resolution.tell(Severity::note, train_key,
+                    found + " is " + factors(keys, world) + " x " + in_ranks(train / *of_rank) +
+                        ": a run needs just as many");
+  }
+  return true;
+}
+
+/// The one of the three that is absent follows from the others; with train_batch_size alone, or the
+/// micro-batch alone, there is one micro-step. The keys are checked.
+BatchConfig multiply(const BatchKeys& keys, int world) {
+  const int64_t micro = keys.micro.value_or(1);
+  const int64_t steps = keys.steps.value_or(1);
+  if (!keys.train) return {micro * steps * world, micro, steps};
+  const int64_t rest = *keys.train / (micro * steps * world);
+  return keys.micro ? BatchConfig{*keys.train, micro, steps * rest} : BatchConfig{*keys.train, rest, steps};
 }
 
 }  // namespace
 
 BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size) {
   Settings& settings = resolution.settings;
-  const bool undecided =
-      settings.undecided(train_key) || settings.undecided(micro_key) || settings.undecided(steps_key);
-  if (!world_size || undecided) return {};
+  bool open = false;  // the program may give one of them
+  for (const std::string_view key : {train_key, micro_key, steps_key}) {
+    const Setting* setting = settings.find(key);
+    if (setting && setting->source == Source::refused) return {};
+    open = open || settings.undecided(key);
+  }
   const BatchKeys keys{settings.get<int64_t>(train_key), settings.get<int64_t>(micro_key),
                        settings.get<int64_t>(steps_key)};
   if (!keys.train && !keys.micro) {
-    const bool automatic = settings.find(train_key) != nullptr;  // a program may give it
+    const bool automatic = settings.find(train_key) || settings.find(micro_key);
     if (automatic && resolution.purpose == Purpose::check) return {};
     resolution.report(train_key, "train_batch_size or train_micro_batch_size_per_gpu", "neither",
                       "write one of them, such as \"train_micro_batch_size_per_gpu\": 4");
     return {};
   }
-  const BatchConfig batch = multiply(resolution, keys, *world_size);
+  if (!check_sizes(resolution, keys, world_size) || open || !world_size) return {};
+  const BatchConfig batch = multiply(keys, *world_size);
   settings.derive(train_key, batch.train_batch_size);
   settings.derive(micro_key, batch.micro_batch_size_per_gpu);
   settings.derive(steps_key, batch.gradient_accumulation_steps);

@@ -26,8 +26,8 @@ struct CheckedConfig {
   bool refused() const { return diagnostics.any(Severity::error); }
 };
 
-/// Reads `text`, and never throws for what it says: "auto" may stay, and what ZeroRun does not offer is
-/// noted.
+/// Reads `text` as load_config does, and never throws for what it says. "auto" may stay, for the program to
+/// fill in.
 CheckedConfig check_config(std::string_view text, const std::string& origin,
                            const CheckOptions& options = {});
 

@@ -29,7 +29,7 @@ struct Mistake {
 
 enum class Severity {
   error,    // the file is refused
-  warning,  // understood, but better written otherwise
+  warning,  // understood, but better written otherwise, or asked for and not done
   note      // accepted as it is, and here is what becomes of it
 };
 

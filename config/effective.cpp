@@ -30,7 +30,7 @@ bool fits_switches(const Settings& settings, const KeyFact& fact) {
     const KeyFact* outer = find_key(section);
     if (!outer || outer->switch_key.empty()) continue;
     const std::string path = join_path(section, outer->switch_key);
-    if (path != fact.path && settings.get<bool>(path) == false) return false;
+    if (path != fact.path && settings.at_default(path)) return false;
   }
   return true;
 }

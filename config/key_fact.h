@@ -75,10 +75,13 @@ struct KeyFact {
       {};  // optimizer or scheduler types that take this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
   std::string_view reason = {};
-  std::string_view target = {};      // of an old name: the path of the present one
-  bool changes_result = false;       // not offered, and training without it computes something else
-  std::string_view switch_key = {};  // of a section: the boolean in it without which it has no effect
-  std::string_view advice = {};      // what to write when the value is wrong or cannot stay "auto"
+  std::string_view target = {};  // of an old name: the path of the present one
+  bool changes_result = false;   // not offered, and training without it computes something else
+  /// Of a section: the key in it that leaves it without effect at its default, false or "none". Of an object:
+  /// the name of the booleans in it, at any depth, of which one must be true.
+  std::string_view switch_key = {};
+  std::string_view false_means = {};  // of a section: the object that `false` stands for, as JSON
+  std::string_view advice = {};       // what to write when the value is wrong or cannot stay "auto"
 
   // In front of its uses: clang evaluates it in constants only then.
   template <typename Member>
@@ -106,6 +109,7 @@ struct KeyFact {
   constexpr KeyFact nearest(std::string_view pairs) const { return with(&KeyFact::nearest_choices, pairs); }
   constexpr KeyFact for_types(std::string_view words) const { return with(&KeyFact::types, words); }
   constexpr KeyFact switched_by(std::string_view name) const { return with(&KeyFact::switch_key, name); }
+  constexpr KeyFact or_false(std::string_view object) const { return with(&KeyFact::false_means, object); }
   constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }
 
   /// Accepted, and any value but the default is told with `why`.

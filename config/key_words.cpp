@@ -45,6 +45,15 @@ std::string status_in_words(const KeyFact& fact) {
   return {};
 }
 
+std::string switch_in_words(const KeyFact& fact, std::string_view quote) {
+  if (fact.switch_key.empty()) return {};
+  const std::string name = std::string(quote) + std::string(fact.switch_key) + std::string(quote);
+  if (fact.type == KeyType::object) return "an " + name + " in it is true";
+  const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
+  ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
+  return name + (row->type == KeyType::boolean ? " is true" : " is other than " + std::string(row->fallback));
+}
+
 std::string offered_choices(const KeyFact& fact) {
   std::string offered;
   for_each_word(fact.choices, [&](std::string_view word) {

@@ -18,6 +18,10 @@ std::string words_or(std::string_view list, std::string_view quote);
 /// What becomes of a key that is not simply supported, such as "not offered: REASON"; empty if it is.
 std::string status_in_words(const KeyFact& fact);
 
+/// When a section or an object with a switch has an effect, such as "enabled is true"; empty without a
+/// switch.
+std::string switch_in_words(const KeyFact& fact, std::string_view quote);
+
 /// Those of the key's choices that ZeroRun offers. A key that is not offered as a whole has them all.
 std::string offered_choices(const KeyFact& fact);
 

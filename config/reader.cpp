@@ -12,35 +12,38 @@
 namespace zerorun {
 namespace {
 
+enum class Switch { off, open, on };  // open: "auto" that nobody has given
+
 /// The section that is being read.
 struct Section {
   const Value& object;
   std::string path;   // as the file has it
   std::string table;  // as the key table has it: "*" for a key of the user's own
   std::string type;   // of the optimizer or scheduler whose params these are; empty: any
-  bool told = false;  // that nothing in it has an effect here
-  bool off = false;   // its switch is off
+  bool told = false;  // what becomes of it as a whole
+  Switch state = Switch::on;
 };
 
 bool is_section_of_types(std::string_view path) {
   return path == "optimizer.params" || path == "scheduler.params";
 }
 
-/// Whether a feature without a switch of its own is used: not if it is empty, or all its parts are disabled.
-bool is_used(const Value& value) {
-  bool any_switch = false;
-  bool any_on = false;
-  const auto look = [&](const auto& self, const Value& object) -> void {
-    for (const Member& member : object.members) {
-      if (member.key == "enabled") {
-        any_switch = true;
-        any_on = any_on || member.value.boolean || member.value.text == "true";
-      }
-      self(self, member.value);
-    }
-  };
-  look(look, value);
-  return any_switch ? any_on : !value.members.empty();
+bool is_true(const Value& value) {
+  return value.boolean || value.text == "true";
+}
+
+bool any_on(const Value& object, std::string_view switch_key) {
+  return std::ranges::any_of(object.members, [&](const Member& member) {
+    return (member.key == switch_key && is_true(member.value)) || any_on(member.value, switch_key);
+  });
+}
+
+/// Whether an object of the user's own keys asks for something.
+bool is_used(const KeyFact& fact, const Value& value) {
+  if (value.kind != ValueKind::object) return true;
+  if (!fact.switch_key.empty()) return any_on(value, fact.switch_key);
+  const Value* enabled = value.find("enabled");
+  return !value.members.empty() && (!enabled || is_true(*enabled));
 }
 
 class Reader {
@@ -136,68 +139,95 @@ class Reader {
                      const std::string& path) {
     const KeyFact* present = find_key(fact.target);
     ZR_CHECK(present, "no row for " + std::string(fact.target));
-    const bool form_changed = present->type == KeyType::section && fact.type == KeyType::boolean;
-    diagnostics_.tell(Severity::warning, member.key_at, path,
-                      form_changed
-                          ? "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": "cpu"})"
-                          : "old name of " + std::string(fact.target));
-    if (form_changed) return read_old_offload(section, fact, *present, member.value, path);
+    if (present->type == KeyType::section && fact.type == KeyType::boolean) {
+      return read_old_offload(section, fact, *present, member, path);
+    }
+    diagnostics_.tell(Severity::warning, member.key_at, path, "old name of " + std::string(fact.target));
     if (fact.type != KeyType::section) return read_value(section, *present, member.value, path);
     read_section(section, fact, member.value, path, present);
   }
 
   /// `true` stands for {"device": "cpu"}.
   void read_old_offload(const Section& section, const KeyFact& fact, const KeyFact& present,
-                        const Value& value, const std::string& path) {
-    const ValueCheck check = check_value(fact, value);
-    if (check.fit != Fit::value) return refuse(fact, value, path, check);
-    const KeyFact* device = find_key(join_path(present.path, "device"));
-    ZR_CHECK(device, "no row for the device of " + std::string(present.path));
-    const bool offloaded = std::get<bool>(check.value);
-    if (offloaded) tell_status(section, *device, value, std::string("cpu"), path);
-    settings_.put({device, std::string(offloaded ? "cpu" : "none"), Source::file, value.at, path});
+                        const Member& member, const std::string& path) {
+    const ValueCheck check = check_value(fact, member.value);
+    if (check.fit != Fit::value) return refuse(fact, member.value, path, check);
+    const KeyFact* row = find_key(join_path(present.path, "device"));
+    ZR_CHECK(row, "no row for the device of " + std::string(present.path));
+    const std::string device = std::get<bool>(check.value) ? "cpu" : "none";
+    diagnostics_.tell(
+        Severity::warning, member.key_at, path,
+        "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": ")" + device + "\"}");
+    tell_status(section, *row, member.value, device, path);
+    settings_.put({row, device, Source::file, member.value.at, path});
   }
 
   /// `present`: the section whose keys these are, if the file uses its old name.
   void read_section(const Section& outer, const KeyFact& fact, const Value& value, const std::string& path,
                     const KeyFact* present = nullptr) {
+    const KeyFact& row = present ? *present : fact;
     const ValueCheck check = check_value(fact, value);
+    if (!check.understood.empty()) tell_understood(value, path, check);
     if (check.fit == Fit::nothing) return;
-    if (check.fit == Fit::refused) return refuse(present ? *present : fact, value, path, check);
-    Section section{value, path, std::string(fact.path), "", outer.told, outer.off};
-    settings_.put({present ? present : &fact, {}, Source::file, value.at, path});
-    tell_of_section(present ? *present : fact, section);
+    if (check.fit == Fit::refused) return refuse(row, value, path, check);
+    Section section{value, path, std::string(fact.path), "", outer.told, outer.state};
+    settings_.put({&row, {}, Source::file, value.at, path});
+    if (!row.switch_key.empty()) read_switch(row, section);
+    tell_of_section(row, section);
     if (is_section_of_types(fact.path)) section.type = type_beside(outer.object, fact);
     read_members(section);
   }
 
-  void tell_of_section(const KeyFact& fact, Section& section) {
-    const bool switched = !fact.switch_key.empty();
-    if (switched) section.off = section.off || is_off(section.object, fact);
-    if (fact.status == KeyStatus::supported || section.told) return;
-    section.told = true;
-    if (section.off) return;
-    const std::string reason(fact.reason);
-    if (fact.changes_result && options_.purpose == Purpose::run) {
-      return refuse_feature(section.object, section.path, "no such section", "an object", fact);
-    }
-    const std::string text = fact.status == KeyStatus::no_effect ? "changes nothing: " + reason
-                                                                 : "known and not offered: " + reason;
-    diagnostics_.tell(Severity::note, section.object.at, section.path, text);
+  /// A section is as much on as the sections around it.
+  void read_switch(const KeyFact& fact, Section& section) {
+    const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
+    ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
+    const bool was_on = section.state != Switch::off;
+    const Value* value = section.object.find(fact.switch_key);
+    section.state = std::min(section.state, state_of(*row, value));
+    const auto is_known = [&](const Member& member) { return fact_of(section, member.key) != nullptr; };
+    if (value || !was_on || std::ranges::none_of(section.object.members, is_known)) return;
+    diagnostics_.tell(Severity::warning, section.object.at, section.path,
+                      "is off: " + in_quotes(fact.switch_key) + " is left out, and " +
+                          std::string(row->fallback) + " by default");
   }
 
-  /// As the switch says, or the program where that is "auto".
-  bool is_off(const Value& object, const KeyFact& section) const {
-    const Value* value = object.find(section.switch_key);
-    if (!value) return true;
-    const KeyFact* row = find_key(join_path(section.path, section.switch_key));
-    ZR_CHECK(row, "no row for the switch of " + std::string(section.path));
-    ValueCheck check = check_value(*row, *value);
+  /// As the file says, or the program where that is "auto".
+  Switch state_of(const KeyFact& row, const Value* value) const {
+    if (!value) return Switch::off;
+    ValueCheck check = check_value(row, *value);
+    if (check.fit == Fit::nothing) return Switch::off;
     if (check.fit == Fit::automatic) {
-      check.value = resolve_automatic(*row, options_.arguments, options_.hidden_size).value;
+      check.value = resolve_automatic(row, options_.arguments, options_.hidden_size).value;
     }
-    const bool* on = std::get_if<bool>(&check.value);
-    return on && !*on;
+    if (std::holds_alternative<std::monostate>(check.value)) return Switch::open;
+    return check.value == fallback_of(row) ? Switch::off : Switch::on;
+  }
+
+  /// One line for all that a section asks for, unless its switch says it.
+  void tell_of_section(const KeyFact& fact, Section& section) {
+    if (fact.status == KeyStatus::supported || section.told) return;
+    section.told = true;
+    if (section.state == Switch::off) return;
+    if (fact.changes_result) {
+      return refuse_feature(section, section.object, section.path, "no such section", fact);
+    }
+    const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
+    const bool asked = row ? !row->changes_result : asks(section);
+    if (asked) tell_of_loss(fact, section.object, section.path, "");
+  }
+
+  /// Whether a section without a switch says anything but defaults.
+  bool asks(const Section& section) const {
+    return std::ranges::any_of(section.object.members, [&](const Member& member) {
+      const KeyFact* fact = is_remark(member.key) ? nullptr : fact_of(section, member.key);
+      if (!fact) return false;
+      if (fact->type == KeyType::section) {
+        return asks({member.value, "", std::string(fact->path), ""});
+      }
+      const ValueCheck check = check_value(*fact, member.value);
+      return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
+    });
   }
 
   /// The type named beside `params`, as the table spells it; empty if there is none, or one unknown.
@@ -223,11 +253,15 @@ class Reader {
       check.value = std::move(automatic.value);
       if (!tell_automatic(section, row, value, path, source, check.value)) source = Source::refused;
     } else if (!check.understood.empty()) {
-      diagnostics_.tell(check.severity, value.at, path, describe(value) + " is " + check.understood);
+      tell_understood(value, path, check);
     }
     if (source != Source::open && source != Source::refused)
       tell_status(section, row, value, check.value, path);
     settings_.put({&row, std::move(check.value), source, value.at, path});
+  }
+
+  void tell_understood(const Value& value, const std::string& path, const ValueCheck& check) {
+    diagnostics_.tell(check.severity, value.at, path, describe(value) + " is " + check.understood);
   }
 
   /// False: refused.
@@ -236,7 +270,7 @@ class Reader {
     std::string from = "the default";
     if (source == Source::program) from = "the program's arguments";
     if (source == Source::model) from = "the model's hidden size";
-    const bool matters = !section.off && (!section.told || fact.changes_result);
+    const bool matters = section.state != Switch::off && (!section.told || fact.changes_result);
     if (source == Source::open && options_.purpose == Purpose::run && matters) {
       diagnostics_.report(
           {value.at, path, expected_of(fact), "\"auto\", which nobody has filled in", how_to_give(fact)});
@@ -255,62 +289,46 @@ class Reader {
     return true;
   }
 
-  /// What becomes of a value that fits: nothing, where ZeroRun has its own way; an error, where a run would
+  /// What becomes of a value that fits: nothing, where ZeroRun has its own way; an error, where it would
   /// compute something else.
   void tell_status(const Section& section, const KeyFact& fact, const Value& value, const SettingValue& meant,
                    const std::string& path) {
-    if (section.off) return;
+    if (section.state == Switch::off) return;
     const auto* chosen = std::get_if<std::string>(&meant);
     if (chosen && has_word(fact.choices_to_come, *chosen)) {
-      return tell_choice(value, path, fact, *chosen);
+      return refuse_feature(section, value, path, expected_of(fact), fact, nearest_offered(fact, *chosen));
     }
     if (fact.status == KeyStatus::supported || is_default(fact, value, meant)) return;
-    const std::string reason(fact.reason);
     if (fact.changes_result) {
       const std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
-      return tell_feature(value, path, usual, fact, reason);
+      return refuse_feature(section, value, path, usual, fact);
     }
-    if (section.told) return;
-    const bool no_effect = fact.status == KeyStatus::no_effect;
-    diagnostics_.tell(
-        Severity::note, value.at, path,
-        describe(value) + (no_effect ? " changes nothing: " : " is known and not offered: ") + reason);
+    if (!section.told) tell_of_loss(fact, value, path, describe(value) + " ");
   }
 
-  void tell_choice(const Value& value, const std::string& path, const KeyFact& fact,
-                   const std::string& chosen) {
-    const std::string nearest(nearest_offered(fact, chosen));
-    if (nearest.empty()) {
-      return tell_feature(value, path, expected_of(fact), fact, "ZeroRun does not have it");
-    }
-    if (options_.purpose == Purpose::run) {
-      return diagnostics_.report({value.at, path, expected_of(fact),
-                                  describe(value) + ", which ZeroRun does not offer",
-                                  "write " + in_quotes(nearest) + ", the nearest that it does"});
-    }
-    diagnostics_.tell(Severity::note, value.at, path,
-                      describe(value) +
-                          " is known and not offered, and a run refuses it: the nearest choice is " +
-                          in_quotes(nearest));
+  /// What is asked for and not there, or what changes nothing. `subject`: the value, where it is one.
+  void tell_of_loss(const KeyFact& fact, const Value& value, const std::string& path,
+                    const std::string& subject) {
+    const bool no_effect = fact.status == KeyStatus::no_effect;
+    const std::string lost = subject.empty() ? "known and not offered: " : "is known and not offered: ";
+    diagnostics_.tell(no_effect ? Severity::note : Severity::warning, value.at, path,
+                      subject + (no_effect ? "changes nothing: " : lost) + std::string(fact.reason));
   }
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {
-    if (fact.type == KeyType::object || fact.type == KeyType::anything) return !is_used(value);
+    if (fact.type == KeyType::object || fact.type == KeyType::anything) return !is_used(fact, value);
     return !fact.fallback.empty() && meant == fallback_of(fact);
   }
 
-  void tell_feature(const Value& value, const std::string& path, const std::string& usual,
-                    const KeyFact& fact, const std::string& reason) {
-    if (options_.purpose == Purpose::run) return refuse_feature(value, path, usual, describe(value), fact);
-    diagnostics_.tell(Severity::note, value.at, path,
-                      describe(value) + " is known and not offered, and a run refuses it: " + reason);
-  }
-
-  void refuse_feature(const Value& value, const std::string& path, const std::string& usual,
-                      const std::string& found, const KeyFact& fact) {
+  /// `nearest`: what there is in its place. A section that the program may switch off is not refused yet.
+  void refuse_feature(const Section& section, const Value& value, const std::string& path,
+                      const std::string& usual, const KeyFact& fact, std::string_view nearest = {}) {
     std::string remedy = fact.advice.empty() ? "remove it" : std::string(fact.advice);
+    if (!nearest.empty()) remedy = "write " + in_quotes(nearest) + ", the nearest that it does";
     if (!fact.reason.empty()) remedy = std::string(fact.reason) + ": " + remedy;
-    diagnostics_.report({value.at, path, usual, found + ", which ZeroRun does not offer", std::move(remedy)});
+    diagnostics_.report(
+        {value.at, path, usual, describe(value) + ", which ZeroRun does not offer", std::move(remedy)},
+        section.state == Switch::open ? Severity::warning : Severity::error);
   }
 
   void refuse(const KeyFact& fact, const Value& value, const std::string& path, const ValueCheck& check) {

@@ -12,8 +12,8 @@
 namespace zerorun {
 
 enum class Purpose {
-  check,  // what is not offered, and "auto" that stays, are told
-  run     // they are refused
+  check,  // "auto" may stay
+  run     // it is refused
 };
 
 struct ReadOptions {

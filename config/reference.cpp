@@ -219,6 +219,7 @@ std::string status_cell(const KeyFact& fact) {
 
 std::string meaning_cell(const KeyFact& fact) {
   std::string meaning = sentence(row_of_value(fact).meaning);
+  if (!fact.switch_key.empty()) meaning += " It has no effect unless " + switch_in_words(fact, "`") + ".";
   if (!fact.types.empty()) meaning += " Only for " + words_or(fact.types, "") + ".";
   return meaning;
 }
@@ -270,7 +271,8 @@ std::string table_of(std::string_view section) {
 std::string about_section(const KeyFact& fact) {
   std::string text = sentence(fact.meaning);
   if (fact.status == KeyStatus::old_name) return text;
-  if (!fact.switch_key.empty()) text += " It has no effect unless " + code(fact.switch_key) + " is true.";
+  if (!fact.switch_key.empty()) text += " It has no effect unless " + switch_in_words(fact, "`") + ".";
+  if (!fact.false_means.empty()) text += " It may be false, which stands for " + code(fact.false_means) + ".";
   if (fact.nullable) text += " It may be null, as if it were left out.";
   if (const std::string status = sentence(status_in_words(fact)); !status.empty()) text += " " + status;
   return text;

@@ -19,19 +19,11 @@ void read(const Resolution& resolution, std::string_view name, PerGroup& target)
   if (auto value = per_group(resolution.settings, name)) target = *std::move(value);
 }
 
-/// 0 is in files of old versions, which took it for 2; DeepSpeed refuses it now.
 Warmup read_warmup(const Resolution& resolution) {
-  const std::string steps = param("warmup_num_steps");
   Warmup warmup;
-  resolution.read(steps, warmup.num_steps);
+  resolution.read(param("warmup_num_steps"), warmup.num_steps);
   if (resolution.settings.get<std::string>(param("warmup_type")) == "linear") {
     warmup.type = WarmupType::linear;
-  }
-  if (warmup.num_steps > 0) return warmup;
-  if (resolution.purpose == Purpose::run) {
-    resolution.report(steps, "an integer of at least 1", "0", "write 1, which acts as 2, for no warm-up");
-  } else {
-    resolution.note(steps, "0 is refused by a run: write 1, which acts as 2, for no warm-up");
   }
   return warmup;
 }
@@ -45,6 +37,19 @@ void require(const Resolution& resolution, const std::string& type, const std::s
                     "write \"params\": {\"" + name + "\": " + example + "}");
 }
 
+/// A schedule that sets learning rates by itself passes over the optimizer's. `name`: its own.
+void tell_of_lr(const Resolution& resolution, const std::string& type, std::string_view name) {
+  constexpr std::string_view key = "optimizer.params.lr";
+  const Settings& settings = resolution.settings;
+  const auto lr = settings.get<double>(key);
+  const auto own = per_group(settings, name);
+  if (!settings.given(key) || !lr || !own || *own == PerGroup(*lr)) return;
+  const std::string value = std::visit([](const auto& held) { return to_json(held); }, *own);
+  resolution.tell(Severity::warning, key,
+                  to_json(*lr) + " changes nothing: the learning rate of " + type + " is set by " +
+                      std::string(name) + ", which is " + value);
+}
+
 int64_t read_total(const Resolution& resolution, const std::string& type) {
   int64_t total = 0;
   resolution.read(param("total_num_steps"), total);
@@ -52,13 +57,14 @@ int64_t read_total(const Resolution& resolution, const std::string& type) {
   return total;
 }
 
-WarmupLr read_warmup_lr(const Resolution& resolution) {
+WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
   Settings& settings = resolution.settings;
   WarmupLr schedule;
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
   // The parameter groups may have others than the one that is shown.
   schedule.max_lr = per_group(settings, "warmup_max_lr");
+  tell_of_lr(resolution, type, "warmup_max_lr");
   const auto lr = settings.get<double>("optimizer.params.lr");
   if (lr && settings.find("optimizer")) settings.derive(param("warmup_max_lr"), *lr);
   return schedule;
@@ -70,6 +76,7 @@ WarmupDecayLr read_warmup_decay(const Resolution& resolution, const std::string&
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
   read(resolution, "warmup_max_lr", schedule.max_lr);
+  tell_of_lr(resolution, type, "warmup_max_lr");
   schedule.total_num_steps = read_total(resolution, type);
   return schedule;
 }
@@ -89,7 +96,8 @@ void note_momentum(const Resolution& resolution) {
   const auto optimizer = settings.get<std::string>("optimizer.type");
   const bool cycles = settings.get<bool>(param("cycle_momentum")).value_or(true);
   if (!cycles || !optimizer || has_word(find_key("optimizer.params.betas")->types, *optimizer)) return;
-  resolution.note(param("cycle_momentum"), *optimizer + " has no betas: the momentum stays as it is");
+  resolution.tell(Severity::note, param("cycle_momentum"),
+                  *optimizer + " has no betas: the momentum stays as it is");
 }
 
 OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
@@ -98,6 +106,7 @@ OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
   require(resolution, type, "cycle_max_lr", "0.001");
   read(resolution, "cycle_min_lr", schedule.min_lr);
   read(resolution, "cycle_max_lr", schedule.max_lr);
+  tell_of_lr(resolution, type, "cycle_max_lr");
   resolution.read(param("cycle_first_step_size"), schedule.first_step_size);
   schedule.second_step_size = resolution.settings.get<int64_t>(param("cycle_second_step_size"));
   resolution.read(param("cycle_first_stair_count"), schedule.first_stair_count);
@@ -112,9 +121,10 @@ OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
   return schedule;
 }
 
-LrRangeTest read_lr_range_test(const Resolution& resolution) {
+LrRangeTest read_lr_range_test(const Resolution& resolution, const std::string& type) {
   LrRangeTest schedule;
   read(resolution, "lr_range_test_min_lr", schedule.min_lr);
+  tell_of_lr(resolution, type, "lr_range_test_min_lr");
   resolution.read(param("lr_range_test_step_size"), schedule.step_size);
   resolution.read(param("lr_range_test_step_rate"), schedule.step_rate);
   resolution.read(param("lr_range_test_staircase"), schedule.staircase);
@@ -126,11 +136,11 @@ LrRangeTest read_lr_range_test(const Resolution& resolution) {
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
   if (!resolution.settings.find("scheduler")) return std::nullopt;
   const auto type = resolution.settings.get<std::string>("scheduler.type");
-  if (type == "WarmupLR") return read_warmup_lr(resolution);
+  if (type == "WarmupLR") return read_warmup_lr(resolution, *type);
   if (type == "WarmupDecayLR") return read_warmup_decay(resolution, *type);
   if (type == "WarmupCosineLR") return read_warmup_cosine(resolution, *type);
   if (type == "OneCycle") return read_one_cycle(resolution, *type);
-  if (type == "LRRangeTest") return read_lr_range_test(resolution);
+  if (type == "LRRangeTest") return read_lr_range_test(resolution, *type);
   return std::nullopt;  // told: there is none, or it is not offered
 }
 

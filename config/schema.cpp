@@ -105,18 +105,18 @@ Json json_list(std::string_view words) {
   return list;
 }
 
-/// Those that ZeroRun offers come first, so that editors propose them first.
 void add_choices(const KeyFact& fact, Json& schema) {
   Json forms = Json::array();
-  forms.push_back({{"enum", json_list(offered_choices(fact))}});
-  if (!fact.choices_to_come.empty()) {
-    forms.push_back(
-        {{"description", "Known, and not offered yet."}, {"enum", json_list(fact.choices_to_come)}});
-  }
-  if (!fact.any_case.empty()) {
+  const std::string offered = offered_choices(fact);
+  forms.push_back({{"enum", json_list(offered)}});
+  std::string any_case;
+  for_each_word(offered, [&](std::string_view word) {
+    if (has_word(fact.any_case, word)) any_case += (any_case.empty() ? "" : " ") + std::string(word);
+  });
+  if (!any_case.empty()) {
     forms.push_back({{"description", "In any case of its letters."},
                      {"type", "string"},
-                     {"pattern", choice_pattern(fact, fact.any_case)}});
+                     {"pattern", choice_pattern(fact, any_case)}});
   }
   if (fact.automatic != Automatic::nobody && !has_word(fact.choices, "auto")) {
     forms.push_back({{"enum", {"auto"}}});
@@ -226,8 +226,9 @@ std::string description_of(const KeyFact& fact, const KeyFact& row) {
   say(fact.meaning);
   if (fact.status == KeyStatus::old_name) return text;
   say(status_in_words(fact));
-  if (!fact.switch_key.empty()) say("has no effect unless " + std::string(fact.switch_key) + " is true");
+  if (!fact.switch_key.empty()) say("has no effect unless " + switch_in_words(fact, ""));
   say(automatic_in_words(row.automatic));
+  if (!row.false_means.empty()) say("may be false, which stands for " + std::string(row.false_means));
   if (row.nullable) say("may be null, as if the key were left out");
   if (row.accepts_true) say("may be true, which stands for 1");
   if (row.per_group) say("may be an array with one number for each parameter group");
@@ -247,9 +248,13 @@ Json key_schema(const KeyFact& fact) {
     return schema;
   }
   if (fact.status == KeyStatus::old_name) schema["deprecationMessage"] = sentence(status_in_words(fact));
-  if (fact.type == KeyType::section) return section_schema(fact, std::move(schema));
-  if (!row.fallback.empty()) schema["default"] = fallback_of_key(row);
-  add_value(row, schema);
+  if (fact.type == KeyType::section) {
+    schema = section_schema(fact, std::move(schema));
+  } else {
+    if (!row.fallback.empty()) schema["default"] = fallback_of_key(row);
+    add_value(row, schema);
+  }
+  if (row.changes_result && !has_outer_switch(fact)) schema.update(asks_for_nothing(row));
   return schema;
 }
 
@@ -281,6 +286,10 @@ void add_members(std::string_view section, Json& schema) {
 
 Json section_schema(const KeyFact& fact, Json schema) {
   schema["type"] = fact.nullable ? Json{"object", "null"} : Json("object");
+  if (!fact.false_means.empty()) {
+    schema["type"] = {"object", "boolean"};
+    schema["not"] = {{"enum", {true}}};
+  }
   add_members(fact.path, schema);
   return schema;
 }
@@ -293,6 +302,9 @@ std::string config_schema() {
   schema["title"] = "ds_config.json";
   schema["description"] = about;
   schema["type"] = "object";
+  schema["definitions"]["nothing_enabled"] = {
+      {"properties", {{"enabled", {{"not", {{"enum", {true, "true"}}}}}}}},
+      {"additionalProperties", {{"$ref", "#/definitions/nothing_enabled"}}}};
   add_members("", schema);
   return schema.dump(2) + "\n";
 }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/key_table.h"
+#include "config/key_words.h"
 
 namespace zerorun {
 namespace {
@@ -25,12 +26,21 @@ std::string in_any_case(std::string_view word) {
   return pattern;
 }
 
-/// Holds for an object that has the key `path`, whose dots lead into objects within.
-Json has_key(std::string_view path) {
+/// Holds for an object in which `value` holds for the key `path`, if there is one. Its dots lead into objects
+/// within.
+Json where_present(std::string_view path, Json value) {
+  const auto dot = path.find('.');
+  if (dot != std::string_view::npos) value = where_present(path.substr(dot + 1), std::move(value));
+  return {{"properties", {{std::string(path.substr(0, dot)), std::move(value)}}}};
+}
+
+/// The same, and there must be one.
+Json has_key(std::string_view path, Json value = Json::object()) {
   const auto dot = path.find('.');
   const std::string name(path.substr(0, dot));
   Json schema = {{"type", "object"}, {"required", {name}}};
-  if (dot != std::string_view::npos) schema["properties"][name] = has_key(path.substr(dot + 1));
+  if (dot != std::string_view::npos) value = has_key(path.substr(dot + 1), std::move(value));
+  if (!value.empty()) schema["properties"][name] = std::move(value);
   return schema;
 }
 
@@ -86,9 +96,41 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
 
 /// Holds for an object in which `section` is switched on, or could be where "auto" is one of the `values`.
 Json switched_on(std::string_view section, Json values) {
-  Json schema = has_key(join_path(section, "enabled"));
-  schema["properties"][std::string(section)]["properties"]["enabled"]["enum"] = std::move(values);
-  return schema;
+  return has_key(join_path(section, "enabled"), {{"enum", std::move(values)}});
+}
+
+/// The sections around a key whose switch is `enabled`, the key itself not being that switch.
+std::vector<std::string_view> sections_with_switch(std::string_view path) {
+  std::vector<std::string_view> sections;
+  for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
+    const KeyFact* outer = find_key(section);
+    if (outer->status == KeyStatus::old_name) outer = find_key(outer->target);
+    if (outer->switch_key == "enabled" && path != join_path(section, "enabled")) sections.push_back(section);
+  }
+  return sections;
+}
+
+/// A refused key asks for nothing where all sections around it are on.
+void add_refusals(std::vector<Json>& rules) {
+  for (const KeyFact* fact : key_facts()) {
+    const KeyFact& row = row_of_value(*fact);
+    if (!row.changes_result || !has_outer_switch(*fact)) continue;
+    Json all_on = Json::array();
+    for (const std::string_view section : sections_with_switch(fact->path)) {
+      all_on.push_back(switched_on(section, {true, "true"}));
+    }
+    rules.push_back(
+        {{"if", {{"allOf", std::move(all_on)}}}, {"then", where_present(fact->path, asks_for_nothing(row))}});
+  }
+}
+
+/// One of the two is needed, and null is no size.
+void add_batch_rule(std::vector<Json>& rules) {
+  Json sizes = Json::array();
+  for (const std::string_view key : {"train_batch_size", "train_micro_batch_size_per_gpu"}) {
+    sizes.push_back(has_key(key, {{"not", {{"type", "null"}}}}));
+  }
+  rules.push_back({{"anyOf", std::move(sizes)}});
 }
 
 /// `parameters` and `gradients`: what data_types.param_dtype and grad_accum_dtype may be.
@@ -224,7 +266,9 @@ Json rule_for_types(std::string_view text, std::string_view section, std::string
 /// to the power of another key.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   if (section.empty()) {
+    add_batch_rule(rules);
     add_precision_rules(rules);
+    add_refusals(rules);
     const KeyFact* op = find_key("gradient_allreduce_op");
     ZR_CHECK(op, "no row for gradient_allreduce_op");
     rules.push_back(rule_with(nothing_divides_a_sum, "OP", choice_pattern(*op, "sum")));
@@ -248,6 +292,33 @@ void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
 }
 
 }  // namespace
+
+Json asks_for_nothing(const KeyFact& refused) {
+  const std::string fallback(refused.fallback);
+  const bool automatic = refused.automatic != Automatic::nobody;
+  switch (refused.type) {
+    case KeyType::boolean: {
+      Json values = {Json::parse(fallback), fallback};
+      if (automatic) values.push_back("auto");
+      return {{"enum", std::move(values)}};
+    }
+    case KeyType::integer: {
+      const Json value = Json::parse(fallback);
+      return {{"minimum", value}, {"maximum", value}, {"pattern", "^" + fallback + "$"}};
+    }
+    case KeyType::object: {
+      if (!refused.switch_key.empty()) return {{"allOf", {{{"$ref", "#/definitions/nothing_enabled"}}}}};
+      return {{"anyOf", {{{"maxProperties", 0}}, has_key("enabled", {{"enum", {false, "false"}}})}}};
+    }
+    default:
+      ZR_CHECK(refused.type == KeyType::section, "no schema without " + std::string(refused.path));
+      return refused.nullable ? Json{{"type", "null"}} : Json{{"not", Json::object()}};
+  }
+}
+
+bool has_outer_switch(const KeyFact& fact) {
+  return !sections_with_switch(fact.path).empty();
+}
 
 std::string choice_pattern(const KeyFact& choice, std::string_view words) {
   std::string pattern;

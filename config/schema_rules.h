@@ -11,6 +11,12 @@
 
 namespace zerorun {
 
+/// Holds for values of a refused key that ask for nothing, such as its default.
+nlohmann::ordered_json asks_for_nothing(const KeyFact& refused);
+
+/// Whether a switch around the key can put it out of effect.
+bool has_outer_switch(const KeyFact& fact);
+
 /// A pattern for exactly these words of the key's choices, in any case where the row says so.
 std::string choice_pattern(const KeyFact& choice, std::string_view words);
 

@@ -88,6 +88,11 @@ bool Settings::undecided(std::string_view path) const {
   return setting && (setting->source == Source::open || setting->source == Source::refused);
 }
 
+bool Settings::at_default(std::string_view path) const {
+  const SettingValue value = value_of(path);
+  return !std::holds_alternative<std::monostate>(value) && value == fallback_of(*find_key(path));
+}
+
 SettingValue Settings::value_of(std::string_view path) const {
   const KeyFact* fact = find_key(path);
   ZR_CHECK(fact, "no facts about " + std::string(path));

@@ -54,6 +54,8 @@ class Settings {
   const Setting* find(std::string_view path) const;
   /// Whether the file gives it a value, by itself or through "auto".
   bool given(std::string_view path) const;
+  /// Whether its value is the table's default, given or not.
+  bool at_default(std::string_view path) const;
   /// Whether it has no value that rules could look at: "auto" that nobody has given, or a refused one.
   bool undecided(std::string_view path) const;
 

@@ -59,7 +59,8 @@ std::string found_of(const KeyFact& fact, const Value& value) {
 }
 
 std::string remedy_of(const KeyFact& fact, const Value& value) {
-  if (fact.type == KeyType::section && !fact.switch_key.empty() &&
+  const KeyFact* switch_row = find_key(join_path(fact.path, fact.switch_key));
+  if (fact.type == KeyType::section && switch_row && switch_row->type == KeyType::boolean &&
       (value.kind == ValueKind::boolean || is_text(value, "auto"))) {
     return "write {" + in_quotes(fact.switch_key) + ": " + value.literal + "}";
   }
@@ -230,6 +231,12 @@ ValueCheck check_value(const KeyFact& fact, const Value& value) {
   ValueCheck special;
   if (value.kind == ValueKind::null && fact.nullable) {
     special.fit = Fit::nothing;
+    return special;
+  }
+  if (value.kind == ValueKind::boolean && !value.boolean && !fact.false_means.empty()) {
+    special.fit = Fit::nothing;
+    special.understood = "taken as " + std::string(fact.false_means) + ": write that, or leave the key out";
+    special.severity = Severity::warning;
     return special;
   }
   if (is_text(value, "auto") && fact.automatic != Automatic::nobody) {

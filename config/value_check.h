@@ -13,7 +13,7 @@ namespace zerorun {
 
 enum class Fit {
   value,
-  nothing,    // null where that is the same as leaving the key out
+  nothing,    // null or false where that is the same as leaving the key out
   automatic,  // "auto" where the key may have it
   refused
 };
@@ -31,7 +31,6 @@ struct ValueCheck {
   std::string remedy;
 };
 
-/// `fact` is no section.
 ValueCheck check_value(const KeyFact& fact, const Value& value);
 
 /// The same for a value that the program gives in place of "auto".

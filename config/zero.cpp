@@ -12,9 +12,19 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   resolution.read(path, size);
   const Setting* setting = resolution.settings.find(path);
   if (setting && setting->source == Source::file && zero.stage < 3) {
-    resolution.note(path,
+    resolution.tell(Severity::note, path,
                     to_json(setting->value) + " changes nothing: parameters are divided at stage 3 only");
   }
+}
+
+void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero) {
+  constexpr std::string_view key = "zero_optimization.offload_param.device";
+  const Settings& settings = resolution.settings;
+  if (zero.stage == 3 || settings.undecided("zero_optimization.stage") || !settings.given(key)) return;
+  const auto device = settings.get<std::string>(key);
+  if (!device || device == "none") return;
+  resolution.tell(Severity::warning, key,
+                  to_json(*device) + " changes nothing: parameters are divided at stage 3 only");
 }
 
 void check_offload(const Resolution& resolution, std::string_view section) {
@@ -48,6 +58,7 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   read_stage3_size(resolution, zero, "stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   read_stage3_size(resolution, zero, "stage3_param_persistence_threshold", zero.param_persistence_threshold);
   read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
+  tell_of_stage(resolution, zero);
   check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;

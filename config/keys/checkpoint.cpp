@@ -80,22 +80,22 @@ constexpr KeyFact rows[] = {
         .no_effect("the model itself says what it computes again; ZeRO follows"),
     boolean("activation_checkpointing.cpu_checkpointing", "false", "move saved values to host memory")
         .no_effect("the model itself says what it computes again; ZeRO follows"),
-    section("aio", "input and output to NVMe").not_offered("nothing is read from or written to NVMe"),
+    section("aio", "input and output to NVMe").no_effect("nothing is read from or written to NVMe"),
     integer("aio.block_size", "1048576", "bytes of one request")
         .least(1)
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     integer("aio.queue_depth", "8", "requests under way")
         .least(1)
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     integer("aio.intra_op_parallelism", "1", "threads for one tensor")
         .least(1)
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     boolean("aio.single_submit", "false", "submit requests one by one")
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     boolean("aio.overlap_events", "true", "submit while others complete")
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     boolean("aio.use_gds", "false", "read straight into GPU memory")
-        .not_offered("nothing is read from or written to NVMe"),
+        .no_effect("nothing is read from or written to NVMe"),
     integer("aio.thread_count", "", "old name of aio.intra_op_parallelism")
         .least(1)
         .old_name_of("aio.intra_op_parallelism"),

@@ -10,10 +10,11 @@ constexpr KeyFact rows[] = {
     section("data_efficiency", "choice and routing of data")
         .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
-    boolean("data_efficiency.enabled", "false", "use it").refused("the program chooses its data itself"),
+    boolean("data_efficiency.enabled", "false", "use it").not_offered("the program chooses its data itself"),
     integer("data_efficiency.seed", "1234", "seed of the samplers")
         .not_offered("the program chooses its data itself"),
     section("data_efficiency.data_sampling", "which samples are drawn")
+        .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
     boolean("data_efficiency.data_sampling.enabled", "false", "use it")
         .not_offered("the program chooses its data itself"),
@@ -24,9 +25,10 @@ constexpr KeyFact rows[] = {
     boolean("data_efficiency.data_sampling.pin_memory", "false", "keep samples page-locked")
         .not_offered("the program chooses its data itself"),
     section("data_efficiency.data_sampling.curriculum_learning", "easy samples first")
+        .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
     boolean("data_efficiency.data_sampling.curriculum_learning.enabled", "false", "use it")
-        .not_offered("the program chooses its data itself"),
+        .refused("the program chooses its data itself"),
     text("data_efficiency.data_sampling.curriculum_learning.data_cluster_path", "",
          "folder of the groups of samples")
         .or_null()
@@ -62,9 +64,10 @@ constexpr KeyFact rows[] = {
              "parameters of that")
         .not_offered("the program chooses its data itself"),
     section("data_efficiency.data_sampling.dynamic_batching", "batches by tokens")
+        .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
     boolean("data_efficiency.data_sampling.dynamic_batching.enabled", "false", "use it")
-        .not_offered("the program chooses its data itself"),
+        .refused("the program chooses its data itself"),
     text("data_efficiency.data_sampling.dynamic_batching.metrics_path", "", "folder of the lengths")
         .or_null()
         .not_offered("the program chooses its data itself"),
@@ -85,11 +88,13 @@ constexpr KeyFact rows[] = {
     boolean("data_efficiency.data_sampling.dynamic_batching.verbose", "false", "print batches")
         .not_offered("the program chooses its data itself"),
     section("data_efficiency.data_routing", "which tokens go through which layers")
+        .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
     boolean("data_efficiency.data_routing.enabled", "false", "use it")
         .not_offered("the program chooses its data itself"),
     object("data_efficiency.data_routing.random_ltd", "tokens that are dropped at random, layer by layer")
-        .not_offered("the program chooses its data itself"),
+        .switched_by("enabled")
+        .refused("the program chooses its data itself"),
     section("curriculum_learning", "easy samples first, in the form of old versions")
         .switched_by("enabled")
         .not_offered("the program chooses its data itself"),
@@ -131,8 +136,10 @@ constexpr KeyFact rows[] = {
         .not_offered("there is no quantization while training"),
     object("quantize_training", "quantization while training, in the form of old versions")
         .or_null()
+        .switched_by("enabled")
         .refused("there is no quantization while training"),
     object("compression_training", "quantization and pruning while training")
+        .switched_by("enabled")
         .refused("there is no quantization or pruning while training"),
     object("weight_quantization", "quantized weights for inference")
         .or_null()

@@ -9,17 +9,18 @@ using namespace keys;
 constexpr std::string_view in_memory = "everything stays in the memory of the device that computes";
 
 constexpr KeyFact rows[] = {
-    boolean("zero_optimization.cpu_offload", "", "old form of offload_optimizer: {device: cpu}")
+    boolean("zero_optimization.cpu_offload", "", "old form of offload_optimizer: true is {device: cpu}")
         .old_name_of("zero_optimization.offload_optimizer"),
-    boolean("zero_optimization.cpu_offload_param", "", "old form of offload_param: {device: cpu}")
+    boolean("zero_optimization.cpu_offload_param", "", "old form of offload_param: true is {device: cpu}")
         .old_name_of("zero_optimization.offload_param"),
-    boolean("zero_optimization.cpu_offload_params", "", "old form of offload_param: {device: cpu}")
+    boolean("zero_optimization.cpu_offload_params", "", "old form of offload_param: true is {device: cpu}")
         .old_name_of("zero_optimization.offload_param"),
     boolean("zero_optimization.cpu_offload_use_pin_memory", "", "old form of pin_memory in offload_optimizer")
         .filled_by(fallback)
         .old_name_of("zero_optimization.offload_optimizer.pin_memory"),
     section("zero_optimization.offload_param", "where parameters are kept between uses")
         .or_null()
+        .switched_by("device")
         .not_offered(in_memory)
         .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_param.device", "\"none\"", "none cpu nvme", "where parameters are kept")
@@ -46,6 +47,7 @@ constexpr KeyFact rows[] = {
         .not_offered(in_memory),
     section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
         .or_null()
+        .switched_by("device")
         .not_offered(in_memory)
         .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_optimizer.device", "\"none\"", "none cpu nvme",

@@ -69,6 +69,7 @@ constexpr KeyFact rows[] = {
         .not_offered("layers are not divided among ranks"),
     object("expert_parallel", "experts divided among ranks")
         .or_null()
+        .switched_by("enabled")
         .refused("experts are not divided among ranks"),
     integer("sequence_parallel_size", "1", "ranks that share a sequence")
         .least(1)
@@ -79,42 +80,43 @@ constexpr KeyFact rows[] = {
         .or_null()
         .no_effect("every rank has data of its own"),
     section("compile", "compilation of the training step")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .switched_by("deepcompile")
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.deepcompile", "false", "compile forward and backward with their collectives")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.free_activation", "false", "free saved values early")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     integer("compile.free_activation_threshold", "10485760", "bytes from which they are")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.offload_activation", "false", "move saved values to host memory")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.offload_activation_pin_memory", "true", "into page-locked memory")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.offload_opt_states", "false", "move optimizer states to host memory")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.double_buffer", "true", "gather into one buffer while the other is used")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.symmetric_memory", "false", "use symmetric memory")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.debug_log", "false", "log what is compiled")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.offload_parameters", "false", "move parameters to host memory")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.sync_before_reduce", "false", "wait before reductions")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.sync_after_reduce", "false", "wait after reductions")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.sync_before_allgather", "false", "wait before gathers")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.sync_after_allgather", "false", "wait after gathers")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.keep_int_input_tensors", "true", "keep integer inputs")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     boolean("compile.keep_all_input_tensors", "false", "keep all inputs")
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     texts("compile.passes", "", "passes of the compiler")
         .or_null()
-        .no_effect("operators run as LibTorch has them, nothing is compiled"),
+        .not_offered("operators run as LibTorch has them, nothing is compiled"),
     section("elasticity", "batch sizes for a number of ranks that changes")
         .switched_by("enabled")
         .not_offered("the number of ranks stays as it is in a run"),

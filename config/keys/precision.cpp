@@ -12,6 +12,7 @@ constexpr double largest_scale = 0x1p127;
 
 constexpr std::string_view fp32_master = "master weights and the states of optimizers are in fp32";
 constexpr std::string_view converted = "parameters are converted as fp16 and bf16 say";
+constexpr std::string_view of_apex = "remove it: DeepSpeed refuses it, it belongs to apex amp";
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
 constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";
@@ -40,8 +41,8 @@ constexpr KeyFact rows[] = {
     boolean("fp16.fp16_master_weights_and_grads", "false", "keep master weights and gradients in fp16")
         .filled_by(fallback)
         .refused(fp32_master),
-    text("fp16.fp16_opt_level", "", "an option of apex").no_effect("it belongs to apex amp"),
-    text("fp16.opt_level", "", "an option of apex").no_effect("it belongs to apex amp"),
+    text("fp16.fp16_opt_level", "", "an option of apex").replaced_by(of_apex),
+    text("fp16.opt_level", "", "an option of apex").replaced_by(of_apex),
     section("bf16", "training in bfloat16").switched_by("enabled").advise(on_or_off),
     boolean("bf16.enabled", "false", "parameters and activations are in bfloat16").filled_by(program),
     boolean("bf16.immediate_grad_update", "false", "add each gradient to its fp32 sum as it comes")

@@ -50,7 +50,7 @@ constexpr KeyFact rows[] = {
     choice("gradient_allreduce_op", "\"mean\"", "mean sum", "gradients are averaged or summed over ranks")
         .in_any_case("mean sum"),
     boolean("sparse_gradients", "false", "send embedding gradients as lists of their rows")
-        .no_effect("gradients travel dense, in buckets"),
+        .not_offered("gradients travel dense, in buckets"),
     boolean("disable_allgather", "false", "an option of old versions")
         .no_effect("updated parameters are always gathered"),
     boolean("fp32_allreduce", "", "an option of old versions")
@@ -87,7 +87,7 @@ constexpr KeyFact rows[] = {
         .or_null()
         .no_effect("nothing depends on the vocabulary"),
     boolean("graph_harvesting", "false", "record parts of a step as CUDA graphs")
-        .no_effect("a step is not recorded as a graph"),
+        .not_offered("a step is not recorded as a graph"),
     boolean("use_data_before_expert_parallelism", "false", "order of ranks in a mixture of experts")
         .no_effect("experts are not divided among ranks"),
     integer("seed", "", "not read by DeepSpeed's engine either")

@@ -39,10 +39,10 @@ constexpr KeyFact rows[] = {
         .filled_by(program)
         .advise("write a learning rate, or a list with one for each parameter group"),
     integer("scheduler.params.warmup_num_steps", "1000", "optimizer steps of the warm-up; 1 acts as 2")
-        .least(0)
+        .least(1)
         .for_types(types_with_warmup)
         .filled_by(program)
-        .advise("write a number of optimizer steps, or leave the key out for 1000"),
+        .advise("write 1, which acts as 2, for no warm-up, or leave the key out for 1000"),
     choice("scheduler.params.warmup_type", "\"log\"", "log linear", "shape of the warm-up")
         .for_types(types_with_warmup)
         .advise("write \"log\" or \"linear\", or leave the key out for \"log\""),

@@ -11,7 +11,8 @@ constexpr std::string_view buckets_reason =
 
 constexpr KeyFact rows[] = {
     section("zero_optimization", "what ZeRO divides among the ranks, and how it travels")
-        .advise("write an object: {\"stage\": 1} is what true was, {\"stage\": 0} what false was"),
+        .or_false("{\"stage\": 0}")
+        .advise("write an object: {\"stage\": 1} is what true was"),
     integer("zero_optimization.stage", "0",
             "what is divided: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters")
         .range_of(0, 3)
@@ -145,7 +146,7 @@ constexpr KeyFact rows[] = {
             "gather whole parameters when the model is saved")
         .also("gather_16bit_weights_on_model_save")
         .filled_by(fallback)
-        .not_offered("the program saves its weights itself, whole, inside a GatheredParameters scope"),
+        .no_effect("the program saves its weights itself, whole, inside a GatheredParameters scope"),
     integer("zero_optimization.stage3_module_granularity_threshold", "0", "gather small modules as one")
         .also("module_granularity_threshold")
         .filled_by(fallback)

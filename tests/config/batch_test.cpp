@@ -2,7 +2,9 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "config/check.h"
 #include "tests/config/refusal.h"
 
 using zerorun::parse_config;
@@ -75,6 +77,54 @@ TEST_CASE("batch sizes that 64 bits cannot hold are refused") {
   found = refusals(batch_text(huge, huge, "-"), 4);
   REQUIRE(found.size() == 1);
   CHECK(found[0].place() == "1:22 train_batch_size");
+}
+
+TEST_CASE("without a number of ranks, sizes that no number can satisfy are refused") {
+  struct Row {
+    const char* train;
+    const char* micro;
+    const char* steps;
+    const char* expected;  // empty: some number of ranks does
+  };
+  for (const Row& row : std::vector<Row>{
+           {"-", "-", "-", "train_batch_size or train_micro_batch_size_per_gpu"},
+           {"-", "-", "4", "train_batch_size or train_micro_batch_size_per_gpu"},
+           {"null", "null", "\"auto\"", "train_batch_size or train_micro_batch_size_per_gpu"},
+           {"7", "2", "-", "a multiple of train_micro_batch_size_per_gpu 2"},
+           {"7", "-", "2", "a multiple of gradient_accumulation_steps 2"},
+           {"7", "\"auto\"", "2", "a multiple of gradient_accumulation_steps 2"},
+           {"8", "2", "\"auto\"", ""},
+           {"8", "2", "3", "a multiple of train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps 3"},
+           {"-", "4611686018427387904", "4", "a global batch that 64 bits can hold"},
+           {"8", "2", "2", ""},
+           {"7", "-", "-", ""},
+           {"-", "3", "-", ""},
+           {"\"auto\"", "\"auto\"", "\"auto\"", ""},
+           {"\"auto\"", "-", "-", ""},
+       }) {
+    const std::string text = batch_text(row.train, row.micro, row.steps);
+    INFO(text);
+    const auto checked = zerorun::check_config(text, "conf");
+    CHECK(checked.refused() == (row.expected[0] != '\0'));
+    for (const auto& finding : checked.diagnostics.findings()) {
+      if (finding.severity == zerorun::Severity::error) CHECK(finding.mistake.expected == row.expected);
+    }
+  }
+}
+
+TEST_CASE("where all three batch sizes are fixed, the number of ranks that fits is told") {
+  const std::string text = batch_text("12", "3", "2");
+  const auto checked = zerorun::check_config(text, "conf");
+  REQUIRE(checked.diagnostics.findings().size() == 1);
+  CHECK(checked.diagnostics.headline(checked.diagnostics.findings()[0]) ==
+        "conf:1:22: note: train_batch_size: 12 is train_micro_batch_size_per_gpu 3 x "
+        "gradient_accumulation_steps 2 x 2 ranks: a run needs just as many");
+  CHECK(zerorun::check_config(text, "conf", {.world_size = 2}).diagnostics.findings().empty());
+  const auto found = refusals(text, 3);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].remedy == "leave out one of the three batch sizes, or change one, or run 2 ranks");
+  CHECK(refusals(batch_text("13", "3", "2"), 3).at(0).remedy ==
+        "leave out one of the three batch sizes, or change one");
 }
 
 TEST_CASE("one wrong batch size is not followed by complaints about the others") {

@@ -22,6 +22,12 @@ Draft::Path keys_on(std::string_view path) {
   return keys;
 }
 
+std::string joined(const Draft::Path& path) {
+  std::string result;
+  for (const std::string& name : path) result = join_path(result, name);
+  return result;
+}
+
 Draft::Path renamed(Draft::Path path, std::string name) {
   path.back() = std::move(name);
   return path;
@@ -36,10 +42,15 @@ bool is_under(std::string_view path, std::string_view section) {
   return path.starts_with(section) && path.size() > section.size() && path[section.size()] == '.';
 }
 
+/// What no configuration can be without.
+Draft with_a_batch() {
+  return Draft().put({"train_micro_batch_size_per_gpu"}, "1");
+}
+
 /// A configuration in which the key may stand: with a type beside the parameters of an optimizer or a
 /// schedule.
 Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
-  Draft draft;
+  Draft draft = with_a_batch();
   for (const char* section : {"optimizer", "scheduler"}) {
     if (!is_under(fact.path, section) && fact.path != section) continue;
     std::string named(type);
@@ -69,8 +80,10 @@ class Generator {
     }
     remarks({});
     own_keys();
+    batch_rules();
     optimizer_rules();
     precision_rules();
+    refusals();
     averaging_rules();
     offload_rules();
     scheduler_rules();
@@ -100,22 +113,22 @@ class Generator {
     const Draft::Path path = keys_on(fact.path);
     const std::string literal = likely_literals(fact).front();
     if (!fact.other_name.empty()) {
-      take(Draft().put(path, literal).put(renamed(path, std::string(fact.other_name)), literal));
+      take(with_a_batch().put(path, literal).put(renamed(path, std::string(fact.other_name)), literal));
     }
     if (fact.status != KeyStatus::old_name) return;
     const KeyFact& present = *find_key(fact.target);
     const Draft::Path target = keys_on(present.path);
     for (const std::string& value : likely_literals(present)) {
-      take(Draft().put(path, "true").put(target, value));
-      take(Draft().put(target, value).put(path, "true"));
+      take(with_a_batch().put(path, "true").put(target, value));
+      take(with_a_batch().put(target, value).put(path, "true"));
     }
     for (const KeyFact* other : key_facts()) {
       if (other != &fact && other->target == fact.target) {
-        take(Draft().put(path, "true").put(keys_on(other->path), "true"));
+        take(with_a_batch().put(path, "true").put(keys_on(other->path), "true"));
       }
     }
     if (present.other_name.empty()) return;
-    take(Draft().put(path, "true").put(renamed(target, std::string(present.other_name)), "true"));
+    take(with_a_batch().put(path, "true").put(renamed(target, std::string(present.other_name)), "true"));
   }
 
   void misspellings(const KeyFact& fact) {
@@ -147,9 +160,9 @@ class Generator {
       beside(with_case(type, std::tolower));
     });
     beside("Adamm");
-    take(Draft().put(keys_on(fact.path), literal));
+    take(with_a_batch().put(keys_on(fact.path), literal));
     for (const char* type : {"null", "1", "[\"Adam\"]"}) {
-      take(Draft().put({section, "type"}, type).put(keys_on(fact.path), literal));
+      take(with_a_batch().put({section, "type"}, type).put(keys_on(fact.path), literal));
     }
   }
 
@@ -171,7 +184,22 @@ class Generator {
       for (const char* name :
            {"mine", "two words", "", "*", "**", "a*", "*a", "a.b", ".", "*.", "_mine", "#.", "//a.b"}) {
         for (const std::string& literal : common_literals()) {
-          take(Draft().put(renamed(keys_on(fact->path), name), literal));
+          take(with_a_batch().put(renamed(keys_on(fact->path), name), literal));
+        }
+      }
+    }
+  }
+
+  /// Sizes of which each is a multiple of the others: a schema cannot divide.
+  void batch_rules() {
+    for (const char* train : {"", "null", "8", "\"auto\"", "0", "1.5"}) {
+      for (const char* micro : {"", "null", "2", "\"2\"", "\"auto\"", "-1"}) {
+        for (const char* steps : {"", "null", "4", "\"auto\"", "true"}) {
+          Draft draft;
+          put_unless_empty(draft, {"train_batch_size"}, train);
+          put_unless_empty(draft, {"train_micro_batch_size_per_gpu"}, micro);
+          put_unless_empty(draft, {"gradient_accumulation_steps"}, steps);
+          take(draft);
         }
       }
     }
@@ -205,7 +233,7 @@ class Generator {
     for (const std::string& fp16 : flags) {
       for (const std::string& other : flags) {
         for (const char* name : {"bf16", "bfloat16"}) {
-          Draft draft;
+          Draft draft = with_a_batch();
           put_unless_empty(draft, {"fp16", "enabled"}, fp16);
           put_unless_empty(draft, {name, "enabled"}, other);
           take(draft);
@@ -220,11 +248,31 @@ class Generator {
     }
   }
 
+  /// Refused keys in sections that are on, off, or open.
+  void refusals() {
+    for (const KeyFact* fact : key_facts()) {
+      if (!fact->changes_result) continue;
+      const Draft::Path path = keys_on(fact->path);
+      for (const char* state : {"true", "\"true\"", "false", "\"auto\""}) {
+        for (const char* literal : {"true", "false", "\"false\"", "1", "\"1\"", "\"auto\"", "null", "{}",
+                                    "{\"enabled\": false}", "{\"a\": {\"enabled\": true}}"}) {
+          Draft draft = surroundings(*fact);
+          for (Draft::Path section = path; section.size() > 1;) {
+            section.pop_back();
+            const bool has_switch = find_key(join_path(joined(section), "enabled")) != nullptr;
+            if (has_switch) draft.put(within(section, "enabled"), state);
+          }
+          take(draft.put(path, literal));
+        }
+      }
+    }
+  }
+
   void averaging_rules() {
     for (const char* op : {"", "\"mean\"", "\"sum\"", "\"SUM\"", "\"Mean\"", "\"summ\"", "\"max\"", "null"}) {
       for (const char* prescale : {"", "true", "false", "\"true\"", "\"false\"", "\"auto\"", "null"}) {
         for (const char* factor : {"", "1", "1.0", "2", "0.5", "0", "null"}) {
-          Draft draft;
+          Draft draft = with_a_batch();
           put_unless_empty(draft, {"gradient_allreduce_op"}, op);
           put_unless_empty(draft, {"prescale_gradients"}, prescale);
           put_unless_empty(draft, {"gradient_predivide_factor"}, factor);
@@ -238,13 +286,13 @@ class Generator {
     for (const char* section : {"offload_param", "offload_optimizer"}) {
       for (const std::string& literal : common_literals()) {
         for (const char* device : {"", "null", "\"none\"", "\"cpu\"", "\"nvme\"", "\"NVMe\""}) {
-          Draft draft;
+          Draft draft = with_a_batch();
           draft.put({"zero_optimization", section, "nvme_path"}, literal);
           put_unless_empty(draft, {"zero_optimization", section, "device"}, device);
           take(draft);
         }
       }
-      take(Draft().put({"zero_optimization", section, "device"}, "\"nvme\""));
+      take(with_a_batch().put({"zero_optimization", section, "device"}, "\"nvme\""));
     }
   }
 
@@ -275,7 +323,7 @@ class Generator {
 
   static Draft params_of(const std::string& section, const std::string& type, const std::string& key,
                          const std::string& literal) {
-    Draft draft;
+    Draft draft = with_a_batch();
     put_unless_empty(draft, {section, "type"}, type);
     put_unless_empty(draft, {section, "params", key}, literal);
     return draft;
@@ -283,7 +331,7 @@ class Generator {
 
   /// Some keys together, most of them with a value of the right kind.
   void combination() {
-    Draft draft;
+    Draft draft = with_a_batch();
     const std::string optimizer(any_of(
         std::vector<std::string_view>{"Adam", "AdamW", "SGD", "adam", "Lamb", "Adagrad", "RMSprop", "lion"}));
     const std::string scheduler(
@@ -292,7 +340,8 @@ class Generator {
       const KeyFact& fact = *any_of(key_facts());
       const bool is_left_out = fact.status == KeyStatus::replaced || fact.type == KeyType::section;
       if (is_left_out && random_() % 20 != 0) continue;
-      if (fact.path == "fp16.min_loss_scale") continue;  // a schema cannot compare it with another key
+      // A schema cannot compare these with other keys.
+      if (fact.path == "fp16.min_loss_scale" || fact.path == "train_batch_size") continue;
       if (is_under(fact.path, "optimizer")) draft.put({"optimizer", "type"}, quoted_literal(optimizer));
       if (is_under(fact.path, "scheduler")) draft.put({"scheduler", "type"}, quoted_literal(scheduler));
       if (is_under(fact.path, "optimizer.params") && !takes(fact, optimizer)) continue;
@@ -323,19 +372,19 @@ void generate_configs(const std::function<void(const std::string&)>& take) {
     for (const std::string scale : {"0", "0.0", "128", "1e-07", "\"auto\""}) {
       for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {
         for (const std::string key : {"loss_scale_window", "hysteresis", "min_loss_scale"}) {
-          take(R"({"fp16": {"enabled": )" + enabled + R"(, "loss_scale": )" + scale + ", \"" + key +
-               "\": " + size + "}}");
+          take(R"({"train_batch_size": 1, "fp16": {"enabled": )" + enabled + R"(, "loss_scale": )" + scale +
+               ", \"" + key + "\": " + size + "}}");
         }
       }
     }
   }
   for (const std::string stage : {"0", "2", "3", "3.0", "\"2\"", "\"3\""}) {
     for (const std::string ratio : {"0", "0.5", "1", "1.0", "\"auto\""}) {
-      take(R"({"zero_optimization": {"stage": )" + stage + R"(, "offload_optimizer": {"ratio": )" + ratio +
-           "}}}");
+      take(R"({"train_batch_size": 1, "zero_optimization": {"stage": )" + stage +
+           R"(, "offload_optimizer": {"ratio": )" + ratio + "}}}");
     }
   }
-  take(R"({"zero_optimization": {"offload_optimizer": {"ratio": 0.5}}})");
+  take(R"({"train_batch_size": 1, "zero_optimization": {"offload_optimizer": {"ratio": 0.5}}})");
 }
 
 }  // namespace zerorun::test

@@ -108,11 +108,19 @@ void check_refused_exactly(const std::vector<MarkedRefusal>& rows) {
   }
 }
 
-void check_note(const std::string& settings, const std::string& text) {
+static void check_told(const std::string& settings, const std::string& told) {
   INFO(settings);
   const Config config = parse_config(with(settings), "conf", 1);
   REQUIRE(config.notes.size() == 1);
-  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": note: " + text));
+  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": " + told));
+}
+
+void check_note(const std::string& settings, const std::string& text) {
+  check_told(settings, "note: " + text);
+}
+
+void check_warning(const std::string& settings, const std::string& text) {
+  check_told(settings, "warning: " + text);
 }
 
 }  // namespace zerorun::test

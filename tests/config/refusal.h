@@ -51,7 +51,8 @@ Refusal refusal_of(const MarkedRefusal& row);
 /// CHECKs that each is refused with exactly its texts, and when it is checked, too.
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
 
-/// CHECKs that a run with `settings` is told this one note, and nothing else.
+/// CHECKs that a run with `settings` is told this one note or warning, and nothing else.
 void check_note(const std::string& settings, const std::string& text);
+void check_warning(const std::string& settings, const std::string& text);
 
 }  // namespace zerorun::test

@@ -125,7 +125,8 @@ TEST_CASE("check tells all findings of each file in the order of lines, then the
 
 TEST_CASE("the caret stands under the column, behind tabs and characters of several bytes too") {
   const Shop shop;
-  shop.write("wide.json", "{\"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
+  shop.write("wide.json",
+             "{\"train_batch_size\": 1, \"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
   const auto lines = lines_of(shop.config("check refused.json wide.json").out);
   int carets = 0;
   for (std::size_t i = 2; i < lines.size(); ++i) {

@@ -1,0 +1,203 @@
+// What is told of keys that ZeroRun does not do as they say: refused, dropped, or without effect. What
+// `zerorun config check` says is what a run does.
+#include <catch2/catch.hpp>
+#include <string>
+#include <vector>
+
+#include "config/check.h"
+#include "tests/config/refusal.h"
+
+using namespace zerorun;
+using namespace zerorun::test;
+
+namespace {
+
+std::vector<std::string> notes(const std::string& settings) {
+  return parse_config(with(settings), "conf", 1).notes;
+}
+
+std::string zero(const std::string& keys) {
+  return "\"zero_optimization\": {" + keys + "}";
+}
+
+constexpr const char* in_memory = "everything stays in the memory of the device that computes";
+
+}  // namespace
+
+TEST_CASE("zero_optimization may be false, which is stage 0") {
+  check_warning(R"("zero_optimization": false)",
+                R"(zero_optimization: false is taken as {"stage": 0}: write that, or leave the key out)");
+  CHECK(parse_config(with(R"("zero_optimization": false)"), "conf", 1).zero.stage == 0);
+  CHECK(!check_config(with(R"("zero_optimization": false)"), "conf").refused());
+  CHECK(refusals(with(R"("zero_optimization": true)")).size() == 1);
+}
+
+TEST_CASE("offloading to no device asks for nothing") {
+  for (const char* section : {"offload_param", "offload_optimizer"}) {
+    const std::string begin = "\"stage\": 3, \"" + std::string(section) + "\": {";
+    CHECK(notes(zero(begin + "\"device\": \"none\"}")).empty());
+    CHECK(notes(zero(begin + "\"device\": null, \"pin_memory\": false, \"buffer_count\": 7}")).empty());
+    CHECK(notes(zero(begin + "}")).empty());
+    check_warning(zero(begin + "\"pin_memory\": false}"), "zero_optimization." + std::string(section) +
+                                                              ": is off: \"device\" is left out, and "
+                                                              "\"none\" by default");
+    const std::string told = "zero_optimization." + std::string(section) + ": known and not offered: ";
+    check_warning(zero(begin + "\"device\": \"cpu\", \"pin_memory\": false}"), told + in_memory);
+    check_warning(zero(begin + R"("device": "nvme", "nvme_path": "/disk"})"), told + in_memory);
+  }
+}
+
+TEST_CASE("cpu_offload is an old form of a device: false of none, true of cpu") {
+  check_warning(zero(R"("cpu_offload": false)"),
+                R"(zero_optimization.cpu_offload: old form of "offload_optimizer": {"device": "none"})");
+  const auto told = notes(zero(R"("stage": 3, "cpu_offload_params": true)"));
+  REQUIRE(told.size() == 2);
+  CHECK_THAT(told[0], Catch::EndsWith(R"(old form of "offload_param": {"device": "cpu"})"));
+  CHECK_THAT(told[1], Catch::EndsWith("true is known and not offered: " + std::string(in_memory)));
+}
+
+TEST_CASE("parameters are offloaded at stage 3 only") {
+  for (const std::string stage : {"", "\"stage\": 0, ", "\"stage\": 2, "}) {
+    const auto told = notes(zero(stage + R"("offload_param": {"device": "cpu"})"));
+    REQUIRE(told.size() == 2);
+    CHECK_THAT(told[1], Catch::EndsWith("warning: zero_optimization.offload_param.device: \"cpu\" changes "
+                                        "nothing: parameters are divided at stage 3 only"));
+  }
+  CHECK(notes(zero(R"("stage": 2, "offload_param": {"device": "none"})")).empty());
+}
+
+TEST_CASE("what a run refuses is an error in a check, sections too") {
+  struct Row {
+    const char* settings;
+    const char* path;
+  };
+  for (const auto& [settings, path] : std::vector<Row>{
+           {R"("zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}})",
+            "zero_optimization.zenflow"},
+           {R"("sparse_attention": {"mode": "fixed"})", "sparse_attention"},
+           {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
+            "compression_training"},
+           {R"("weight_quantization": {"post_init_quant": {}})", "weight_quantization"},
+           {R"("data_efficiency": {"enabled": true, "data_routing": {"enabled": true,
+               "random_ltd": {"enabled": true}}})",
+            "data_efficiency.data_routing.random_ltd"},
+           {R"("curriculum_learning": {"enabled": true})", "curriculum_learning.enabled"},
+           {R"("tensor_parallel": {"autotp_size": 2})", "tensor_parallel.autotp_size"},
+           {R"("optimizer": {"type": "OneBitAdam"})", "optimizer.type"},
+           {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}})",
+            "scheduler.params.warmup_num_steps"},
+       }) {
+    INFO(settings);
+    const auto found = refusals(with(settings));
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].path == path);
+    int errors = 0;
+    for (const Finding& finding : check_config(with(settings), "conf").diagnostics.findings()) {
+      if (finding.severity != Severity::error) continue;
+      ++errors;
+      CHECK(finding.mistake.path == path);
+      CHECK(finding.mistake.expected == found[0].expected);
+      CHECK(finding.mistake.remedy == found[0].remedy);
+    }
+    CHECK(errors == 1);
+  }
+}
+
+TEST_CASE("a feature in which nothing is switched on is not refused") {
+  for (const char* settings :
+       {R"("compression_training": {})",
+        R"("compression_training": {"sparse_pruning": {"shared_parameters": {"method": "l1"},
+            "different_groups": {}}, "weight_quantization": {"shared_parameters": {"enabled": "false"}}})",
+        R"("quantize_training": {"quantize_bits": {"start_bits": 16}})", R"("quantize_training": null)",
+        R"("expert_parallel": {"enabled": false, "autoep_size": 4})", R"("weight_quantization": {})",
+        R"("weight_quantization": {"enabled": false, "post_init_quant": {}})",
+        R"("zero_optimization": {"zenflow": null})", R"("tensor_parallel": {"autotp_size": 0})",
+        R"("hybrid_engine": {"enabled": false, "max_out_tokens": 1})"}) {
+    INFO(settings);
+    CHECK(notes(settings).empty());
+    CHECK(check_config(with(settings), "conf").diagnostics.findings().empty());
+  }
+  // On by itself, and nothing of it is.
+  check_warning(R"("data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,
+                   "curriculum_learning": {"enabled": false}}, "data_routing": {"enabled": false}})",
+                "data_efficiency: known and not offered: the program chooses its data itself");
+}
+
+TEST_CASE("what is asked for and not done is a warning, what changes nothing a note") {
+  check_warning(R"("flops_profiler": {"enabled": true, "profile_step": 3})",
+                "flops_profiler: known and not offered: there is no profiler; wall_clock_breakdown tells "
+                "where time goes");
+  check_warning(R"("checkpoint": {"writer": {"decoupled": true}})",
+                "checkpoint: known and not offered: programs save and load their weights themselves");
+  check_warning(R"("compile": {"deepcompile": true})",
+                "compile: known and not offered: operators run as LibTorch has them, nothing is compiled");
+  check_warning(R"("dump_state": true)",
+                "dump_state: true is known and not offered: `zerorun config show` prints the resolved "
+                "configuration");
+  check_note(R"("aio": {"queue_depth": 32})",
+             "aio: changes nothing: nothing is read from or written to NVMe");
+  CHECK(notes(R"("aio": {"queue_depth": 8}, "checkpoint": {"tag_validation": "warn"}, "timers": {},
+                 "tensorboard": {"enabled": false, "job_name": "x"}, "dump_state": false)")
+            .empty());
+}
+
+TEST_CASE("a refused key in a section that the program may switch off is a warning in a check") {
+  const std::string settings = R"("fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true})";
+  const CheckedConfig checked = check_config(with(settings), "conf");
+  CHECK(!checked.refused());
+  CHECK(checked.diagnostics.any(Severity::warning));
+  LoadOptions options{.arguments = {{"fp16.enabled", true}}};
+  CHECK_THROWS_WITH(parse_config(with(settings), "conf", options),
+                    Catch::Contains("fp16.fp16_master_weights_and_grads: expected false"));
+}
+
+TEST_CASE("a section without its switch is told to be off") {
+  check_warning(R"("fp16": {"loss_scale": 0})",
+                R"(fp16: is off: "enabled" is left out, and false by default)");
+  check_warning(R"("wandb": {"project": "mine"})",
+                R"(wandb: is off: "enabled" is left out, and false by default)");
+  const auto old = notes(R"("bfloat16": {"check_grad_overflow": true})");
+  REQUIRE(old.size() == 3);  // and two old names
+  CHECK_THAT(old[1], Catch::EndsWith(R"(bfloat16: is off: "enabled" is left out, and false by default)"));
+  CHECK(notes(R"("fp16": {}, "bf16": {"_why": "later"})").empty());
+}
+
+TEST_CASE("a learning rate that the schedule overrides is told") {
+  const auto settings = [](const std::string& schedule) {
+    return R"("optimizer": {"type": "Adam", "params": {"lr": 0.25}}, "scheduler": {"type": )" + schedule +
+           "}";
+  };
+  struct Row {
+    const char* schedule;
+    const char* own;
+  };
+  for (const auto& [schedule, own] : std::vector<Row>{
+           {R"("WarmupLR", "params": {"warmup_max_lr": 0.5})",
+            "WarmupLR is set by warmup_max_lr, which is 0.5"},
+           {R"("WarmupDecayLR", "params": {"total_num_steps": 9})",
+            "WarmupDecayLR is set by warmup_max_lr, which is 0.001"},
+           {R"("OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": [0.2, 0.25]})",
+            "OneCycle is set by cycle_max_lr, which is [0.2, 0.25]"},
+           {R"("LRRangeTest")", "LRRangeTest is set by lr_range_test_min_lr, which is 0.001"},
+       }) {
+    check_warning(settings(schedule),
+                  "optimizer.params.lr: 0.25 changes nothing: the learning rate of " + std::string(own));
+  }
+  for (const char* schedule : {R"("WarmupLR")", R"("WarmupLR", "params": {"warmup_max_lr": 0.25})",
+                               R"("WarmupCosineLR", "params": {"total_num_steps": 9})"}) {
+    INFO(schedule);
+    CHECK(notes(settings(schedule)).empty());
+  }
+}
+
+TEST_CASE("what DeepSpeed refuses in fp16 is refused, and a leftover with compat") {
+  for (const std::string key : {"opt_level", "fp16_opt_level"}) {
+    const std::string text = with("\"fp16\": {\"enabled\": true, \"" + key + "\": \"O2\"}");
+    const auto found = refusals(text);
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].path == "fp16." + key);
+    CHECK_THAT(found[0].remedy, Catch::Contains("DeepSpeed refuses it"));
+    CHECK(check_config(text, "conf").refused());
+    CHECK(!check_config(text, "conf", {.compat = true}).refused());
+  }
+}
