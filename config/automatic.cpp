@@ -1,5 +1,6 @@
 #include "config/automatic.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -30,7 +31,41 @@ const Arguments::mapped_type* find_argument(const KeyFact& fact, const Arguments
   return found == arguments.end() ? nullptr : &found->second;
 }
 
+std::string giver_of(const KeyFact& fact, Source source, bool has_value) {
+  switch (source) {
+    case Source::program:
+      return "from the program's arguments";
+    case Source::model:
+      return "from the model's hidden size";
+    case Source::open:
+      return fact.automatic == Automatic::model ? "given by the model's hidden size when a run starts"
+                                                : "given by the program when a run starts";
+    default:
+      return has_value ? "the default" : "left to the program, or else to other keys";
+  }
+}
+
 }  // namespace
+
+void AutomaticNotes::add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
+                         const SettingValue& value) {
+  if (groups_.empty()) {
+    at_ = at;
+    path_ = path;
+  }
+  const bool has_value = !std::holds_alternative<std::monostate>(value);
+  const std::string giver = giver_of(fact, source, has_value);
+  auto group = std::ranges::find(groups_, giver, &std::pair<std::string, std::string>::first);
+  if (group == groups_.end()) group = groups_.insert(group, {giver, ""});
+  std::string& keys = group->second;
+  keys += (keys.empty() ? "" : ", ") + path + (has_value ? " = " + to_json(value) : "");
+}
+
+void AutomaticNotes::tell(Diagnostics& diagnostics) const {
+  std::string text;
+  for (const auto& [giver, keys] : groups_) text += (text.empty() ? "" : "; ") + giver + ": " + keys;
+  if (!text.empty()) diagnostics.tell(Severity::note, at_, path_, "\"auto\": " + text);
+}
 
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
                                  std::optional<int64_t> hidden_size) {

@@ -3,6 +3,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "config/config.h"
 #include "config/value_check.h"
@@ -18,6 +20,20 @@ struct AutomaticValue {
 /// `fact` takes "auto". The program's arguments come first, then the model, then the default.
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
                                  std::optional<int64_t> hidden_size);
+
+/// What "auto" stands for, key by key, told in one line for a file.
+class AutomaticNotes {
+ public:
+  /// `value`: what the key has now; monostate where it is left to other keys.
+  void add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
+           const SettingValue& value);
+  void tell(Diagnostics& diagnostics) const;
+
+ private:
+  Position at_;
+  std::string path_;                                         // of the first
+  std::vector<std::pair<std::string, std::string>> groups_;  // who gives the value, and the keys
+};
 
 /// How to give the value that nobody has given.
 std::string how_to_give(const KeyFact& fact);

@@ -54,6 +54,7 @@ class Reader {
   Settings run(const Value& document) {
     settings_ = Settings(document.at);
     read_members({document, "", "", ""});
+    automatic_notes_.tell(diagnostics_);
     return std::move(settings_);
   }
 
@@ -99,9 +100,24 @@ class Reader {
     // To find a suggestion takes time that a file of very many unknown keys does not get: all the others are
     // typos in it.
     const bool heard = diagnostics_.keeps(Severity::error) && diagnostics_.keeps(Severity::warning);
-    const Remedy remedy = heard ? unknown_key(section.table, member.key) : Remedy{"remove it", true};
-    const Severity severity = remedy.is_typo ? Severity::error : leftover();
-    report_key(member, join_path(section.path, shortened(member.key)), "a known key", remedy.text, severity);
+    const Remedy remedy = heard ? unknown_key(section.table, member.key, member.value) : Remedy{"remove it"};
+    const Severity severity = remedy.meant || !heard ? Severity::error : leftover();
+    const std::string path = join_path(section.path, shortened(member.key));
+    report_key(member, path, "a known key", remedy.text, severity);
+    if (remedy.meant) read_misspelled(section, *remedy.meant, member.value, path);
+  }
+
+  /// What stands in a misspelled section is read as that of the section that is meant. The value of another
+  /// key is not looked at, and nobody misses the key.
+  void read_misspelled(const Section& section, const KeyFact& meant, const Value& value,
+                       const std::string& path) {
+    const bool has_both = section.object.find(name_of(meant.path)) || settings_.find(meant.path);
+    if (has_both || meant.status == KeyStatus::old_name || meant.status == KeyStatus::replaced) return;
+    if (meant.type != KeyType::section) {
+      settings_.put({&meant, {}, Source::refused, value.at, path});
+    } else if (value.kind == ValueKind::object) {
+      read_section(section, meant, value, path);
+    }
   }
 
   void report_key(const Member& member, const std::string& path, std::string expected, std::string remedy,
@@ -251,7 +267,13 @@ class Reader {
         return refuse(row, value, path, automatic.argument);
       }
       check.value = std::move(automatic.value);
-      if (!tell_automatic(section, row, value, path, source, check.value)) source = Source::refused;
+      if (refuses_open(section, row, source)) {
+        diagnostics_.report(
+            {value.at, path, expected_of(row), "\"auto\", which nobody has filled in", how_to_give(row)});
+        source = Source::refused;
+      } else {
+        automatic_notes_.add(row, value.at, path, source, check.value);
+      }
     } else if (!check.understood.empty()) {
       tell_understood(value, path, check);
     }
@@ -264,29 +286,10 @@ class Reader {
     diagnostics_.tell(check.severity, value.at, path, describe(value) + " is " + check.understood);
   }
 
-  /// False: refused.
-  bool tell_automatic(const Section& section, const KeyFact& fact, const Value& value,
-                      const std::string& path, Source source, const SettingValue& resolved) {
-    std::string from = "the default";
-    if (source == Source::program) from = "the program's arguments";
-    if (source == Source::model) from = "the model's hidden size";
+  /// Whether a run cannot do without the value.
+  bool refuses_open(const Section& section, const KeyFact& fact, Source source) const {
     const bool matters = section.state != Switch::off && (!section.told || fact.changes_result);
-    if (source == Source::open && options_.purpose == Purpose::run && matters) {
-      diagnostics_.report(
-          {value.at, path, expected_of(fact), "\"auto\", which nobody has filled in", how_to_give(fact)});
-      return false;
-    }
-    if (source == Source::open) {
-      from = fact.automatic == Automatic::model ? "the model's hidden size gives the value"
-                                                : "the program gives the value";
-      diagnostics_.tell(Severity::note, value.at, path, "\"auto\": " + from + " when it starts");
-    } else {
-      const bool left_out = std::holds_alternative<std::monostate>(resolved);
-      diagnostics_.tell(Severity::note, value.at, path,
-                        left_out ? "\"auto\" is the same as leaving the key out"
-                                 : "\"auto\" stands for " + to_json(resolved) + ", from " + from);
-    }
-    return true;
+    return source == Source::open && options_.purpose == Purpose::run && matters;
   }
 
   /// What becomes of a value that fits: nothing, where ZeroRun has its own way; an error, where it would
@@ -341,6 +344,7 @@ class Reader {
   const ReadOptions& options_;
   Diagnostics& diagnostics_;
   Settings settings_;
+  AutomaticNotes automatic_notes_;
 };
 
 }  // namespace

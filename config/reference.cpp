@@ -49,9 +49,9 @@ The page is made from the table in `config/keys/`. After a change there, write i
 | --- | --- |
 | program | the program, from its own arguments, when it calls `initialize` |
 | model | the program, or else the model's hidden size *h*: `reduce_bucket_size` is *h* × *h*, `stage3_prefetch_bucket_size` 0.9 × *h* × *h*, `stage3_param_persistence_threshold` 10 × *h* |
-| default | nobody has to: it stands for the default |
+| default | nobody has to: it stands for the default, or for what other keys give, unless the program gives it |
 
-`zerorun config check` lists what is `"auto"`. A run refuses what nobody has given.
+`zerorun config check` lists what is `"auto"` in one line. A run refuses what nobody has given.
 
 **status** is what becomes of the key.
 
@@ -59,13 +59,18 @@ The page is made from the table in `config/keys/`. After a change there, write i
 | --- | --- |
 | supported | it does what the meaning says |
 | supported; not offered: | the same; the words that follow are known, and a run refuses them |
-| no effect | accepted, and changes nothing here, for the reason given |
-| not offered | known, and ZeroRun has no such thing; training computes the same without it |
+| no effect | accepted, with a note, and changes nothing here, for the reason given |
+| not offered | known, and ZeroRun has no such thing; training computes the same without it: a warning where it is asked for |
 | not offered, a run refuses it | known; training would compute something else without it, so only the default is accepted |
 | old name of, old form of | understood, with a warning |
 | replaced | an error; write what is said instead |
 
-What stands in a section that is switched off is checked, and has no effect.
+What a run refuses is an error in `zerorun config check`, too. A default asks for nothing, whether it is written or not. What
+stands in a section that is switched off is checked, and has no effect; a section whose switch is left out is off, which a
+warning tells. The inside of a misspelled section is checked as that of the section that is meant.
+
+Without `--world`, `check` refuses batch sizes that no number of ranks can have, and tells the number that three fixed sizes
+belong to.
 
 A key may be written under one of its names only. Some keys of `optimizer.params` and `scheduler.params` belong to certain
 types: beside another type they are errors.

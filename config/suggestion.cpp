@@ -8,12 +8,48 @@
 
 #include "config/diagnostics.h"
 #include "config/key_table.h"
+#include "config/key_words.h"
 
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_shown_places = 3;
+constexpr std::size_t max_shown_places = 2;  // a name that is in more sections says nothing
 constexpr std::size_t min_telling_part = 6;  // letters
+
+/// Names that other programs have for a key, or that are taken for one.
+struct Synonym {
+  std::string_view names;
+  std::string_view meant;   // the path of the key, or
+  std::string_view remedy;  // what to do
+  std::string_view section = "*";
+};
+
+constexpr std::string_view no_scale = "remove it: bf16 has the range of fp32 and needs no loss scale";
+
+constexpr Synonym synonyms[] = {
+    {"loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis min_loss_scale "
+     "dynamic_loss_scale loss_scaling",
+     "", no_scale, "bf16"},
+    {"fp8 msamp", "",
+     "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
+    {"dynamic_loss_scale", "", "write \"loss_scale\": 0, which finds the scale while training", "fp16"},
+    {"batch_size global_batch_size total_batch_size", "train_batch_size", ""},
+    {"micro_batch_size micro_batch_size_per_gpu train_micro_batch_size per_device_train_batch_size",
+     "train_micro_batch_size_per_gpu", ""},
+    {"grad_accum_steps grad_accumulation_steps", "gradient_accumulation_steps", ""},
+    {"clip_grad grad_clip clip_grad_norm max_norm gradient_clip_val", "gradient_clipping", ""},
+    {"learning_rate", "optimizer.params.lr", ""},
+    {"epsilon adam_epsilon", "optimizer.params.eps", ""},
+    {"beta1 beta2 adam_beta1 adam_beta2", "optimizer.params.betas", ""},
+    {"wd", "optimizer.params.weight_decay", ""},
+    {"warmup_steps num_warmup_steps", "scheduler.params.warmup_num_steps", ""},
+    {"total_steps num_training_steps", "scheduler.params.total_num_steps", ""},
+    {"zero_stage", "zero_optimization.stage", ""},
+    {"tag_validation_enabled checkpoint_tag_validation_enabled checkpoint_tag_validation",
+     "checkpoint.tag_validation", ""},
+    {"tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size tp_size",
+     "tensor_parallel.autotp_size", ""},
+};
 
 std::string in_lower_case(std::string_view text) {
   std::string lower(text);
@@ -21,9 +57,9 @@ std::string in_lower_case(std::string_view text) {
   return lower;
 }
 
-// Two mistakes in a three-letter word leave nothing of it; long words may carry more of them.
+// Two mistakes in a short word make another one of it, and four in any: pipe_ is not data_parallel_size.
 int tolerance(std::size_t length) {
-  return length <= 3 ? 1 : std::max(2, static_cast<int>(length) / 3);
+  return length <= 5 ? 1 : std::clamp(static_cast<int>(length) / 4, 2, 3);
 }
 
 /// A distance that two words cannot go below, from the characters that only one of them has.
@@ -62,6 +98,10 @@ int distance_below(int limit, const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+bool is_present(const KeyFact& fact) {
+  return fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
+}
+
 /// The shortest present key of the section that has `part` within, if that is long enough to say something.
 std::string_view shortest_with(std::string_view section, std::string_view part) {
   std::string_view best;
@@ -71,10 +111,72 @@ std::string_view shortest_with(std::string_view section, std::string_view part) 
     if (!best.empty() && name.size() >= best.size()) continue;
     if (in_lower_case(name).find(lower) == std::string::npos) continue;
     const KeyFact* fact = find_key(join_path(section, name));
-    const bool present = fact && fact->status != KeyStatus::old_name && fact->status != KeyStatus::replaced;
-    if (present) best = name;
+    if (fact && is_present(*fact)) best = name;
   }
   return best;
+}
+
+/// The present keys of this name but `section`, with "at the top level" for those that are.
+std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
+  std::vector<std::string> places;
+  for (const std::string& path : paths_of(name)) {
+    if (path == section || !is_present(*find_key(path))) continue;
+    places.push_back(path + (section_of(path).empty() ? " at the top level" : ""));
+  }
+  return places;
+}
+
+/// Where the keys in a section belong that nobody knows; empty if they are no better known.
+std::string places_of_members(const Value& value) {
+  std::string list;
+  std::size_t found = 0;
+  for (const Member& member : value.members) {
+    const auto places = places_of(member.key);
+    if (places.size() != 1) continue;
+    list += (list.empty() ? "" : ", ") + places.front();
+    if (++found == max_shown_places) break;
+  }
+  return list;
+}
+
+/// Whether a key can be what is meant by one with this value: of a section some key must be in it.
+bool can_mean(const KeyFact& fact, const Value& value) {
+  const auto is_in_it = [&](const Member& member) {
+    return find_key(join_path(fact.path, member.key)) || find_key(join_path(fact.path, "*")) ||
+           !nearest(member.key, keys_of(fact.path)).empty();
+  };
+  if (fact.type != KeyType::section || value.members.empty()) return true;
+  return std::ranges::any_of(value.members, is_in_it);
+}
+
+Remedy misspelled(const KeyFact& fact, std::string_view name) {
+  std::string text = "did you mean " + in_quotes(name) + "?";
+  if (fact.changes_result) text += " (" + status_in_words(fact) + ")";
+  return {std::move(text), &fact};
+}
+
+Remedy remedy_of(const Synonym& synonym, std::string_view section) {
+  if (synonym.meant.empty()) return {std::string(synonym.remedy)};
+  const KeyFact& fact = *find_key(synonym.meant);
+  const std::string_view place = section_of(synonym.meant);
+  if (place == section) return misspelled(fact, name_of(synonym.meant));
+  std::string text = "write " + std::string(synonym.meant) + (place.empty() ? " at the top level" : "");
+  if (fact.changes_result) text += " (" + status_in_words(fact) + ")";
+  return {std::move(text)};
+}
+
+const Synonym* find_synonym(std::string_view section, std::string_view name) {
+  const KeyFact* fact = find_key(section);
+  if (fact && fact->status == KeyStatus::old_name) section = fact->target;
+  for (const Synonym& synonym : synonyms) {
+    const bool is_here = synonym.section == "*" || synonym.section == section;
+    if (is_here && has_word(synonym.names, name)) return &synonym;
+  }
+  return nullptr;
+}
+
+std::size_t common_beginning(std::string_view a, std::string_view b) {
+  return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
 }  // namespace
@@ -88,12 +190,14 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   std::string_view best;
   int best_distance = tolerance(word.size()) + 1;
   for (const std::string_view candidate : candidates) {
-    const auto too_far = static_cast<std::size_t>(best_distance);
+    const auto too_far = static_cast<std::size_t>(best_distance) + 1;
     if (candidate.size() + too_far <= word.size() || word.size() + too_far <= candidate.size()) continue;
     const std::string candidate_in_lower_case = in_lower_case(candidate);
-    if (least_distance(lower, candidate_in_lower_case) >= best_distance) continue;
-    const int distance = distance_below(best_distance, lower, candidate_in_lower_case);
-    if (distance < best_distance) {
+    if (least_distance(lower, candidate_in_lower_case) > best_distance) continue;
+    const int distance = distance_below(best_distance + 1, lower, candidate_in_lower_case);
+    const bool more_alike = distance == best_distance && !best.empty() &&
+                            common_beginning(word, candidate) > common_beginning(word, best);
+    if (distance < best_distance || more_alike) {
       best_distance = distance;
       best = candidate;
     }
@@ -101,20 +205,28 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   return best;
 }
 
-Remedy unknown_key(std::string_view section, std::string_view name) {
+Remedy unknown_key(std::string_view section, std::string_view name, const Value& value) {
   if (name.find('.') != std::string_view::npos)
     return {"write it inside the object of its section: dots do not nest"};
-  if (const auto longer = shortest_with(section, name); !longer.empty()) {
-    return {"did you mean " + in_quotes(longer) + "?", true};
-  }
-  const std::vector<std::string> places = paths_of(name);
+  std::string spelled(name);
+  std::ranges::replace(spelled, '-', '_');
+  if (const Synonym* synonym = find_synonym(section, spelled)) return remedy_of(*synonym, section);
+  const auto means = [&](std::string_view key) {
+    return !key.empty() && can_mean(*find_key(join_path(section, key)), value);
+  };
+  const auto misspelled_key = [&](std::string_view key) {
+    return misspelled(*find_key(join_path(section, key)), key);
+  };
+  if (const auto longer = shortest_with(section, spelled); means(longer)) return misspelled_key(longer);
+  const std::vector<std::string> places = places_of(spelled, section);
   if (!places.empty() && places.size() <= max_shown_places) {
     std::string list;
     for (const std::string& place : places) list += (list.empty() ? "" : " or ") + place;
     return {"the key belongs elsewhere: " + list};
   }
-  if (const auto meant = nearest(name, keys_of(section)); !meant.empty()) {
-    return {"did you mean " + in_quotes(meant) + "?", true};
+  if (const auto near = nearest(spelled, keys_of(section)); means(near)) return misspelled_key(near);
+  if (const auto inner = places_of_members(value); !inner.empty()) {
+    return {"its keys belong elsewhere: " + inner};
   }
   return {"remove it (remarks can be written as // comments)"};
 }

@@ -1,26 +1,30 @@
-// What to say about a key that nobody knows: the nearest known key, or the section where it belongs. Pure
-// functions; any thread.
+// What to say about a key that nobody knows: the key that is meant by it, or the section where it belongs.
+// Pure functions; any thread.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "config/document.h"
+#include "config/key_fact.h"
+
 namespace zerorun {
 
 /// Letters to insert, delete, change or swap with a neighbour to turn `a` into `b`, whatever their case.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate nearest to `word` if it is near enough to be what was meant; else empty.
+/// The candidate nearest to `word` if it is near enough to be what was meant, of several as near the one that
+/// begins most alike; else empty.
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates);
 
 struct Remedy {
   std::string text;
-  bool is_typo = false;  // a key of this section is near enough to be what was meant
+  const KeyFact* meant = nullptr;  // the key of this section that is misspelled, if there is one
 };
 
 /// The remedy for the unknown key `name` of `section`, which is a path of the key table ("" is the top
-/// level).
-Remedy unknown_key(std::string_view section, std::string_view name);
+/// level). `value`: what it has in the file.
+Remedy unknown_key(std::string_view section, std::string_view name, const Value& value = {});
 
 }  // namespace zerorun

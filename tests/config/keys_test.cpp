@@ -171,7 +171,45 @@ TEST_CASE("an unknown key gets the key that was meant, or the section where it b
       {R"("offload_optimizer": {})", "2:1 offload_optimizer",
        "the key belongs elsewhere: zero_optimization.offload_optimizer"},
       {R"("zero_optimization": {"fp16": {}})", "2:23 zero_optimization.fp16",
-       "the key belongs elsewhere: fp16"},
+       "the key belongs elsewhere: fp16 at the top level"},
+      {R"("zero_optimization": {"max_grad_norm": 1})", "2:23 zero_optimization.max_grad_norm",
+       "remove it (remarks can be written as // comments)"},
+      {R"("zero_optimization": {"verbose": 1})", "2:23 zero_optimization.verbose",
+       "remove it (remarks can be written as // comments)"},
+      {R"("fp16": {"enabled": false, "fp16": true})", "2:28 fp16.fp16",
+       "remove it (remarks can be written as // comments)"},
+      {R"("weight-decay": 0.1)", "2:1 weight-decay",
+       "the key belongs elsewhere: optimizer.params.weight_decay"},
+      {R"("gradient-clipping": 0.1)", "2:1 gradient-clipping", "did you mean \"gradient_clipping\"?"},
+      {R"("bfp16": {"enabled": true})", "2:1 bfp16", "did you mean \"bf16\"?"},
+      {R"("msamp": {"enabled": true, "opt_level": "O2"})", "2:1 msamp",
+       "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
+      {R"("fp8": {"enabled": true})", "2:1 fp8",
+       "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
+      {R"("bf16": {"enabled": true, "loss_scale": 0})", "2:27 bf16.loss_scale",
+       "remove it: bf16 has the range of fp32 and needs no loss scale"},
+      {R"("fp16": {"enabled": true, "dynamic_loss_scale": true})", "2:27 fp16.dynamic_loss_scale",
+       "write \"loss_scale\": 0, which finds the scale while training"},
+      {R"("tensor_parallel_degree": 2)", "2:1 tensor_parallel_degree",
+       "write tensor_parallel.autotp_size (not offered, a run refuses it: layers are not divided among "
+       "ranks)"},
+      {R"("tensor_parallel": {"tp_size": 2})", "2:21 tensor_parallel.tp_size",
+       "did you mean \"autotp_size\"? (not offered, a run refuses it: layers are not divided among ranks)"},
+      {R"("log": {"steps_per_print": 10, "file": "x"})", "2:1 log",
+       "its keys belong elsewhere: steps_per_print at the top level"},
+      {R"("checkpoint": {"tag_validation_enabled": true})", "2:16 checkpoint.tag_validation_enabled",
+       "did you mean \"tag_validation\"?"},
+      {R"("tag_validation_enabled": true)", "2:1 tag_validation_enabled", "write checkpoint.tag_validation"},
+      {R"("batch_size": 8)", "2:1 batch_size", "did you mean \"train_batch_size\"?"},
+      {R"("learning_rate": 8)", "2:1 learning_rate", "write optimizer.params.lr"},
+      {R"("optimizer": {"type": "Adam", "params": {"learning_rate": 8}})",
+       "2:42 optimizer.params.learning_rate", "did you mean \"lr\"?"},
+      {R"("optimizer": {"type": "Adam", "params": {"epsilon": 8}})", "2:42 optimizer.params.epsilon",
+       "did you mean \"eps\"?"},
+      {R"("optimizer": {"type": "Adam", "params": {"batch_size": 8}})", "2:42 optimizer.params.batch_size",
+       "write train_batch_size at the top level"},
+      {R"("checkpointing": {"enabled": true, "every_epoch": 1})", "2:1 checkpointing",
+       "remove it (remarks can be written as // comments)"},
       {R"("max_grad_norm": 1)", "2:1 max_grad_norm", "write gradient_clipping"},
       {R"("enabled": true)", "2:1 enabled", "remove it (remarks can be written as // comments)"},
       {R"("my notes": "x")", "2:1 my notes", "remove it (remarks can be written as // comments)"},
@@ -188,6 +226,70 @@ TEST_CASE("an unknown key gets the key that was meant, or the section where it b
     CHECK(found[0].place() == row.place);
     CHECK(found[0].remedy == row.remedy);
   }
+}
+
+TEST_CASE("each synonym leads to a key that is there") {
+  for (const char* name :
+       {"batch_size", "micro_batch_size", "grad_accum_steps", "clip_grad", "learning_rate", "epsilon",
+        "beta1", "wd", "warmup_steps", "total_steps", "zero_stage", "tag_validation_enabled", "tp_size"}) {
+    INFO(name);
+    CHECK_THAT(unknown_key("aio", name).text, Catch::StartsWith("write "));
+  }
+}
+
+TEST_CASE("what stands in a misspelled section is checked as that of the section that is meant") {
+  const auto found = refusals(with(R"("zero_optimisation": {"stage": 5,
+    "offload_optimiser": {"device": "gpu"}, "stgae": 1}, "optimiser": {"params": {"lr": -1}})"));
+  std::vector<std::string> places;
+  for (const Refusal& refusal : found) places.push_back(refusal.place());
+  CHECK(places == std::vector<std::string>{"2:1 zero_optimisation", "2:32 zero_optimisation.stage",
+                                           "3:5 zero_optimisation.offload_optimiser",
+                                           "3:37 zero_optimisation.offload_optimiser.device",
+                                           "3:45 zero_optimisation.stgae", "3:58 optimiser",
+                                           "3:71 optimizer.type", "3:89 optimiser.params.lr"});
+  // Not beside the section itself, whose keys would be there twice.
+  CHECK(refusals(with(R"("fp61": {"enabled": 1}, "fp16": {"enabled": false})")).size() == 1);
+}
+
+TEST_CASE("nobody misses a key that is misspelled") {
+  const auto found = refusals(R"({"train_bacth_size": 8})");
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].remedy == "did you mean \"train_batch_size\"?");
+}
+
+TEST_CASE("what \"auto\" stands for is one line for a file") {
+  const std::string text =
+      R"({"train_batch_size": "auto", "optimizer": {"type": "Adam", "params": {"lr": "auto",
+    "eps": "auto"}}, "zero_optimization": {"reduce_bucket_size": "auto", "reduce_scatter": "auto",
+    "overlap_comm": "auto"}})";
+  const auto found = findings(text);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].severity == Severity::note);
+  CHECK(found[0].mistake.path == "train_batch_size");
+  CHECK(found[0].text ==
+        "\"auto\": left to the program, or else to other keys: train_batch_size, "
+        "zero_optimization.overlap_comm; "
+        "given by the program when a run starts: optimizer.params.lr, optimizer.params.eps; "
+        "given by the model's hidden size when a run starts: zero_optimization.reduce_bucket_size; "
+        "the default: zero_optimization.reduce_scatter = true");
+  const LoadOptions options{.arguments = {{"train_batch_size", int64_t{6}},
+                                          {"optimizer.params.lr", 0.5},
+                                          {"optimizer.params.eps", 0.25}},
+                            .hidden_size = 10};
+  CHECK(
+      parse_config(text, "conf", options).notes ==
+      std::vector<std::string>{
+          "conf:1:22: note: train_batch_size: \"auto\": from the program's arguments: train_batch_size = 6, "
+          "optimizer.params.lr = 0.5, optimizer.params.eps = 0.25; from the model's hidden size: "
+          "zero_optimization.reduce_bucket_size = 100; the default: zero_optimization.reduce_scatter = true; "
+          "left to the program, or else to other keys: zero_optimization.overlap_comm"});
+}
+
+TEST_CASE("of keys as near, the one that begins like the misspelled one is meant") {
+  CHECK(nearest("bfp16", {"fp16", "bf16"}) == "bf16");
+  CHECK(nearest("bfp16", {"bf16", "fp16"}) == "bf16");
+  CHECK(nearest("dynamic_loss_scale", {"min_loss_scale"}).empty());
+  CHECK(nearest("pipe_parallel_size", {"data_parallel_size"}).empty());
 }
 
 TEST_CASE("the edit distance counts letters and swapped neighbours, whatever their case") {
