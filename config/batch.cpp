@@ -64,9 +64,8 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
     return false;
   }
   if (all_given && !world) {
-    resolution.tell(Severity::note, train_key,
-                    found + " is " + factors(keys, world) + " x " + in_ranks(train / *of_rank) +
-                        ": a run needs just as many");
+    resolution.note(train_key, found + " is " + factors(keys, world) + " x " + in_ranks(train / *of_rank) +
+                                   ": a run needs just as many");
   }
   return true;
 }

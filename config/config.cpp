@@ -39,8 +39,12 @@ void Resolution::report(std::string_view path, std::string expected, std::string
                       std::move(remedy)});
 }
 
-void Resolution::tell(Severity severity, std::string_view path, std::string_view text) const {
-  diagnostics.tell(severity, settings.place(path), settings.written(path), text);
+void Resolution::note(std::string_view path, std::string_view text) const {
+  diagnostics.tell(Severity::note, settings.place(path), settings.written(path), text);
+}
+
+void Resolution::warn(std::string_view path, std::string_view text) const {
+  diagnostics.tell(Severity::warning, settings.place(path), settings.written(path), text);
 }
 
 CheckedConfig check_config(std::string_view text, const std::string& origin, const CheckOptions& options) {

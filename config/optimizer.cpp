@@ -30,7 +30,7 @@ void resolve_adam(const Resolution& resolution, const std::string& type, Optimiz
   optimizer.type = type == "AdamW" || decoupled ? OptimizerType::adam_w : OptimizerType::adam;
   optimizer.silently_adam_w = type == "Adam" && !settings.given("optimizer.params.adam_w_mode");
   if (type == "AdamW" && !decoupled) {
-    resolution.tell(Severity::note, "optimizer.params.adam_w_mode",
+    resolution.note("optimizer.params.adam_w_mode",
                     "false changes nothing: AdamW always decouples weight decay; \"Adam\" can do without");
   }
   if (torch_adam && optimizer.type == OptimizerType::adam_w) {
@@ -44,8 +44,7 @@ void resolve_adam(const Resolution& resolution, const std::string& type, Optimiz
   }
   resolution.read("optimizer.params.amsgrad", optimizer.amsgrad);
   if (optimizer.amsgrad && !torch_adam) {
-    resolution.tell(Severity::note, "optimizer.params.amsgrad",
-                    "true works here; DeepSpeed takes it beside torch_adam only");
+    resolution.note("optimizer.params.amsgrad", "true works here; DeepSpeed takes it beside torch_adam only");
   }
 }
 
@@ -89,8 +88,7 @@ void resolve_lamb(const Resolution& resolution, OptimizerConfig& optimizer) {
   resolution.read("optimizer.params.max_coeff", optimizer.max_coeff);
   resolution.read("optimizer.params.min_coeff", optimizer.min_coeff);
   if (optimizer.min_coeff > optimizer.max_coeff) {
-    resolution.tell(Severity::note, "optimizer.params.min_coeff",
-                    "is above max_coeff: every trust ratio is min_coeff");
+    resolution.note("optimizer.params.min_coeff", "is above max_coeff: every trust ratio is min_coeff");
   }
 }
 

@@ -74,7 +74,7 @@ void check_accumulation(const Resolution& resolution, Dtype training) {
 void tell_of_master(const Resolution& resolution, Dtype training) {
   const bool asked = resolution.settings.get<bool>(master_key).value_or(false);
   if (asked && training == Dtype::fp32) {
-    resolution.tell(Severity::note, master_key, "true changes nothing: training is in fp32");
+    resolution.note(master_key, "true changes nothing: training is in fp32");
   }
 }
 
@@ -87,7 +87,7 @@ void tell_of_fixed_scale(const Resolution& resolution, double scale) {
     const bool told =
         setting && setting->source == Source::file && setting->value != fallback_of(*setting->fact);
     if (!told) continue;
-    resolution.tell(Severity::note, path,
+    resolution.note(path,
                     to_json(setting->value) + " changes nothing: loss_scale is fixed at " + to_json(scale));
   }
 }

@@ -241,6 +241,7 @@ class Reader {
       if (fact->type == KeyType::section) {
         return asks({member.value, "", std::string(fact->path), ""});
       }
+      if (fact->changes_result) return false;  // that is refused by itself
       const ValueCheck check = check_value(*fact, member.value);
       return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
     });

@@ -45,9 +45,8 @@ void tell_of_lr(const Resolution& resolution, const std::string& type, std::stri
   const auto own = per_group(settings, name);
   if (!settings.given(key) || !lr || !own || *own == PerGroup(*lr)) return;
   const std::string value = std::visit([](const auto& held) { return to_json(held); }, *own);
-  resolution.tell(Severity::warning, key,
-                  to_json(*lr) + " changes nothing: the learning rate of " + type + " is set by " +
-                      std::string(name) + ", which is " + value);
+  resolution.warn(key, to_json(*lr) + " changes nothing: the learning rate of " + type + " is set by " +
+                           std::string(name) + ", which is " + value);
 }
 
 int64_t read_total(const Resolution& resolution, const std::string& type) {
@@ -96,8 +95,7 @@ void note_momentum(const Resolution& resolution) {
   const auto optimizer = settings.get<std::string>("optimizer.type");
   const bool cycles = settings.get<bool>(param("cycle_momentum")).value_or(true);
   if (!cycles || !optimizer || has_word(find_key("optimizer.params.betas")->types, *optimizer)) return;
-  resolution.tell(Severity::note, param("cycle_momentum"),
-                  *optimizer + " has no betas: the momentum stays as it is");
+  resolution.note(param("cycle_momentum"), *optimizer + " has no betas: the momentum stays as it is");
 }
 
 OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {

@@ -20,7 +20,8 @@ struct Resolution {
   Purpose purpose = Purpose::check;
 
   void report(std::string_view path, std::string expected, std::string found, std::string remedy) const;
-  void tell(Severity severity, std::string_view path, std::string_view text) const;
+  void note(std::string_view path, std::string_view text) const;
+  void warn(std::string_view path, std::string_view text) const;
   /// Sets `target` to the value of `path`, be it the default.
   template <typename T>
   void read(std::string_view path, T& target) const {

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <limits>
+#include <ranges>
 
 #include "config/diagnostics.h"
 #include "config/key_table.h"
@@ -14,6 +15,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::size_t max_shown_places = 2;  // a name that is in more sections says nothing
+constexpr std::size_t max_tried_members = 100;
 constexpr std::size_t min_telling_part = 6;  // letters
 
 /// Names that other programs have for a key, or that are taken for one.
@@ -146,10 +148,11 @@ bool can_mean(const KeyFact& fact, const Value& value) {
            !nearest(member.key, keys_of(fact.path)).empty();
   };
   if (fact.type != KeyType::section || value.members.empty()) return true;
-  return std::ranges::any_of(value.members, is_in_it);
+  return std::ranges::any_of(value.members | std::views::take(max_tried_members), is_in_it);
 }
 
 Remedy misspelled(const KeyFact& fact, std::string_view name) {
+  if (fact.status == KeyStatus::replaced) return {std::string(fact.reason), &fact};
   std::string text = "did you mean " + in_quotes(name) + "?";
   if (fact.changes_result) text += " (" + status_in_words(fact) + ")";
   return {std::move(text), &fact};
@@ -210,7 +213,8 @@ Remedy unknown_key(std::string_view section, std::string_view name, const Value&
     return {"write it inside the object of its section: dots do not nest"};
   std::string spelled(name);
   std::ranges::replace(spelled, '-', '_');
-  if (const Synonym* synonym = find_synonym(section, spelled)) return remedy_of(*synonym, section);
+  if (const Synonym* synonym = find_synonym(section, in_lower_case(spelled)))
+    return remedy_of(*synonym, section);
   const auto means = [&](std::string_view key) {
     return !key.empty() && can_mean(*find_key(join_path(section, key)), value);
   };

@@ -12,7 +12,7 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   resolution.read(path, size);
   const Setting* setting = resolution.settings.find(path);
   if (setting && setting->source == Source::file && zero.stage < 3) {
-    resolution.tell(Severity::note, path,
+    resolution.note(path,
                     to_json(setting->value) + " changes nothing: parameters are divided at stage 3 only");
   }
 }
@@ -23,8 +23,7 @@ void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero) {
   if (zero.stage == 3 || settings.undecided("zero_optimization.stage") || !settings.given(key)) return;
   const auto device = settings.get<std::string>(key);
   if (!device || device == "none") return;
-  resolution.tell(Severity::warning, key,
-                  to_json(*device) + " changes nothing: parameters are divided at stage 3 only");
+  resolution.warn(key, to_json(*device) + " changes nothing: parameters are divided at stage 3 only");
 }
 
 void check_offload(const Resolution& resolution, std::string_view section) {

@@ -12,7 +12,7 @@ constexpr double largest_scale = 0x1p127;
 
 constexpr std::string_view fp32_master = "master weights and the states of optimizers are in fp32";
 constexpr std::string_view converted = "parameters are converted as fp16 and bf16 say";
-constexpr std::string_view of_apex = "remove it: DeepSpeed refuses it, it belongs to apex amp";
+constexpr std::string_view of_apex = "remove it: it belongs to apex amp, and DeepSpeed refuses it here";
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
 constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";

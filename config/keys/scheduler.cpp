@@ -42,7 +42,9 @@ constexpr KeyFact rows[] = {
         .least(1)
         .for_types(types_with_warmup)
         .filled_by(program)
-        .advise("write 1, which acts as 2, for no warm-up, or leave the key out for 1000"),
+        .advise("write a number of optimizer steps (1, which acts as 2, for no warm-up), or leave the key "
+                "out for "
+                "1000"),
     choice("scheduler.params.warmup_type", "\"log\"", "log linear", "shape of the warm-up")
         .for_types(types_with_warmup)
         .advise("write \"log\" or \"linear\", or leave the key out for \"log\""),

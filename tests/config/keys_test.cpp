@@ -174,6 +174,8 @@ TEST_CASE("an unknown key gets the key that was meant, or the section where it b
        "the key belongs elsewhere: fp16 at the top level"},
       {R"("zero_optimization": {"max_grad_norm": 1})", "2:23 zero_optimization.max_grad_norm",
        "remove it (remarks can be written as // comments)"},
+      {R"("max_grad_nrom": 1)", "2:1 max_grad_nrom", "write gradient_clipping"},
+      {R"("Learning-Rate": 1)", "2:1 Learning-Rate", "write optimizer.params.lr"},
       {R"("zero_optimization": {"verbose": 1})", "2:23 zero_optimization.verbose",
        "remove it (remarks can be written as // comments)"},
       {R"("fp16": {"enabled": false, "fp16": true})", "2:28 fp16.fp16",
