@@ -24,8 +24,10 @@ Signals::Signals() {
   std::signal(SIGPIPE, SIG_IGN);
   sigset_t ours;
   sigemptyset(&ours);
-  for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&ours, signal);
-  if (!is_ignored(SIGHUP)) sigaddset(&ours, SIGHUP);
+  sigaddset(&ours, SIGCHLD);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (!is_ignored(signal)) sigaddset(&ours, signal);
+  }
   sigprocmask(SIG_BLOCK, &ours, &mask_before_);
   fd_ = UniqueFd(::signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) throw Error(std::string("cannot listen for signals: ") + std::strerror(errno));
@@ -43,7 +45,8 @@ std::optional<int> Signals::next() {
 }
 
 void Signals::restore_in_child() const {
-  for (int signal : {SIGPIPE, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  // SIGTERM is how we end ranks, whoever else is to ignore it.
+  for (int signal : {SIGPIPE, SIGTERM}) std::signal(signal, SIG_DFL);
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 

@@ -11,8 +11,9 @@ namespace zerorun {
 
 class Signals {
  public:
-  /// From here on SIGCHLD, SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup) wait to be read, and
-  /// SIGPIPE is ignored. Throws Error.
+  /// From here on SIGCHLD, SIGINT, SIGTERM and SIGHUP wait to be read, and SIGPIPE is ignored. Those of
+  /// SIGINT, SIGTERM and SIGHUP that are ignored (under nohup, or in the background of a shell script) stay
+  /// so. Throws Error.
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;

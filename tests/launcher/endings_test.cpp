@@ -165,16 +165,6 @@ TEST_CASE("a second Ctrl-C kills at once, one sent twice in a row does not") {
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("under nohup a hang-up does not end the job") {
-  Launched job({.script = kWaitFor + "echo up; wait_for go; echo done", .ignored_signals = {SIGHUP}});
-  job.wait_for_output("up");
-  job.signal(SIGHUP);
-  job.create_file("go");
-  Result result = job.finish();
-  CHECK(result.exit_code == 0);
-  CHECK(result.out == "up\ndone\n");
-}
-
 TEST_CASE("exit codes are seen even if whoever starts the launcher ignores SIGCHLD") {
   Launched job({.script = "exit 3", .ignored_signals = {SIGCHLD, SIGPIPE}});
   CHECK(job.finish().exit_code == 3);
