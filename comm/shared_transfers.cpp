@@ -1,13 +1,13 @@
 #include "comm/shared_transfers.h"
 
 #include <ATen/Parallel.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "comm/past_caches.h"
 #include "comm/rank_order_sum.h"
@@ -26,10 +26,7 @@ constexpr milliseconds kPatienceWithDropped(10'000);
 // ranks share cores, the one that is waited for would get less of them. Longer than it takes to wake a rank:
 // else two that once have slept wake each other for ever, each asleep when the other comes.
 std::chrono::microseconds spin_of(int world_size) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
-  const bool own = known && CPU_COUNT(&cores) >= world_size * at::get_num_threads();
+  const bool own = count_usable_cores() >= world_size * at::get_num_threads();
   return std::chrono::microseconds(own ? 100 : 0);
 }
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/cores.h"
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/job.h"

@@ -1,14 +1,11 @@
 #include "launcher/machine.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <filesystem>
-#include <memory>
 #include <string_view>
 #include <system_error>
 
@@ -27,18 +24,6 @@ int count_gpus(const std::string& device_folder) {
     if (numbered && name.starts_with(kStem)) ++gpus;
   }
   return gpus;
-}
-
-int count_usable_cores() {
-  // The kernel refuses a set smaller than its own: grow until it fits.
-  for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
-    std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(capacity),
-                                                         [](cpu_set_t* s) { CPU_FREE(s); });
-    const size_t bytes = CPU_ALLOC_SIZE(capacity);
-    if (sched_getaffinity(0, bytes, set.get()) == 0) return CPU_COUNT_S(bytes, set.get());
-    if (errno != EINVAL) break;
-  }
-  return 1;
 }
 
 std::string this_hostname() {

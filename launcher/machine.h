@@ -7,8 +7,6 @@ namespace zerorun {
 
 /// NVIDIA GPUs, counted by their device files (/dev/nvidia0, /dev/nvidia1, ...).
 int count_gpus(const std::string& device_folder = "/dev");
-/// Cores that this process may run on.
-int count_usable_cores();
 std::string this_hostname();
 
 }  // namespace zerorun

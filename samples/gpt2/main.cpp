@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
-#include <thread>
 
+#include "base/cores.h"       // count_usable_cores
 #include "base/program.h"     // run_program
 #include "comm/rendezvous.h"  // Environment, connect
 #include "config/config.h"    // load_config
@@ -142,7 +142,7 @@ Gpt2 build_model(const ProgramOptions& options, const Config& config) {
 // Ranks share the cores, unless the launcher or the user has decided.
 void share_cores(int world_size) {
   if (std::getenv("OMP_NUM_THREADS")) return;
-  at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world_size));
+  at::set_num_threads(std::max(1, count_usable_cores() / world_size));
 }
 
 int run(int argc, char** argv) {

@@ -1,5 +1,4 @@
 // What ranks are given: variables, arguments, descriptors; and programs that cannot be started.
-#include <sched.h>
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -10,22 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "base/cores.h"
 #include "tests/launcher/launched.h"
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::Matches;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
-
-namespace {
-
-int usable_cores() {
-  cpu_set_t set;
-  REQUIRE(sched_getaffinity(0, sizeof set, &set) == 0);
-  return CPU_COUNT(&set);
-}
-
-}  // namespace
 
 TEST_CASE("every rank has its variables") {
   Launched job(
@@ -61,7 +51,7 @@ TEST_CASE("included slots are one rank each and become the visible devices") {
 }
 
 TEST_CASE("threads: cores divided by ranks, at least one, unless set") {
-  const int cores = usable_cores();
+  const int cores = zerorun::count_usable_cores();
   const std::string script = "echo threads=$OMP_NUM_THREADS";
   CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out ==
         "threads=" + std::to_string(cores) + "\n");

@@ -1,0 +1,89 @@
+#include "base/cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+namespace zerorun {
+namespace {
+
+int count_cores_of_mask() {
+  // The kernel refuses a set smaller than its own: grow until it fits.
+  for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
+    std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(capacity),
+                                                         [](cpu_set_t* s) { CPU_FREE(s); });
+    const size_t bytes = CPU_ALLOC_SIZE(capacity);
+    if (sched_getaffinity(0, bytes, set.get()) == 0) return CPU_COUNT_S(bytes, set.get());
+    if (errno != EINVAL) break;
+  }
+  return 1;
+}
+
+using Quota = std::optional<double>;
+
+Quota smaller(Quota first, Quota second) {
+  if (!first || !second) return first ? first : second;
+  return std::min(*first, *second);
+}
+
+// Microseconds of a period; "max", -1 and what cannot be read are no limit.
+Quota share(std::istream& limit, std::istream& period) {
+  double used = 0;
+  double whole = 0;
+  if (!(limit >> used) || !(period >> whole) || used <= 0 || whole <= 0) return std::nullopt;
+  return used / whole;
+}
+
+Quota quota_of(const std::string& folder) {
+  std::ifstream both(folder + "/cpu.max");  // version 2
+  std::ifstream limit(folder + "/cpu.cfs_quota_us");
+  std::ifstream period(folder + "/cpu.cfs_period_us");
+  return smaller(share(both, both), share(limit, period));
+}
+
+// Where a container sees only its own part of the tree, the path's upper folders are not there: the mount
+// itself is looked at too.
+Quota quota_along(const std::string& mount, std::string path) {
+  Quota least = quota_of(mount);
+  while (!path.empty()) {
+    if (path != "/") least = smaller(least, quota_of(mount + path));
+    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  }
+  return least;
+}
+
+}  // namespace
+
+int count_usable_cores() {
+  const int cores = count_cores_of_mask();
+  const Quota quota = cpu_quota();
+  return quota && *quota < cores ? std::max(1, static_cast<int>(*quota)) : cores;
+}
+
+std::optional<double> cpu_quota(const std::string& root) {
+  const std::string mounts = root + "/sys/fs/cgroup";
+  std::ifstream groups(root + "/proc/self/cgroup");
+  Quota least;
+  for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const std::string path = line.substr(second + 1);
+    std::vector<std::string> places;
+    if (controllers.empty()) {
+      places = {mounts, mounts + "/unified"};
+    } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
+      places = {mounts + "/cpu", mounts + "/" + controllers};
+    }
+    for (const std::string& place : places) least = smaller(least, quota_along(place, path));
+  }
+  return least;
+}
+
+}  // namespace zerorun
