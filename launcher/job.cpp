@@ -49,8 +49,9 @@ int Job::run() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
     started.process = start_rank(static_cast<int>(rank), plan_.file, plan_.arguments,
-                                 plan_.environments[rank], signals_, guardian_);
+                                 plan_.environments[rank], plan_.listening, signals_, guardian_);
     ranks_.push_back(std::move(started));
+    plan_.listening.reset();  // the first rank has it
   }
   while (phase_ != Phase::over) {
     wait_for_something();

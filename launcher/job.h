@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/line_tail.h"
@@ -22,6 +23,7 @@ struct JobPlan {
   std::string file;                                    // what is run
   std::vector<std::string> arguments;                  // the first is the program's name for itself
   std::vector<std::vector<std::string>> environments;  // one per rank
+  UniqueFd listening;                                  // for rank 0, which its variables name
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL
 };
 

@@ -7,14 +7,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <iomanip>
+#include <random>
+#include <sstream>
 #include <utility>
 
 #include "base/cores.h"
+#include "base/listening.h"
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/job.h"
 #include "launcher/machine.h"
-#include "launcher/ports.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "launcher/signals.h"
@@ -42,6 +45,14 @@ std::vector<std::string> inherited_environment() {
   std::vector<std::string> entries;
   for (char** entry = environ; entry && *entry; ++entry) entries.emplace_back(*entry);
   return entries;
+}
+
+/// What nobody outside the job can guess.
+std::string random_token() {
+  std::random_device random;
+  std::ostringstream text;
+  for (int word = 0; word < 4; ++word) text << std::hex << std::setw(8) << std::setfill('0') << random();
+  return text.str();
 }
 
 /// How many ranks run, and on which devices.
@@ -96,7 +107,10 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   JobEnvironment shared;
   shared.world_size = placement.ranks;
   shared.master_addr = options.master_addr;
-  shared.master_port = options.master_port ? *options.master_port : find_free_port();
+  ListeningSocket listening = listen_on(options.master_addr, options.master_port.value_or(0));
+  shared.master_port = listening.port;
+  shared.listening_fd = listening.fd.get();
+  shared.token = random_token();
   shared.timeout_seconds = options.timeout_seconds;
   shared.device = options.device;
   shared.comm = options.comm;
@@ -107,6 +121,8 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   for (int rank = 0; rank < placement.ranks; ++rank) {
     plan.environments.push_back(rank_environment(inherited, shared, rank));
   }
+
+  plan.listening = std::move(listening.fd);
 
   // Processes whose rank has ended fall to us, not to the system's first process: we end them and collect
   // them, also in containers whose first process collects nobody.

@@ -29,9 +29,12 @@ constexpr char kExamples[] = R"(Examples:
   zerorun config --help                           check, show and compare configurations
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
-ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with
---include, CUDA_VISIBLE_DEVICES.
-OMP_NUM_THREADS is set to the cores divided by the ranks unless it is set already. Ranks read nothing from stdin.
+ZERORUN_JOB, ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with
+--include, CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; the port is held from the start, and rank 0 finds the
+socket that listens on it in ZERORUN_LISTEN_FD.
+OMP_NUM_THREADS is set to the cores divided by the ranks unless it is set already, where the cgroup's CPU quota may make
+the cores fewer. Ranks read nothing from stdin. SIGINT, SIGTERM and SIGHUP end the job, unless they were ignored when it
+started (nohup, background of a shell script).
 
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";

@@ -7,6 +7,8 @@
 #include <optional>
 #include <sstream>
 
+#include "base/listening.h"
+
 namespace zerorun {
 namespace {
 
@@ -46,11 +48,14 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
       {"LOCAL_SIZE", std::to_string(job.world_size)},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", std::to_string(job.master_port)},
+      {"ZERORUN_JOB", job.token},
+      {kListenVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
       // Left over from a torchrun around us, it would make rank 0 look for a store that is not there.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
+  if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
   if (!job.device.empty()) ours["ZERORUN_DEVICE"] = job.device;
   if (!job.comm.empty()) ours["ZERORUN_COMM"] = job.comm;
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";

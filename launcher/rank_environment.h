@@ -11,6 +11,8 @@ struct JobEnvironment {
   int world_size = 1;
   std::string master_addr;
   int master_port = 0;
+  int listening_fd = -1;  // ZERORUN_LISTEN_FD, for rank 0: where it finds the socket on that port
+  std::string token;      // ZERORUN_JOB: tells this job from others
   double timeout_seconds = 0;
   std::string device;           // ZERORUN_DEVICE; empty leaves the user's own
   std::string comm;             // ZERORUN_COMM, likewise

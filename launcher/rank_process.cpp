@@ -42,7 +42,7 @@ struct ChildPlan {
   const char* file;
   char* const* arguments;
   char* const* environment;
-  int in, out, err, failure;
+  int in, out, err, failure, handed_down;
   pid_t launcher;
 };
 
@@ -55,6 +55,7 @@ struct ChildPlan {
   ::dup2(plan.in, 0);
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
+  if (plan.handed_down >= 0) ::fcntl(plan.handed_down, F_SETFD, 0);
   ::execve(plan.file, plan.arguments, plan.environment);
   const int error = errno;
   [[maybe_unused]] ssize_t written = ::write(plan.failure, &error, sizeof error);
@@ -73,8 +74,8 @@ struct ChildPlan {
 }  // namespace
 
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const Signals& signals,
-                       const Guardian& guardian) {
+                       const std::vector<std::string>& environment, const UniqueFd& handed_down,
+                       const Signals& signals, const Guardian& guardian) {
   Pipe out = open_pipe(rank);
   Pipe err = open_pipe(rank);
   Pipe failure = open_pipe(rank);  // closed by a successful exec
@@ -85,7 +86,8 @@ RankProcess start_rank(int rank, const std::string& file, const std::vector<std:
   const std::vector<char*> environment_pointers = pointers(environment);
   const ChildPlan plan = {
       file.c_str(),        argument_pointers.data(), environment_pointers.data(), in.get(),
-      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     ::getpid()};
+      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     handed_down.get(),
+      ::getpid()};
   const pid_t pid = ::fork();
   if (pid < 0) out_of_resources(rank, "no process");
   if (pid == 0) become_rank(plan, signals, guardian);

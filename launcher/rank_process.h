@@ -19,10 +19,11 @@ struct RankProcess {
   UniqueFd err;
 };
 
-/// `file` is what is run, `arguments` begins with the name that the program sees as its own. Throws UserError
-/// if the system cannot run the file, Error if it is out of processes or descriptors.
+/// `file` is what is run, `arguments` begins with the name that the program sees as its own. It inherits
+/// `handed_down` under its number, if that is open. Throws UserError if the system cannot run the file, Error
+/// if it is out of processes or descriptors.
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const Signals& signals,
-                       const Guardian& guardian);
+                       const std::vector<std::string>& environment, const UniqueFd& handed_down,
+                       const Signals& signals, const Guardian& guardian);
 
 }  // namespace zerorun

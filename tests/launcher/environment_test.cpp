@@ -5,6 +5,7 @@
 #include <csignal>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::Matches;
 using zerorun::testing::Launched;
 using zerorun::testing::Result;
+using zerorun::testing::Setup;
 
 TEST_CASE("every rank has its variables") {
   Launched job(
@@ -114,8 +116,24 @@ TEST_CASE("ranks inherit no descriptors of the launcher") {
   std::map<std::string, int> seen;
   std::istringstream lines(result.out);
   for (std::string line; std::getline(lines, line);) ++seen[line.substr(line.rfind(' ') + 1)];
-  CHECK(seen ==
-        std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 3}, {"3", 3}});  // 3: the folder that ls reads
+  CHECK(seen == std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 3}, {"3", 3}, {"4", 1}});
+  // 3: the folder that ls reads; on rank 0 that is 4, and 3 is the socket on which the ranks meet
+}
+
+TEST_CASE("what tells the job from others is the same for all ranks, and another for each job") {
+  const Setup setup = {.options = {"--num_gpus", "2"}, .script = "echo $ZERORUN_JOB >$DIR/token$RANK"};
+  std::set<std::string> tokens;
+  for (int number = 0; number < 2; ++number) {
+    Launched job(setup);
+    CHECK(job.finish().exit_code == 0);
+    std::string read[2];
+    for (int rank : {0, 1})
+      std::getline(std::ifstream(job.folder() + "/token" + std::to_string(rank)), read[rank]);
+    CHECK(read[0] == read[1]);
+    CHECK(read[0].size() == 32);
+    tokens.insert(read[0]);
+  }
+  CHECK(tokens.size() == 2);
 }
 
 TEST_CASE("ranks inherit no blocked or ignored signals of the launcher") {

@@ -199,6 +199,11 @@ Result Launched::finish(double seconds) {
   return {WIFEXITED(status_) ? WEXITSTATUS(status_) : -1, out_text_, err_text_};
 }
 
+bool Launched::ends_first(Launched& other) {
+  REQUIRE(within(kPatience, [&] { return has_ended() || other.has_ended(); }));
+  return has_ended();
+}
+
 Result Launched::finish_unread(double seconds) {
   REQUIRE(within(seconds, [&] { return has_ended(); }));
   read_for(0);

@@ -53,6 +53,8 @@ class Launched {
   void wait_for_error(const std::string& text);
   void wait_until_nothing_is_left() const;
   Result finish(double seconds = 20);
+  /// Waits until this job or `other` has ended: whether it is this one.
+  bool ends_first(Launched& other);
   /// As finish(), but nobody reads what it prints.
   Result finish_unread(double seconds);
   /// Nobody will ever read stdout again.

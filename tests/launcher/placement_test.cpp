@@ -1,6 +1,4 @@
-// Slots, GPUs, ports and the environment of a rank.
-#include <netinet/in.h>
-#include <sys/socket.h>
+// Slots, GPUs and the environment of a rank.
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +10,6 @@
 
 #include "base/error.h"
 #include "launcher/machine.h"
-#include "launcher/ports.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "launcher/slots.h"
@@ -61,18 +58,6 @@ TEST_CASE("GPUs are counted by their device files") {
   CHECK(zerorun::count_gpus(folder) == 0);
 }
 
-TEST_CASE("a free port can be bound") {
-  const int port = zerorun::find_free_port();
-  REQUIRE(port > 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  CHECK(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  ::close(fd);
-}
-
 TEST_CASE("programs that cannot be run are refused with a remedy") {
   CHECK(zerorun::find_program("/bin/sh") == "/bin/sh");
   CHECK_THAT(zerorun::find_program("sh"), Catch::Matchers::EndsWith("/sh"));
@@ -103,12 +88,16 @@ TEST_CASE("the environment of a rank") {
   job.world_size = 4;
   job.master_addr = "127.0.0.1";
   job.master_port = 1234;
+  job.listening_fd = 5;
+  job.token = "token";
   job.timeout_seconds = 2.5;
   job.threads_per_rank = 3;
   const std::vector<std::string> inherited = {"HOME=/h",
                                               "RANK=9",
                                               "WORLD_SIZE=",
                                               "TORCHELASTIC_USE_AGENT_STORE=True",
+                                              "ZERORUN_JOB=of a job around us",
+                                              "ZERORUN_LISTEN_FD=9",
                                               "ZERORUN_TERMINAL=1",
                                               "CUDA_VISIBLE_DEVICES=7",
                                               "ZERORUN_DEVICE=cuda",
@@ -121,6 +110,8 @@ TEST_CASE("the environment of a rank") {
     CHECK(value_of(rank2, name) == "4");
   CHECK(value_of(rank2, "MASTER_ADDR") == "127.0.0.1");
   CHECK(value_of(rank2, "MASTER_PORT") == "1234");
+  CHECK(value_of(rank2, "ZERORUN_JOB") == "token");
+  CHECK(value_of(rank2, "ZERORUN_LISTEN_FD") == "(none)");
   CHECK(value_of(rank2, "ZERORUN_TIMEOUT") == "2.5");
   CHECK(value_of(rank2, "OMP_NUM_THREADS") == "3");
   CHECK(value_of(rank2, "CUDA_VISIBLE_DEVICES") == "7");
@@ -136,6 +127,7 @@ TEST_CASE("the environment of a rank") {
   job.timeout_seconds = 600;
   auto rank0 = zerorun::rank_environment(
       {"OMP_NUM_THREADS=8", "CUDA_VISIBLE_DEVICES=7", "ZERORUN_DEVICE=cuda"}, job, 0);
+  CHECK(value_of(rank0, "ZERORUN_LISTEN_FD") == "5");
   CHECK(value_of(rank0, "ZERORUN_DEVICE") == "cpu");
   CHECK(value_of(rank0, "ZERORUN_COMM") == "gloo");
   CHECK(value_of(rank0, "ZERORUN_TERMINAL") == "1");

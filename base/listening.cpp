@@ -1,0 +1,115 @@
+#include "base/listening.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+[[noreturn]] void refuse(const std::string& address, int port, const std::string& reason) {
+  throw UserError(
+      "cannot listen on " + (address.empty() ? "any address" : address) + ":" + std::to_string(port) +
+      ", where the ranks are to meet (--master_addr, --master_port; MASTER_ADDR, MASTER_PORT): " + reason);
+}
+
+std::string remedy(int error) {
+  if (error == EADDRINUSE) {
+    return "the port is in use, by another job or another program; choose another --master_port, or leave it "
+           "out to get a free one";
+  }
+  if (error == EADDRNOTAVAIL) return "the address is not this machine's; give one that is";
+  if (error == EACCES) return "the system gives this port only to root; choose one from 1024 on";
+  return std::strerror(error);
+}
+
+Addresses resolve(const std::string& address, int family, int port) {
+  addrinfo hints{};
+  hints.ai_family = family;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const char* name = address.empty() ? nullptr : address.c_str();
+  const int error = getaddrinfo(name, std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) refuse(address, port, gai_strerror(error));
+  return {found, freeaddrinfo};
+}
+
+int port_of(int fd) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0) return 0;
+  if (name.ss_family == AF_INET) return ntohs(reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+  if (name.ss_family == AF_INET6) return ntohs(reinterpret_cast<sockaddr_in6*>(&name)->sin6_port);
+  return 0;
+}
+
+bool listens(int fd) {
+  int listening = 0;
+  socklen_t size = sizeof listening;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 && listening != 0;
+}
+
+// Not open: errno says why.
+UniqueFd try_address(const addrinfo& address, bool both_families) {
+  UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.is_open()) return fd;
+  const int yes = 1;
+  const int no = 0;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // connections of the last job linger
+  if (both_families) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) return fd;
+  const int error = errno;
+  fd.reset();
+  errno = error;
+  return fd;
+}
+
+}  // namespace
+
+// A name may have several addresses. Where one of them is taken, no other will do: ranks that look for this
+// one would find whoever has it.
+ListeningSocket listen_on(const std::string& address, int port) {
+  const bool all = address.empty();
+  int error = 0;
+  for (const int family : all ? std::vector{AF_INET6, AF_INET} : std::vector{AF_UNSPEC}) {
+    const Addresses addresses = resolve(address, family, port);
+    for (const addrinfo* one = addresses.get(); one != nullptr && error != EADDRINUSE; one = one->ai_next) {
+      UniqueFd fd = try_address(*one, all && family == AF_INET6);
+      error = errno;
+      if (!fd.is_open()) continue;
+      const int chosen = port_of(fd.get());
+      return {std::move(fd), chosen};
+    }
+  }
+  refuse(address, port, remedy(error));
+}
+
+UniqueFd take_inherited_socket(int port) {
+  const char* value = std::getenv(kListenVariable);
+  if (value == nullptr) return {};
+  const std::string_view text = value;
+  int number = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_number = error == std::errc() && end == text.data() + text.size() && number > 2;
+  // What is closed by exec has not come through one: this process has taken it already, or its parent has.
+  if (!is_number || !listens(number) || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
+  fcntl(number, F_SETFD, FD_CLOEXEC);
+  return UniqueFd(number);
+}
+
+}  // namespace zerorun

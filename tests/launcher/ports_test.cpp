@@ -1,0 +1,131 @@
+// The port on which ranks meet: held by the launcher from the moment that it is chosen, then by rank 0.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "base/listening.h"
+#include "tests/launcher/launched.h"
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::Matches;
+using zerorun::listen_on;
+using zerorun::ListeningSocket;
+using zerorun::UserError;
+using zerorun::testing::Launched;
+using zerorun::testing::Result;
+
+namespace {
+
+// 0, or the error of a connection to that port.
+int error_of_connection(const std::string& address, int port) {
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_port = htons(static_cast<in_port_t>(port));
+  inet_pton(AF_INET, address.c_str(), &name.sin_addr);
+  const zerorun::UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
+  return ::connect(fd.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0 ? 0 : errno;
+}
+
+int free_port() {
+  return listen_on("127.0.0.1", 0).port;
+}
+
+}  // namespace
+
+TEST_CASE("listening: a free port, on one address only") {
+  const ListeningSocket first = listen_on("127.0.0.1", 0);
+  const ListeningSocket second = listen_on("127.0.0.1", 0);
+  CHECK(first.port != second.port);
+  CHECK(error_of_connection("127.0.0.1", first.port) == 0);
+  CHECK(error_of_connection("127.0.0.2", first.port) == ECONNREFUSED);
+  const ListeningSocket everywhere = listen_on("", 0);
+  CHECK(error_of_connection("127.0.0.1", everywhere.port) == 0);
+  CHECK(error_of_connection("127.0.0.2", everywhere.port) == 0);
+  CHECK(listen_on("localhost", 0).port > 0);
+}
+
+TEST_CASE("listening: what is taken or not this machine's is named with a remedy") {
+  const ListeningSocket taken = listen_on("127.0.0.1", 0);
+  const std::string name = "127.0.0.1:" + std::to_string(taken.port);
+  CHECK_THROWS_AS(listen_on("127.0.0.1", taken.port), UserError);
+  CHECK_THROWS_WITH(listen_on("127.0.0.1", taken.port),
+                    Contains(name) && Contains("the port is in use") && Contains("--master_port"));
+  CHECK_THROWS_WITH(listen_on("", taken.port), Contains("the port is in use"));
+  CHECK_THROWS_WITH(listen_on("192.0.2.1", 0), Contains("192.0.2.1") && Contains("not this machine's"));
+  CHECK_THROWS_AS(listen_on("no-such-host.invalid", 0), UserError);
+}
+
+TEST_CASE("listening: a socket is inherited once, and only if it is the right one") {
+  ListeningSocket socket = listen_on("127.0.0.1", 0);
+  const int fd = socket.fd.get();
+  auto inherited = [&](const std::string& variable, int port, int flags) {
+    REQUIRE(::fcntl(fd, F_SETFD, flags) == 0);
+    ::setenv(zerorun::kListenVariable, variable.c_str(), 1);
+    return zerorun::take_inherited_socket(port).release();
+  };
+  CHECK(inherited(std::to_string(fd), socket.port, 0) == fd);
+  CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+  CHECK(zerorun::take_inherited_socket(socket.port).release() == -1);
+  CHECK(inherited(std::to_string(fd), socket.port + 1, 0) == -1);
+  const zerorun::UniqueFd file(::open("/dev/null", O_RDONLY));
+  for (const std::string& text : {std::string(), std::string("x"), std::string("-1"), std::string("1"),
+                                  std::to_string(fd) + " ", std::to_string(file.get())}) {
+    CAPTURE(text);
+    CHECK(inherited(text, socket.port, 0) == -1);
+  }
+  ::unsetenv(zerorun::kListenVariable);
+  CHECK(zerorun::take_inherited_socket(socket.port).release() == -1);
+}
+
+TEST_CASE("rank 0 holds the job's port") {
+  Launched job({.options = {"--num_gpus", "2"},
+                .script = "while [ ! -e $DIR/go ]; do sleep 0.05; done; "
+                          "echo $RANK ${ZERORUN_LISTEN_FD-none} $(stat -Lc %F /dev/fd/3)"});
+  job.create_file("go");
+  Result result = job.finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out, Contains("0 3 socket\n") && Contains("1 none\n"));
+}
+
+TEST_CASE("a port that is in use is named at once, and whoever has it does not notice") {
+  const ListeningSocket taken = listen_on("127.0.0.1", 0);
+  Result result =
+      Launched({.options = {"--master_port", std::to_string(taken.port)}, .script = "echo ran"}).finish();
+  CHECK(result.exit_code == 2);
+  CHECK(result.out.empty());
+  CHECK_THAT(result.err, Contains("127.0.0.1:" + std::to_string(taken.port)) &&
+                             Contains("the port is in use") && Contains("--master_port"));
+}
+
+TEST_CASE("of two jobs that start together on one port exactly one lives, and the other is told") {
+  for (int round = 0; round < 20; ++round) {
+    CAPTURE(round);
+    const std::string port = std::to_string(free_port());
+    const zerorun::testing::Setup setup = {
+        .options = {"--num_gpus", "2", "--master_port", port},
+        .script = "echo up; while [ ! -e $DIR/go ]; do sleep 0.02; done; echo done"};
+    std::array<std::unique_ptr<Launched>, 2> jobs = {std::make_unique<Launched>(setup),
+                                                     std::make_unique<Launched>(setup)};
+    const int loser = jobs[0]->ends_first(*jobs[1]) ? 0 : 1;
+    Result told = jobs[loser]->finish();
+    CHECK(told.exit_code == 2);
+    CHECK(told.out.empty());
+    CHECK_THAT(told.err, Contains(port) && Contains("the port is in use, by another job"));
+    Launched& other = *jobs[1 - loser];
+    other.wait_for_output("up");
+    other.create_file("go");
+    Result result = other.finish();
+    CHECK(result.exit_code == 0);
+    CHECK_THAT(result.out, Matches("(.*up\n){2}(.*done\n){2}"));
+  }
+}
