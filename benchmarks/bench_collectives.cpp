@@ -214,11 +214,11 @@ nlohmann::json row_of(const Options& options, const Measured& measured, int64_t 
 std::vector<Carrier> connect_all() {
   const Environment environment = Environment::read();
   const Deadline deadline(environment.timeout);
-  const StorePointer store = join_store(environment, "bench", deadline);
+  const Joined joined = join_store(environment, "bench", deadline);
   std::string obstacle;
-  auto shared = make_shared_memory_communicator(environment, store, deadline, obstacle);
+  auto shared = make_shared_memory_communicator(environment, joined, deadline, obstacle);
   if (!shared) throw UserError("no shared memory: " + obstacle);
-  return {{"gloo", make_gloo_communicator(environment, store, deadline)}, {"shm", std::move(shared)}};
+  return {{"gloo", make_gloo_communicator(environment, joined.store, deadline)}, {"shm", std::move(shared)}};
 }
 
 int run_rank(const Options& options) {

@@ -39,10 +39,15 @@ std::string load_text(const char (&place)[kSize]) {
 
 }  // namespace
 
+struct alignas(64) ControlBlock::Header {
+  uint64_t job;  // from the beginning
+};
+
 // Written by several ranks: the bell and the sleepers. By its own rank: the rest.
 struct alignas(64) ControlBlock::Rank {
   Word bell;
   Word sleepers;
+  Word taken;                                 // by a process
   alignas(64) std::atomic<uint64_t> waiting;  // 0, or the slot's posted number with the kind above it
   Word failed;
 };
@@ -62,20 +67,35 @@ constexpr int kKindShift = 56;
 }  // namespace
 
 size_t ControlBlock::bytes(int world_size) {
-  return static_cast<size_t>(world_size) * (sizeof(Rank) + kCollectiveKinds * kSlots * sizeof(Slot));
+  return sizeof(Header) +
+         static_cast<size_t>(world_size) * (sizeof(Rank) + kCollectiveKinds * kSlots * sizeof(Slot));
 }
 
-ControlBlock::ControlBlock(SharedSegment segment, int rank, int world_size)
+SharedSegment ControlBlock::make(int world_size, uint64_t job) {
+  SharedSegment segment = SharedSegment::create("zerorun control", bytes(world_size));
+  reinterpret_cast<Header*>(segment.data())->job = job;
+  return segment;
+}
+
+ControlBlock::ControlBlock(SharedSegment segment, int rank, int world_size, uint64_t job)
     : segment_(std::move(segment)), rank_(rank), world_size_(world_size) {
   ZR_CHECK(segment_.bytes() == bytes(world_size), "a control block of another size");
+  if (header().job != job) throw Error("the control block that rank 0 has made is another job's");
+  if (rank_part(rank).taken.exchange(1) != 0) {
+    throw Error("another process is rank " + std::to_string(rank) + " in the control block");
+  }
+}
+
+ControlBlock::Header& ControlBlock::header() const {
+  return *reinterpret_cast<Header*>(segment_.data());
 }
 
 ControlBlock::Rank& ControlBlock::rank_part(int rank) const {
-  return reinterpret_cast<Rank*>(segment_.data())[rank];
+  return reinterpret_cast<Rank*>(segment_.data() + sizeof(Header))[rank];
 }
 
 ControlBlock::Slot& ControlBlock::slot(int rank, Numbered which) const {
-  auto* slots = reinterpret_cast<Slot*>(segment_.data() + static_cast<size_t>(world_size_) * sizeof(Rank));
+  auto* slots = reinterpret_cast<Slot*>(reinterpret_cast<char*>(&rank_part(world_size_)));
   const size_t ring = static_cast<size_t>(rank) * kCollectiveKinds + static_cast<size_t>(which.kind);
   return slots[ring * kSlots + which.number % kSlots];
 }

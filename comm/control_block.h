@@ -46,8 +46,11 @@ class ControlBlock {
   static constexpr uint64_t kSlots = 128;
 
   static size_t bytes(int world_size);
-  /// `segment` has bytes(world_size), all zero before the first rank uses them.
-  ControlBlock(SharedSegment segment, int rank, int world_size);
+  /// A segment for the ranks of `job`. Throws Error.
+  static SharedSegment make(int world_size, uint64_t job);
+  /// `segment` has bytes(world_size). Throws Error if it is another job's, or another process has this rank
+  /// in it.
+  ControlBlock(SharedSegment segment, int rank, int world_size, uint64_t job);
 
   SharedSegment& segment() { return segment_; }
 
@@ -80,9 +83,11 @@ class ControlBlock {
   void ring_own() { ring(rank_); }
 
  private:
+  struct Header;
   struct Rank;
   struct Slot;
 
+  Header& header() const;
   Rank& rank_part(int rank) const;
   Slot& slot(int rank, Numbered which) const;
   void ring(int rank);

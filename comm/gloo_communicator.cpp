@@ -280,8 +280,8 @@ std::shared_ptr<::gloo::transport::Device> choose_device(const Environment& envi
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   }
-  if (environment.master_addr == "127.0.0.1" || environment.master_addr == "localhost") {
-    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  if (environment.one_host) {
+    return c10d::ProcessGroupGloo::createDeviceForHostname(environment.master_addr);
   }
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
@@ -294,8 +294,8 @@ std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environm
   options->threads = 1;
   try {
     options->devices.push_back(choose_device(environment));
-    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(part_of(store, "gloo"), environment.rank,
-                                                             environment.world_size, options);
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        store->part("gloo")->for_c10d(deadline), environment.rank, environment.world_size, options);
     return std::make_shared<GlooCommunicator>(std::move(group), store, environment.timeout);
   } catch (const std::exception& error) {
     throw CommError("rank " + std::to_string(environment.rank) + " could not connect to the other ranks: " +

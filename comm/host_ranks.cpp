@@ -26,41 +26,51 @@ std::string name_of_host() {
   return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
 }
 
-// What a rank says of its memory. `mark` stands at the beginning of its arena: whoever finds it there has
-// found that rank, not another process of the same number.
+// Stands at the beginning of a rank's arena until all have found it there: whoever maps what another process
+// has under that number, or another rank, or a rank of another job, does not take it for that.
+struct Mark {
+  uint64_t job = 0;
+  int64_t rank = 0;
+  uint64_t number = 0;
+
+  bool operator==(const Mark&) const = default;
+};
+
+// What a rank says of its memory.
 struct Introduction {
   pid_t pid = 0;
   int arena = -1;
   size_t arena_bytes = 0;
-  uint64_t mark = 0;
-  int control = -1;  // rank 0's
-  int blocks = -1;   // likewise
+  uint64_t number = 0;  // of its mark
+  int control = -1;     // rank 0's
+  int blocks = -1;      // likewise
 
   std::string text() const {
     std::ostringstream words;
-    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << mark << ' ' << control << ' ' << blocks;
+    words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << number << ' ' << control << ' ' << blocks;
     return words.str();
   }
   static Introduction read(const std::string& text) {
     Introduction introduction;
     std::istringstream words(text);
-    words >> introduction.pid >> introduction.arena >> introduction.arena_bytes >> introduction.mark >>
+    words >> introduction.pid >> introduction.arena >> introduction.arena_bytes >> introduction.number >>
         introduction.control >> introduction.blocks;
     return introduction;
   }
 };
 
-uint64_t& mark_in(const SharedSegment& segment) {
-  return *reinterpret_cast<uint64_t*>(segment.data());
+Mark& mark_in(const SharedSegment& segment) {
+  return *reinterpret_cast<Mark*>(segment.data());
 }
 
 // The watch comes first: what it holds on to is then the process that has the mark.
-SharedSegment open_arena(const Introduction& theirs, ProcessWatch& processes, int rank) {
+SharedSegment open_arena(const Introduction& theirs, const Mark& mark, ProcessWatch& processes) {
   processes.add(theirs.pid);
   SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
   segment.close_descriptor();
-  if (mark_in(segment) == theirs.mark) return segment;
-  throw Error("process " + std::to_string(theirs.pid) + " is not rank " + std::to_string(rank));
+  if (mark_in(segment) == mark) return segment;
+  throw Error("process " + std::to_string(theirs.pid) + " is not rank " + std::to_string(mark.rank) +
+              " of this job");
 }
 
 struct Own {
@@ -70,28 +80,30 @@ struct Own {
   Introduction introduction;
 };
 
-Own make_own(int rank, int world_size) {
+Own make_own(int rank, int world_size, uint64_t job) {
   constexpr size_t kLeast = size_t{1} << 20;
   const size_t bytes = arena_bytes(world_size);
   if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) leave it no shared memory");
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
   if (rank == 0) {
-    own.control = SharedSegment::create("zerorun control", ControlBlock::bytes(world_size));
+    own.control = ControlBlock::make(world_size, job);
     own.blocks = SharedSegment::create("zerorun blocks", bytes);
   }
   std::random_device random;
-  mark_in(own.arena) = uint64_t{random()} << 32 | random();
+  const uint64_t number = uint64_t{random()} << 32 | random();
+  mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
   own.introduction = {.pid = getpid(),
                       .arena = own.arena.descriptor(),
                       .arena_bytes = own.arena.bytes(),
-                      .mark = mark_in(own.arena),
+                      .number = number,
                       .control = own.control.descriptor(),
                       .blocks = own.blocks.descriptor()};
   return own;
 }
 
-std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introductions, int rank, Own own) {
+std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introductions, int rank, uint64_t job,
+                                    Own own) {
   const int world_size = static_cast<int>(introductions.size());
   ProcessWatch processes(rank);
   std::vector<SharedSegment> lent(world_size);
@@ -99,7 +111,8 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introduction
     if (other == rank) {
       processes.add(getpid());
     } else {
-      lent[other] = open_arena(Introduction::read(introductions[other]), processes, other);
+      const Introduction theirs = Introduction::read(introductions[other]);
+      lent[other] = open_arena(theirs, {.job = job, .rank = other, .number = theirs.number}, processes);
     }
   }
   const Introduction first = Introduction::read(introductions[0]);
@@ -108,11 +121,12 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introduction
                 : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
   SharedSegment blocks = rank == 0 ? std::move(own.blocks)
                                    : SharedSegment::open(first.pid, first.blocks, first.arena_bytes, true);
-  return std::make_unique<HostRanks>(HostRanks{.control = ControlBlock(std::move(control), rank, world_size),
-                                               .arena = std::make_shared<SharedArena>(std::move(own.arena)),
-                                               .lent = std::move(lent),
-                                               .blocks = std::make_shared<SharedBlocks>(std::move(blocks)),
-                                               .processes = std::move(processes)});
+  return std::make_unique<HostRanks>(
+      HostRanks{.control = ControlBlock(std::move(control), rank, world_size, job),
+                .arena = std::make_shared<SharedArena>(std::move(own.arena)),
+                .lent = std::move(lent),
+                .blocks = std::make_shared<SharedBlocks>(std::move(blocks)),
+                .processes = std::move(processes)});
 }
 
 // Of all ranks' reports the first that is not kReady; empty: there is none.
@@ -125,10 +139,10 @@ std::string first_obstacle(const std::vector<std::string>& reports) {
 
 }  // namespace
 
-std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const StorePointer& store,
+std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
                                         const Deadline& deadline, std::string& obstacle) {
   const int rank = environment.rank;
-  const StorePointer part = part_of(store, "shm");
+  const StorePointer part = joined.store->part("shm");
   auto exchange = [&](const char* name, const std::string& word) {
     return exchange_words(*part, name, rank, environment.world_size, word, deadline);
   };
@@ -143,7 +157,7 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const St
   std::string report = kReady;
   Own own;
   try {
-    own = make_own(rank, environment.world_size);
+    own = make_own(rank, environment.world_size, joined.job);
   } catch (const Error& error) {
     report = error.what();
   }
@@ -152,13 +166,13 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const St
   const std::vector<std::string> introductions = exchange("introduction", own.introduction.text());
   std::unique_ptr<HostRanks> ranks;
   try {
-    ranks = open_all(introductions, rank, std::move(own));
+    ranks = open_all(introductions, rank, joined.job, std::move(own));
   } catch (const Error& error) {
     report = error.what();
   }
   obstacle = first_obstacle(exchange("opened", report));
   if (!obstacle.empty()) return nullptr;
-  mark_in(ranks->arena->segment()) = 0;
+  mark_in(ranks->arena->segment()) = {};
   ranks->control.segment().close_descriptor();
   ranks->arena->segment().close_descriptor();
   return ranks;

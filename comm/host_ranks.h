@@ -23,10 +23,10 @@ struct HostRanks {
   ProcessWatch processes;
 };
 
-/// Connects the ranks named by `environment` (world size > 1), which have all joined `store`. Null where they
+/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null where they
 /// cannot share memory, on all ranks alike; `obstacle` then says why. Throws CommError naming the ranks that
 /// do not take part.
-std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const StorePointer& store,
+std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
                                         const Deadline& deadline, std::string& obstacle);
 
 }  // namespace zerorun

@@ -70,6 +70,24 @@ CommChoice comm_choice(const std::string& text) {
   throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm or gloo");
 }
 
+// torchrun's restart count is not part of it: agents of one job may count differently.
+std::string job_of_variables() {
+  if (auto token = variable("ZERORUN_JOB")) return "zerorun " + *token;
+  if (auto run = variable("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;
+  if (auto job = variable("SLURM_JOB_ID")) {
+    return "slurm " + *job + " " + variable("SLURM_STEP_ID").value_or("") + " " +
+           variable("SLURM_RESTART_COUNT").value_or("");
+  }
+  return "";
+}
+
+// A name may mean another address elsewhere, and without LOCAL_WORLD_SIZE there may be an elsewhere.
+bool is_one_host(const Environment& environment) {
+  const std::string& address = environment.master_addr;
+  if (address == "localhost" || address == "::1" || address.starts_with("127.")) return true;
+  return variable("LOCAL_WORLD_SIZE") && environment.local_world_size == environment.world_size;
+}
+
 // What stands in the way of training on GPUs; empty: nothing. `gpus`: how many there are.
 std::string obstacle_to_cuda(int& gpus) {
   std::string reason;
@@ -96,8 +114,11 @@ constexpr char kOnCpu[] = "cpu";
 constexpr char kOnCuda[] = "cuda";
 
 // All ranks train on GPUs, or none does. Those on the CPU need not ask: the others follow them.
-bool all_on_cuda(const Environment& environment, c10d::Store& store) {
-  const std::vector<int> others = ranks_without(store, environment.world_size, kOnCuda);
+bool all_on_cuda(const Environment& environment, const std::vector<std::string>& brought) {
+  std::vector<int> others;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    if (brought[rank] != kOnCuda) others.push_back(rank);
+  }
   if (others.empty()) return true;
   const std::string reason =
       "every rank needs a GPU that it can use, and " + name_ranks(others) + " found none";
@@ -119,7 +140,7 @@ std::string obstacle_to_shared_memory(const Environment& environment, const Stor
   const char* word = environment.comm == CommChoice::gloo            ? kGloo
                      : environment.comm == CommChoice::shared_memory ? kSharedMemory
                                                                      : "auto";
-  const std::vector<std::string> words = exchange_words(*part_of(store, "comm"), "choice", environment.rank,
+  const std::vector<std::string> words = exchange_words(*store->part("comm"), "choice", environment.rank,
                                                         environment.world_size, word, deadline);
   demanded = std::ranges::count(words, kSharedMemory) > 0;
   const auto refusing = std::ranges::find(words, kGloo);
@@ -127,13 +148,14 @@ std::string obstacle_to_shared_memory(const Environment& environment, const Stor
   return "rank " + std::to_string(refusing - words.begin()) + " is told to use Gloo (--comm, ZERORUN_COMM)";
 }
 
-std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, const StorePointer& store,
+std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, const Joined& joined,
                                              const Deadline& deadline) {
+  const StorePointer& store = joined.store;
   bool demanded = false;
   std::string obstacle = obstacle_to_shared_memory(environment, store, deadline, demanded);
   std::shared_ptr<Communicator> communicator;
   const bool tries = obstacle.empty();
-  if (tries) communicator = make_shared_memory_communicator(environment, store, deadline, obstacle);
+  if (tries) communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
   if (demanded && !communicator) {
     part_from_store(*store, environment.rank, environment.world_size, deadline);
     throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
@@ -166,6 +188,8 @@ Environment Environment::read() {
     environment.master_addr = required("MASTER_ADDR");
     environment.master_port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
   }
+  environment.one_host = is_one_host(environment);
+  environment.job = job_of_variables();
   environment.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   environment.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return environment;
@@ -179,8 +203,9 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     communicator = make_thread_communicators(1, environment.timeout).front();
   } else {
     const Deadline deadline(environment.timeout);
-    store = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
-    on_cuda = on_cuda && all_on_cuda(environment, *store);
+    const Joined joined = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
+    store = joined.store;
+    on_cuda = on_cuda && all_on_cuda(environment, joined.words);
     bool demanded = false;
     if (on_cuda) obstacle_to_shared_memory(environment, store, deadline, demanded);
     if (demanded) {
@@ -191,7 +216,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
           "leave that out, or train on the CPU (--device cpu)");
     }
     communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
-                           : connect_on_cpu(environment, store, deadline);
+                           : connect_on_cpu(environment, joined, deadline);
   }
   if (on_cuda) {
     const auto control = std::move(communicator);

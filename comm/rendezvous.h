@@ -25,7 +25,8 @@ enum class CommChoice {
 
 /// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 /// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and ZERORUN_COMM
-/// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank.
+/// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank. Which job this is say
+/// ZERORUN_JOB, else torchrun's run id, else Slurm's job and step; by hand, nothing need.
 struct Environment {
   int rank = 0;
   int world_size = 1;
@@ -35,6 +36,8 @@ struct Environment {
   CommChoice comm = CommChoice::automatic;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
+  std::string job;            // what only the ranks of this job have in common, as far as anything is known
+  bool one_host = true;       // all ranks are known to be on this machine
   bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
   std::string attempt = "0";  // how often the agent has restarted the ranks
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
@@ -44,8 +47,10 @@ struct Environment {
 };
 
 /// Joins the other ranks, over NCCL where they train on GPUs, else over shared memory or Gloo, and returns
-/// when all are there. Throws UserError (port in use, bad variables, no usable GPU, no shared memory where
-/// that is asked for) or CommError naming the ranks that did not join within the deadline.
+/// when all are there. Each call makes connections of its own; all ranks call it in the same order. A
+/// process keeps its rank, and rank 0 the store at which they meet, to its end. Throws UserError (port in
+/// use, a rank or a port of others, bad variables, no usable GPU, no shared memory where that is asked for)
+/// or CommError naming the ranks that did not join within the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 
 }  // namespace zerorun

@@ -29,10 +29,8 @@ class SharedMemoryWork : public Work {
 
 class SharedMemoryCommunicator : public Communicator {
  public:
-  SharedMemoryCommunicator(const Environment& environment, std::unique_ptr<HostRanks> ranks,
-                           StorePointer store)
+  SharedMemoryCommunicator(const Environment& environment, std::unique_ptr<HostRanks> ranks)
       : Communicator(environment.rank, environment.world_size, environment.timeout),
-        store_(std::move(store)),
         transfers_(std::make_shared<SharedTransfers>(std::move(ranks), environment.rank,
                                                      environment.world_size, environment.timeout)) {}
 
@@ -63,19 +61,17 @@ class SharedMemoryCommunicator : public Communicator {
     return std::make_unique<SharedMemoryWork>(transfers_, transfers_->start(std::move(call)));
   }
 
-  StorePointer store_;  // rank 0 keeps it for ranks that are still connecting
   std::shared_ptr<SharedTransfers> transfers_;
 };
 
 }  // namespace
 
 std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
-                                                              const StorePointer& store,
-                                                              const Deadline& deadline,
+                                                              const Joined& joined, const Deadline& deadline,
                                                               std::string& obstacle) {
-  std::unique_ptr<HostRanks> ranks = meet_on_host(environment, store, deadline, obstacle);
+  std::unique_ptr<HostRanks> ranks = meet_on_host(environment, joined, deadline, obstacle);
   if (!ranks) return nullptr;
-  return std::make_shared<SharedMemoryCommunicator>(environment, std::move(ranks), store);
+  return std::make_shared<SharedMemoryCommunicator>(environment, std::move(ranks));
 }
 
 }  // namespace zerorun

@@ -19,11 +19,10 @@
 
 namespace zerorun {
 
-/// Connects the ranks named by `environment` (world size > 1), which have all joined `store`. Null where they
+/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null where they
 /// cannot share memory, on all ranks alike; `obstacle` then says why. Throws CommError.
 std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
-                                                              const StorePointer& store,
-                                                              const Deadline& deadline,
+                                                              const Joined& joined, const Deadline& deadline,
                                                               std::string& obstacle);
 
 }  // namespace zerorun

@@ -1,116 +1,229 @@
 #include "comm/store.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
+
+#include <array>
+#include <iomanip>
+#include <map>
+#include <mutex>
+#include <random>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "base/error.h"
+#include "base/listening.h"
 #include "comm/rendezvous.h"
 
 namespace zerorun {
 namespace {
 
-constexpr char kJoined[] = "zerorun/joined/";
+// Where the keeper of the store says, to anybody, which job it is for.
+constexpr char kJobKey[] = "zerorun/job";
 
 std::string address_of(const Environment& environment) {
   return environment.master_addr + ":" + std::to_string(environment.master_port);
 }
 
-StorePointer open_store(const Environment& environment, const Deadline& deadline) {
+std::string keeper_of(const Environment& environment) {
+  return environment.agent_store ? "torchrun's agent" : "rank 0";
+}
+
+Seal seal_of(const Environment& environment) {
+  return Seal(environment.job + "\n" + std::to_string(environment.world_size));
+}
+
+std::string hexadecimal(uint64_t number) {
+  std::ostringstream text;
+  text << std::hex << std::setw(16) << std::setfill('0') << number;
+  return text.str();
+}
+
+std::string this_process() {
+  std::array<char, 256> host{};
+  const bool known = gethostname(host.data(), host.size() - 1) == 0;
+  return "process " + std::to_string(getpid()) + " of " + (known ? host.data() : "an unknown host");
+}
+
+// What a process keeps of a job until it ends. After a fork it is the parent's.
+struct Membership {
+  ~Membership() {
+    if (process != getpid()) static_cast<void>(keeper.release());  // its threads are not here to be ended
+  }
+
+  std::mutex mutex;
+  pid_t process = getpid();
+  Connection keeper;  // rank 0's: the store itself
+  bool has_rank = false;
+  int connects = 0;
+};
+
+Membership& membership_in(const Environment& environment, const Seal& seal) {
+  static std::mutex mutex;
+  static std::map<std::string, Membership> all;
+  const std::string name = address_of(environment) + " " + environment.attempt + " " +
+                           hexadecimal(seal.job()) + " " + std::to_string(environment.rank) + " " +
+                           std::to_string(getpid());
+  const std::lock_guard lock(mutex);
+  return all[name];
+}
+
+// Only the master address where that is enough: nobody else is to reach the store then.
+UniqueFd listen_as_rank_0(const Environment& environment) {
+  UniqueFd inherited = take_inherited_socket(environment.master_port);
+  if (inherited.is_open()) return inherited;
+  return listen_on(environment.one_host ? environment.master_addr : "", environment.master_port).fd;
+}
+
+// `text`: what the store says of the job that it is for.
+void check_job(const std::string& text, const std::string& own, const Environment& environment) {
+  if (text == own) return;
+  throw UserError("rank " + std::to_string(environment.rank) + " has come to the store of another job at " +
+                  address_of(environment) +
+                  " (MASTER_ADDR, MASTER_PORT): give each job a port of its own (--master_port, or leave it "
+                  "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
+}
+
+// All that is said to the store outside of JobStore. `listening`: the socket of the store, which then is
+// here.
+Connection open_connection(const Environment& environment, const Seal& seal, UniqueFd listening,
+                           const Deadline& deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.agent_store;
+  options.isServer = listening.is_open();
   options.waitWorkers = false;
   options.timeout = deadline.remaining();
-  try {
+  if (options.isServer) options.masterListenFd = listening.release();
+  const std::string own = hexadecimal(seal.job());
+  auto opened = start_talk([environment, options, own, deadline]() -> Connection {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (!environment.agent_store) return store;
-    // The agent's store outlives the ranks: each of its attempts needs keys of its own, as torch.distributed
-    // has it.
-    return c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + environment.attempt, store);
-  } catch (const std::exception& error) {
+    if (environment.agent_store) return store;  // it serves more than our ranks
     if (options.isServer) {
-      throw UserError(
-          "rank 0 cannot listen on " + address_of(environment) +
-          " (MASTER_ADDR, MASTER_PORT): the port is in use or the address is not this machine's; choose "
-          "another --master_port, or leave it out to get a free one (" +
-          first_line(error.what()) + ")");
+      store->c10d::Store::set(kJobKey, own);
+    } else {
+      store->wait({kJobKey}, deadline.remaining());
+      check_job(store->get_to_str(kJobKey), own, environment);
     }
-    throw CommError("rank " + std::to_string(environment.rank) + " did not reach rank 0 at " +
-                    address_of(environment) + " (MASTER_ADDR, MASTER_PORT): " + first_line(error.what()));
+    return store;
+  });
+  const std::string what = "rank " + std::to_string(environment.rank) + " did not reach " +
+                           keeper_of(environment) + " at " + address_of(environment) +
+                           " (MASTER_ADDR, MASTER_PORT)";
+  if (opened.wait_until(deadline.end() + kTimeToAnswer) != std::future_status::ready) {
+    throw CommError(what + ": it does not answer within the limit set by --timeout");
+  }
+  try {
+    return opened.get();
+  } catch (const UserError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(what + ": " + first_line(error.what()));
   }
 }
 
-// Waits until every rank has opened the store, so that an error can name those that did not.
-void await_all_ranks(c10d::Store& store, const Environment& environment, const std::string& word,
-                     const Deadline& deadline) {
-  store.set(kJoined + std::to_string(environment.rank), std::vector<uint8_t>(word.begin(), word.end()));
-  std::vector<int> missing;
-  for (int rank = 0; rank < environment.world_size; ++rank) {
-    try {
-      store.wait({kJoined + std::to_string(rank)}, deadline.remaining());
-    } catch (const std::exception&) {
-      missing.push_back(rank);
-    }
+// What `process` says when it takes its rank: no two say the same.
+std::string claim_of(const std::string& process) {
+  std::random_device random;
+  return hexadecimal(uint64_t{random()} << 32 | random()) + " " + process;
+}
+
+// Whoever comes second is told, and the first does not notice.
+void take_rank(const JobStore& job, const Environment& environment, const Deadline& deadline) {
+  const std::string rank = "rank " + std::to_string(environment.rank);
+  const std::string mine = claim_of(this_process());
+  const std::string first = job.claim(rank, mine, deadline);
+  if (first == mine) return;
+  throw UserError(rank + " is taken at " + address_of(environment) +
+                  " (MASTER_ADDR, MASTER_PORT): " + first.substr(first.find(' ') + 1) + " has come as " +
+                  rank + " before, and this is " + this_process() +
+                  ": give each process a RANK of its own and each job a port of its own (--master_port, or "
+                  "leave it out to get a free one)");
+}
+
+std::string prefix_of(const Environment& environment, const Seal& seal) {
+  // The agent's store outlives the ranks: each of its attempts needs keys of its own, as torch.distributed
+  // has it.
+  const std::string attempt = environment.agent_store ? "/worker/attempt_" + environment.attempt + "/" : "";
+  return attempt + "zerorun/" + hexadecimal(seal.job()) + "/";
+}
+
+// Runs `body`, which talks to the store for `purpose`.
+template <typename Body>
+auto told_why(const std::string& purpose, const Deadline& deadline, const Body& body) {
+  try {
+    return body();
+  } catch (const StoreError& error) {
+    if (!error.is_silent()) throw CommError(purpose + ": " + error.what());
+    throw CommError(missed_end(purpose, deadline.timeout()) + ", and " + error.what());
   }
-  if (!missing.empty())
-    throw CommError(missed_deadline("rendezvous at " + address_of(environment), missing, deadline.timeout()));
+}
+
+// The keeper's deadline may have come a moment before ours: who has not come is worth more than that.
+std::optional<std::string> await_word(const JobStore& store, const std::string& key, int rank,
+                                      const Deadline& deadline, const std::string& purpose) {
+  try {
+    return store.await(key, deadline);
+  } catch (const StoreError& error) {
+    if (error.is_silent()) throw;
+    throw CommError(purpose + ": " + name_ranks({rank}) + " did not take part, and " + error.what());
+  }
 }
 
 }  // namespace
 
-StorePointer join_store(const Environment& environment, const std::string& word, const Deadline& deadline) {
-  StorePointer store = open_store(environment, deadline);
-  await_all_ranks(*store, environment, word, deadline);
-  return store;
-}
-
-std::vector<int> ranks_without(c10d::Store& store, int world_size, const std::string& word) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world_size; ++rank) {
-    const std::vector<uint8_t> brought = store.get(kJoined + std::to_string(rank));
-    if (std::string(brought.begin(), brought.end()) != word) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-std::vector<std::string> exchange_words(c10d::Store& store, const std::string& name, int rank, int world_size,
-                                        const std::string& word, const Deadline& deadline) {
-  auto key = [&](int other) { return name + "/" + std::to_string(other); };
-  store.set(key(rank), std::vector<uint8_t>(word.begin(), word.end()));
-  std::vector<std::string> words(world_size);
-  std::vector<int> missing;
-  for (int other = 0; other < world_size; ++other) {
-    try {
-      store.wait({key(other)}, deadline.remaining());
-      const std::vector<uint8_t> brought = store.get(key(other));
-      words[other].assign(brought.begin(), brought.end());
-    } catch (const std::exception&) {
-      missing.push_back(other);
+Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline) {
+  const std::string purpose = "rendezvous at " + address_of(environment);
+  const Seal seal = seal_of(environment);
+  Membership& membership = membership_in(environment, seal);
+  StorePointer job;
+  int number = 0;
+  {
+    const std::lock_guard lock(membership.mutex);
+    number = membership.connects++;
+    if (environment.rank == 0 && !environment.agent_store && !membership.keeper) {
+      membership.keeper = open_connection(environment, seal, listen_as_rank_0(environment), deadline);
+    }
+    job = std::make_shared<const JobStore>(open_connection(environment, seal, {}, deadline),
+                                           keeper_of(environment), seal, prefix_of(environment, seal));
+    if (!membership.has_rank) {
+      told_why(purpose, deadline, [&] { take_rank(*job, environment, deadline); });
+      membership.has_rank = true;
     }
   }
-  if (!missing.empty()) throw CommError(missed_deadline("connecting the ranks", missing, deadline.timeout()));
+  Joined joined{.store = job->part("connect " + std::to_string(number)),
+                .words = {},
+                .job = sip_hash(seal.job(), static_cast<uint64_t>(number), "connect")};
+  joined.words = exchange_words(*joined.store, "joined", environment.rank, environment.world_size, word,
+                                deadline, purpose);
+  return joined;
+}
+
+std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
+                                        int world_size, const std::string& word, const Deadline& deadline,
+                                        const std::string& purpose) {
+  auto key = [&](int other) { return name + "/" + std::to_string(other); };
+  std::vector<std::string> words(world_size);
+  std::vector<int> missing;
+  told_why(purpose, deadline, [&] {
+    store.set(key(rank), word, deadline);
+    for (int other = 0; other < world_size; ++other) {
+      if (auto brought = await_word(store, key(other), other, deadline, purpose)) {
+        words[other] = *brought;
+      } else {
+        missing.push_back(other);
+      }
+    }
+  });
+  if (!missing.empty()) throw CommError(missed_deadline(purpose, missing, deadline.timeout()));
   return words;
 }
 
-void part_from_store(c10d::Store& store, int rank, int world_size, const Deadline& deadline) {
-  auto key = [](int other) { return "zerorun/parted/" + std::to_string(other); };
+void part_from_store(const JobStore& store, int rank, int world_size, const Deadline& deadline) {
+  auto key = [](int other) { return "parted/" + std::to_string(other); };
   try {
-    store.set(key(rank), std::vector<uint8_t>{1});
-    for (int other = 1; rank == 0 && other < world_size; ++other) {
-      store.wait({key(other)}, deadline.remaining());
-    }
-  } catch (const std::exception&) {
+    store.set(key(rank), "", deadline);
+    for (int other = 1; rank == 0 && other < world_size; ++other) store.await(key(other), deadline);
+  } catch (const CommError&) {
     // What all ranks have been told matters more.
   }
-}
-
-StorePointer part_of(const StorePointer& store, const std::string& name) {
-  return c10::make_intrusive<c10d::PrefixStore>("zerorun/" + name, store);
-}
-
-std::string first_line(const char* message) {
-  const std::string text = message;
-  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace zerorun

@@ -6,27 +6,30 @@
 #include <sstream>
 #include <thread>
 
+#include "base/error.h"
 #include "comm/deadline.h"
 
 namespace zerorun {
 namespace {
 
-constexpr char kToldToAll[] = "zerorun/told";
+constexpr char kToldToAll[] = "told";
 constexpr std::chrono::milliseconds kPatience(500);
+// Longer than anybody waits for whoever asks the store (cuda/nccl_watchdog.cpp).
+constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {
-  return "zerorun/waiting/" + std::to_string(rank);
+  return "waiting/" + std::to_string(rank);
 }
 
 // Two lines a statement.
-std::vector<uint8_t> encoded(const std::vector<Statement>& statements) {
+std::string encoded(const std::vector<Statement>& statements) {
   std::string text;
   for (const Statement& statement : statements) text += statement.agreed + "\n" + statement.words + "\n";
-  return {text.begin(), text.end()};
+  return text;
 }
 
-std::vector<Statement> decoded(const std::vector<uint8_t>& bytes) {
-  std::istringstream lines(std::string(bytes.begin(), bytes.end()));
+std::vector<Statement> decoded(const std::string& text) {
+  std::istringstream lines(text);
   std::vector<Statement> statements;
   for (Statement one; std::getline(lines, one.agreed) && std::getline(lines, one.words);) {
     statements.push_back(one);
@@ -38,24 +41,6 @@ bool contains(const std::vector<Statement>& statements, const Statement& mine) {
   return std::ranges::any_of(statements, [&](const auto& other) { return other.agreed == mine.agreed; });
 }
 
-// Says what `rank` waits for, and finds the first of `ranks` that waits for something else.
-std::optional<std::string> compare(c10d::Store& store, int rank, const Statement& mine,
-                                   const std::vector<int>& ranks) {
-  try {
-    store.set(key(rank), encoded({mine}));
-    const Deadline deadline(kPatience);
-    for (int other : ranks) {
-      store.wait({key(other)}, deadline.remaining());
-      const std::vector<Statement> theirs = decoded(store.get(key(other)));
-      if (theirs.empty() || contains(theirs, mine)) continue;
-      return describe_disagreement(rank, mine.words, other, theirs.front().words);
-    }
-  } catch (const std::exception&) {
-    // The rank has nothing to say, or the store has gone with rank 0.
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 Statement statement_of(const CollectiveCall& call, int64_t numel) {
@@ -65,30 +50,47 @@ Statement statement_of(const CollectiveCall& call, int64_t numel) {
 
 std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
                                                    const std::vector<int>& ranks) const {
-  const Statement mine = statement_of(call, call.input.numel());
-  auto found =
-      start_talk([store = store_, rank = rank_, mine, ranks] { return compare(*store, rank, mine, ranks); });
-  if (found.wait_for(2 * kPatience) != std::future_status::ready) return std::nullopt;
-  std::optional<std::string> result = found.get();
-  if (result && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
-  return result;
+  std::optional<std::string> found;
+  try {
+    found = compare(statement_of(call, call.input.numel()), ranks);
+  } catch (const CommError&) {
+    // The store has gone with rank 0, or does not answer.
+  }
+  if (found && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
+  return found;
+}
+
+// Says what this rank waits for, and finds the first of `ranks` that waits for something else.
+std::optional<std::string> Testimony::compare(const Statement& mine, const std::vector<int>& ranks) const {
+  const Deadline deadline(kPatience);
+  store_->set(key(rank_), encoded({mine}), deadline);
+  for (int other : ranks) {
+    const auto said = store_->await(key(other), deadline);
+    if (!said) break;  // it has nothing to say
+    const std::vector<Statement> theirs = decoded(*said);
+    if (theirs.empty() || contains(theirs, mine)) continue;
+    return describe_disagreement(rank_, mine.words, other, theirs.front().words);
+  }
+  return std::nullopt;
 }
 
 void Testimony::state(const std::vector<Statement>& waiting) const {
   try {
-    store_->set(key(rank_), encoded(waiting));
-  } catch (const std::exception&) {
+    store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
+  } catch (const CommError&) {
     // Whoever asks finds that the store has gone.
   }
 }
 
 Statements Testimony::statements(int world_size) const {
+  const Deadline deadline(kLimit);
   std::vector<std::vector<Statement>> all(world_size);
   try {
     for (int rank = 0; rank < world_size; ++rank) {
-      if (rank != rank_ && store_->check({key(rank)})) all[rank] = decoded(store_->get(key(rank)));
+      if (rank == rank_) continue;
+      if (const auto said = store_->find(key(rank), deadline)) all[rank] = decoded(*said);
     }
-  } catch (const std::exception&) {
+  } catch (const CommError&) {
     return std::nullopt;
   }
   return all;
@@ -96,18 +98,16 @@ Statements Testimony::statements(int world_size) const {
 
 void Testimony::tell_all(const std::string& text) const {
   try {
-    store_->set(kToldToAll, std::vector<uint8_t>(text.begin(), text.end()));
-  } catch (const std::exception&) {
+    store_->set(kToldToAll, text, Deadline(kLimit));
+  } catch (const CommError&) {
     // As above.
   }
 }
 
 std::string Testimony::told_to_all() const {
   try {
-    if (!store_->check({kToldToAll})) return "";
-    const std::vector<uint8_t> bytes = store_->get(kToldToAll);
-    return {bytes.begin(), bytes.end()};
-  } catch (const std::exception&) {
+    return store_->find(kToldToAll, Deadline(kLimit)).value_or("");
+  } catch (const CommError&) {
     return "";
   }
 }
@@ -138,9 +138,7 @@ std::string explain_missed(int rank, const Statement& mine, const Statements& al
 }
 
 std::string explain_missed_in_silence(const Statement& mine, std::chrono::milliseconds timeout) {
-  return missed_end(mine.words, timeout) +
-         ", and rank 0, which keeps the store of all ranks, does not answer: it stands still or cannot be "
-         "reached";
+  return missed_end(mine.words, timeout) + ", and " + words_of_silence("rank 0");
 }
 
 }  // namespace zerorun

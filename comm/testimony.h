@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/store.h"
+#include "comm/job_store.h"
 
 namespace zerorun {
 
@@ -51,6 +51,8 @@ class Testimony {
   std::string told_to_all() const;
 
  private:
+  std::optional<std::string> compare(const Statement& mine, const std::vector<int>& ranks) const;
+
   StorePointer store_;
   int rank_;
   std::atomic<bool> broken_ = false;

@@ -19,7 +19,6 @@ namespace {
 // Ranks that share a GPU share what runs on it: two collectives of each of two ranks fit this way.
 constexpr int kBlocksOnSharedGpu = 8;
 constexpr char kIdsKey[] = "ids";
-constexpr std::chrono::seconds kPatienceWithStore(1);  // to say by itself that a time is over
 
 class NcclWork : public Work {
  public:
@@ -87,26 +86,23 @@ void NcclCommunicator::connect(const StorePointer& store) {
 }
 
 NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t count) const {
-  const StorePointer part = part_of(store, "nccl");
+  const StorePointer part = store->part("nccl");
+  const Deadline deadline(timeout());
   NcclComms::Ids ids(count);
   const size_t bytes = count * sizeof(ncclUniqueId);
-  std::vector<uint8_t> packed(bytes);
+  std::string packed(bytes, '\0');
   if (rank() == 0) {
     ids = NcclComms::make_ids(count);
     std::memcpy(packed.data(), ids.data(), bytes);
-    part->set(kIdsKey, packed);
+    part->set(kIdsKey, packed, deadline);
     return ids;
   }
   try {
-    auto told = start_talk([part, limit = timeout()] {
-      part->wait({kIdsKey}, limit);
-      return part->get(kIdsKey);
-    });
-    if (told.wait_for(timeout() + kPatienceWithStore) != std::future_status::ready)
-      throw CommError("it keeps the store of all ranks, and does not answer");
-    packed = told.get();
-  } catch (const std::exception& error) {
-    throw CommError("rank 0 did not start NCCL: " + first_line(error.what()));
+    const auto told = part->await(kIdsKey, deadline);
+    if (!told) throw CommError("it has not said how to connect");
+    packed = *told;
+  } catch (const CommError& error) {
+    throw CommError(std::string("rank 0 did not start NCCL: ") + error.what());
   }
   ZR_CHECK(packed.size() == bytes, std::to_string(packed.size()));
   std::memcpy(ids.data(), packed.data(), bytes);

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/job_store.h"
 #include "comm/rendezvous.h"
-#include "comm/store.h"
 #include "cuda/cuda_device.h"
 #include "cuda/nccl_comms.h"
 #include "cuda/nccl_watchdog.h"

@@ -34,7 +34,8 @@ class ScopedVariables {
   explicit ScopedVariables(const Variables& variables) {
     for (const char* name :
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_USE_AGENT_STORE", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE", "ZERORUN_COMM"}) {
+          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID",
+          "SLURM_RESTART_COUNT", "ZERORUN_JOB", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE", "ZERORUN_COMM"}) {
       if (const char* value = std::getenv(name)) saved_[name] = value;
       unsetenv(name);
       names_.push_back(name);
@@ -147,6 +148,44 @@ TEST_CASE("environment: torchrun's agent store is noticed") {
   }
   ScopedVariables variables(with("TORCHELASTIC_USE_AGENT_STORE", "False"));
   CHECK_FALSE(Environment::read().agent_store);
+}
+
+TEST_CASE("environment: what the ranks of a job have in common is read from whoever started them") {
+  auto job_of = [](const Variables& variables) {
+    Variables all = kGood;
+    all.insert(variables.begin(), variables.end());
+    ScopedVariables scoped(all);
+    return Environment::read().job;
+  };
+  const Variables slurm = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
+  const Variables torchrun = {{"TORCHELASTIC_RUN_ID", "run"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
+  Variables restarted = torchrun;
+  restarted["TORCHELASTIC_RESTART_COUNT"] = "3";
+  Variables launched = torchrun;
+  launched["ZERORUN_JOB"] = "token";
+  CHECK(job_of({}).empty());
+  CHECK(job_of({{"ZERORUN_JOB", ""}}).empty());
+  CHECK_THAT(job_of(slurm), Contains("slurm") && Contains("7") && Contains("2"));
+  CHECK(job_of(slurm) != job_of({{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "3"}}));
+  CHECK_THAT(job_of(torchrun), Contains("torchrun run"));
+  CHECK(job_of(restarted) == job_of(torchrun));
+  CHECK_THAT(job_of(launched), Contains("token") && !Contains("torchrun"));
+}
+
+TEST_CASE("environment: ranks are on one host where that is said, or where no other could come") {
+  auto is_one_host = [](const std::string& address, const std::string& local_world_size) {
+    ScopedVariables variables({{"RANK", "1"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "1"},
+                               {"MASTER_ADDR", address},
+                               {"MASTER_PORT", "29500"},
+                               {"LOCAL_WORLD_SIZE", local_world_size}});
+    return Environment::read().one_host;
+  };
+  CHECK(is_one_host("10.0.0.7", "4"));
+  CHECK_FALSE(is_one_host("10.0.0.7", "2"));
+  CHECK_FALSE(is_one_host("10.0.0.7", ""));
+  for (const char* address : {"127.0.0.1", "127.0.1.1", "localhost", "::1"}) CHECK(is_one_host(address, ""));
 }
 
 TEST_CASE("environment: a missing variable is named") {

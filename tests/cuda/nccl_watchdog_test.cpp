@@ -220,7 +220,7 @@ TEST_CASE("watchdog: a quick collective tells the store nothing") {
 }
 
 TEST_CASE("watchdog: a store that has gone points to its keeper") {
-  Rank rank(1, 2, c10::make_intrusive<StoreThatHasGone>());
+  Rank rank(1, 2, testing::store_over(c10::make_intrusive<StoreThatHasGone>()));
   rank.run(call_of("bucket 3"));
   rank.pass(10s);
   CHECK(rank.error() == std::string("all_gather of bucket 3 did not end") + kLimit +

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "comm/rendezvous.h"
+#include "comm/store.h"
 #include "cuda/nccl_watchdog.h"
 #include "tests/comm/rank_processes.h"
 
@@ -29,7 +30,7 @@ class EndlessProbe : public CollectiveProbe {
 
 StorePointer join(int rank, int port) {
   testing::set_rank_variables(rank, 2, port, 20s);
-  return join_store(Environment::read(), "word", Deadline(20s));
+  return join_store(Environment::read(), "word", Deadline(20s)).store;
 }
 
 // What a rank says that waits for rank 0 in vain, and how it ends.

@@ -18,6 +18,7 @@ using testing::call_of;
 using testing::courier_to;
 using testing::FakeProbe;
 using testing::new_store;
+using testing::store_over;
 using testing::StoreThatStandsStill;
 
 }  // namespace
@@ -27,7 +28,7 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
   for (const int rank : {0, 1}) {
     FakeProbe probe;
     NcclWatchdog watchdog({.rank = rank, .world_size = 2, .timeout = 200ms, .period = 1ms}, probe,
-                          courier_to(std::make_shared<Testimony>(store, rank), 2));
+                          courier_to(std::make_shared<Testimony>(store_over(store), rank), 2));
     watchdog.start();
     const size_t slot = watchdog.take();
     probe.has_started.insert(slot);
@@ -57,7 +58,7 @@ TEST_CASE("watchdog: a store that stands still keeps nobody from finding what NC
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
   FakeProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 60s}, probe,
-                        courier_to(std::make_shared<Testimony>(store, 1), 2));
+                        courier_to(std::make_shared<Testimony>(store_over(store), 1), 2));
   watchdog.begin(watchdog.take(), std::vector{call_of("bucket 3")});
   const auto patience = Clock::now() + 60s;
   while (store->calls() == 0 && Clock::now() < patience) watchdog.poll();
@@ -70,7 +71,7 @@ TEST_CASE("watchdog: a store that stands still keeps nobody from finding what NC
 
 TEST_CASE("courier: what is said again while the store is slow is told once, and the last of it") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
-  StoreCourier courier(std::make_shared<Testimony>(store, 1), 2);
+  StoreCourier courier(std::make_shared<Testimony>(store_over(store), 1), 2);
   courier.state({{"first", "first"}});
   const auto patience = Clock::now() + 60s;
   while (store->calls() == 0 && Clock::now() < patience) std::this_thread::sleep_for(1ms);

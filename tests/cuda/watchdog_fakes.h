@@ -78,8 +78,13 @@ inline CollectiveCall call_of(const std::string& label, Collective kind = Collec
   return {kind, tensor, tensor, 0, label, reason};
 }
 
+/// As the ranks of a job have it.
+inline StorePointer store_over(Connection connection) {
+  return std::make_shared<const JobStore>(std::move(connection), "rank 0", Seal("secret"), "");
+}
+
 inline StorePointer new_store() {
-  return c10::make_intrusive<c10d::HashStore>();
+  return store_over(c10::make_intrusive<c10d::HashStore>());
 }
 
 }  // namespace zerorun::testing

@@ -1,0 +1,299 @@
+// Ranks of several jobs, second ranks of one number and strangers on one port; several connects of a process;
+// a keeper of the store that stands still.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/listening.h"
+#include "comm/rendezvous.h"
+#include "tests/comm/rank_processes.h"
+
+namespace zerorun {
+namespace {
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+using namespace std::chrono_literals;
+using testing::run_processes;
+
+const std::string kSumOfTwo = "9.000000";
+
+std::string sum_of_all(Communicator& communicator) {
+  at::Tensor tensor = at::full({3}, communicator.rank() + 1);
+  communicator.all_reduce(tensor, "greeting")->wait();
+  return std::to_string(tensor.sum().item<double>());
+}
+
+void be_rank(int rank, int world_size, int port, const std::string& job,
+             std::chrono::milliseconds timeout = 20s) {
+  at::set_num_threads(1);
+  testing::set_rank_variables(rank, world_size, port, timeout);
+  setenv("ZERORUN_JOB", job.c_str(), 1);
+}
+
+// Steps that processes wait for, in memory that they have in common.
+class Steps {
+ public:
+  Steps() {
+    void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("no shared memory");
+    shared_ = new (memory) Shared;
+  }
+  ~Steps() { munmap(shared_, sizeof(Shared)); }
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  void reach(int step) { shared_->step = step; }
+  void await(int step) const {
+    while (shared_->step < step) usleep(5000);
+  }
+  void say_process(int rank) { shared_->process[rank] = getpid(); }
+  pid_t process(int rank) const {
+    while (shared_->process[rank] == 0) usleep(5000);
+    return shared_->process[rank];
+  }
+
+ private:
+  struct Shared {
+    std::atomic<int> step = 0;
+    std::atomic<pid_t> process[4] = {};
+  };
+  Shared* shared_;
+};
+
+// A store as torchrun's agent keeps it, for the life of the process.
+[[noreturn]] void keep_agents_store(int port) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  for (;;) pause();
+}
+
+c10::intrusive_ptr<c10d::TCPStore> open_as_stranger(int port) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port);
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+bool is_reached(const char* address, int port) {
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_port = htons(static_cast<in_port_t>(port));
+  inet_pton(AF_INET, address, &name.sin_addr);
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
+  return connect(fd.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("jobs: a process connects as often as it likes, over shared memory and Gloo") {
+  for (const char* comm : {"shm", "gloo"}) {
+    CAPTURE(comm);
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) {
+      be_rank(rank, 2, port, "job");
+      setenv("ZERORUN_COMM", comm, 1);
+      std::string sums;
+      for (int connect_number = 0; connect_number < 3; ++connect_number) {
+        auto communicator = connect();
+        sums.append(sum_of_all(*communicator)).append(" ");
+        communicator.reset();
+        if (rank == 1) usleep(700'000);  // rank 0 is at the next one long before
+      }
+      auto first = connect();
+      auto second = connect();
+      return sums + sum_of_all(*second) + " " + sum_of_all(*first);
+    });
+    for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000 9.000000 9.000000 9.000000");
+  }
+}
+
+TEST_CASE("jobs: a process connects as often as it likes where torchrun's agent keeps the store") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(
+      3,
+      [&](int index) -> std::string {
+        if (index == 2) keep_agents_store(port);
+        be_rank(index, 2, port, "");
+        setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+        setenv("TORCHELASTIC_RUN_ID", "none", 1);
+        auto first = connect();
+        const std::string sum = sum_of_all(*first);
+        first.reset();
+        if (index == 1) usleep(700'000);
+        auto second = connect();
+        auto third = connect();
+        return sum + " " + sum_of_all(*third) + " " + sum_of_all(*second);
+      },
+      2);
+  for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
+}
+
+TEST_CASE("jobs: of two that start together on one port exactly one lives, and the other is told") {
+  for (int round = 0; round < 20; ++round) {
+    CAPTURE(round);
+    const int port = testing::free_port();
+    const auto endings = run_processes(4, [&](int index) {
+      be_rank(index % 2, 2, port, index < 2 ? "one" : "two");
+      return sum_of_all(*connect());
+    });
+    const int living = endings[0].text == kSumOfTwo ? 0 : 2;
+    const int told = 2 - living;
+    CHECK(endings[living].text == kSumOfTwo);
+    CHECK(endings[living + 1].text == kSumOfTwo);
+    CHECK_THAT(endings[told].text,
+               StartsWith("UserError: cannot listen on 127.0.0.1:" + std::to_string(port)) &&
+                   Contains("the port is in use"));
+    // Or it came when the other job was over.
+    CHECK_THAT(endings[told + 1].text,
+               StartsWith("UserError: rank 1 has come to the store of another job at 127.0.0.1:" +
+                          std::to_string(port)) ||
+                   StartsWith("CommError: rank 1 did not reach rank 0"));
+  }
+}
+
+TEST_CASE(
+    "jobs: a second rank of a number, or a rank of another job, is told; the first job does not notice") {
+  struct {
+    const char* job;
+    int world_size;
+    std::string message;
+  } const cases[] = {
+      {"", 2, "UserError: rank 1 is taken at 127.0.0.1:"},
+      {"", 3, "UserError: rank 1 has come to the store of another job at 127.0.0.1:"},
+      {"another", 2, "UserError: rank 1 has come to the store of another job at 127.0.0.1:"},
+  };
+  for (const auto& [job, world_size, message] : cases) {
+    CAPTURE(job, world_size);
+    const int port = testing::free_port();
+    Steps steps;
+    const auto endings = run_processes(3, [&, &job = job, &world_size = world_size](int index) {
+      if (index == 2) {
+        steps.await(1);
+        be_rank(1, world_size, port, job);
+        try {
+          return sum_of_all(*connect());
+        } catch (...) {
+          steps.reach(2);
+          throw;
+        }
+      }
+      be_rank(index, 2, port, "");
+      auto communicator = connect();
+      std::string sums = sum_of_all(*communicator);
+      if (index == 1) {
+        steps.reach(1);
+        steps.await(2);
+      }
+      sums.append(" ").append(sum_of_all(*communicator));
+      communicator.reset();
+      return sums + " " + sum_of_all(*connect());
+    });
+    for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
+    CHECK_THAT(endings[2].text, StartsWith(message + std::to_string(port)) && Contains("--master_port"));
+  }
+}
+
+TEST_CASE("jobs: a stranger takes no rank's place") {
+  const int port = testing::free_port();
+  Steps steps;
+  const auto endings = run_processes(2, [&](int index) -> std::string {
+    if (index == 0) {
+      be_rank(0, 2, port, "job");
+      return sum_of_all(*connect());
+    }
+    // All that can be seen without the token, with the number of rank 1.
+    std::vector<std::string> keys;
+    while (!is_reached("127.0.0.1", port)) usleep(5000);
+    auto store = open_as_stranger(port);
+    auto is_joined = [](const std::string& key) { return key.ends_with("/joined/0"); };
+    while (std::ranges::none_of(keys, is_joined)) keys = store->listKeys();
+    for (std::string key : keys) {
+      if (key.starts_with("/")) key.erase(0, 1);  // TCPStore's own
+      if (key.ends_with("0")) store->set(key.substr(0, key.size() - 1) + "1", store->get(key));
+    }
+    return "done";
+  });
+  CHECK_THAT(endings[0].text,
+             StartsWith("CommError: ") && Contains("/joined/1'") &&
+                 Contains("written by somebody who does not know this job's token (ZERORUN_JOB)"));
+  CHECK(endings[1].text == "done");
+}
+
+TEST_CASE("jobs: ranks of one host are reached at the master address only") {
+  for (const char* local_world_size : {"2", ""}) {
+    for (const std::string address : {"127.0.0.1", "localhost"}) {
+      CAPTURE(local_world_size, address);
+      const int port = testing::free_port();
+      const auto endings = run_processes(2, [&](int rank) {
+        be_rank(rank, 2, port, "job");
+        setenv("MASTER_ADDR", address.c_str(), 1);
+        setenv("LOCAL_WORLD_SIZE", local_world_size, 1);
+        auto communicator = connect();
+        const std::string elsewhere = is_reached("127.0.0.2", port) ? "reached" : "not reached";
+        return elsewhere + " " + sum_of_all(*communicator);
+      });
+      for (const auto& ending : endings) CHECK(ending.text == "not reached 9.000000");
+    }
+  }
+}
+
+TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
+  const ListeningSocket socket = listen_on("127.0.0.1", 0);
+  const auto endings = run_processes(2, [&](int rank) {
+    be_rank(rank, 2, socket.port, "job");
+    if (rank == 0) {
+      fcntl(socket.fd.get(), F_SETFD, 0);  // as after exec
+      setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
+    }
+    return sum_of_all(*connect()) + " " + sum_of_all(*connect());
+  });
+  for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000");
+}
+
+TEST_CASE("jobs: rank 0 stopped behind the opening of the store: the others say so at their deadline") {
+  // Stopped before rank 1 comes, and while it waits.
+  for (const bool comes_late : {true, false}) {
+    CAPTURE(comes_late);
+    const int port = testing::free_port();
+    Steps steps;
+    const auto endings = run_processes(
+        3,
+        [&](int index) -> std::string {
+          if (index == 2) {  // who stops rank 0
+            while (!is_reached("127.0.0.1", port)) usleep(5000);
+            if (!comes_late) steps.await(1);
+            usleep(500'000);
+            kill(steps.process(0), SIGSTOP);
+            steps.reach(2);
+            for (;;) pause();
+          }
+          const int rank = 1 - index;
+          steps.say_process(rank);
+          if (rank == 1 && comes_late) steps.await(2);
+          if (rank == 1) steps.reach(1);
+          be_rank(rank, 3, port, "job", 3s);
+          return sum_of_all(*connect());
+        },
+        1, 60s);
+    CHECK_THAT(endings[0].text, StartsWith("CommError: ") && Contains("127.0.0.1:" + std::to_string(port)) &&
+                                    Contains("rank 0") && Contains("not answer") && Contains("--timeout"));
+    CHECK(endings[0].seconds < 15);
+    CHECK(endings[1].text.empty());
+  }
+}
+
+}  // namespace zerorun
