@@ -1,36 +1,29 @@
 #include "benchmarks/local_ranks.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/listening.h"
 #include "base/program.h"
 
 namespace zerorun {
 namespace {
 
-int free_port() {
-  const int descriptor = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  const bool bound = descriptor >= 0 &&
-                     bind(descriptor, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  if (descriptor >= 0) close(descriptor);
-  if (!bound) throw Error("no free port on the loopback interface");
-  return ntohs(address.sin_port);
+// As the launcher does it.
+void hand_down(UniqueFd socket) {
+  const int fd = socket.release();
+  setenv(kListenVariable, std::to_string(fd).c_str(), 1);
+  fcntl(fd, F_SETFD, 0);
 }
 
 }  // namespace
@@ -38,7 +31,8 @@ int free_port() {
 int run_local_ranks(int world_size, const std::function<int()>& body) {
   setenv("WORLD_SIZE", std::to_string(world_size).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
-  setenv("MASTER_PORT", std::to_string(free_port()).c_str(), 1);
+  ListeningSocket meeting = listen_on("127.0.0.1", 0);
+  setenv("MASTER_PORT", std::to_string(meeting.port).c_str(), 1);
   setenv("OMP_NUM_THREADS", "1", 1);
   std::fflush(nullptr);
 
@@ -50,12 +44,15 @@ int run_local_ranks(int world_size, const std::function<int()>& body) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       setenv("RANK", std::to_string(rank).c_str(), 1);
       setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+      if (rank == 0) hand_down(std::move(meeting.fd));
+      meeting.fd.reset();
       const int code = run_program(body);
       std::fflush(nullptr);
       _exit(code);
     }
     children.push_back(child);
   }
+  meeting.fd.reset();
   int result = 0;
   for (size_t left = children.size(); left > 0; --left) {
     int status = 0;

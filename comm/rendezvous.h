@@ -26,7 +26,7 @@ enum class CommChoice {
 /// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 /// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and ZERORUN_COMM
 /// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank. Which job this is say
-/// ZERORUN_JOB, else torchrun's run id, else Slurm's job and step; by hand, nothing need.
+/// ZERORUN_JOB, else torchrun's run id, else Slurm's job and step; nothing need say it.
 struct Environment {
   int rank = 0;
   int world_size = 1;
@@ -36,7 +36,7 @@ struct Environment {
   CommChoice comm = CommChoice::automatic;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  std::string job;            // what only the ranks of this job have in common, as far as anything is known
+  std::string job;            // what the ranks of this job have in common and no others; empty: not known
   bool one_host = true;       // all ranks are known to be on this machine
   bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
   std::string attempt = "0";  // how often the agent has restarted the ranks

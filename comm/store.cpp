@@ -82,8 +82,7 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
-// All that is said to the store outside of JobStore. `listening`: the socket of the store, which then is
-// here.
+// All that is said to the store outside of JobStore. With `listening`, its socket, the store itself is here.
 Connection open_connection(const Environment& environment, const Seal& seal, UniqueFd listening,
                            const Deadline& deadline) {
   c10d::TCPStoreOptions options;
@@ -108,7 +107,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
                            keeper_of(environment) + " at " + address_of(environment) +
                            " (MASTER_ADDR, MASTER_PORT)";
   if (opened.wait_until(deadline.end() + kTimeToAnswer) != std::future_status::ready) {
-    throw CommError(what + ": it does not answer within the limit set by --timeout");
+    throw CommError(what + ", which does not answer: " + missed_end("connecting", deadline.timeout()));
   }
   try {
     return opened.get();

@@ -1,5 +1,6 @@
 // Talks to the ranks' store for the watchdog, in a thread of its own: where rank 0, which keeps the store,
-// stands still, no call to the store ever returns, and whoever looks after deadlines must not be in one.
+// stands still, a call to the store lasts to a deadline of its own, and whoever looks after those of
+// collectives must not be in one.
 // Owned by the watchdog, whose threads leave messages and read the answers to earlier ones; they wait for as
 // long as they say, and not at all where they say nothing.
 #pragma once

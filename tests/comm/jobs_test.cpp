@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -140,6 +141,22 @@ TEST_CASE("jobs: a process connects as often as it likes where torchrun's agent 
       },
       2);
   for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
+}
+
+TEST_CASE("jobs: a child of rank 0 that exits leaves the store to its parent") {
+  const int port = testing::free_port();
+  const auto endings = run_processes(2, [&](int rank) {
+    be_rank(rank, 2, port, "job");
+    const std::string sum = sum_of_all(*connect());
+    int status = 0;
+    if (rank == 0) {
+      const pid_t child = fork();
+      if (child == 0) exit(0);
+      waitpid(child, &status, 0);
+    }
+    return sum + " " + std::to_string(status) + " " + sum_of_all(*connect());
+  });
+  for (const auto& ending : endings) CHECK(ending.text == "9.000000 0 9.000000");
 }
 
 TEST_CASE("jobs: of two that start together on one port exactly one lives, and the other is told") {
