@@ -1,0 +1,276 @@
+// What the engine's contract allows, and where: README.md (Limitations), engine/engine.h and
+// engine/gathered_parameters.h. Operations that it does not allow are left out, so that every program that is
+// drawn, or is left when another one is shrunk, must run as plain LibTorch does. What the contract answers
+// with a named error stays: the plain run says which.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "tests/random_programs/program.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr int kSlots = 3;
+
+void correct(Setup& setup) {
+  setup.ranks = std::clamp(setup.ranks, 1, 4);
+  if (setup.precision != Precision::fp32 && setup.communication != setup.precision) {
+    setup.communication = Precision::fp32;
+  }
+  if (setup.accumulation != setup.precision) setup.accumulation = Precision::fp32;
+  if (setup.precision == Precision::fp32) setup.master_from_fp32 = false;
+  if (setup.precision != Precision::fp16) std::tie(setup.scale_power, setup.fixed_scale) = std::pair(4, false);
+  if (setup.stage < 3) {
+    std::tie(setup.max_live, setup.prefetch, setup.persistence) = std::tuple(1000000, 0, 0);
+  }
+  if (!setup.has_schedule) setup.schedule_throws_at = -1;
+}
+
+class Contract {
+ public:
+  explicit Contract(const Program& program) : program_(program), setup_(program.setup) {}
+
+  std::vector<Operation> filter(const std::vector<Operation>& operations) {
+    std::vector<Operation> kept;
+    for (Operation operation : operations) {
+      if (!drop_bad_parameters(operation) || !allows(operation)) continue;
+      kept.push_back(std::move(operation));
+      if (unwinding_) break;
+    }
+    return kept;
+  }
+
+ private:
+  struct Scope {
+    std::vector<int> parameters;
+    int modifier;
+    int attempts;              // that were open when it was opened
+    bool written = false;      // in it, by operators
+    bool raw_written = false;  // in it, by its modifier
+  };
+
+  bool drop_bad_parameters(Operation& operation) const {
+    const auto count = static_cast<int>(program_.parameters.size());
+    std::erase_if(operation.parameters, [&](int index) { return index < 0 || index >= count; });
+    if (operation.rank >= setup_.ranks) operation.rank %= setup_.ranks;
+    if (operation.poison >= setup_.ranks) operation.poison %= setup_.ranks;
+    return operation.slot >= 0 && operation.slot < kSlots;
+  }
+
+  bool allows(Operation& operation) {
+    if (!engine_) return allows_without_engine(operation);
+    switch (operation.kind) {
+      case Kind::forward:
+      case Kind::failing_forward:
+      case Kind::evaluate:
+      case Kind::backward:
+      case Kind::step:
+        return allows_training(operation);
+      case Kind::read:
+        return !operation.parameters.empty() &&
+               (operation.rank == kEverybody || may_differ() || all_held(operation.parameters));
+      case Kind::write:
+      case Kind::rank_write:
+      case Kind::raw_read:
+      case Kind::raw_write:
+      case Kind::raw_refused:
+        return allows_access(operation);
+      case Kind::synchronize:
+        synchronized_ = may_be_open_ = setup_.stage < 3;
+        return true;
+      case Kind::scope:
+      case Kind::no_sync:
+      case Kind::attempt:
+        return allows_block(operation);
+      case Kind::fail:
+        return allows_fail(operation);
+      case Kind::failing_backward:
+        operation.branch = false;
+        if (!free() || !trains(operation)) return false;
+        begin_again();
+        return true;
+      case Kind::remake:
+        return allows_remake(operation);
+      case Kind::companion:
+        return free();
+      case Kind::fork:
+        return free() && setup_.place == Place::shared_memory_processes && setup_.ranks > 1;
+    }
+    return false;
+  }
+
+  bool allows_training(Operation& operation) {
+    if (operation.kind == Kind::step) {
+      if (!free_of_blocks() || !has_gradients_) return true;  // refused by name
+      has_gradients_ = pending_ = synchronized_ = false;
+      if (++micro_steps_ % setup_.micro_steps == 0) graphs_.fill(false);
+      return true;
+    }
+    if (operation.kind == Kind::backward) {
+      if (!graphs_[operation.slot]) return false;
+      graphs_[operation.slot] = operation.retain;
+      has_gradients_ = true;
+      return true;
+    }
+    operation.branch = operation.branch && may_differ();
+    if (operation.kind == Kind::failing_forward && !may_differ()) operation.rank = kEverybody;
+    if (operation.kind != Kind::forward) return !operation.parameters.empty();
+    graphs_[operation.slot] = trains(operation);
+    return graphs_[operation.slot];
+  }
+
+  bool allows_access(Operation& operation) {
+    const bool raw = operation.kind != Kind::write && !(operation.kind == Kind::rank_write && operation.how == 0);
+    if (raw) std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    if (operation.kind == Kind::raw_refused) {
+      std::erase_if(operation.parameters, [&](int index) { return !refuses_raw(index); });
+      return !operation.parameters.empty() && scopes_.empty();
+    }
+    if (operation.parameters.empty()) return false;
+    if (operation.kind == Kind::raw_read) {
+      return setup_.stage == 0 || synchronized_ || all_held(operation.parameters);
+    }
+    operation.rank = kEverybody;
+    if (operation.kind == Kind::raw_write) {
+      if (setup_.precision != Precision::fp32 || !scopes_.empty()) return false;
+      if (setup_.stage != 0 && !synchronized_) return false;
+    }
+    if (operation.kind == Kind::rank_write) {
+      if (scopes_.empty() || scopes_.back().modifier == kNobody) return false;
+      if (!holds(scopes_.back(), operation.parameters)) return false;
+      operation.rank = scopes_.back().modifier;
+    }
+    const bool by_modifier = operation.kind == Kind::rank_write && operation.how != 0 && setup_.stage == 3;
+    for (Scope& scope : scopes_) {
+      if (by_modifier && &scope == &scopes_.back()) {
+        scope.raw_written = true;
+      } else {
+        scope.written = true;
+      }
+    }
+    if (operation.kind == Kind::write && setup_.stage == 3) pending_ = true;
+    graphs_.fill(false);
+    return true;
+  }
+
+  bool allows_block(Operation& operation) {
+    if (operation.kind == Kind::scope) {
+      if (operation.parameters.empty()) return false;
+      if (operation.rank == kEverybody) operation.rank = kNobody;
+      scopes_.push_back({operation.parameters, operation.rank, attempts_});
+      operation.body = filter(operation.body);
+      scopes_.pop_back();
+    } else if (operation.kind == Kind::no_sync) {
+      ++no_syncs_;
+      operation.body = filter(operation.body);
+      --no_syncs_;
+    } else {
+      ++attempts_;
+      operation.body = filter(operation.body);
+      --attempts_;
+      unwinding_ = false;
+    }
+    return !operation.body.empty() || operation.kind == Kind::scope;
+  }
+
+  // What operators have written in a scope that an exception leaves is nowhere promised to stay or to go.
+  bool allows_fail(Operation& operation) {
+    if (attempts_ == 0) return false;
+    if (setup_.ranks == 1) operation.rank = kEverybody;
+    const bool everywhere = operation.rank == kEverybody;
+    for (const Scope& scope : scopes_) {
+      if (scope.attempts < attempts_) continue;
+      if (scope.written || (!everywhere && (scope.raw_written || scope.modifier != kNobody))) return false;
+    }
+    unwinding_ = true;
+    return true;
+  }
+
+  bool allows_remake(Operation& operation) {
+    if (!free()) return false;
+    if (setup_.stage == 3 && operation.how == 1) operation.how = 0;
+    if (!in_processes(setup_.place) && operation.how == 2) operation.how = 0;
+    if (setup_.stage == 3 || operation.how == 1) operation.body.clear();
+    engine_ = false;
+    operation.body = filter(operation.body);
+    engine_ = true;
+    begin_again();
+    return true;
+  }
+
+  // Parameters are the rank's own then.
+  bool allows_without_engine(Operation& operation) const {
+    const bool raw = operation.kind == Kind::raw_read || operation.kind == Kind::raw_write;
+    if (!raw && operation.kind != Kind::read && operation.kind != Kind::write) return false;
+    if (raw) std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    return !operation.parameters.empty();
+  }
+
+  void begin_again() {
+    graphs_.fill(false);
+    has_gradients_ = pending_ = synchronized_ = may_be_open_ = false;
+    micro_steps_ = 0;
+  }
+
+  bool free_of_blocks() const { return scopes_.empty() && no_syncs_ == 0; }
+  bool free() const { return free_of_blocks() && attempts_ == 0; }
+  bool may_differ() const {
+    return setup_.stage < 3 || setup_.ranks == 1 || (shares_parameters(setup_) && !pending_);
+  }
+  bool trains(const Operation& operation) const {
+    for (int rank = 0; rank < setup_.ranks; ++rank) {
+      const bool trained = std::ranges::any_of(
+          uses_of(operation, rank), [&](int index) { return !program_.parameters[index].frozen; });
+      if (!trained) return false;
+    }
+    return true;
+  }
+  static bool holds(const Scope& scope, const std::vector<int>& parameters) {
+    return std::ranges::all_of(
+        parameters, [&](int index) { return std::ranges::count(scope.parameters, index) > 0; });
+  }
+  bool all_held(const std::vector<int>& parameters) const {
+    return std::ranges::all_of(parameters, [&](int index) {
+      return std::ranges::any_of(scopes_, [&](const Scope& scope) { return holds(scope, {index}); });
+    });
+  }
+  bool refuses_raw(int index) const {
+    if (setup_.stage == 3 && setup_.persistence == 0) return true;
+    return shares_parameters(setup_) && !may_be_open_ && !program_.parameters[index].frozen;
+  }
+
+  const Program& program_;
+  const Setup& setup_;
+  bool engine_ = true;
+  std::array<bool, kSlots> graphs_{};  // that backward may go through
+  bool has_gradients_ = false;
+  int micro_steps_ = 0;
+  bool pending_ = false;       // something was written at stage 3, and perhaps not all ranks know
+  bool synchronized_ = false;  // raw access is allowed everywhere
+  bool may_be_open_ = false;   // or perhaps still possible
+  std::vector<Scope> scopes_;
+  int no_syncs_ = 0;
+  int attempts_ = 0;
+  bool unwinding_ = false;  // an exception is on its way
+};
+
+void correct(std::vector<Parameter>& parameters) {
+  if (parameters.empty()) parameters.push_back({.sizes = {4, 4}});
+  if (std::ranges::all_of(parameters, &Parameter::frozen)) parameters.front().frozen = false;
+  for (Parameter& parameter : parameters) {
+    if (parameter.layout == Layout::transposed && parameter.sizes.size() != 2) parameter.layout = Layout::plain;
+    if (parameter.sizes.size() == 4) parameter.layout = Layout::channels_last;
+  }
+}
+
+}  // namespace
+
+Program within_contract(Program program) {
+  correct(program.setup);
+  correct(program.parameters);
+  program.operations = Contract(program).filter(program.operations);
+  return program;
+}
+
+}  // namespace zerorun::testing

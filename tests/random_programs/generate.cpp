@@ -1,0 +1,212 @@
+// Draws programs from seeds.
+#include <random>
+
+#include "tests/random_programs/program.h"
+
+namespace zerorun::testing {
+namespace {
+
+// The same numbers on every machine, unlike the distributions of the standard library.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ULL + 1) {}
+  int below(int bound) { return static_cast<int>(engine_() % static_cast<uint64_t>(bound)); }
+  int between(int low, int high) { return low + below(high - low + 1); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <typename Value>
+  Value one_of(std::initializer_list<Value> values) {
+    return values.begin()[below(static_cast<int>(values.size()))];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+Setup draw_setup(Dice& dice, Dice& block) {
+  Setup setup;
+  const int place = block.below(10);
+  setup.place = place < 4   ? Place::threads
+                : place < 8 ? Place::sharing_threads
+                : place < 9 ? Place::shared_memory_processes
+                            : Place::gloo_processes;
+  const int block_ranks = block.between(2, 3);
+  setup.ranks = in_processes(setup.place) ? block_ranks : dice.one_of({1, 2, 2, 2, 3, 3});
+  setup.stage = dice.between(0, 3);
+  setup.precision = dice.one_of({Precision::fp32, Precision::fp32, Precision::bf16, Precision::fp16});
+  setup.communication =
+      dice.chance(75) ? setup.precision
+                      : dice.one_of({Precision::fp32, Precision::bf16, Precision::fp16});
+  setup.accumulation = dice.chance(75) ? Precision::fp32 : setup.precision;
+  setup.master_from_fp32 = dice.chance(30);
+  setup.rule = dice.one_of({Rule::sgd, Rule::sgd, Rule::momentum, Rule::adam_w});
+  setup.decay = dice.chance(30);
+  setup.micro_steps = dice.one_of({1, 1, 1, 2, 3});
+  setup.clips = dice.chance(25);
+  setup.overlap = dice.chance(70);
+  setup.bucket_numel = dice.one_of({1, 16, 64, 1000});
+  setup.max_live = dice.one_of({0, 16, 64, 1000000});
+  setup.prefetch = dice.one_of({0, 16, 1000});
+  setup.persistence = dice.chance(25) ? 8 : 0;
+  setup.scale_power = dice.one_of({0, 4, 12, 16, 20});
+  setup.fixed_scale = dice.chance(30);
+  setup.has_schedule = dice.chance(20);
+  if (dice.chance(20)) setup.schedule_throws_at = dice.between(1, 2);
+  return setup;
+}
+
+Parameter draw_parameter(Dice& dice) {
+  Parameter parameter;
+  const int shape = dice.below(20);
+  if (shape < 13) {
+    parameter.sizes = {dice.between(1, 8), dice.between(1, 8)};
+    if (dice.chance(20)) parameter.layout = Layout::transposed;
+  } else if (shape < 15) {
+    parameter.sizes = {dice.between(1, 8)};
+  } else if (shape < 16) {
+    parameter.sizes = {2, 3, 2, 2};
+    parameter.layout = Layout::channels_last;
+  } else if (shape < 18) {
+    parameter.sizes = {dice.chance(50) ? 0 : dice.between(1, 8), 0};
+    if (dice.chance(50)) std::swap(parameter.sizes[0], parameter.sizes[1]);
+  }
+  parameter.frozen = dice.chance(15);
+  parameter.tied = dice.chance(10);
+  parameter.group = dice.chance(20) ? 1 : 0;
+  return parameter;
+}
+
+class Operations {
+ public:
+  Operations(Dice& dice, const Program& program) : dice_(dice), program_(program) {}
+
+  std::vector<Operation> draw(int count, int depth) {
+    std::vector<Operation> drawn;
+    for (int i = 0; i < count; ++i) add(drawn, depth);
+    return drawn;
+  }
+
+  void add_training(std::vector<Operation>& to) {
+    const int slot = dice_.below(3);
+    to.push_back(forward(slot));
+    const int extra = dice_.chance(25) ? 1 : 0;
+    for (int i = 0; i < extra; ++i) to.push_back({.kind = Kind::backward, .slot = slot, .retain = true});
+    to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20)});
+    if (dice_.chance(15)) to.push_back(any_of_access());
+    if (dice_.chance(85)) to.push_back({.kind = Kind::step});
+  }
+
+ private:
+  std::vector<int> some_parameters(int most) {
+    std::vector<int> chosen;
+    const int count = dice_.between(1, most);
+    for (int i = 0; i < count; ++i) chosen.push_back(dice_.below(static_cast<int>(program_.parameters.size())));
+    return chosen;
+  }
+
+  int some_rank() { return dice_.below(program_.setup.ranks); }
+  int everybody_or_one() { return dice_.chance(50) ? kEverybody : some_rank(); }
+
+  Operation forward(int slot) {
+    Operation operation{.kind = Kind::forward, .slot = slot, .data = dice_.below(1000), .parameters = some_parameters(5)};
+    operation.branch = dice_.chance(25);
+    if (dice_.chance(6)) operation.poison = everybody_or_one();
+    return operation;
+  }
+
+  Operation any_of_access() {
+    Operation operation{.data = dice_.below(1000), .parameters = some_parameters(3)};
+    operation.kind = dice_.one_of({Kind::read, Kind::read, Kind::write, Kind::write, Kind::evaluate, Kind::raw_read,
+                                   Kind::raw_write, Kind::raw_refused, Kind::synchronize, Kind::failing_forward});
+    operation.rank = everybody_or_one();
+    operation.branch = dice_.chance(25);
+    operation.how = dice_.below(4);
+    return operation;
+  }
+
+  void add(std::vector<Operation>& to, int depth) {
+    const int what = dice_.below(100);
+    if (what < 30) {
+      add_training(to);
+    } else if (what < 40) {
+      const int slot = dice_.below(3);
+      to.push_back(dice_.one_of({forward(slot), Operation{.kind = Kind::backward, .slot = slot, .retain = true},
+                                 Operation{.kind = Kind::step}}));
+    } else if (what < 60) {
+      to.push_back(any_of_access());
+    } else if (what < 65) {
+      to.push_back({.kind = Kind::synchronize});
+      to.push_back(any_of_access());
+      to.back().kind = dice_.one_of({Kind::raw_read, Kind::raw_write, Kind::read, Kind::raw_read});
+    } else if (what < 90) {
+      if (depth < 3) add_block(to, depth + 1);
+    } else {
+      add_rare(to);
+    }
+  }
+
+  void add_block(std::vector<Operation>& to, int depth) {
+    Operation block{.kind = dice_.one_of({Kind::scope, Kind::scope, Kind::scope, Kind::no_sync, Kind::no_sync, Kind::attempt,
+                                          Kind::attempt})};
+    if (block.kind == Kind::scope) {
+      block.parameters = some_parameters(3);
+      block.rank = dice_.chance(50) ? kNobody : some_rank();
+      if (block.rank != kNobody && dice_.chance(80)) block.body.push_back(rank_write(block.parameters));
+      if (dice_.chance(40)) block.body.push_back(inside(block.parameters));
+    }
+    if (block.kind == Kind::no_sync && dice_.chance(70)) add_training(block.body);
+    for (Operation& more : draw(dice_.between(0, 2), depth)) block.body.push_back(std::move(more));
+    if (block.kind == Kind::attempt || dice_.chance(20)) {
+      Operation fail{.kind = Kind::fail, .rank = everybody_or_one()};
+      auto* inner = &block.body;
+      // At the end of one of the blocks that end this one.
+      while (!inner->empty() && is_block(inner->back().kind) && dice_.chance(70)) inner = &inner->back().body;
+      if (dice_.chance(70)) inner->push_back(fail);
+    }
+    to.push_back(std::move(block));
+    if (dice_.chance(30)) to.push_back({.kind = Kind::step});
+  }
+
+  Operation rank_write(const std::vector<int>& held) {
+    return {.kind = Kind::rank_write, .data = dice_.below(1000), .parameters = {held[dice_.below(static_cast<int>(held.size()))]}, .how = dice_.below(2)};
+  }
+
+  Operation inside(const std::vector<int>& held) {
+    return {.kind = dice_.one_of({Kind::read, Kind::raw_read, Kind::write}),
+            .data = dice_.below(1000),
+            .rank = everybody_or_one(),
+            .parameters = {held[dice_.below(static_cast<int>(held.size()))]}};
+  }
+
+  void add_rare(std::vector<Operation>& to) {
+    Operation operation{.kind = dice_.one_of({Kind::remake, Kind::remake, Kind::failing_backward, Kind::companion,
+                                              Kind::fork, Kind::fork})};
+    operation.data = dice_.below(1000);
+    operation.how = dice_.below(3);
+    if (operation.kind == Kind::failing_backward) operation.parameters = some_parameters(4);
+    if (operation.kind == Kind::remake) {
+      const int count = dice_.below(3);
+      for (int i = 0; i < count; ++i) operation.body.push_back(any_of_access());
+    }
+    to.push_back(std::move(operation));
+  }
+
+  Dice& dice_;
+  const Program& program_;
+};
+
+}  // namespace
+
+Program generate(uint64_t seed) {
+  Dice dice(2 * seed);
+  Dice block(2 * (seed / kBlock) + 1);
+  Program program;
+  program.setup = draw_setup(dice, block);
+  const int parameters = dice.between(1, 6);
+  for (int i = 0; i < parameters; ++i) program.parameters.push_back(draw_parameter(dice));
+  Operations operations(dice, program);
+  program.operations = operations.draw(dice.between(2, 9), 0);
+  if (dice.chance(70)) operations.add_training(program.operations);
+  return within_contract(std::move(program));
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,64 @@
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "comm/rendezvous.h"
+#include "tests/comm/rank_processes.h"
+#include "tests/random_programs/engine_run.h"
+#include "tests/random_programs/isolated.h"
+#include "tests/random_programs/plain_run.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+// "" where it passes.
+std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator, const Journal& expected) {
+  try {
+    run_with_engine(program, communicator, expected);
+  } catch (const std::exception& error) {
+    return "rank " + std::to_string(communicator->rank()) + ": " + error.what() + "\n";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline) {
+  at::set_num_threads(1);
+  const std::vector<Journal> journals = run_plainly(program);
+  std::vector<std::string> failures(program.setup.ranks);
+  run_ranks(
+      program.setup.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        at::set_num_threads(1);
+        const int rank = communicator->rank();
+        failures[rank] = run_rank(program, communicator, journals[rank]);
+      },
+      deadline, program.setup.place == Place::sharing_threads);
+  std::string all;
+  for (const std::string& failure : failures) all += failure;
+  return all;
+}
+
+struct RankProcess::State {
+  std::shared_ptr<Communicator> communicator;
+};
+
+RankProcess::RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline) : state_(new State) {
+  at::set_num_threads(1);
+  set_rank_variables(rank, setup.ranks, port, deadline);
+  setenv("ZERORUN_COMM", setup.place == Place::gloo_processes ? "gloo" : "shm", 1);
+  state_->communicator = connect();
+}
+
+RankProcess::~RankProcess() { delete state_; }
+
+std::string RankProcess::run(const Program& program) {
+  const std::vector<Journal> journals = run_plainly(program);
+  return run_rank(program, state_->communicator, journals[state_->communicator->rank()]);
+}
+
+}  // namespace zerorun::testing

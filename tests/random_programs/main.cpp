@@ -1,0 +1,173 @@
+// Random training programs with the engine, compared with plain LibTorch.
+//
+//   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]    programs of one seed after the other
+//   random_programs --seed SEED                                             one of them
+//   random_programs --program FILE                                          one as it was printed
+//
+// A program that fails is shrunk and printed: what is printed can be given to --program. Ends with 0 if none
+// has failed, with 1 if any has, with 2 where it was not called like that.
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+
+#include "tests/random_programs/isolated.h"
+#include "tests/random_programs/shrink.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  uint64_t first = 1;
+  uint64_t programs = std::numeric_limits<uint64_t>::max();
+  std::chrono::seconds seconds = std::chrono::hours(24 * 365);
+  std::optional<std::string> file;
+  std::chrono::milliseconds deadline = std::chrono::seconds(10);
+  bool shrinks = true;
+  bool stops = false;  // after the first failure
+};
+
+constexpr const char* kUsage =
+    "expected: random_programs [--seed SEED | --program FILE | [--first SEED] [--programs COUNT] [--seconds SECONDS]]\n"
+    "                          [--deadline MILLISECONDS] [--no-shrink] [--stop]\n";
+
+uint64_t number(const std::string& text) {
+  size_t used = 0;
+  const unsigned long long value = std::stoull(text, &used);
+  if (used != text.size()) throw std::invalid_argument(text);
+  return value;
+}
+
+Options read_options(int count, char** arguments) {
+  Options options;
+  for (int i = 1; i < count; ++i) {
+    const std::string name = arguments[i];
+    if (name == "--no-shrink" || name == "--stop") {
+      (name == "--stop" ? options.stops : options.shrinks) = name == "--stop";
+      continue;
+    }
+    if (++i == count) throw std::invalid_argument(name);
+    const std::string value = arguments[i];
+    if (name == "--seed") {
+      options.first = number(value);
+      options.programs = 1;
+    } else if (name == "--first") {
+      options.first = number(value);
+    } else if (name == "--programs") {
+      options.programs = number(value);
+    } else if (name == "--seconds") {
+      options.seconds = std::chrono::seconds(number(value));
+    } else if (name == "--deadline") {
+      options.deadline = std::chrono::milliseconds(number(value));
+    } else if (name == "--program") {
+      options.file = value;
+    } else {
+      throw std::invalid_argument(name);
+    }
+  }
+  return options;
+}
+
+void report(const std::string& what, const Program& program, std::string failure, const Options& options) {
+  std::cout << "FAILED: " << what << "\n" << failure << "\n";
+  if (options.shrinks) {
+    // Waits that end in vain are a part of many failures.
+    constexpr std::chrono::milliseconds kShortDeadline(1500);
+    const Program shorter = shrink(
+        program,
+        [&](const Program& candidate) { return !run_isolated({&candidate, 1}, kShortDeadline).failure.empty(); },
+        std::chrono::seconds(120));
+    const Outcome again = run_isolated({&shorter, 1}, options.deadline);
+    std::cout << "# shrunk; run again with --program FILE\n" << to_text(shorter);
+    std::cout << (again.failure.empty() ? "(it does not always fail)\n" : again.failure) << "\n";
+  } else {
+    std::cout << to_text(program);
+  }
+  std::cout << std::flush;
+}
+
+class Session {
+ public:
+  explicit Session(const Options& options) : options_(options), end_(Clock::now() + options.seconds) {}
+
+  int run() {
+    if (options_.file) {
+      std::ifstream stream(*options_.file);
+      if (!stream) throw std::invalid_argument(*options_.file);
+      std::ostringstream text;
+      text << stream.rdbuf();
+      const Program program = within_contract(parse_program(text.str()));
+      run({&program, 1}, {&*options_.file, 1});
+      return finish();
+    }
+    uint64_t seed = options_.first;
+    const uint64_t end = options_.programs > std::numeric_limits<uint64_t>::max() - seed ? std::numeric_limits<uint64_t>::max()
+                                                                                      : seed + options_.programs;
+    while (seed < end && goes_on()) {
+      std::vector<Program> programs;
+      std::vector<std::string> names;
+      for (; seed < end && programs.size() < 2 * kBlock; ++seed) {
+        Program program = generate(seed);
+        if (!programs.empty() && !run_alike(programs.front(), program)) break;
+        programs.push_back(std::move(program));
+        names.push_back("seed " + std::to_string(seed));
+      }
+      run(programs, names);
+    }
+    return finish();
+  }
+
+ private:
+  bool goes_on() const { return Clock::now() < end_ && !(options_.stops && failed_ > 0); }
+
+  void run(std::span<const Program> programs, std::span<const std::string> names) {
+    while (!programs.empty() && goes_on()) {
+      const Outcome outcome = run_isolated(programs, options_.deadline);
+      size_t done = outcome.passed;
+      passed_ += static_cast<int64_t>(done);
+      if (!outcome.failure.empty()) {
+        ++failed_;
+        report(names[done], programs[done], outcome.failure, options_);
+        ++done;
+      }
+      for (const Program& program : programs.first(done)) count_features(program, features_);
+      programs = programs.subspan(done);
+      names = names.subspan(done);
+    }
+  }
+
+  int finish() const {
+    for (const auto& [feature, count] : features_) std::cout << count << "\t" << feature << "\n";
+    std::cout << passed_ << " passed, " << failed_ << " failed\n";
+    return failed_ == 0 && passed_ > 0 ? 0 : 1;
+  }
+
+  const Options& options_;
+  Clock::time_point end_;
+  FeatureCounts features_;
+  int64_t passed_ = 0;
+  int64_t failed_ = 0;
+};
+
+}  // namespace
+}  // namespace zerorun::testing
+
+int main(int count, char** arguments) {
+  using namespace zerorun::testing;
+  try {
+    const Options options = read_options(count, arguments);
+    return Session(options).run();
+  } catch (const std::invalid_argument& error) {
+    std::cerr << "random_programs: " << error.what() << "\n" << kUsage;
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "random_programs: " << error.what() << "\n";
+    return 2;
+  }
+}

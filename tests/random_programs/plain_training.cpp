@@ -1,0 +1,262 @@
+#include "tests/random_programs/plain_training.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace zerorun::testing {
+namespace {
+
+constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8, kMomentum = 0.9;
+
+at::ScalarType type_of(Precision precision) {
+  return precision == Precision::fp32 ? at::kFloat : precision == Precision::bf16 ? at::kBFloat16 : at::kHalf;
+}
+
+// `tensor` * factor in float32, rounded once.
+at::Tensor scaled(const at::Tensor& tensor, double factor, at::ScalarType type) {
+  return (tensor.to(at::kFloat) * factor).to(type);
+}
+
+// `sum` + more in float32, rounded to the type of the sum.
+void add(at::Tensor& sum, const at::Tensor& more) {
+  sum = (sum.to(at::kFloat) + more.to(at::kFloat)).to(sum.scalar_type());
+}
+
+float rounded(double value) { return static_cast<float>(value); }
+
+}  // namespace
+
+double scheduled_rate(int64_t applied, int group) {
+  return kLearningRate * (1 + 0.25 * static_cast<double>(applied % 4)) / (1 + group);
+}
+
+PlainTraining::PlainTraining(const Program& program)
+    : program_(program),
+      setup_(program.setup),
+      training_(type_of(setup_.precision)),
+      travelling_(type_of(setup_.communication)),
+      accumulating_(type_of(setup_.accumulation)) {
+  // Sums over ranks must not overflow in fp16 where no gradient does.
+  const double before = setup_.communication == Precision::fp16 ? std::bit_ceil(static_cast<unsigned>(setup_.ranks)) : 1;
+  factor_ = 1 / before;
+  divisor_ = setup_.ranks / before;
+  for (int rank = 0; rank < setup_.ranks; ++rank) models_.push_back(std::make_shared<Model>(program));
+  for (size_t index = 0; index < program.parameters.size(); ++index) {
+    if (!program.parameters[index].frozen) trained_.push_back(static_cast<int>(index));
+  }
+  begin(true);
+}
+
+void PlainTraining::begin(bool first) {
+  torch::NoGradGuard no_grad;
+  if (!first && setup_.stage == 3) {
+    for (auto& model : models_) model = std::make_shared<Model>(program_);
+  }
+  states_.assign(program_.parameters.size(), {});
+  gradients_.assign(program_.parameters.size(), {});
+  for (size_t index = 0; index < program_.parameters.size(); ++index) {
+    const at::Tensor given = parameters(0)[index].detach().clone();
+    for (const auto& model : models_) {
+      model->all[index].set_data(given.to(training_, /*non_blocking=*/false, /*copy=*/true));
+      model->all[index].mutable_grad().reset();
+    }
+    State& state = states_[index];
+    state.master = setup_.master_from_fp32 ? given.to(at::kFloat) : given.to(training_).to(at::kFloat);
+    state.first = at::zeros_like(state.master);
+    state.second = at::zeros_like(state.master);
+  }
+  made_sums_ = departed_ = has_gradients_ = was_applied_ = false;
+  micro_steps_ = steps_ = applied_ = 0;
+  norm_ = 0;
+  loss_scale_ = std::ldexp(1.0, setup_.scale_power);
+  hysteresis_ = 1 + setup_.scale_power / 4 % 2;
+  last_overflow_ = -1;
+}
+
+// Stages 0 and 1: whether a rank adds up its gradients in the type of accumulation, and not in what travels.
+bool PlainTraining::sums_apart() const {
+  if (accumulating_ == travelling_) return false;
+  return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
+}
+
+void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces) {
+  const bool boundary = reduces && is_boundary();
+  if (!by_shards() && !boundary && !departed_) made_sums_ = true;
+  std::vector<std::vector<at::Tensor>> found(program_.parameters.size());
+  for (int rank = 0; rank < ranks(); ++rank) {
+    losses[rank].backward(at::full_like(losses[rank], scale() / setup_.micro_steps), retain);
+    for (int index : trained_) {
+      found[index].push_back(std::exchange(parameters(rank)[index].mutable_grad(), at::Tensor()));
+    }
+  }
+  torch::NoGradGuard no_grad;
+  for (int index : trained_) take(gradients_[index], found[index], states_[index].master);
+  if (!by_shards() && boundary && !departed_) reduce_local();
+  has_gradients_ = true;
+}
+
+// The sum in rank order of what travels: in float32, rounded once.
+at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
+  at::Tensor sum;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const at::Tensor& own = by_rank[rank];
+    const at::Tensor part = own.defined() ? own.to(at::kFloat) : at::zeros_like(like);
+    sum = sum.defined() ? sum + part : part;
+  }
+  return sum.to(travelling_);
+}
+
+void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
+  if (by_shards()) {
+    std::vector<at::Tensor> travelling(ranks());
+    for (int rank = 0; rank < ranks(); ++rank) {
+      if (by_rank[rank].defined()) travelling[rank] = scaled(by_rank[rank], factor_, travelling_);
+    }
+    const at::Tensor sum = over_ranks(travelling, like);
+    if (gradient.reduced.defined()) {
+      add(gradient.reduced, sum);
+    } else {
+      gradient.reduced = sum.to(accumulating_);
+    }
+    return;
+  }
+  std::vector<at::Tensor>& sums = departed_ ? gradient.late : gradient.local;
+  sums.resize(ranks());
+  const bool apart = departed_ || sums_apart();
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (!by_rank[rank].defined()) continue;
+    if (!sums[rank].defined()) {
+      sums[rank] = apart ? by_rank[rank].to(accumulating_) : scaled(by_rank[rank], factor_, travelling_);
+    } else {
+      add(sums[rank], apart ? by_rank[rank] : by_rank[rank].to(at::kFloat) * factor_);
+    }
+  }
+}
+
+void PlainTraining::reduce_local() {
+  departed_ = true;
+  const bool whole_in_sums = setup_.micro_steps > 1 || accumulating_ != at::kFloat;
+  const at::ScalarType kept = accumulating_ != travelling_ && whole_in_sums ? accumulating_ : travelling_;
+  for (int index : trained_) {
+    Gradient& gradient = gradients_[index];
+    gradient.local.resize(ranks());
+    if (sums_apart()) {
+      for (at::Tensor& local : gradient.local) {
+        if (local.defined()) local = scaled(local, factor_, travelling_);
+      }
+    }
+    gradient.reduced = over_ranks(gradient.local, states_[index].master).to(kept);
+  }
+}
+
+// What has not been reduced yet.
+void PlainTraining::finish_reduction() {
+  for (int index : trained_) {
+    Gradient& gradient = gradients_[index];
+    if (by_shards()) {
+      if (!gradient.reduced.defined()) gradient.reduced = at::zeros_like(states_[index].master);
+      continue;
+    }
+    if (!departed_ || gradient.late.empty()) continue;
+    for (at::Tensor& late : gradient.late) {
+      if (late.defined()) late = scaled(late, factor_, travelling_);
+    }
+    add(gradient.reduced, over_ranks(gradient.late, states_[index].master));
+  }
+  if (!by_shards() && !departed_) reduce_local();
+}
+
+double PlainTraining::norm() const {
+  double squares = 0;
+  for (int index : trained_) squares += gradients_[index].reduced.to(at::kDouble).square().sum().item<double>();
+  if (!(squares < HUGE_VAL)) return HUGE_VAL;
+  const double norm = std::sqrt(squares) / (divisor_ * scale());
+  return norm <= std::numeric_limits<float>::max() ? static_cast<double>(rounded(norm)) : norm;
+}
+
+double PlainTraining::rate_of(int group) const {
+  return setup_.has_schedule ? scheduled_rate(applied_, group) : kLearningRate / (1 + group);
+}
+
+PlainTraining::Ending PlainTraining::step() {
+  torch::NoGradGuard no_grad;
+  const bool boundary = is_boundary();
+  ++micro_steps_;
+  has_gradients_ = was_applied_ = false;
+  if (!boundary) return Ending::goes_on;
+  finish_reduction();
+  norm_ = norm();
+  was_applied_ = norm_ != HUGE_VAL;
+  if (was_applied_) update(norm_);
+  gradients_.assign(program_.parameters.size(), {});
+  departed_ = false;
+  ++steps_;
+  if (!follow_loss_scale(!was_applied_)) return Ending::scale_at_minimum;
+  const bool throws = was_applied_ && setup_.has_schedule && applied_ == setup_.schedule_throws_at;
+  return throws ? Ending::schedule_throws : Ending::goes_on;
+}
+
+void PlainTraining::update(double norm) {
+  const double over = setup_.clips ? (norm + 1e-6) / kClipping : 1;
+  const double factor = rounded(1 / (divisor_ * scale() * std::max(over, 1.0)));
+  std::vector<double> rates = {rate_of(0), rate_of(1)};
+  ++applied_;
+  for (int index : trained_) {
+    State& state = states_[index];
+    // What the program has written to 16 bits.
+    const at::Tensor values = parameters(0)[index].detach();
+    state.master = at::where(state.master.to(training_).eq(values), state.master, values.to(at::kFloat));
+    apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor, rates[program_.parameters[index].group]);
+    for (const auto& model : models_) model->all[index].copy_(state.master.to(training_));
+  }
+}
+
+void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) const {
+  const double decay = setup_.decay ? kWeightDecay : 0;
+  if (setup_.rule == Rule::adam_w) {
+    const auto steps = static_cast<double>(applied_);
+    const double step_size = rounded(rate / (1 - std::pow(kBeta1, steps)));
+    const double root = rounded(1 / std::sqrt(1 - std::pow(kBeta2, steps)));
+    state.first = state.first * rounded(kBeta1) + gradient * rounded(1 - kBeta1);
+    state.second = state.second * rounded(kBeta2) + (gradient * gradient) * rounded(1 - kBeta2);
+    const at::Tensor move = state.first * step_size / (state.second.sqrt() * root + rounded(kEpsilon));
+    state.master = state.master - (state.master * rounded(rate * decay) + move);
+    return;
+  }
+  gradient = gradient + state.master * decay;
+  if (setup_.rule == Rule::momentum) {
+    state.first = state.first * rounded(kMomentum) + gradient;
+    gradient = state.first;
+  }
+  state.master = state.master - gradient * rounded(rate);
+}
+
+// DeepSpeed's rule; false where the scale should fall and cannot.
+bool PlainTraining::follow_loss_scale(bool overflow) {
+  if (setup_.precision != Precision::fp16 || setup_.fixed_scale) return true;
+  const int64_t number = steps_ - 1;
+  if (overflow) {
+    last_overflow_ = number;
+    if (hysteresis_ > 1) {
+      --hysteresis_;
+      return true;
+    }
+    const bool falls = loss_scale_ > 1;
+    loss_scale_ = std::max(loss_scale_ / 2, 1.0);
+    return falls;
+  }
+  const int64_t without = number - last_overflow_ - 1;
+  if (without > 0 && without % kScaleWindow == 0) {
+    loss_scale_ *= 2;
+    hysteresis_ = 1 + setup_.scale_power / 4 % 2;
+  }
+  return true;
+}
+
+std::string PlainTraining::report() const {
+  return c10::str("steps ", steps_, ", applied ", was_applied_, ", skipped ", steps_ - applied_, ", norm ", rounded(norm_),
+                  ", scale ", scale(), ", rate ", rate_of(0));
+}
+
+}  // namespace zerorun::testing

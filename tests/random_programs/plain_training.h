@@ -1,0 +1,93 @@
+// What training comes to, by plain LibTorch and by docs/architecture.md ("Precision", "Why the bits are the
+// same"): every rank's parameters side by side in one thread, no bucket, no collective, nothing of the engine.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/random_programs/model.h"
+
+namespace zerorun::testing {
+
+inline constexpr double kLearningRate = 0.125;
+inline constexpr double kWeightDecay = 0.0625;
+inline constexpr double kClipping = 0.5;
+inline constexpr int kScaleWindow = 2;
+/// Of the program's own schedule: a function of the steps that were applied.
+double scheduled_rate(int64_t applied, int group);
+
+class PlainTraining {
+ public:
+  explicit PlainTraining(const Program& program);
+
+  /// A rank's parameters, which only differ from another rank's where the program says so.
+  const std::vector<at::Tensor>& parameters(int rank) const { return models_[rank]->all; }
+  int ranks() const { return setup_.ranks; }
+
+  /// An engine takes the model: rank 0's values, nothing else of before. At stage 3 the values of the engine
+  /// before have gone with it, so the model is new.
+  void begin(bool first);
+  /// Of every rank's loss. `reduces`: outside of no_sync scopes.
+  void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces);
+  bool has_gradients() const { return has_gradients_; }
+
+  enum class Ending { goes_on, schedule_throws, scale_at_minimum };
+  Ending step();
+  /// Everything that the engine tells of its last step.
+  std::string report() const;
+
+ private:
+  // Of one parameter in one window.
+  struct Gradient {
+    std::vector<at::Tensor> local;  // by rank: not yet reduced; undefined: none
+    std::vector<at::Tensor> late;   // by rank: behind the reduction (stages 0 and 1)
+    at::Tensor reduced;             // summed over ranks
+  };
+  struct State {
+    at::Tensor master;  // float32
+    at::Tensor first;
+    at::Tensor second;
+  };
+
+  bool by_shards() const { return setup_.stage >= 2; }
+  bool is_boundary() const { return (micro_steps_ + 1) % setup_.micro_steps == 0; }
+  bool sums_apart() const;
+  double scale() const { return setup_.precision == Precision::fp16 ? loss_scale_ : 1; }
+  at::Tensor over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const;
+  void take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const;
+  void reduce_local();
+  void finish_reduction();
+  double norm() const;
+  void update(double norm);
+  void apply_rule(State& state, at::Tensor gradient, double rate) const;
+  bool follow_loss_scale(bool overflow);
+  double rate_of(int group) const;
+
+  const Program& program_;
+  const Setup& setup_;
+  at::ScalarType training_;
+  at::ScalarType travelling_;
+  at::ScalarType accumulating_;
+  double factor_;   // in front of the sum over ranks
+  double divisor_;  // behind it
+  std::vector<std::shared_ptr<Model>> models_;
+  std::vector<int> trained_;
+  std::vector<State> states_;        // one a parameter; frozen ones have none
+  std::vector<Gradient> gradients_;  // likewise
+  bool made_sums_ = false;           // for a window that was not expected to need them
+  bool departed_ = false;            // this window's gradients have been reduced (stages 0 and 1)
+  bool has_gradients_ = false;
+  int64_t micro_steps_ = 0;
+  int64_t steps_ = 0;
+  int64_t applied_ = 0;
+  bool was_applied_ = false;
+  double norm_ = 0;
+  double loss_scale_ = 1;
+  int hysteresis_ = 1;
+  int64_t last_overflow_ = -1;
+};
+
+}  // namespace zerorun::testing
