@@ -38,7 +38,7 @@ endif()
 
 if(ZERORUN_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    message(FATAL_ERROR "ZERORUN_FUZZ needs clang++, found ${CMAKE_CXX_COMPILER}: use the preset fuzz (scripts/fuzz)")
+    message(FATAL_ERROR "ZERORUN_FUZZ needs clang++, found ${CMAKE_CXX_COMPILER}: use the preset fuzz (scripts/fuzz config)")
   endif()
   add_compile_options(-fno-sanitize-recover=all)  # what a sanitizer finds must end the program
 endif()

@@ -1,6 +1,6 @@
-// A libFuzzer target over the text of a configuration (scripts/fuzz). Any text is a fair input; what must
-// hold for all of them is said by the functions named must_*. The ranks, the hidden size and the leniency
-// with which a text is read follow from the text itself, so that files of the corpus are plain
+// A libFuzzer target over the text of a configuration (scripts/fuzz config). Any text is a fair input; what
+// must hold for all of them is said by the functions named must_*. The ranks, the hidden size and the
+// leniency with which a text is read follow from the text itself, so that files of the corpus are plain
 // configurations.
 #include <algorithm>
 #include <cstdint>

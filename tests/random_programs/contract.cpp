@@ -20,7 +20,8 @@ void correct(Setup& setup) {
   }
   if (setup.accumulation != setup.precision) setup.accumulation = Precision::fp32;
   if (setup.precision == Precision::fp32) setup.master_from_fp32 = false;
-  if (setup.precision != Precision::fp16) std::tie(setup.scale_power, setup.fixed_scale) = std::pair(4, false);
+  if (setup.precision != Precision::fp16)
+    std::tie(setup.scale_power, setup.fixed_scale) = std::pair(4, false);
   if (setup.stage < 3) {
     std::tie(setup.max_live, setup.prefetch, setup.persistence) = std::tuple(1000000, 0, 0);
   }
@@ -77,7 +78,8 @@ class Contract {
       case Kind::raw_refused:
         return allows_access(operation);
       case Kind::synchronize:
-        synchronized_ = may_be_open_ = setup_.stage < 3;
+        may_be_open_ = true;
+        synchronized_ = setup_.stage < 3;
         return true;
       case Kind::scope:
       case Kind::no_sync:
@@ -121,8 +123,10 @@ class Contract {
   }
 
   bool allows_access(Operation& operation) {
-    const bool raw = operation.kind != Kind::write && !(operation.kind == Kind::rank_write && operation.how == 0);
-    if (raw) std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    const bool raw =
+        operation.kind != Kind::write && !(operation.kind == Kind::rank_write && operation.how == 0);
+    if (raw)
+      std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
     if (operation.kind == Kind::raw_refused) {
       std::erase_if(operation.parameters, [&](int index) { return !refuses_raw(index); });
       return !operation.parameters.empty() && scopes_.empty();
@@ -203,7 +207,8 @@ class Contract {
   bool allows_without_engine(Operation& operation) const {
     const bool raw = operation.kind == Kind::raw_read || operation.kind == Kind::raw_write;
     if (!raw && operation.kind != Kind::read && operation.kind != Kind::write) return false;
-    if (raw) std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
+    if (raw)
+      std::erase_if(operation.parameters, [&](int index) { return program_.parameters[index].numel() == 0; });
     return !operation.parameters.empty();
   }
 
@@ -220,15 +225,15 @@ class Contract {
   }
   bool trains(const Operation& operation) const {
     for (int rank = 0; rank < setup_.ranks; ++rank) {
-      const bool trained = std::ranges::any_of(
-          uses_of(operation, rank), [&](int index) { return !program_.parameters[index].frozen; });
+      const bool trained = std::ranges::any_of(uses_of(operation, rank),
+                                               [&](int index) { return !program_.parameters[index].frozen; });
       if (!trained) return false;
     }
     return true;
   }
   static bool holds(const Scope& scope, const std::vector<int>& parameters) {
-    return std::ranges::all_of(
-        parameters, [&](int index) { return std::ranges::count(scope.parameters, index) > 0; });
+    return std::ranges::all_of(parameters,
+                               [&](int index) { return std::ranges::count(scope.parameters, index) > 0; });
   }
   bool all_held(const std::vector<int>& parameters) const {
     return std::ranges::all_of(parameters, [&](int index) {
@@ -236,8 +241,9 @@ class Contract {
     });
   }
   bool refuses_raw(int index) const {
-    if (setup_.stage == 3 && setup_.persistence == 0) return true;
-    return shares_parameters(setup_) && !may_be_open_ && !program_.parameters[index].frozen;
+    const Parameter& parameter = program_.parameters[index];
+    if (setup_.stage == 3 && parameter.numel() > setup_.persistence) return true;
+    return shares_parameters(setup_) && !may_be_open_ && !parameter.frozen;
   }
 
   const Program& program_;
@@ -259,7 +265,8 @@ void correct(std::vector<Parameter>& parameters) {
   if (parameters.empty()) parameters.push_back({.sizes = {4, 4}});
   if (std::ranges::all_of(parameters, &Parameter::frozen)) parameters.front().frozen = false;
   for (Parameter& parameter : parameters) {
-    if (parameter.layout == Layout::transposed && parameter.sizes.size() != 2) parameter.layout = Layout::plain;
+    if (parameter.layout == Layout::transposed && parameter.sizes.size() != 2)
+      parameter.layout = Layout::plain;
     if (parameter.sizes.size() == 4) parameter.layout = Layout::channels_last;
   }
 }

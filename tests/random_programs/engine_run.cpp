@@ -28,7 +28,8 @@ void expect_throws(const std::function<void()>& action, const std::string& part,
     action();
   } catch (const std::exception& error) {
     const std::string message = error.what();
-    expect(message.find(part) != std::string::npos, what + " threw, but nothing about \"" + part + "\": " + message);
+    expect(message.find(part) != std::string::npos,
+           what + " threw, but nothing about \"" + part + "\": " + message);
     return;
   }
   throw Mismatch(what + " did not throw (\"" + part + "\")");
@@ -42,7 +43,8 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected, const std:
   const at::Tensor b = expected.to(at::kDouble);
   const at::Tensor same = at::logical_or(a.eq(b), at::logical_and(a.ne(a), b.ne(b)));
   if (same.all().item<bool>()) return;
-  throw Mismatch(c10::str(what, " differs by up to ", at::where(same, 0.0, (a - b).abs()).max().item<double>()));
+  throw Mismatch(
+      c10::str(what, " differs by up to ", at::where(same, 0.0, (a - b).abs()).max().item<double>()));
 }
 
 class EngineRun {
@@ -147,7 +149,8 @@ class EngineRun {
       case Kind::scope: {
         std::vector<at::Tensor> held;
         for (int index : operation.parameters) held.push_back(parameter(index));
-        GatheredParameters scope(*engine_, held, operation.rank >= 0 ? std::optional(operation.rank) : std::nullopt);
+        GatheredParameters scope(*engine_, held,
+                                 operation.rank >= 0 ? std::optional(operation.rank) : std::nullopt);
         return run(operation.body);
       }
       case Kind::no_sync: {
@@ -211,8 +214,8 @@ class EngineRun {
     engine_->step();
     const std::string found =
         c10::str("steps ", engine_->global_steps(), ", applied ", engine_->was_step_applied(), ", skipped ",
-                 engine_->skipped_steps(), ", norm ", static_cast<float>(engine_->get_global_grad_norm()), ", scale ",
-                 engine_->loss_scale(), ", rate ", engine_->get_lr()[0]);
+                 engine_->skipped_steps(), ", norm ", static_cast<float>(engine_->get_global_grad_norm()),
+                 ", scale ", engine_->loss_scale(), ", rate ", engine_->get_lr()[0]);
     expect(found == note.text, "the step came to: " + found + "; expected: " + note.text);
   }
 
@@ -225,7 +228,8 @@ class EngineRun {
       const at::Tensor another = loss_of(model_->all, uses, operation.data, rank_);
       expect_throws([&] { engine_->backward(another); }, kFailedBefore, "backward() after one that threw");
     }
-    if (operation.how < 3) expect_throws([&] { engine_->step(); }, kFailedBefore, "step() after a backward() that threw");
+    if (operation.how < 3)
+      expect_throws([&] { engine_->step(); }, kFailedBefore, "step() after a backward() that threw");
     make_anew(communicator_);
   }
 
@@ -239,7 +243,8 @@ class EngineRun {
         compare(copy_raw(target));
       } else if (operation.kind == Kind::raw_refused) {
         expect_throws([&] { copy_raw(target); }, "zerorun::GatheredParameters", "raw access");
-      } else if (operation.kind == Kind::raw_write || (operation.kind == Kind::rank_write && operation.how != 0)) {
+      } else if (operation.kind == Kind::raw_write ||
+                 (operation.kind == Kind::rank_write && operation.how != 0)) {
         write_raw(target, operation.data);
       } else {
         write_by_operator(target, operation.data);
@@ -281,10 +286,12 @@ class EngineRun {
       const at::Tensor gradient = numbers({5}, operation.data + rank);
       sum = sum.defined() ? sum + gradient : gradient;
     }
-    const at::Tensor expected = numbers({5}, 1) - sum * static_cast<float>(1.0 / setup_.ranks) * kLearningRate;
+    const at::Tensor expected =
+        numbers({5}, 1) - sum * static_cast<float>(1.0 / setup_.ranks) * kLearningRate;
     InitializeOptions options;
     if (!by_itself) options.communicator = communicator_;
-    Engine engine = initialize(model, parse_config(config_of(small.setup), "the companion", setup_.ranks), options);
+    Engine engine =
+        initialize(model, parse_config(config_of(small.setup), "the companion", setup_.ranks), options);
     engine.backward((weight * numbers({5}, operation.data + rank_)).sum());
     engine.step();
     expect_same(weight.detach().clone(), expected, "the companion's parameter");
@@ -318,7 +325,8 @@ class EngineRun {
 
 }  // namespace
 
-void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator, const Journal& expected) {
+void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator,
+                     const Journal& expected) {
   EngineRun run(program, communicator, expected);
   try {
     run.run();

@@ -18,7 +18,8 @@ struct Mismatch : std::runtime_error {
 
 /// Throws Mismatch, or whatever the engine threw where it should not have. Every message begins with the
 /// operation.
-void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator, const Journal& expected);
+void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator,
+                     const Journal& expected);
 
 /// As a ds_config.json.
 std::string config_of(const Setup& setup);

@@ -19,12 +19,16 @@ void add_operations(const std::vector<Operation>& operations, int scopes, Featur
     if (operation.retain) features.insert("retained graph");
     if (operation.kind == Kind::scope && one_rank) features.insert("scope with a modifier");
     if (operation.kind == Kind::scope && scopes > 0) features.insert("scope in a scope");
-    if (operation.kind == Kind::read && one_rank) features.insert(scopes > 0 ? "read by one rank in a scope" : "read by one rank");
+    if (operation.kind == Kind::read && one_rank)
+      features.insert(scopes > 0 ? "read by one rank in a scope" : "read by one rank");
     if (operation.kind == Kind::fail) {
-      features.insert(std::string("exception ") + (one_rank ? "on one rank" : "on all ranks") + (scopes > 0 ? " in a scope" : ""));
+      features.insert(std::string("exception ") + (one_rank ? "on one rank" : "on all ranks") +
+                      (scopes > 0 ? " in a scope" : ""));
     }
-    if (operation.kind == Kind::remake && operation.how == 1) features.insert("engine that takes over a model");
-    if (operation.kind == Kind::remake && operation.how == 2) features.insert("engine with a communicator of its own");
+    if (operation.kind == Kind::remake && operation.how == 1)
+      features.insert("engine that takes over a model");
+    if (operation.kind == Kind::remake && operation.how == 2)
+      features.insert("engine with a communicator of its own");
     add_operations(operation.body, scopes + (operation.kind == Kind::scope ? 1 : 0), features);
   }
 }
@@ -39,7 +43,8 @@ void add_order(const std::vector<Operation>& operations, Features& features) {
       unreduced = false;
     }
     if (operation.kind == Kind::no_sync && !operation.body.empty()) {
-      unreduced = std::ranges::any_of(operation.body, [](const Operation& inner) { return inner.kind == Kind::backward; });
+      unreduced = std::ranges::any_of(operation.body,
+                                      [](const Operation& inner) { return inner.kind == Kind::backward; });
     }
     if (operation.kind != Kind::step) continue;
     if (unreduced) features.insert("last backward in a no_sync scope");
@@ -53,7 +58,8 @@ void add_order(const std::vector<Operation>& operations, Features& features) {
 void count_features(const Program& program, FeatureCounts& counts) {
   Features features;
   const Setup& setup = program.setup;
-  static constexpr const char* kPlaces[] = {"rank-threads", "rank-threads that share memory", "processes, shared memory", "processes, Gloo"};
+  static constexpr const char* kPlaces[] = {"rank-threads", "rank-threads that share memory",
+                                            "processes, shared memory", "processes, Gloo"};
   static constexpr const char* kPrecisions[] = {"fp32", "bf16", "fp16"};
   static constexpr const char* kRules[] = {"SGD", "SGD with momentum", "AdamW"};
   features.insert(kPlaces[static_cast<int>(setup.place)]);

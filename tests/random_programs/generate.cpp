@@ -34,8 +34,7 @@ Setup draw_setup(Dice& dice, Dice& block) {
   setup.stage = dice.between(0, 3);
   setup.precision = dice.one_of({Precision::fp32, Precision::fp32, Precision::bf16, Precision::fp16});
   setup.communication =
-      dice.chance(75) ? setup.precision
-                      : dice.one_of({Precision::fp32, Precision::bf16, Precision::fp16});
+      dice.chance(75) ? setup.precision : dice.one_of({Precision::fp32, Precision::bf16, Precision::fp16});
   setup.accumulation = dice.chance(75) ? Precision::fp32 : setup.precision;
   setup.master_from_fp32 = dice.chance(30);
   setup.rule = dice.one_of({Rule::sgd, Rule::sgd, Rule::momentum, Rule::adam_w});
@@ -99,7 +98,8 @@ class Operations {
   std::vector<int> some_parameters(int most) {
     std::vector<int> chosen;
     const int count = dice_.between(1, most);
-    for (int i = 0; i < count; ++i) chosen.push_back(dice_.below(static_cast<int>(program_.parameters.size())));
+    for (int i = 0; i < count; ++i)
+      chosen.push_back(dice_.below(static_cast<int>(program_.parameters.size())));
     return chosen;
   }
 
@@ -107,7 +107,8 @@ class Operations {
   int everybody_or_one() { return dice_.chance(50) ? kEverybody : some_rank(); }
 
   Operation forward(int slot) {
-    Operation operation{.kind = Kind::forward, .slot = slot, .data = dice_.below(1000), .parameters = some_parameters(5)};
+    Operation operation{
+        .kind = Kind::forward, .slot = slot, .data = dice_.below(1000), .parameters = some_parameters(5)};
     operation.branch = dice_.chance(25);
     if (dice_.chance(6)) operation.poison = everybody_or_one();
     return operation;
@@ -115,8 +116,9 @@ class Operations {
 
   Operation any_of_access() {
     Operation operation{.data = dice_.below(1000), .parameters = some_parameters(3)};
-    operation.kind = dice_.one_of({Kind::read, Kind::read, Kind::write, Kind::write, Kind::evaluate, Kind::raw_read,
-                                   Kind::raw_write, Kind::raw_refused, Kind::synchronize, Kind::failing_forward});
+    operation.kind =
+        dice_.one_of({Kind::read, Kind::read, Kind::write, Kind::write, Kind::evaluate, Kind::raw_read,
+                      Kind::raw_write, Kind::raw_refused, Kind::synchronize, Kind::failing_forward});
     operation.rank = everybody_or_one();
     operation.branch = dice_.chance(25);
     operation.how = dice_.below(4);
@@ -129,8 +131,9 @@ class Operations {
       add_training(to);
     } else if (what < 40) {
       const int slot = dice_.below(3);
-      to.push_back(dice_.one_of({forward(slot), Operation{.kind = Kind::backward, .slot = slot, .retain = true},
-                                 Operation{.kind = Kind::step}}));
+      to.push_back(
+          dice_.one_of({forward(slot), Operation{.kind = Kind::backward, .slot = slot, .retain = true},
+                        Operation{.kind = Kind::step}}));
     } else if (what < 60) {
       to.push_back(any_of_access());
     } else if (what < 65) {
@@ -145,8 +148,8 @@ class Operations {
   }
 
   void add_block(std::vector<Operation>& to, int depth) {
-    Operation block{.kind = dice_.one_of({Kind::scope, Kind::scope, Kind::scope, Kind::no_sync, Kind::no_sync, Kind::attempt,
-                                          Kind::attempt})};
+    Operation block{.kind = dice_.one_of({Kind::scope, Kind::scope, Kind::scope, Kind::no_sync, Kind::no_sync,
+                                          Kind::attempt, Kind::attempt})};
     if (block.kind == Kind::scope) {
       block.parameters = some_parameters(3);
       block.rank = dice_.chance(50) ? kNobody : some_rank();
@@ -167,7 +170,10 @@ class Operations {
   }
 
   Operation rank_write(const std::vector<int>& held) {
-    return {.kind = Kind::rank_write, .data = dice_.below(1000), .parameters = {held[dice_.below(static_cast<int>(held.size()))]}, .how = dice_.below(2)};
+    return {.kind = Kind::rank_write,
+            .data = dice_.below(1000),
+            .parameters = {held[dice_.below(static_cast<int>(held.size()))]},
+            .how = dice_.below(2)};
   }
 
   Operation inside(const std::vector<int>& held) {
@@ -178,8 +184,8 @@ class Operations {
   }
 
   void add_rare(std::vector<Operation>& to) {
-    Operation operation{.kind = dice_.one_of({Kind::remake, Kind::remake, Kind::failing_backward, Kind::companion,
-                                              Kind::fork, Kind::fork})};
+    Operation operation{.kind = dice_.one_of({Kind::remake, Kind::remake, Kind::failing_backward,
+                                              Kind::companion, Kind::fork, Kind::fork})};
     operation.data = dice_.below(1000);
     operation.how = dice_.below(3);
     if (operation.kind == Kind::failing_backward) operation.parameters = some_parameters(4);

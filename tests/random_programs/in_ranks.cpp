@@ -15,7 +15,8 @@ namespace zerorun::testing {
 namespace {
 
 // "" where it passes.
-std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator, const Journal& expected) {
+std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator,
+                     const Journal& expected) {
   try {
     run_with_engine(program, communicator, expected);
   } catch (const std::exception& error) {
@@ -47,14 +48,17 @@ struct RankProcess::State {
   std::shared_ptr<Communicator> communicator;
 };
 
-RankProcess::RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline) : state_(new State) {
+RankProcess::RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline)
+    : state_(new State) {
   at::set_num_threads(1);
   set_rank_variables(rank, setup.ranks, port, deadline);
   setenv("ZERORUN_COMM", setup.place == Place::gloo_processes ? "gloo" : "shm", 1);
   state_->communicator = connect();
 }
 
-RankProcess::~RankProcess() { delete state_; }
+RankProcess::~RankProcess() {
+  delete state_;
+}
 
 std::string RankProcess::run(const Program& program) {
   const std::vector<Journal> journals = run_plainly(program);

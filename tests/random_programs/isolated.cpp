@@ -128,8 +128,11 @@ std::string how_it_ended(Child& child) {
   const bool hung = !child.closed();
   const int status = child.end();
   if (hung) return "said nothing for too long and was killed\n" + child.last_words();
-  if (WIFSIGNALED(status)) return std::string("killed by: ") + strsignal(WTERMSIG(status)) + "\n" + child.last_words();
-  return WEXITSTATUS(status) == 0 ? "" : "ended with code " + std::to_string(WEXITSTATUS(status)) + "\n" + child.last_words();
+  if (WIFSIGNALED(status))
+    return std::string("killed by: ") + strsignal(WTERMSIG(status)) + "\n" + child.last_words();
+  return WEXITSTATUS(status) == 0
+             ? ""
+             : "ended with code " + std::to_string(WEXITSTATUS(status)) + "\n" + child.last_words();
 }
 
 // The fewest programs that any child has passed, and what is said of the next.
@@ -177,7 +180,8 @@ Outcome run_isolated(std::span<const Program> programs, std::chrono::millisecond
     }
   } else {
     children.push_back(std::make_unique<Child>([&](const auto& say) {
-      run_all(programs, [&](const Program& program) { return run_in_threads(program, deadline); }, say);
+      run_all(
+          programs, [&](const Program& program) { return run_in_threads(program, deadline); }, say);
     }));
   }
   await(children, 4 * deadline + std::chrono::seconds(30));

@@ -12,8 +12,8 @@
 namespace zerorun::testing {
 
 struct Outcome {
-  size_t passed = 0;          // how many of them, from the first on
-  std::string failure = {};   // of the one behind those; empty: all have passed
+  size_t passed = 0;         // how many of them, from the first on
+  std::string failure = {};  // of the one behind those; empty: all have passed
 };
 
 /// Whether two programs can run in the same child processes.

@@ -1,8 +1,8 @@
 // Random training programs with the engine, compared with plain LibTorch.
 //
-//   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]    programs of one seed after the other
-//   random_programs --seed SEED                                             one of them
-//   random_programs --program FILE                                          one as it was printed
+//   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]    programs of one seed after the
+//   other random_programs --seed SEED                                             one of them random_programs
+//   --program FILE                                          one as it was printed
 //
 // A program that fails is shrunk and printed: what is printed can be given to --program. Ends with 0 if none
 // has failed, with 1 if any has, with 2 where it was not called like that.
@@ -34,7 +34,8 @@ struct Options {
 };
 
 constexpr const char* kUsage =
-    "expected: random_programs [--seed SEED | --program FILE | [--first SEED] [--programs COUNT] [--seconds SECONDS]]\n"
+    "expected: random_programs [--seed SEED | --program FILE | [--first SEED] [--programs COUNT] [--seconds "
+    "SECONDS]]\n"
     "                          [--deadline MILLISECONDS] [--no-shrink] [--stop]\n";
 
 uint64_t number(const std::string& text) {
@@ -81,7 +82,9 @@ void report(const std::string& what, const Program& program, std::string failure
     constexpr std::chrono::milliseconds kShortDeadline(1500);
     const Program shorter = shrink(
         program,
-        [&](const Program& candidate) { return !run_isolated({&candidate, 1}, kShortDeadline).failure.empty(); },
+        [&](const Program& candidate) {
+          return !run_isolated({&candidate, 1}, kShortDeadline).failure.empty();
+        },
         std::chrono::seconds(120));
     const Outcome again = run_isolated({&shorter, 1}, options.deadline);
     std::cout << "# shrunk; run again with --program FILE\n" << to_text(shorter);
@@ -107,8 +110,9 @@ class Session {
       return finish();
     }
     uint64_t seed = options_.first;
-    const uint64_t end = options_.programs > std::numeric_limits<uint64_t>::max() - seed ? std::numeric_limits<uint64_t>::max()
-                                                                                      : seed + options_.programs;
+    const uint64_t end = options_.programs > std::numeric_limits<uint64_t>::max() - seed
+                             ? std::numeric_limits<uint64_t>::max()
+                             : seed + options_.programs;
     while (seed < end && goes_on()) {
       std::vector<Program> programs;
       std::vector<std::string> names;

@@ -67,17 +67,22 @@ Model::Model(const Program& program) {
   }
 }
 
-at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data, int rank) {
+at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
+                   int rank) {
   at::Tensor state = input(parameters.front().scalar_type(), data, rank);
   for (int index : uses) state = use(parameters[index], state);
   return state.to(at::kFloat).square().sum();
 }
 
-at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data, int rank) {
+at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
+                           int rank) {
   at::Tensor state = input(parameters.front().scalar_type(), data, rank);
+  bool fails = false;
   for (size_t i = 0; i < uses.size(); ++i) {
     state = use(parameters[uses[i]], state);
-    if (i == uses.size() / 2) state = Failing::apply(state);
+    if (fails || i < uses.size() / 2 || !state.requires_grad()) continue;
+    state = Failing::apply(state);
+    fails = true;
   }
   return state.to(at::kFloat).square().sum();
 }
@@ -117,7 +122,8 @@ void write_by_operator(at::Tensor parameter, int data) {
 void write_raw(const at::Tensor& parameter, int data) {
   const int64_t element = data % parameter.numel();
   const double value = 0.125 * (data % 7);
-  auto* memory = static_cast<char*>(parameter.mutable_data_ptr()) + element * static_cast<int64_t>(parameter.element_size());
+  auto* memory = static_cast<char*>(parameter.mutable_data_ptr()) +
+                 element * static_cast<int64_t>(parameter.element_size());
   if (parameter.scalar_type() == at::kFloat) {
     const auto narrow = static_cast<float>(value);
     std::memcpy(memory, &narrow, sizeof narrow);

@@ -28,9 +28,11 @@ class Model : public torch::nn::Module {
 };
 
 /// The loss of `rank`: `uses` one after the other.
-at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data, int rank);
+at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
+                   int rank);
 /// The same, and its backward throws Thrown when it has come halfway.
-at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data, int rank);
+at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
+                           int rank);
 /// The forward of Kind::failing_forward on a rank where it fails: always throws.
 void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation& operation, int rank);
 
@@ -44,8 +46,8 @@ at::Tensor copy_raw(const at::Tensor& parameter);
 /// What is compared, in the order in which a rank comes by it.
 struct Note {
   std::string what;
-  at::Tensor value;   // a tensor's; undefined: see `text`
-  std::string text;   // "threw: " and a part of the message, or a number
+  at::Tensor value;  // a tensor's; undefined: see `text`
+  std::string text;  // "threw: " and a part of the message, or a number
 };
 using Journal = std::vector<Note>;
 

@@ -140,10 +140,10 @@ class PlainRun {
   }
 
   Flow run_step() {
-    const char* refusal = no_syncs_ > 0               ? kStepInNoSync
-                          : !scopes_.empty()          ? kStepInScope
+    const char* refusal = no_syncs_ > 0                ? kStepInNoSync
+                          : !scopes_.empty()           ? kStepInScope
                           : !training_.has_gradients() ? kStepWithoutBackward
-                                                      : nullptr;
+                                                       : nullptr;
     if (refusal) {
       note_text("step() is refused", refusal);
       return Flow::on;
@@ -161,7 +161,8 @@ class PlainRun {
 
   void write(const Operation& operation, int rank) {
     for (int index : operation.parameters) {
-      const bool raw = operation.kind == Kind::raw_write || (operation.kind == Kind::rank_write && operation.how != 0);
+      const bool raw =
+          operation.kind == Kind::raw_write || (operation.kind == Kind::rank_write && operation.how != 0);
       if (raw && !scopes_.empty()) {
         scopes_.back().saved.push_back({rank, index, parameter(rank, index).detach().clone()});
       }
@@ -218,6 +219,8 @@ class PlainRun {
 
 }  // namespace
 
-std::vector<Journal> run_plainly(const Program& program) { return PlainRun(program).run(); }
+std::vector<Journal> run_plainly(const Program& program) {
+  return PlainRun(program).run();
+}
 
 }  // namespace zerorun::testing

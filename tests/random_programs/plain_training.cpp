@@ -23,7 +23,9 @@ void add(at::Tensor& sum, const at::Tensor& more) {
   sum = (sum.to(at::kFloat) + more.to(at::kFloat)).to(sum.scalar_type());
 }
 
-float rounded(double value) { return static_cast<float>(value); }
+float rounded(double value) {
+  return static_cast<float>(value);
+}
 
 }  // namespace
 
@@ -38,7 +40,8 @@ PlainTraining::PlainTraining(const Program& program)
       travelling_(type_of(setup_.communication)),
       accumulating_(type_of(setup_.accumulation)) {
   // Sums over ranks must not overflow in fp16 where no gradient does.
-  const double before = setup_.communication == Precision::fp16 ? std::bit_ceil(static_cast<unsigned>(setup_.ranks)) : 1;
+  const double before =
+      setup_.communication == Precision::fp16 ? std::bit_ceil(static_cast<unsigned>(setup_.ranks)) : 1;
   factor_ = 1 / before;
   divisor_ = setup_.ranks / before;
   for (int rank = 0; rank < setup_.ranks; ++rank) models_.push_back(std::make_shared<Model>(program));
@@ -107,7 +110,8 @@ at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, con
   return sum.to(travelling_);
 }
 
-void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
+void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_rank,
+                         const at::Tensor& like) const {
   if (by_shards()) {
     std::vector<at::Tensor> travelling(ranks());
     for (int rank = 0; rank < ranks(); ++rank) {
@@ -169,7 +173,8 @@ void PlainTraining::finish_reduction() {
 
 double PlainTraining::norm() const {
   double squares = 0;
-  for (int index : trained_) squares += gradients_[index].reduced.to(at::kDouble).square().sum().item<double>();
+  for (int index : trained_)
+    squares += gradients_[index].reduced.to(at::kDouble).square().sum().item<double>();
   if (!(squares < HUGE_VAL)) return HUGE_VAL;
   const double norm = std::sqrt(squares) / (divisor_ * scale());
   return norm <= std::numeric_limits<float>::max() ? static_cast<double>(rounded(norm)) : norm;
@@ -207,7 +212,8 @@ void PlainTraining::update(double norm) {
     // What the program has written to 16 bits.
     const at::Tensor values = parameters(0)[index].detach();
     state.master = at::where(state.master.to(training_).eq(values), state.master, values.to(at::kFloat));
-    apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor, rates[program_.parameters[index].group]);
+    apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor,
+               rates[program_.parameters[index].group]);
     for (const auto& model : models_) model->all[index].copy_(state.master.to(training_));
   }
 }
@@ -220,7 +226,9 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
     const double root = rounded(1 / std::sqrt(1 - std::pow(kBeta2, steps)));
     state.first = state.first * rounded(kBeta1) + gradient * rounded(1 - kBeta1);
     state.second = state.second * rounded(kBeta2) + (gradient * gradient) * rounded(1 - kBeta2);
-    const at::Tensor move = state.first * step_size / (state.second.sqrt() * root + rounded(kEpsilon));
+    // In float32 LibTorch's own is a vector function that is not always rounded to the nearest.
+    const at::Tensor roots = state.second.to(at::kDouble).sqrt().to(at::kFloat);
+    const at::Tensor move = state.first * step_size / (roots * root + rounded(kEpsilon));
     state.master = state.master - (state.master * rounded(rate * decay) + move);
     return;
   }
@@ -255,8 +263,8 @@ bool PlainTraining::follow_loss_scale(bool overflow) {
 }
 
 std::string PlainTraining::report() const {
-  return c10::str("steps ", steps_, ", applied ", was_applied_, ", skipped ", steps_ - applied_, ", norm ", rounded(norm_),
-                  ", scale ", scale(), ", rate ", rate_of(0));
+  return c10::str("steps ", steps_, ", applied ", was_applied_, ", skipped ", steps_ - applied_, ", norm ",
+                  rounded(norm_), ", scale ", scale(), ", rate ", rate_of(0));
 }
 
 }  // namespace zerorun::testing

@@ -1,5 +1,6 @@
 // What training comes to, by plain LibTorch and by docs/architecture.md ("Precision", "Why the bits are the
-// same"): every rank's parameters side by side in one thread, no bucket, no collective, nothing of the engine.
+// same"): every rank's parameters side by side in one thread, no bucket, no collective, nothing of the
+// engine.
 #pragma once
 
 #include <torch/torch.h>

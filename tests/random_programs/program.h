@@ -29,17 +29,17 @@ struct Setup {
   Precision accumulation = Precision::fp32;
   bool master_from_fp32 = false;
   Rule rule = Rule::sgd;
-  bool decay = false;          // weight decay
-  int micro_steps = 1;         // gradient_accumulation_steps
+  bool decay = false;   // weight decay
+  int micro_steps = 1;  // gradient_accumulation_steps
   bool clips = false;
   bool overlap = true;
   int bucket_numel = 64;
-  int max_live = 1000000;      // stage 3
-  int prefetch = 0;            // stage 3
-  int persistence = 0;         // stage 3: parameters up to this size stay
-  int scale_power = 4;         // fp16: of the first loss scale
+  int max_live = 1000000;  // stage 3
+  int prefetch = 0;        // stage 3
+  int persistence = 0;     // stage 3: parameters up to this size stay
+  int scale_power = 4;     // fp16: of the first loss scale
   bool fixed_scale = false;
-  bool has_schedule = false;   // a function of the program
+  bool has_schedule = false;    // a function of the program
   int schedule_throws_at = -1;  // the applied step that it is asked for then; -1: never
 };
 
@@ -99,7 +99,9 @@ struct Program {
 
 bool is_block(Kind kind);
 const char* name_of(Kind kind);
-inline bool in_processes(Place place) { return place >= Place::shared_memory_processes; }
+inline bool in_processes(Place place) {
+  return place >= Place::shared_memory_processes;
+}
 inline bool shares_parameters(const Setup& setup) {
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);

@@ -10,11 +10,13 @@
 namespace zerorun::testing {
 namespace {
 
-constexpr std::array kKindNames = {
-    "forward",   "failing_forward", "backward",    "failing_backward", "step",        "evaluate", "read",
-    "write",     "scope",           "rank_write",  "raw_read",         "raw_write",   "raw_refused",
-    "no_sync",   "attempt",         "fail",        "synchronize",      "remake",      "companion", "fork"};
-constexpr std::array kPlaceNames = {"threads", "sharing_threads", "shared_memory_processes", "gloo_processes"};
+constexpr std::array kKindNames = {"forward",     "failing_forward", "backward",  "failing_backward",
+                                   "step",        "evaluate",        "read",      "write",
+                                   "scope",       "rank_write",      "raw_read",  "raw_write",
+                                   "raw_refused", "no_sync",         "attempt",   "fail",
+                                   "synchronize", "remake",          "companion", "fork"};
+constexpr std::array kPlaceNames = {"threads", "sharing_threads", "shared_memory_processes",
+                                    "gloo_processes"};
 constexpr std::array kPrecisionNames = {"fp32", "bf16", "fp16"};
 constexpr std::array kRuleNames = {"sgd", "momentum", "adam_w"};
 constexpr std::array kLayoutNames = {"plain", "transposed", "channels_last"};
@@ -197,7 +199,9 @@ bool is_block(Kind kind) {
   return kind == Kind::scope || kind == Kind::no_sync || kind == Kind::attempt || kind == Kind::remake;
 }
 
-const char* name_of(Kind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+const char* name_of(Kind kind) {
+  return kKindNames[static_cast<size_t>(kind)];
+}
 
 std::vector<int> uses_of(const Operation& operation, int rank) {
   std::vector<int> uses = operation.parameters;
@@ -207,7 +211,9 @@ std::vector<int> uses_of(const Operation& operation, int rank) {
   return uses;
 }
 
-std::string to_text(const Operation& operation) { return name_of(operation.kind) + differences(operation); }
+std::string to_text(const Operation& operation) {
+  return name_of(operation.kind) + differences(operation);
+}
 
 std::string to_text(const Program& program) {
   std::string text = "setup" + differences(program.setup) + "\n";

@@ -76,7 +76,8 @@ Change of_operation(int number, Value Operation::*field, Value value) {
 
 void add_setup(std::vector<Change>& changes, const Setup& setup) {
   changes.push_back(set_up(&Setup::place, Place::threads));
-  if (setup.place == Place::shared_memory_processes) changes.push_back(set_up(&Setup::place, Place::sharing_threads));
+  if (setup.place == Place::shared_memory_processes)
+    changes.push_back(set_up(&Setup::place, Place::sharing_threads));
   for (int ranks = 1; ranks < setup.ranks; ++ranks) changes.push_back(set_up(&Setup::ranks, ranks));
   for (int stage = 0; stage < setup.stage; ++stage) changes.push_back(set_up(&Setup::stage, stage));
   changes.push_back([](Program& program) {
@@ -85,12 +86,14 @@ void add_setup(std::vector<Change>& changes, const Setup& setup) {
     own.precision = own.communication = own.accumulation = Precision::fp32;
     return changed;
   });
-  changes.push_back([](Program& program) { return set(program.setup, &Setup::communication, program.setup.precision); });
+  changes.push_back(
+      [](Program& program) { return set(program.setup, &Setup::communication, program.setup.precision); });
   changes.push_back(set_up(&Setup::accumulation, Precision::fp32));
   changes.push_back(set_up(&Setup::master_from_fp32, false));
   changes.push_back(set_up(&Setup::rule, Rule::sgd));
   changes.push_back(set_up(&Setup::decay, false));
-  for (int steps = 1; steps < setup.micro_steps; ++steps) changes.push_back(set_up(&Setup::micro_steps, steps));
+  for (int steps = 1; steps < setup.micro_steps; ++steps)
+    changes.push_back(set_up(&Setup::micro_steps, steps));
   changes.push_back(set_up(&Setup::clips, false));
   changes.push_back(set_up(&Setup::overlap, true));
   changes.push_back(set_up(&Setup::max_live, 1000000));
@@ -172,7 +175,8 @@ std::vector<Change> changes_of(Program& program) {
 
 }  // namespace
 
-Program shrink(Program program, const std::function<bool(const Program&)>& fails, std::chrono::seconds budget) {
+Program shrink(Program program, const std::function<bool(const Program&)>& fails,
+               std::chrono::seconds budget) {
   const auto end = std::chrono::steady_clock::now() + budget;
   for (bool smaller = true; smaller;) {
     smaller = false;
@@ -183,7 +187,8 @@ Program shrink(Program program, const std::function<bool(const Program&)>& fails
       if (!change(candidate)) continue;
       candidate = within_contract(std::move(candidate));
       // Where the contract takes a change back, or another one comes of it.
-      if (to_text(candidate) == to_text(program) || count(candidate.operations) > count(program.operations)) continue;
+      if (to_text(candidate) == to_text(program) || count(candidate.operations) > count(program.operations))
+        continue;
       if (!fails(candidate)) continue;
       program = std::move(candidate);
       smaller = true;

@@ -9,6 +9,7 @@
 namespace zerorun::testing {
 
 /// The smallest one that leaving out or simplifying one thing after the other leads to, within `budget`.
-Program shrink(Program program, const std::function<bool(const Program&)>& fails, std::chrono::seconds budget);
+Program shrink(Program program, const std::function<bool(const Program&)>& fails,
+               std::chrono::seconds budget);
 
 }  // namespace zerorun::testing
