@@ -145,7 +145,8 @@ class Contract {
       if (!holds(scopes_.back(), operation.parameters)) return false;
       operation.rank = scopes_.back().modifier;
     }
-    const bool by_modifier = operation.kind == Kind::rank_write && operation.how != 0 && setup_.stage == 3;
+    const bool by_modifier =
+        operation.kind == Kind::rank_write && operation.how != 0 && setup_.stage == 3 && setup_.ranks > 1;
     for (Scope& scope : scopes_) {
       if (by_modifier && &scope == &scopes_.back()) {
         scope.raw_written = true;

@@ -330,6 +330,8 @@ void run_with_engine(const Program& program, const std::shared_ptr<Communicator>
   EngineRun run(program, communicator, expected);
   try {
     run.run();
+  } catch (const c10::Error& error) {
+    throw Mismatch(run.now() + ": " + error.what_without_backtrace());
   } catch (const std::exception& error) {
     throw Mismatch(run.now() + ": " + error.what());
   }

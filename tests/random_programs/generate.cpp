@@ -22,16 +22,22 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-Setup draw_setup(Dice& dice, Dice& block) {
+// Of each ten blocks four are in threads, four in threads that share memory, one in processes over shared
+// memory and one in processes over Gloo.
+Place place_of(uint64_t block) {
+  using enum Place;
+  static constexpr Place kPlaces[] = {
+      sharing_threads, threads,         shared_memory_processes, threads, sharing_threads,
+      threads,         sharing_threads, gloo_processes,          threads, sharing_threads};
+  return kPlaces[block % 10];
+}
+
+Setup draw_setup(Dice& dice, uint64_t block) {
   Setup setup;
-  const int place = block.below(10);
-  setup.place = place < 4   ? Place::threads
-                : place < 8 ? Place::sharing_threads
-                : place < 9 ? Place::shared_memory_processes
-                            : Place::gloo_processes;
-  const int block_ranks = block.between(2, 3);
+  setup.place = place_of(block);
+  const int block_ranks = 2 + static_cast<int>(block / 10 % 2);
   setup.ranks = in_processes(setup.place) ? block_ranks : dice.one_of({1, 2, 2, 2, 3, 3});
-  setup.stage = dice.between(0, 3);
+  setup.stage = dice.one_of({0, 1, 2, 3, 3});
   setup.precision = dice.one_of({Precision::fp32, Precision::fp32, Precision::bf16, Precision::fp16});
   setup.communication =
       dice.chance(75) ? setup.precision : dice.one_of({Precision::fp32, Precision::bf16, Precision::fp16});
@@ -140,8 +146,10 @@ class Operations {
       to.push_back({.kind = Kind::synchronize});
       to.push_back(any_of_access());
       to.back().kind = dice_.one_of({Kind::raw_read, Kind::raw_write, Kind::read, Kind::raw_read});
-    } else if (what < 90) {
+    } else if (what < 87) {
       if (depth < 3) add_block(to, depth + 1);
+    } else if (what < 91) {
+      add_saving(to);
     } else {
       add_rare(to);
     }
@@ -167,6 +175,17 @@ class Operations {
     }
     to.push_back(std::move(block));
     if (dice_.chance(30)) to.push_back({.kind = Kind::step});
+  }
+
+  // What one rank saves within a scope, and cannot.
+  void add_saving(std::vector<Operation>& to) {
+    Operation scope{.kind = Kind::scope, .rank = kNobody, .parameters = some_parameters(3)};
+    const int rank = some_rank();
+    scope.body.push_back(inside(scope.parameters));
+    scope.body.back().kind = dice_.one_of({Kind::read, Kind::raw_read});
+    scope.body.back().rank = rank;
+    if (dice_.chance(60)) scope.body.push_back({.kind = Kind::fail, .rank = rank});
+    to.push_back({.kind = Kind::attempt, .body = {std::move(scope)}});
   }
 
   Operation rank_write(const std::vector<int>& held) {
@@ -203,10 +222,9 @@ class Operations {
 }  // namespace
 
 Program generate(uint64_t seed) {
-  Dice dice(2 * seed);
-  Dice block(2 * (seed / kBlock) + 1);
+  Dice dice(seed);
   Program program;
-  program.setup = draw_setup(dice, block);
+  program.setup = draw_setup(dice, seed / kBlock);
   const int parameters = dice.between(1, 6);
   for (int i = 0; i < parameters; ++i) program.parameters.push_back(draw_parameter(dice));
   Operations operations(dice, program);
