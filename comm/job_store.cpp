@@ -94,18 +94,19 @@ StorePointer JobStore::part(const std::string& name) const {
 template <typename Talk>
 std::invoke_result_t<Talk, c10d::Store&> JobStore::talk(Talk talk, const Deadline& deadline) const {
   if (!line_->take(deadline)) throw StoreError(words_of_silence(line_->keeper), true);
-  const std::shared_ptr<void> turn(nullptr, [line = line_](void*) { line->free(); });
-  auto result = start_talk([line = line_, turn, talk = std::move(talk)] { return talk(*line->connection); });
+  std::shared_ptr<void> turn(nullptr, [line = line_](void*) { line->free(); });
+  auto result = start_talk([line = line_, turn = std::move(turn), talk = std::move(talk)]() mutable {
+    const std::shared_ptr<void> ours = std::move(turn);  // over before the answer is there
+    return talk(*line->connection);
+  });
   const Deadline::Clock::time_point end = std::max(deadline.end(), Deadline::Clock::now());
   if (result.wait_until(end + kTimeToAnswer) != std::future_status::ready)
     throw StoreError(words_of_silence(line_->keeper), true);
-  try {
-    return result.get();
-  } catch (const std::exception& error) {
-    throw StoreError(line_->keeper + ", which keeps the store of all ranks, has probably ended (" +
-                         first_line(error.what()) + ")",
-                     false);
-  }
+  auto answer = result.get();
+  if (answer.value) return std::move(*answer.value);
+  throw StoreError(
+      line_->keeper + ", which keeps the store of all ranks, has probably ended (" + answer.failure + ")",
+      false);
 }
 
 std::string JobStore::opened(const std::string& key, const std::vector<uint8_t>& stored) const {
@@ -116,8 +117,12 @@ std::string JobStore::opened(const std::string& key, const std::vector<uint8_t>&
 
 void JobStore::set(const std::string& key, const std::string& value, const Deadline& deadline) const {
   const std::string whole = prefix_ + key;
-  talk([whole, stored = seal_.close(whole, value)](c10d::Store& store) { store.set(whole, stored); },
-       deadline);
+  talk(
+      [whole, stored = seal_.close(whole, value)](c10d::Store& store) {
+        store.set(whole, stored);
+        return true;
+      },
+      deadline);
 }
 
 std::optional<std::string> JobStore::await(const std::string& key, const Deadline& deadline) const {

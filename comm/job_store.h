@@ -34,7 +34,7 @@ class StoreError : public CommError {
 };
 
 /// How long after a deadline the store may take to say by itself that it is over.
-inline constexpr std::chrono::milliseconds kTimeToAnswer(500);
+inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
 class JobStore {
  public:
@@ -71,11 +71,29 @@ class JobStore {
   std::string prefix_;
 };
 
-/// Starts `talk` with a store in a thread of its own. Whoever has a deadline waits for the result no longer
+/// What became of a talk with a store. No exception goes from its thread to another, which may own it by
+/// then.
+template <typename Value>
+struct Answer {
+  std::optional<Value> value;
+  std::string failure;  // why there is none
+};
+
+/// Gloo's and c10d's errors without the backtrace they carry.
+std::string first_line(const char* message);
+
+/// Starts `talk` with a store in a thread of its own. Whoever has a deadline waits for the answer no longer
 /// than that. The thread is then left to itself, so `talk` has to own what it uses.
 template <typename Talk>
-std::future<std::invoke_result_t<Talk>> start_talk(Talk talk) {
-  std::packaged_task<std::invoke_result_t<Talk>()> task(std::move(talk));
+std::future<Answer<std::invoke_result_t<Talk>>> start_talk(Talk talk) {
+  using Told = Answer<std::invoke_result_t<Talk>>;
+  std::packaged_task<Told()> task([talk = std::move(talk)]() mutable -> Told {
+    try {
+      return {talk(), ""};
+    } catch (const std::exception& error) {
+      return {std::nullopt, first_line(error.what())};
+    }
+  });
   auto result = task.get_future();
   std::thread(std::move(task)).detach();
   return result;
@@ -83,8 +101,5 @@ std::future<std::invoke_result_t<Talk>> start_talk(Talk talk) {
 
 /// "rank 0, which keeps the store of all ranks, does not answer: it stands still or cannot be reached"
 std::string words_of_silence(const std::string& keeper);
-
-/// Gloo's and c10d's errors without the backtrace they carry.
-std::string first_line(const char* message);
 
 }  // namespace zerorun

@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 #include "base/listening.h"
 #include "comm/rendezvous.h"
@@ -92,30 +93,23 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   options.timeout = deadline.remaining();
   if (options.isServer) options.masterListenFd = listening.release();
   const std::string own = hexadecimal(seal.job());
-  auto opened = start_talk([environment, options, own, deadline]() -> Connection {
+  auto opening = start_talk([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (environment.agent_store) return store;  // it serves more than our ranks
-    if (options.isServer) {
-      store->c10d::Store::set(kJobKey, own);
-    } else {
-      store->wait({kJobKey}, deadline.remaining());
-      check_job(store->get_to_str(kJobKey), own, environment);
-    }
-    return store;
+    if (environment.agent_store) return {store, own};  // it serves more than our ranks
+    if (options.isServer) store->c10d::Store::set(kJobKey, own);
+    store->wait({kJobKey}, deadline.remaining());
+    return {store, store->get_to_str(kJobKey)};
   });
   const std::string what = "rank " + std::to_string(environment.rank) + " did not reach " +
                            keeper_of(environment) + " at " + address_of(environment) +
                            " (MASTER_ADDR, MASTER_PORT)";
-  if (opened.wait_until(deadline.end() + kTimeToAnswer) != std::future_status::ready) {
+  if (opening.wait_until(deadline.end() + kTimeToAnswer) != std::future_status::ready) {
     throw CommError(what + ", which does not answer: " + missed_end("connecting", deadline.timeout()));
   }
-  try {
-    return opened.get();
-  } catch (const UserError&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw CommError(what + ": " + first_line(error.what()));
-  }
+  const auto opened = opening.get();
+  if (!opened.value) throw CommError(what + ": " + opened.failure);
+  check_job(opened.value->second, own, environment);
+  return opened.value->first;
 }
 
 // What `process` says when it takes its rank: no two say the same.

@@ -37,7 +37,7 @@ class Testimony {
   bool broken() const { return broken_; }
 
   /// The error to throw when one of `ranks` waits for something else than `call`. Takes half a second at
-  /// most, a whole one if the store does not answer, and a quarter more on rank 0.
+  /// most, kTimeToAnswer more if the store does not answer, and a quarter more on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
   /// Says what this rank waits for at present, in place of what it has said before. Never throws: the store

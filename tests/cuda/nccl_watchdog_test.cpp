@@ -210,8 +210,8 @@ TEST_CASE("watchdog: what was slow and has ended is taken back") {
 }
 
 TEST_CASE("watchdog: a quick collective tells the store nothing") {
-  const StorePointer store = new_store();
-  Rank rank(0, 2, store);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Rank rank(0, 2, testing::store_over(store));
   const size_t slot = rank.run(call_of("bucket 4"));
   rank.pass(900ms);
   rank.probe.has_finished.insert(slot);
