@@ -1,9 +1,21 @@
 #include "base/process.h"
 
+#include <pthread.h>
+
 #include <mutex>
 #include <vector>
 
 namespace zerorun {
+namespace {
+
+int generation = 0;
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
+
+}  // namespace
+
+int fork_generation() {
+  return generation;
+}
 
 // Never destroyed, and within reach of leak checkers.
 void keep_forever(std::shared_ptr<void> object) {

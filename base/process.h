@@ -2,20 +2,21 @@
 // beyond the process (memory that ranks share, sockets) must not go with the copy. Any thread.
 #pragma once
 
-#include <unistd.h>
-
 #include <memory>
 #include <utility>
 
 namespace zerorun {
 
+/// How often the process has been forked, counted along its line of ancestors.
+int fork_generation();
+
 /// The process in which an object was made.
 class HomeProcess {
  public:
-  bool is_current() const { return getpid() == id_; }
+  bool is_current() const { return fork_generation() == generation_; }
 
  private:
-  pid_t id_ = getpid();
+  int generation_ = fork_generation();
 };
 
 /// Keeps `object` until the process ends, and does not destroy it then either.
@@ -27,6 +28,7 @@ std::shared_ptr<T> kept_by_forks(std::shared_ptr<T> object) {
   T* address = object.get();
   return {address, [object = std::move(object), home = HomeProcess()](T*) mutable {
             if (!home.is_current()) keep_forever(std::move(object));
+            object.reset();
           }};
 }
 

@@ -35,6 +35,12 @@ std::string describe_disagreement(int rank, const std::string& mine, int other_r
          std::to_string(other_rank) + " in " + theirs;
 }
 
+void check_not_forked(const HomeProcess& home, int rank, const std::string& what) {
+  if (home.is_current()) return;
+  throw CommError(what + ": this process was forked from rank " + std::to_string(rank) +
+                  " and is no rank itself; use the engine in the process that made it");
+}
+
 void Volume::add(const CollectiveCall& call, int rank, int world_size) {
   const double others = world_size - 1;
   double sent = 0;
@@ -123,10 +129,7 @@ std::unique_ptr<Work> Communicator::count_and_start(CollectiveCall call) {
   ZR_CHECK(call.input.is_contiguous() && call.output.is_contiguous() && call.output.device() == location &&
                (location == device_->location() || location.is_cpu()),
            call.label);
-  if (world_size_ > 1 && !home_.is_current()) {
-    throw CommError(describe(call) + ": this process was forked from rank " + std::to_string(rank_) +
-                    " and is no rank itself; use the engine in the process that made it");
-  }
+  if (world_size_ > 1) check_not_forked(home_, rank_, describe(call));
   const std::lock_guard lock(issue_);
   volume_.add(call, rank_, world_size_);
   return start(std::move(call));

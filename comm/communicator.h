@@ -46,6 +46,9 @@ std::string describe(const CollectiveCall& call);
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs);
 
+/// Throws CommError in a process that was forked from `rank`, whose `what` this is.
+void check_not_forked(const HomeProcess& home, int rank, const std::string& what);
+
 /// A collective under way.
 class Work {
  public:

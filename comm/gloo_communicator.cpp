@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "comm/deadline.h"
 #include "comm/rank_order_sum.h"
 #include "comm/testimony.h"
@@ -241,6 +242,24 @@ class GlooWork : public Work {
   at::Tensor received_;  // the others' addends, in rank order
 };
 
+// A forked child has no thread that would move its parent's messages, and what it does to them its parent
+// suffers from.
+class WorkOfThisProcess : public Work {
+ public:
+  WorkOfThisProcess(std::shared_ptr<GlooWork> work, int rank)
+      : rank_(rank), work_(kept_by_forks(std::move(work))) {}
+
+  void wait() override {
+    check_not_forked(home_, rank_, "a collective");
+    work_->wait();
+  }
+
+ private:
+  HomeProcess home_;
+  int rank_;
+  std::shared_ptr<GlooWork> work_;
+};
+
 class GlooCommunicator : public Communicator {
  public:
   GlooCommunicator(Gloo group, const StorePointer& store, std::chrono::milliseconds timeout)
@@ -253,7 +272,8 @@ class GlooCommunicator : public Communicator {
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
     const int tag = tag_of(call);
-    return std::make_unique<GlooWork>(group_, scratch_, testimony_, std::move(call), tag, timeout());
+    return std::make_unique<WorkOfThisProcess>(
+        std::make_shared<GlooWork>(group_, scratch_, testimony_, std::move(call), tag, timeout()), rank());
   }
 
   // Numbers need only differ among collectives of a kind under way. All sizes and labels so far go in too:

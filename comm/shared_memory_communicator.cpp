@@ -17,12 +17,17 @@ constexpr int64_t kNowhere = -1;
 class SharedMemoryWork : public Work {
  public:
   SharedMemoryWork(std::shared_ptr<SharedTransfers> transfers,
-                   std::shared_ptr<SharedTransfers::Transfer> transfer)
-      : transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
+                   std::shared_ptr<SharedTransfers::Transfer> transfer, int rank)
+      : rank_(rank), transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
 
-  void wait() override { transfers_->wait(*transfer_); }
+  void wait() override {
+    check_not_forked(home_, rank_, "a collective");  // else it would take its parent's share
+    transfers_->wait(*transfer_);
+  }
 
  private:
+  HomeProcess home_;
+  int rank_;
   std::shared_ptr<SharedTransfers> transfers_;
   std::shared_ptr<SharedTransfers::Transfer> transfer_;
 };
@@ -58,7 +63,7 @@ class SharedMemoryCommunicator : public Communicator {
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
-    return std::make_unique<SharedMemoryWork>(transfers_, transfers_->start(std::move(call)));
+    return std::make_unique<SharedMemoryWork>(transfers_, transfers_->start(std::move(call)), rank());
   }
 
   std::shared_ptr<SharedTransfers> transfers_;

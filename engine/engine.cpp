@@ -130,7 +130,9 @@ void Engine::step() {
   ++state.global_steps;
   state.reducer.start_window();
   state.open_step = !knows;
-  if (knows) state.conclude();
+  if (!knows) return;
+  state.conclude();
+  state.follow_schedule();
 }
 
 Engine::NoSync::NoSync(std::shared_ptr<State> state) : state_(std::move(state)) {
@@ -173,6 +175,7 @@ bool Engine::is_gradient_accumulation_boundary() const {
 
 std::vector<double> Engine::get_lr() const {
   state_->settle();
+  state_->follow_schedule();
   std::vector<double> lrs;
   for (int group = 0; group < state_->optimizer->groups(); ++group)
     lrs.push_back(state_->optimizer->lr(group));
@@ -181,6 +184,7 @@ std::vector<double> Engine::get_lr() const {
 
 std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const {
   state_->settle();
+  state_->follow_schedule();
   std::vector<std::optional<std::pair<double, double>>> betas;
   for (int group = 0; group < state_->optimizer->groups(); ++group)
     betas.push_back(state_->optimizer->betas(group));

@@ -40,8 +40,7 @@ struct ParameterGroup {
 
 struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
-  /// The user's own, element-wise, not yet stepped. Outlives the engine; then it has its parameters again,
-  /// and no state.
+  /// The user's own, element-wise, not yet stepped. Outlives the engine; then it is as it was given.
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
 
@@ -52,8 +51,8 @@ struct InitializeOptions {
   /// or a ScheduledValues with betas too. Called once for each step that is applied and each group, in order,
   /// by the thread that uses the engine (in initialize() for step 0). The same on every rank. What it
   /// captures outlives the engine. Where it throws, step() passes that on behind the step that it has
-  /// applied, and backward() and step() ask again before they do anything: no step is taken with an earlier
-  /// one's values.
+  /// applied, and backward(), step() and get_lr() ask again before they do anything: no step is taken with an
+  /// earlier one's values. On a GPU it is the next of these calls that asks.
   Schedule schedule;
   /// A torch::optim one of `optimizer`; outlives the engine, which calls its step() once behind each step
   /// that is applied. One that wants to know a loss (ReduceLROnPlateauScheduler) is the program's to step,
@@ -107,7 +106,8 @@ class Engine {
 
   /// While it lives, backward() is taken for one that is not the last before an optimizer step: at stages 0
   /// and 1 it sends nothing (if it was the last after all, step() does), at stages 2 and 3 gradients are
-  /// added up in this rank's slice as ever. step() is refused.
+  /// added up in this rank's slice as ever. step() is refused. Where the last backward is in a scope
+  /// on some ranks only, no rank may start collectives of its own between backward() and step().
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<State> state);

@@ -318,7 +318,6 @@ void Engine::State::conclude() {
   schedule_behind = step_applied;
   follow_loss_scale();
   report_time();
-  follow_schedule();  // the last, since code of the program may throw
 }
 
 void Engine::State::settle() {

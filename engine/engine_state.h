@@ -46,8 +46,8 @@ struct Engine::State {
   /// Waits for what measure() found: sets grad_norm, not_finite and step_applied.
   void learn();
   void update();
-  /// What follows from the last step once it is known: the schedule, the loss scale, what is logged. Throws
-  /// TrainingError.
+  /// What follows from the last step once it is known: the loss scale, what is logged, that the schedule is
+  /// to be asked. Throws TrainingError.
   void conclude();
   /// Learns and concludes the last step, where that is still open.
   void settle();

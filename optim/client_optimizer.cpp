@@ -73,7 +73,7 @@ class ClientOptimizer : public ShardOptimizer {
  public:
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, Device& device)
       : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device) {
-    optimizer.state().clear();
+    given_state_ = std::exchange(optimizer.state(), {});
     for (auto& group : optimizer.param_groups()) given_.push_back(std::exchange(group.params(), {}));
     for (Shard& shard : shards_) {
       const bool is_wide = shard.gradient.scalar_type() == at::kFloat;
@@ -92,9 +92,9 @@ class ClientOptimizer : public ShardOptimizer {
 
   // It outlives the engine, whose memory would stay with it.
   ~ClientOptimizer() override {
-    optimizer_->state().clear();
+    optimizer_->state() = std::move(given_state_);
     for (size_t group = 0; group < given_.size(); ++group)
-      optimizer_->param_groups()[group].params() = given_[group];
+      optimizer_->param_groups()[group].params() = std::move(given_[group]);
   }
 
   // torch::optim cannot leave a step undone.
@@ -162,6 +162,7 @@ class ClientOptimizer : public ShardOptimizer {
 
   torch::optim::Optimizer* optimizer_;
   std::vector<std::vector<at::Tensor>> given_;  // its parameters before, by group
+  std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())> given_state_;
   std::vector<Shard> shards_;
   Device* device_;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not

@@ -67,12 +67,14 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const int bucket = buckets_->bucket_of(item.owner);
     if (!buckets_->partitioned(bucket)) continue;
     const bool is_used = states_[bucket].pins == 0;
-    shares_writes = shares_writes || (is_used && (!questions_.empty() || !written_before(bucket)));
+    // What is written once more may be written again: it is shared when somebody reads it.
+    const bool goes_on_writing = questions_.empty() && item.written && written_before(bucket);
+    shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (buckets_->shared(bucket)) continue;
     passing.push_back(bucket);
     pinned = pinned && !is_used;
   }
-  if (copies_made_ > 0 && shares_writes) share_writes();
+  if (shares_writes && has_writes()) share_writes();
   if (!pinned) {
     std::sort(passing.begin(), passing.end());
     if (!std::ranges::equal(passing, current_)) note_use({op, touched}, passing);
@@ -276,7 +278,7 @@ void Residency::make_room(std::span<const int> buckets) {
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   release_unpinned();
-  if (copies_made_ > 0) share_writes();
+  if (has_writes()) share_writes();
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     if (!buckets_->comes_and_goes(bucket) && states_[bucket].state == State::gathering) {
       move(bucket, State::resident);

@@ -14,11 +14,11 @@
 // [Note: writes to shared buckets] An operator that writes to a parameter of a shared bucket finds a copy
 // that is this rank's; so does a scope, and after synchronize() raw access. What was written counts as
 // elsewhere: this rank's slice of it reaches the others with the next update of a whole bucket, and of a
-// partitioned one with the next use: an operator on a partitioned bucket that neither a scope holds nor the
-// program has just written to. All ranks come to uses alike; what one does alone in a scope is none. Updates
-// write where all ranks read: they begin behind a collective that each rank comes to when it has used the
-// parameters (the norm), and the first use afterwards waits for all owners of the bucket, and for no other
-// bucket's.
+// partitioned one with the next use, an operator on a partitioned bucket that no scope holds, unless it
+// writes once more to what has just been written. All ranks come to uses alike; what one does alone in a
+// scope is none. Updates write where all ranks read: they begin behind a collective that each rank comes to
+// when it has used the parameters (the norm), and the first use afterwards waits for all owners of the
+// bucket, and for no other bucket's.
 #pragma once
 
 #include <functional>
@@ -130,6 +130,8 @@ class Residency final : public OperatorListener {
   void hear_who_wrote();
   void share_writes();
   bool written_before(int bucket) const;
+  /// Whether there may be something that share_writes() has to do.
+  bool has_writes() const { return copies_made_ > 0 || !questions_.empty(); }
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);

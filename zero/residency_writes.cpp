@@ -103,6 +103,10 @@ void Residency::ask_who_wrote(std::vector<int> buckets) {
     writers.mutable_data_ptr<int64_t>()[i] = states_[buckets[i]].state == State::dirty;
   }
   auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
+  // Where this rank has not written the answer is known, and its copy of no more use.
+  for (int bucket : buckets) {
+    if (states_[bucket].held_clean && states_[bucket].state != State::dirty) drop_copy(bucket);
+  }
   questions_.push_back({std::move(buckets), std::move(writers), std::move(work)});
 }
 
@@ -116,7 +120,7 @@ void Residency::hear_who_wrote() {
       const bool clean_before = std::exchange(states_[bucket].held_clean, false);
       if (writers[i] == communicator_->world_size()) {
         share(bucket);
-      } else if (clean_before) {
+      } else if (clean_before && memory_.is_copy(bucket)) {
         drop_copy(bucket);
       }
     }

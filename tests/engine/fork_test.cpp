@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <sstream>
+#include <thread>
 
 #include "comm/rendezvous.h"
+#include "engine/gathered_parameters.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/net.h"
 
@@ -22,22 +26,30 @@ struct Job {
   std::optional<Engine> engine;
 };
 
-// Returns what became of the child that destroys all of it.
-int fork_and_destroy(std::optional<Job>& job) {
+// Returns what became of the child, which waits for what its parent waits for and destroys all of it.
+int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = {}) {
   const pid_t child = fork();
   if (child == 0) {
     int status = 0;
-    try {
-      job->communicator->barrier("a child of one rank")->wait();
-      status = 3;
-    } catch (const std::exception& error) {
-      if (std::string(error.what()).find("was forked from rank") == std::string::npos) status = 4;
-    }
+    const auto refused = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const std::exception& error) {
+        return std::string(error.what()).find("was forked from rank") != std::string::npos;
+      }
+      return false;
+    };
+    if (!refused([&] { job->communicator->barrier("a child of one rank")->wait(); })) status = 3;
+    if (under_way && !refused([&] { under_way->wait(); })) status = 4;
+    // Which waits for what its parent has under way, at some stages.
+    refused([&] { job->model->forward(sample(0, 0, 0), true); });
+    under_way.reset();
     job.reset();
     _exit(status);
   }
   int status = -1;
   waitpid(child, &status, 0);
+  if (under_way) under_way->wait();
   return status;
 }
 
@@ -61,6 +73,20 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
       job->engine->backward(job->model->forward(sample(step, micro, rank), true).square().sum());
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
+      if (micro == 0) {
+        GatheredParameters scope(*job->engine, job->model->parameters());
+      }
+      if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
+      // What the child takes or finishes in its parent's name, the parent has not.
+      at::Tensor sum = torch::full({5000}, 1.0 + rank);
+      auto work = job->communicator->all_reduce(sum, "a sum of the program");
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (forks) {
+        text << (fork_and_destroy(job, std::move(work)) == 0 ? "" : "the child failed ");
+      } else {
+        work->wait();
+      }
+      text << sum.mean().item<float>() << ' ';
       job->engine->step();
     }
     text << job->engine->get_global_grad_norm() << ' ';

@@ -1,5 +1,6 @@
 // Buckets that ranks share: the bits of buckets that each rank has by itself, whatever the program does to
 // parameters between uses, and the memory of one copy.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
@@ -204,6 +205,38 @@ TEST_CASE("What one rank writes by operators in a scope is lost at stage 3, and 
     expect(engine.residency().resident_bytes == 0, "a copy is left");
   };
   CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(20), true));
+}
+
+TEST_CASE("Copies go with the first read by all, in whatever order, and scopes that read leave none") {
+  auto body = [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    Net model;
+    InitializeOptions options;
+    options.bucket_numel = 16;
+    Engine engine = make_engine(*model, net_config(3), communicator, options);
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& parameter : model->parameters()) before.push_back(parameter.detach().clone());
+    const auto copies = [&] { return engine.residency().resident_bytes; };
+    torch::NoGradGuard no_grad;
+    for (int round = 1; round <= 3; ++round) {
+      std::vector<at::Tensor> trained;
+      for (at::Tensor& parameter : model->parameters()) {
+        if (parameter.requires_grad()) trained.push_back(parameter);
+      }
+      at::_foreach_mul_(trained, 0.5);
+      expect(copies() > 0, "writes go to copies");
+      if (rank == 1) std::reverse(trained.begin(), trained.end());
+      for (const at::Tensor& parameter : trained) parameter.sum();
+      expect(copies() == 0, "copies after all have read");
+      { GatheredParameters scope(engine, model->parameters()); }
+      expect(copies() == 0, "copies behind a scope");
+    }
+    const auto after = model->parameters();
+    for (size_t i = 0; i < after.size(); ++i) {
+      expect_same(after[i], before[i] * (after[i].requires_grad() ? 0.125 : 1), "the values");
+    }
+  };
+  CHECK_NOTHROW(run_ranks(2, body, std::chrono::seconds(20), true));
 }
 
 TEST_CASE("A rank that has stepped does not change what a slower one still uses") {

@@ -207,7 +207,7 @@ TEST_CASE(
   CHECK_FALSE(shard.expired());
   sharded.reset();
   CHECK(shard.expired());
-  CHECK(optimizer.state().empty());
+  CHECK(optimizer.state().empty());  // as it was given
   REQUIRE(optimizer.param_groups()[0].params().size() == 2);
   REQUIRE(optimizer.param_groups()[1].params().size() == 1);
   CHECK(optimizer.param_groups()[0].params()[1].is_same(given.values[2]));
@@ -228,6 +228,27 @@ TEST_CASE("client: bytes of state are those of the optimizer's own formula") {
   CHECK(state_bytes_after_a_step(maker<RMSprop>(RMSpropOptions(0.01))) == kBytes);
   CHECK(state_bytes_after_a_step(maker<RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true))) ==
         3 * kBytes);
+}
+
+TEST_CASE("client: an optimizer that is given back steps like one that was never lent") {
+  const Tensors given = two_groups();
+  const auto make = maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.5));
+  auto optimizer = make(groups_of(given));
+  {
+    Tensors tensors = two_groups();
+    auto sharded = make_client_optimizer(*optimizer, tensors.shards());
+    tensors.set_gradients(0);
+    sharded->step(testing::facts(1), no_update);
+  }
+  const Tensors plain = two_groups();
+  auto other = make(groups_of(plain));
+  for (size_t i = 0; i < given.values.size(); ++i) {
+    given.values[i].mutable_grad() = at::ones_like(given.values[i]);
+    plain.values[i].mutable_grad() = at::ones_like(plain.values[i]);
+  }
+  optimizer->step();
+  other->step();
+  for (size_t i = 0; i < given.values.size(); ++i) CHECK(at::equal(given.values[i], plain.values[i]));
 }
 
 TEST_CASE("client: an optimizer that looks at whole parameters is refused by name") {
