@@ -5,7 +5,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <limits>
-#include <ranges>
+#include <span>
 
 #include "config/diagnostics.h"
 #include "config/key_table.h"
@@ -148,7 +148,8 @@ bool can_mean(const KeyFact& fact, const Value& value) {
            !nearest(member.key, keys_of(fact.path)).empty();
   };
   if (fact.type != KeyType::section || value.members.empty()) return true;
-  return std::ranges::any_of(value.members | std::views::take(max_tried_members), is_in_it);
+  const std::span<const Member> members = value.members;
+  return std::ranges::any_of(members.first(std::min(members.size(), max_tried_members)), is_in_it);
 }
 
 Remedy misspelled(const KeyFact& fact, std::string_view name) {

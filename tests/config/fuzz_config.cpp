@@ -175,13 +175,20 @@ bool same_run(const Config& a, const Config& b) {
     return std::tuple(p.training, p.communication, p.accumulation, p.buffers, p.master_from_fp32,
                       p.auto_cast);
   };
+  // Resolved, the rate of a WarmupLR that has none is written out: that of the optimizer.
+  const auto scheduler = [](const Config& c) {
+    std::optional<SchedulerConfig> schedule = c.scheduler;
+    auto* warmup = schedule ? std::get_if<WarmupLr>(&*schedule) : nullptr;
+    if (warmup && !warmup->max_lr && c.optimizer) warmup->max_lr = c.optimizer->lr;
+    return schedule;
+  };
   const auto loss_scale = [](const Config& c) {
     const LossScaleConfig& s = c.precision.loss_scale;
     return std::tuple(s.fixed, s.initial, s.window, s.hysteresis, s.consecutive_hysteresis, s.minimum);
   };
   return batch(a) == batch(b) && precision(a) == precision(b) && loss_scale(a) == loss_scale(b) &&
          zero(a) == zero(b) && stage3(a) == stage3(b) && optimizer(a) == optimizer(b) &&
-         a.scheduler == b.scheduler && a.gradient_clipping == b.gradient_clipping &&
+         scheduler(a) == scheduler(b) && a.gradient_clipping == b.gradient_clipping &&
          a.steps_per_print == b.steps_per_print && a.wall_clock_breakdown == b.wall_clock_breakdown &&
          a.prescale_gradients == b.prescale_gradients &&
          a.gradient_predivide_factor == b.gradient_predivide_factor &&
