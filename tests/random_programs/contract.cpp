@@ -179,14 +179,18 @@ class Contract {
     return !operation.body.empty() || operation.kind == Kind::scope;
   }
 
-  // What operators have written in a scope that an exception leaves is nowhere promised to stay or to go.
+  // What operators have written in a scope that an exception leaves is nowhere promised to stay or to go, nor
+  // that what was written to its memory has gone where another scope still holds that.
   bool allows_fail(Operation& operation) {
     if (attempts_ == 0) return false;
     if (setup_.ranks == 1) operation.rank = kEverybody;
     const bool everywhere = operation.rank == kEverybody;
+    const bool held =
+        std::ranges::any_of(scopes_, [&](const Scope& scope) { return scope.attempts < attempts_; });
     for (const Scope& scope : scopes_) {
       if (scope.attempts < attempts_) continue;
-      if (scope.written || (!everywhere && (scope.raw_written || scope.modifier != kNobody))) return false;
+      if (scope.written || (scope.raw_written && held)) return false;
+      if (!everywhere && (scope.raw_written || scope.modifier != kNobody)) return false;
     }
     unwinding_ = true;
     return true;

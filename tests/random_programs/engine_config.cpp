@@ -23,6 +23,7 @@ std::string optimizer_of(const Setup& setup) {
 
 std::string precision_of(const Setup& setup) {
   std::ostringstream text;
+  text << std::fixed;
   if (setup.precision == Precision::bf16) text << R"("bf16": {"enabled": true}, )";
   if (setup.precision == Precision::fp16) {
     text << R"("fp16": {"enabled": true, )";
