@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
