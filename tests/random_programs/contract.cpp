@@ -166,6 +166,7 @@ class Contract {
       scopes_.push_back({operation.parameters, operation.rank, attempts_});
       operation.body = filter(operation.body);
       scopes_.pop_back();
+      if (operation.rank != kNobody) graphs_.fill(false);  // its end counts as a write
     } else if (operation.kind == Kind::no_sync) {
       ++no_syncs_;
       operation.body = filter(operation.body);
