@@ -146,7 +146,8 @@ class Contract {
       operation.rank = scopes_.back().modifier;
     }
     const bool by_modifier =
-        operation.kind == Kind::rank_write && operation.how != 0 && setup_.stage == 3 && setup_.ranks > 1;
+        operation.kind == Kind::rank_write && operation.how != 0 && setup_.ranks > 1 &&
+        std::ranges::all_of(operation.parameters, [&](int index) { return is_partitioned(index); });
     for (Scope& scope : scopes_) {
       if (by_modifier && &scope == &scopes_.back()) {
         scope.raw_written = true;
@@ -246,9 +247,12 @@ class Contract {
       return std::ranges::any_of(scopes_, [&](const Scope& scope) { return holds(scope, {index}); });
     });
   }
+  bool is_partitioned(int index) const {
+    return setup_.stage == 3 && program_.parameters[index].numel() > setup_.persistence;
+  }
   bool refuses_raw(int index) const {
     const Parameter& parameter = program_.parameters[index];
-    if (setup_.stage == 3 && parameter.numel() > setup_.persistence) return true;
+    if (is_partitioned(index)) return true;
     return shares_parameters(setup_) && !may_be_open_ && !parameter.frozen;
   }
 

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "comm/rendezvous.h"
@@ -15,6 +17,14 @@
 
 namespace zerorun::testing {
 namespace {
+
+std::vector<Journal> plain_journals(const Program& program) {
+  try {
+    return run_plainly(program);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(error.what_without_backtrace());
+  }
+}
 
 // "" where it passes.
 std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator,
@@ -31,7 +41,7 @@ std::string run_rank(const Program& program, const std::shared_ptr<Communicator>
 
 std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline) {
   at::set_num_threads(1);
-  const std::vector<Journal> journals = run_plainly(program);
+  const std::vector<Journal> journals = plain_journals(program);
   std::vector<std::string> failures(program.setup.ranks);
   run_ranks(
       program.setup.ranks,
@@ -65,7 +75,7 @@ RankProcess::~RankProcess() {
 }
 
 std::string RankProcess::run(const Program& program) {
-  const std::vector<Journal> journals = run_plainly(program);
+  const std::vector<Journal> journals = plain_journals(program);
   return run_rank(program, state_->communicator, journals[state_->communicator->rank()]);
 }
 
