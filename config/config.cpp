@@ -70,7 +70,10 @@ Config parse_config(std::string_view text, const std::string& origin, const Load
       diagnostics);
   Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size);
   diagnostics.throw_if_any();
-  for (const Finding& finding : diagnostics.findings()) config.notes.push_back(diagnostics.headline(finding));
+  for (const Finding& finding : diagnostics.findings()) {
+    auto& lines = finding.severity == Severity::warning ? config.warnings : config.notes;
+    lines.push_back(diagnostics.headline(finding));
+  }
   config.resolved = show_settings(settings);
   return config;
 }

@@ -170,8 +170,9 @@ struct Config {
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;  // over ranks; false: summed
-  /// One line for each thing that the file says and that is not taken as it stands: settings that change
-  /// nothing here, features that are not offered, old names.
+  /// What the file says and is not taken as it stands, a line each. Warnings: features that are not offered,
+  /// old names, values written otherwise. Notes: settings that change nothing here, what "auto" has become.
+  std::vector<std::string> warnings;
   std::vector<std::string> notes;
   /// Every setting with its value and where it comes from: what `zerorun config show` prints.
   std::string resolved;

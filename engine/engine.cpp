@@ -55,10 +55,11 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   check_world_size(config, communicator->world_size());
   check_ranks_agree(parameters, describe_settings(config, options), *communicator);
   write_resolved_config(config, options.output_folder, *communicator);
-  if (options.log_config && communicator->rank() == 0) {
-    for (const std::string& note : config.notes) log_info(note);
-  }
   if (communicator->rank() == 0) {
+    for (const std::string& warning : config.warnings) log_warning(warning);
+    if (options.log_config) {
+      for (const std::string& note : config.notes) log_info(note);
+    }
     log_adam(config);
     log_precision(config.precision);
   }

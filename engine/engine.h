@@ -68,7 +68,7 @@ struct InitializeOptions {
   /// Where rank 0 writes the resolved configuration, as ds_config.resolved.json: the folder of the run's
   /// other outputs. It is created if it does not exist; empty: nothing is written.
   std::filesystem::path output_folder;
-  bool log_config = false;  // rank 0 logs what the config says that is not taken as it stands (Config::notes)
+  bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
 };
 
 /// Model-state and buffer bytes that this rank holds, by category.

@@ -279,7 +279,7 @@ TEST_CASE("what \"auto\" stands for is one line for a file") {
                                           {"optimizer.params.eps", 0.25}},
                             .hidden_size = 10};
   CHECK(
-      parse_config(text, "conf", options).notes ==
+      told(parse_config(text, "conf", options)) ==
       std::vector<std::string>{
           "conf:1:22: note: train_batch_size: \"auto\": from the program's arguments: train_batch_size = 6, "
           "optimizer.params.lr = 0.5, optimizer.params.eps = 0.25; from the model's hidden size: "

@@ -46,7 +46,7 @@ TEST_CASE("DeepSpeed's defaults of loss scaling hold where nothing is said") {
 TEST_CASE("each key of loss scaling arrives") {
   const Config config = scaled(R"("auto_cast": true, "loss_scale": 0, "initial_scale_power": 12,
       "loss_scale_window": 5e2, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 4)");
-  CHECK(config.notes.empty());
+  CHECK(told(config).empty());
   CHECK(config.precision.auto_cast);
   const LossScaleConfig& scale = config.precision.loss_scale;
   CHECK(!scale.fixed);
@@ -73,9 +73,10 @@ TEST_CASE("beside a fixed loss scale what would find one is told to change nothi
              "fp16.consecutive_hysteresis: true changes nothing: loss_scale is fixed at 128");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 70000})",
              "fp16.min_loss_scale: 70000 changes nothing: loss_scale is fixed at 128");
-  CHECK(scaled(R"("loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
-                  "consecutive_hysteresis": false, "min_loss_scale": 1)")
-            .notes.empty());
+  CHECK(
+      told(scaled(R"("loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
+                  "consecutive_hysteresis": false, "min_loss_scale": 1)"))
+          .empty());
 }
 
 TEST_CASE("a loss scale that could not be found is refused") {

@@ -143,7 +143,7 @@ TEST_CASE("optimizers: AMSGrad with torch_adam; without it it is said that DeepS
     const Config both =
         parse_config(with(optimizer_text(type, R"("amsgrad": true, "torch_adam": true)")), "conf", 1);
     CHECK(both.optimizer->amsgrad);
-    CHECK(both.notes.empty());
+    CHECK(told(both).empty());
   }
 }
 

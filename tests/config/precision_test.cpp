@@ -38,7 +38,7 @@ TEST_CASE("without fp16 and bf16 training is in fp32 throughout") {
                                      R"("fp16": {"enabled": false}, "bf16": {"enabled": false})"}) {
     INFO(settings);
     const Config config = parse(settings);
-    CHECK(config.notes.empty());
+    CHECK(told(config).empty());
     CHECK(config.precision.training == Dtype::fp32);
     CHECK(config.precision.communication == Dtype::fp32);
     CHECK(config.precision.accumulation == Dtype::fp32);
@@ -51,7 +51,7 @@ TEST_CASE("without fp16 and bf16 training is in fp32 throughout") {
 TEST_CASE("16-bit gradients travel in the dtype of training and are added up in fp32, if nothing is said") {
   for (const auto& [settings, dtype] : {std::pair(fp16, Dtype::fp16), std::pair(bf16, Dtype::bf16)}) {
     const Config config = parse(settings);
-    CHECK(config.notes.empty());
+    CHECK(told(config).empty());
     CHECK(config.precision.training == dtype);
     CHECK(config.precision.communication == dtype);
     CHECK(config.precision.accumulation == Dtype::fp32);
@@ -68,7 +68,7 @@ TEST_CASE("what stands in fp16 has no effect while it is off") {
         R"("fp16": {"enabled": false, )" + keys + "}, " + bf16}) {
     INFO(settings);
     const Config config = parse(settings);
-    CHECK(config.notes.size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // that it is off
+    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // that it is off
     CHECK(!config.precision.auto_cast);
     CHECK(config.precision.loss_scale.window == 1000);
     CHECK(config.precision.loss_scale.hysteresis == 2);
@@ -95,9 +95,9 @@ TEST_CASE("fp16 and bf16 may not be on together, under either name of bf16") {
 TEST_CASE("bfloat16 is understood as bf16, with a warning for each of its names") {
   const Config config = parse(R"("bfloat16": {"enabled": true})");
   CHECK(config.precision.training == Dtype::bf16);
-  REQUIRE(config.notes.size() == 2);
-  CHECK(config.notes[0] == "conf:2:1: warning: bfloat16: old name of bf16");
-  CHECK(config.notes[1] == "conf:2:14: warning: bfloat16.enabled: old name of bf16.enabled");
+  REQUIRE(told(config).size() == 2);
+  CHECK(told(config)[0] == "conf:2:1: warning: bfloat16: old name of bf16");
+  CHECK(told(config)[1] == "conf:2:14: warning: bfloat16.enabled: old name of bf16.enabled");
 }
 
 TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
@@ -136,7 +136,7 @@ TEST_CASE("a section that the program switches off has no effect either") {
       R"("fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true, "hysteresis": 0},
       "bf16": {"enabled": "auto", "check_grad_overflow": false})";
   const Config config = with_arguments(settings, {{"fp16.enabled", false}, {"bf16.enabled", false}});
-  CHECK(config.notes.size() == 1);  // what "auto" stands for
+  CHECK(told(config).size() == 1);  // what "auto" stands for
   CHECK_THROWS_WITH(with_arguments(settings, {{"fp16.enabled", true}, {"bf16.enabled", false}}),
                     Catch::Contains("fp16.fp16_master_weights_and_grads: expected false, found true") &&
                         Catch::Contains("fp16.hysteresis: expected an integer of at least 1"));
@@ -150,7 +150,7 @@ TEST_CASE("gradients travel in any of the three dtypes, whatever that of trainin
                                       {"BF16", Dtype::bf16}}) {
       const Config config = parse(training + R"(, "communication_data_type": ")" + name + "\"");
       CHECK(config.precision.communication == dtype);
-      CHECK(config.notes.empty());
+      CHECK(told(config).empty());
     }
   }
   CHECK(precision(bf16 + R"(, "communication_data_type": null)").communication == Dtype::bf16);
@@ -208,7 +208,7 @@ TEST_CASE("buffers are converted to what buffer_dtype says, in every precision")
 TEST_CASE("master weights may begin unrounded where parameters are in 16 bits") {
   const Config config = parse(bf16 + ", " + types(R"("master_from_fp32": true)"));
   CHECK(config.precision.master_from_fp32);
-  CHECK(config.notes.empty());
+  CHECK(told(config).empty());
   CHECK(!precision(bf16 + ", " + types(R"("master_from_fp32": false)")).master_from_fp32);
   check_note(types(R"("master_from_fp32": true)"),
              "data_types.master_from_fp32: true changes nothing: training is in fp32");
@@ -232,7 +232,7 @@ TEST_CASE("16-bit master weights and optimizer states are refused, and only wher
     CHECK(refused[0].expected == "false");
     CHECK(refused[0].found == found);
     CHECK(refused[0].remedy == remedy);
-    CHECK(parse(before + "false}").notes.empty());
+    CHECK(told(parse(before + "false}")).empty());
   }
 }
 
@@ -243,8 +243,9 @@ TEST_CASE("how bf16 gradients are taken and checked is told to be the same alway
   check_note(R"("bf16": {"enabled": true, "check_grad_overflow": false})",
              "bf16.check_grad_overflow: false changes nothing: gradients are always checked, and a step with "
              "one that is not finite is skipped");
-  CHECK(parse(R"("bf16": {"enabled": true, "immediate_grad_update": false, "check_grad_overflow": true})")
-            .notes.empty());
+  CHECK(
+      told(parse(R"("bf16": {"enabled": true, "immediate_grad_update": false, "check_grad_overflow": true})"))
+          .empty());
 }
 
 TEST_CASE("amp and autocast are refused, and what to write instead is told") {
@@ -258,9 +259,10 @@ TEST_CASE("amp and autocast are refused, and what to write instead is told") {
   CHECK(autocast[0].path == "torch_autocast.enabled");
   CHECK_THAT(autocast[0].remedy, Catch::StartsWith("the program enters autocast itself: "));
   CHECK(
-      parse(
-          R"("amp": {"enabled": false, "opt_level": "O1"}, "torch_autocast": {"enabled": false, "dtype": "bfloat16"})")
-          .notes.empty());
+      told(
+          parse(
+              R"("amp": {"enabled": false, "opt_level": "O1"}, "torch_autocast": {"enabled": false, "dtype": "bfloat16"})"))
+          .empty());
 }
 
 TEST_CASE("gradients are averaged or summed, at every stage") {
@@ -270,7 +272,7 @@ TEST_CASE("gradients are averaged or summed, at every stage") {
     for (const char* op : {"sum", "SUM"}) {
       const Config config = parse(zero + R"("gradient_allreduce_op": ")" + op + "\"");
       CHECK(!config.average_gradients);
-      CHECK(config.notes.empty());
+      CHECK(told(config).empty());
     }
   }
   check_refused_exactly({{R"("gradient_allreduce_op": @"max")", "gradient_allreduce_op", "mean or sum",
@@ -287,15 +289,16 @@ TEST_CASE("how an average is divided is refused beside a sum, and told once besi
        "remove one of the two: it is a part of the division that makes an average"},
   });
   CHECK(
-      parse(
-          R"("gradient_allreduce_op": "sum", "prescale_gradients": false, "gradient_predivide_factor": 1.0)")
-          .notes.empty());
+      told(
+          parse(
+              R"("gradient_allreduce_op": "sum", "prescale_gradients": false, "gradient_predivide_factor": 1.0)"))
+          .empty());
   check_note(
       R"("prescale_gradients": true, "gradient_predivide_factor": 4)",
       "gradient_predivide_factor: 4 changes nothing: with prescale_gradients all of the division comes "
       "before the sum");
-  CHECK(parse(R"("prescale_gradients": true, "gradient_predivide_factor": 1)").notes.empty());
-  CHECK(parse(R"("gradient_predivide_factor": 4)").notes.empty());
+  CHECK(told(parse(R"("prescale_gradients": true, "gradient_predivide_factor": 1)")).empty());
+  CHECK(told(parse(R"("gradient_predivide_factor": 4)")).empty());
 }
 
 TEST_CASE("the resolved configuration tells the dtypes, and loss scaling where there is any") {
@@ -310,7 +313,7 @@ TEST_CASE("the resolved configuration tells the dtypes, and loss scaling where t
   CHECK(brain.find("auto_cast") == std::string::npos);
   for (const std::string& shown : {half, brain}) {
     const Config again = parse_config(shown, "conf", 1);
-    CHECK(again.notes.empty());
+    CHECK(told(again).empty());
     CHECK(again.precision.training == (shown == half ? Dtype::fp16 : Dtype::bf16));
     CHECK(again.precision.communication == again.precision.training);
   }

@@ -108,11 +108,17 @@ void check_refused_exactly(const std::vector<MarkedRefusal>& rows) {
   }
 }
 
-static void check_told(const std::string& settings, const std::string& told) {
+std::vector<std::string> told(const Config& config) {
+  std::vector<std::string> lines = config.warnings;
+  lines.insert(lines.end(), config.notes.begin(), config.notes.end());
+  return lines;
+}
+
+static void check_told(const std::string& settings, const std::string& text) {
   INFO(settings);
-  const Config config = parse_config(with(settings), "conf", 1);
-  REQUIRE(config.notes.size() == 1);
-  CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": " + told));
+  const std::vector<std::string> lines = told(parse_config(with(settings), "conf", 1));
+  REQUIRE(lines.size() == 1);
+  CHECK_THAT(lines[0], Catch::StartsWith("conf:2:") && Catch::EndsWith(": " + text));
 }
 
 void check_note(const std::string& settings, const std::string& text) {

@@ -51,6 +51,9 @@ Refusal refusal_of(const MarkedRefusal& row);
 /// CHECKs that each is refused with exactly its texts, and when it is checked, too.
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
 
+/// What a run is told of its configuration: warnings, then notes.
+std::vector<std::string> told(const Config& config);
+
 /// CHECKs that a run with `settings` is told this one note or warning, and nothing else.
 void check_note(const std::string& settings, const std::string& text);
 void check_warning(const std::string& settings, const std::string& text);

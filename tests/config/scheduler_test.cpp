@@ -112,11 +112,11 @@ TEST_CASE("a cycle beside an optimizer without betas leaves the momentum, and sa
     std::string settings = cycle;
     settings.replace(settings.find("MORE"), 4, more);
     settings.replace(settings.find("OPTIMIZER"), 9, optimizer);
-    return parse(settings).notes;
+    return told(parse(settings));
   };
   CHECK(notes("AdamW", "").empty());
   CHECK(notes("SGD", R"(, "cycle_momentum": false)").empty());
-  const auto told = notes("SGD", "");
-  REQUIRE(told.size() == 1);
-  CHECK_THAT(told[0], Catch::Contains("scheduler.params.cycle_momentum: SGD has no betas"));
+  const auto lines = notes("SGD", "");
+  REQUIRE(lines.size() == 1);
+  CHECK_THAT(lines[0], Catch::Contains("scheduler.params.cycle_momentum: SGD has no betas"));
 }

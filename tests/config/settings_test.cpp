@@ -48,7 +48,7 @@ TEST_CASE("what is left out has DeepSpeed's defaults") {
   CHECK(!config.prescale_gradients);
   CHECK(config.gradient_predivide_factor == 1.0);
   CHECK(config.average_gradients);
-  CHECK(config.notes.empty());
+  CHECK(told(config).empty());
 }
 
 TEST_CASE("settings arrive in the configuration") {
@@ -71,7 +71,7 @@ TEST_CASE("settings arrive in the configuration") {
                                 "zero_optimization": {"overlap_comm": null})");
   CHECK(!nulls.steps_per_print);
   CHECK(!nulls.optimizer);
-  CHECK(nulls.notes.empty());
+  CHECK(told(nulls).empty());
 }
 
 TEST_CASE("the type and adam_w_mode decide how weight decays") {
@@ -142,21 +142,23 @@ TEST_CASE("a setting that changes nothing is told once with its line, and not at
   for (const Note& note : notes) {
     INFO(note.settings);
     const Config config = parse(note.settings);
-    REQUIRE(config.notes.size() == 1);
-    CHECK_THAT(config.notes[0], Catch::StartsWith("conf:2:") && Catch::Contains(": note: " + note.text));
+    REQUIRE(told(config).size() == 1);
+    CHECK_THAT(told(config)[0], Catch::StartsWith("conf:2:") && Catch::Contains(": note: " + note.text));
   }
-  CHECK(parse(R"("zero_allow_untested_optimizer": false, "zero_optimization": {"contiguous_gradients": true,
+  CHECK(
+      told(
+          parse(R"("zero_allow_untested_optimizer": false, "zero_optimization": {"contiguous_gradients": true,
       "reduce_scatter": true, "allgather_partitions": true, "round_robin_gradients": false},
       "fp16": {"enabled": false}, "bf16": {"enabled": false},
       "optimizer": {"type": "Adam", "params": {"fused": false, "set_grad_none": true, "adam_w_mode": false,
-                    "amsgrad": false}})")
-            .notes.empty());
+                    "amsgrad": false}})"))
+          .empty());
 }
 
 TEST_CASE("fp16 and bf16 may be named with all their keys while they are off") {
-  CHECK(parse(R"("fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16},
-                 "bf16": {"enabled": false, "check_grad_overflow": true})")
-            .notes.empty());
+  CHECK(told(parse(R"("fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16},
+                 "bf16": {"enabled": false, "check_grad_overflow": true})"))
+            .empty());
   check_refused(
       {{R"("fp16": @true)", "fp16", "an object", "true", "{\"enabled\": true}"},
        {R"("fp16": {"enabled": @"auto"})", "fp16.enabled", "true or false", "\"auto\"",
@@ -284,8 +286,8 @@ TEST_CASE("wrong values are refused at their place") {
 
 TEST_CASE("what is understood though written otherwise arrives, and is told") {
   const auto note_of = [](const Config& config) {
-    REQUIRE(config.notes.size() == 1);
-    return config.notes[0];
+    REQUIRE(told(config).size() == 1);
+    return told(config)[0];
   };
   Config config = parse(R"("steps_per_print": "8")");
   CHECK(config.steps_per_print == 8);
@@ -305,7 +307,7 @@ TEST_CASE("what is understood though written otherwise arrives, and is told") {
                              "down to 15099494"));
   config = parse(R"("zero_optimization": {"stage": 2.0, "reduce_bucket_size": 5e8})");
   CHECK(config.zero.stage == 2);
-  CHECK(config.notes.empty());
+  CHECK(told(config).empty());
 }
 
 TEST_CASE("all mistakes are told together, in the order of the file") {

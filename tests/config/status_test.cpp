@@ -12,8 +12,8 @@ using namespace zerorun::test;
 
 namespace {
 
-std::vector<std::string> notes(const std::string& settings) {
-  return parse_config(with(settings), "conf", 1).notes;
+std::vector<std::string> told(const std::string& settings) {
+  return test::told(parse_config(with(settings), "conf", 1));
 }
 
 std::string zero(const std::string& keys) {
@@ -35,9 +35,9 @@ TEST_CASE("zero_optimization may be false, which is stage 0") {
 TEST_CASE("offloading to no device asks for nothing") {
   for (const char* section : {"offload_param", "offload_optimizer"}) {
     const std::string begin = "\"stage\": 3, \"" + std::string(section) + "\": {";
-    CHECK(notes(zero(begin + "\"device\": \"none\"}")).empty());
-    CHECK(notes(zero(begin + "\"device\": null, \"pin_memory\": false, \"buffer_count\": 7}")).empty());
-    CHECK(notes(zero(begin + "}")).empty());
+    CHECK(told(zero(begin + "\"device\": \"none\"}")).empty());
+    CHECK(told(zero(begin + "\"device\": null, \"pin_memory\": false, \"buffer_count\": 7}")).empty());
+    CHECK(told(zero(begin + "}")).empty());
     check_warning(zero(begin + "\"pin_memory\": false}"), "zero_optimization." + std::string(section) +
                                                               ": is off: \"device\" is left out, and "
                                                               "\"none\" by default");
@@ -50,20 +50,20 @@ TEST_CASE("offloading to no device asks for nothing") {
 TEST_CASE("cpu_offload is an old form of a device: false of none, true of cpu") {
   check_warning(zero(R"("cpu_offload": false)"),
                 R"(zero_optimization.cpu_offload: old form of "offload_optimizer": {"device": "none"})");
-  const auto told = notes(zero(R"("stage": 3, "cpu_offload_params": true)"));
-  REQUIRE(told.size() == 2);
-  CHECK_THAT(told[0], Catch::EndsWith(R"(old form of "offload_param": {"device": "cpu"})"));
-  CHECK_THAT(told[1], Catch::EndsWith("true is known and not offered: " + std::string(in_memory)));
+  const auto lines = told(zero(R"("stage": 3, "cpu_offload_params": true)"));
+  REQUIRE(lines.size() == 2);
+  CHECK_THAT(lines[0], Catch::EndsWith(R"(old form of "offload_param": {"device": "cpu"})"));
+  CHECK_THAT(lines[1], Catch::EndsWith("true is known and not offered: " + std::string(in_memory)));
 }
 
 TEST_CASE("parameters are offloaded at stage 3 only") {
   for (const std::string stage : {"", "\"stage\": 0, ", "\"stage\": 2, "}) {
-    const auto told = notes(zero(stage + R"("offload_param": {"device": "cpu"})"));
-    REQUIRE(told.size() == 2);
-    CHECK_THAT(told[1], Catch::EndsWith("warning: zero_optimization.offload_param.device: \"cpu\" changes "
-                                        "nothing: parameters are divided at stage 3 only"));
+    const auto lines = told(zero(stage + R"("offload_param": {"device": "cpu"})"));
+    REQUIRE(lines.size() == 2);
+    CHECK_THAT(lines[1], Catch::EndsWith("warning: zero_optimization.offload_param.device: \"cpu\" changes "
+                                         "nothing: parameters are divided at stage 3 only"));
   }
-  CHECK(notes(zero(R"("stage": 2, "offload_param": {"device": "none"})")).empty());
+  CHECK(told(zero(R"("stage": 2, "offload_param": {"device": "none"})")).empty());
 }
 
 TEST_CASE("what a run refuses is an error in a check, sections too") {
@@ -114,7 +114,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
         R"("zero_optimization": {"zenflow": null})", R"("tensor_parallel": {"autotp_size": 0})",
         R"("hybrid_engine": {"enabled": false, "max_out_tokens": 1})"}) {
     INFO(settings);
-    CHECK(notes(settings).empty());
+    CHECK(told(settings).empty());
     CHECK(check_config(with(settings), "conf").diagnostics.findings().empty());
   }
   // On by itself, and nothing of it is.
@@ -136,7 +136,7 @@ TEST_CASE("what is asked for and not done is a warning, what changes nothing a n
                 "configuration");
   check_note(R"("aio": {"queue_depth": 32})",
              "aio: changes nothing: nothing is read from or written to NVMe");
-  CHECK(notes(R"("aio": {"queue_depth": 8}, "checkpoint": {"tag_validation": "warn"}, "timers": {},
+  CHECK(told(R"("aio": {"queue_depth": 8}, "checkpoint": {"tag_validation": "warn"}, "timers": {},
                  "tensorboard": {"enabled": false, "job_name": "x"}, "dump_state": false)")
             .empty());
 }
@@ -156,10 +156,10 @@ TEST_CASE("a section without its switch is told to be off") {
                 R"(fp16: is off: "enabled" is left out, and false by default)");
   check_warning(R"("wandb": {"project": "mine"})",
                 R"(wandb: is off: "enabled" is left out, and false by default)");
-  const auto old = notes(R"("bfloat16": {"check_grad_overflow": true})");
+  const auto old = told(R"("bfloat16": {"check_grad_overflow": true})");
   REQUIRE(old.size() == 3);  // and two old names
   CHECK_THAT(old[1], Catch::EndsWith(R"(bfloat16: is off: "enabled" is left out, and false by default)"));
-  CHECK(notes(R"("fp16": {}, "bf16": {"_why": "later"})").empty());
+  CHECK(told(R"("fp16": {}, "bf16": {"_why": "later"})").empty());
 }
 
 TEST_CASE("a learning rate that the schedule overrides is told") {
@@ -186,7 +186,7 @@ TEST_CASE("a learning rate that the schedule overrides is told") {
   for (const char* schedule : {R"("WarmupLR")", R"("WarmupLR", "params": {"warmup_max_lr": 0.25})",
                                R"("WarmupCosineLR", "params": {"total_num_steps": 9})"}) {
     INFO(schedule);
-    CHECK(notes(settings(schedule)).empty());
+    CHECK(told(settings(schedule)).empty());
   }
 }
 

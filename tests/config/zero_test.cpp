@@ -71,7 +71,7 @@ TEST_CASE("each size of stage 3 has DeepSpeed's default, and changes alone") {
                {"0", 0}, {"12345", 12345}, {"3e8", 300'000'000}, {"9223372036854775807", INT64_MAX}}) {
         INFO(text);
         const Config config = parse("\"stage\": 3, \"" + name + "\": " + text);
-        CHECK(config.notes.empty());
+        CHECK(told(config).empty());
         for (const Size& other : sizes) {
           CHECK(config.zero.*other.member == (other.key == size.key ? value : other.usual));
         }
@@ -130,24 +130,24 @@ TEST_CASE("below stage 3 its sizes are kept, and told to change nothing") {
         INFO(name << " " << stage);
         const Config config = parse(std::string(stage) + "\n\"" + name + "\": 7");
         CHECK(config.zero.*size.member == 7);
-        REQUIRE(config.notes.size() == 1);
-        CHECK_THAT(config.notes[0],
+        REQUIRE(told(config).size() == 1);
+        CHECK_THAT(told(config)[0],
                    Catch::StartsWith("conf:3:") &&
                        Catch::EndsWith(": note: zero_optimization." + name +
                                        ": 7 changes nothing: parameters are divided at stage 3 only"));
       }
     }
   }
-  CHECK(parse("\"stage\": 2").notes.empty());
+  CHECK(told(parse("\"stage\": 2")).empty());
 }
 
 TEST_CASE("sub_group_size is taken at every stage, and told to change nothing") {
   for (const char* stage : {"2", "3"}) {
     for (const char* size : {"0", "60000", "1e9"}) {
       const Config config = parse(std::string("\"stage\": ") + stage + ", \"sub_group_size\": " + size);
-      REQUIRE(config.notes.size() == 1);
+      REQUIRE(told(config).size() == 1);
       CHECK_THAT(
-          config.notes[0],
+          told(config)[0],
           Catch::EndsWith(std::string(": note: zero_optimization.sub_group_size: ") + size +
                           " changes nothing: the optimizer goes from one small bucket to the next already"));
     }
@@ -155,8 +155,8 @@ TEST_CASE("sub_group_size is taken at every stage, and told to change nothing") 
 }
 
 TEST_CASE("contiguous_gradients means the same at stage 3 as below it") {
-  CHECK(parse("\"stage\": 3, \"contiguous_gradients\": true").notes.empty());
-  const auto notes = parse("\"stage\": 3, \"contiguous_gradients\": false").notes;
+  CHECK(told(parse("\"stage\": 3, \"contiguous_gradients\": true")).empty());
+  const auto notes = told(parse("\"stage\": 3, \"contiguous_gradients\": false"));
   REQUIRE(notes.size() == 1);
   CHECK_THAT(notes[0],
              Catch::Contains("note: zero_optimization.contiguous_gradients: false changes nothing"));

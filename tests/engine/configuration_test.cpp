@@ -190,9 +190,10 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
   CHECK(initialize_to("", true) == "no error");
 }
 
-TEST_CASE("initialize() logs nothing of the config unless asked, and then once") {
+TEST_CASE("initialize() logs notes on the config where asked, and then once") {
   const TemporaryFolder folder;
-  const fs::path file = folder.write("ds_config.json", kPlain);
+  const fs::path file = folder.write("ds_config.json", R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1, "contiguous_gradients": false}})");
   const std::vector<std::string> notes = load_config(file, 2).notes;
   REQUIRE(notes.size() > 0);
   InitializeOptions options;
@@ -202,6 +203,21 @@ TEST_CASE("initialize() logs nothing of the config unless asked, and then once")
   for (const std::string& note : notes) {
     CHECK_THAT(log, Contains(note));
     CHECK(log.find(note) == log.rfind(note));
+  }
+}
+
+TEST_CASE("what the config asks for and does not get is logged once, asked or not") {
+  const TemporaryFolder folder;
+  const fs::path file = folder.write("ds_config.json", kPlain);
+  const std::vector<std::string> warnings = load_config(file, 2).warnings;
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], Contains("offload_optimizer: known and not offered"));
+  for (const bool asked : {false, true}) {
+    InitializeOptions options;
+    options.log_config = asked;
+    const std::string log = standard_error_of(folder / "stderr", [&] { initialize_ranks(2, file, options); });
+    CHECK_THAT(log, Contains(warnings[0]));
+    CHECK(log.find("offload_optimizer") == log.rfind("offload_optimizer"));
   }
 }
 
