@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/environment.h"
 #include "comm/job_store.h"
-#include "comm/rendezvous.h"
 
 namespace zerorun {
 

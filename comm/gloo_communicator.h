@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/environment.h"
 #include "comm/job_store.h"
-#include "comm/rendezvous.h"
 
 namespace zerorun {
 

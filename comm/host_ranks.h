@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "comm/control_block.h"
+#include "comm/environment.h"
 #include "comm/process_watch.h"
-#include "comm/rendezvous.h"
 #include "comm/shared_arena.h"
 #include "comm/shared_blocks.h"
 #include "comm/store.h"

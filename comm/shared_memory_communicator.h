@@ -14,7 +14,7 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "comm/rendezvous.h"
+#include "comm/environment.h"
 #include "comm/store.h"
 
 namespace zerorun {

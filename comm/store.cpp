@@ -12,7 +12,8 @@
 #include <utility>
 
 #include "base/listening.h"
-#include "comm/rendezvous.h"
+#include "base/process.h"
+#include "comm/environment.h"
 
 namespace zerorun {
 namespace {
@@ -47,7 +48,8 @@ std::string this_process() {
 // What a process keeps of a job until it ends. After a fork it is the parent's.
 struct Membership {
   ~Membership() {
-    if (process != getpid()) static_cast<void>(keeper.release());  // its threads are not here to be ended
+    // Its threads are not here to be ended.
+    if (process != getpid()) keep_forever(std::make_shared<Connection>(std::move(keeper)));
   }
 
   std::mutex mutex;

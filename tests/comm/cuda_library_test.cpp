@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "base/error.h"
+#include "comm/rendezvous.h"
 #include "comm/thread_communicator.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/support/stderr_capture.h"

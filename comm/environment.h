@@ -1,0 +1,47 @@
+// What a rank is told by torchrun's environment variables, set by `zerorun` and by torchrun alike. Plain
+// values; any thread.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace zerorun {
+
+/// What the ranks of a job train on.
+enum class DeviceChoice {
+  automatic,  // GPUs where there are any that ZeroRun can use, else the CPU
+  cpu,
+  cuda,  // GPUs, or an error
+};
+
+/// What carries collectives between ranks that train on CPUs.
+enum class CommChoice {
+  automatic,      // shared memory where all ranks are on one host, else Gloo
+  shared_memory,  // or an error
+  gloo,
+};
+
+/// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and ZERORUN_COMM
+/// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank. Which job this is say
+/// ZERORUN_JOB, else torchrun's run id, else Slurm's job and step; nothing need say it.
+struct Environment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;        // among the ranks of this machine: which GPU is its own
+  int local_world_size = 1;  // ranks of this machine
+  DeviceChoice device = DeviceChoice::automatic;
+  CommChoice comm = CommChoice::automatic;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;
+  std::string job;            // what the ranks of this job have in common and no others; empty: not known
+  bool one_host = true;       // all ranks are known to be on this machine
+  bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
+  std::string attempt = "0";  // how often the agent has restarted the ranks
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+
+  /// Throws UserError naming the variable that is missing or malformed.
+  static Environment read();
+};
+
+}  // namespace zerorun
