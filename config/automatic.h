@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/config.h"
+#include "config/config_types.h"
 #include "config/value_check.h"
 
 namespace zerorun {

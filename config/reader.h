@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "config/config.h"
+#include "config/config_types.h"
 #include "config/document.h"
 #include "config/settings.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "config/config.h"
+#include "config/config_types.h"
 #include "config/reader.h"
 #include "config/settings.h"
 

@@ -38,7 +38,8 @@ void log_precision(const PrecisionConfig& precision) {
 
 // DeepSpeed's reading of the name, and not what it means elsewhere.
 void log_adam(const Config& config) {
-  if (!config.optimizer || !config.optimizer->silently_adam_w) return;
+  const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
+  if (!adam || !adam->silently_decoupled) return;
   log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
 }
 
@@ -63,8 +64,8 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     log_adam(config);
     log_precision(config.precision);
   }
-  return Engine(kept_by_forks(std::make_shared<Engine::State>(model, config, std::move(communicator),
-                                                              std::move(parameters), options)));
+  return Engine(kept_by_forks(
+      std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options)));
 }
 
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
@@ -77,13 +78,13 @@ Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_conf
   return initialize(model, config, std::move(options));
 }
 
-Engine::Engine(std::shared_ptr<State> state) : state_(std::move(state)) {}
+Engine::Engine(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
 
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
-  State& state = *state_;
+  EngineState& state = *state_;
   state.check_not_failed("backward");
   state.follow_schedule();
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
@@ -109,26 +110,26 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
 }
 
 void Engine::step() {
-  State& state = *state_;
+  EngineState& state = *state_;
   state.settle();
   state.check_before_step();
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
   const bool boundary = is_gradient_accumulation_boundary();
-  ++state.micro_steps;
+  ++state.counts.micro;
   state.has_gradients = false;
-  state.step_applied = false;
+  state.outcome.set_not_applied();
   if (!boundary) return;
 
   state.measure();
   const bool knows = state.waits_for_facts();
-  if (knows) state.learn();
-  if (state.step_applied && state.optimizer->has_directions()) {
+  if (knows) state.outcome.hear();
+  if (state.outcome.applied() && state.optimizer->has_directions()) {
     state.make_directions();
-    state.learn();
+    state.outcome.hear();
   }
-  if (!knows || state.step_applied) state.update();
-  ++state.global_steps;
+  if (!knows || state.outcome.applied()) state.update();
+  ++state.counts.global;
   state.reducer.start_window();
   state.open_step = !knows;
   if (!knows) return;
@@ -136,7 +137,7 @@ void Engine::step() {
   state.follow_schedule();
 }
 
-Engine::NoSync::NoSync(std::shared_ptr<State> state) : state_(std::move(state)) {
+Engine::NoSync::NoSync(std::shared_ptr<EngineState> state) : state_(std::move(state)) {
   ++state_->open_no_syncs;
 }
 Engine::NoSync::~NoSync() {
@@ -171,7 +172,7 @@ void Engine::synchronize() {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return (state_->micro_steps + 1) % state_->config.batch.gradient_accumulation_steps == 0;
+  return (state_->counts.micro + 1) % state_->config.batch.gradient_accumulation_steps == 0;
 }
 
 std::vector<double> Engine::get_lr() const {
@@ -194,41 +195,49 @@ std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const 
 
 double Engine::get_global_grad_norm() const {
   state_->settle();
-  return state_->grad_norm;
+  return state_->outcome.norm();
 }
 double Engine::loss_scale() const {
   return state_->loss_scale();
 }
 bool Engine::was_step_applied() const {
   state_->settle();
-  return state_->step_applied;
+  return state_->outcome.applied();
 }
 int64_t Engine::global_steps() const {
-  return state_->global_steps;
+  return state_->counts.global;
 }
 int64_t Engine::skipped_steps() const {
   state_->settle();
-  return state_->skipped_steps;
+  return state_->counts.skipped;
 }
 
 BytesByCategory Engine::bytes_by_category() const {
-  return {.parameters = state_->buckets.bytes(),
-          .gradients = state_->reducer.gradient_bytes(),
-          .master = state_->buckets.master_bytes(),
-          .moments = state_->optimizer->state_bytes(),
-          .buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
-          .buffers = state_->buffer_bytes + state_->buckets.frozen_bytes(),
-          .gathered = residency().resident_bytes};
+  BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
+                        .buffers = state_->buffer_bytes,
+                        .gathered = residency().resident_bytes};
+  auto category = [&](int bucket, StateKind kind) -> int64_t& {
+    switch (kind) {
+      case StateKind::value:
+        return bucket < state_->buckets.trained_count() ? bytes.parameters : bytes.buffers;
+      case StateKind::master:
+        return bytes.master;
+      case StateKind::gradient:
+        return bytes.gradients;
+      case StateKind::moment:
+        break;
+    }
+    return bytes.moments;
+  };
+  state_->store.for_each([&](int bucket, const StateTensor& state) {
+    category(bucket, state.kind) += state_->store.bytes(state);
+  });
+  return bytes;
 }
 
 double Engine::formula_bytes() const {
-  const PrecisionConfig& precision = state_->config.precision;
   return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->communicator->world_size(), state_->policy,
-                           {.value = size_of(precision.training),
-                            .gradient = size_of(state_->reducer.gradient_dtype()),
-                            .master = precision.training == Dtype::fp32 ? 0 : size_of(Dtype::fp32),
-                            .moments = state_->moment_bytes()});
+                           state_->communicator->world_size(), state_->policy, state_->bytes_per_parameter());
 }
 
 ResidencyReport Engine::residency() const {

@@ -12,8 +12,6 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -24,52 +22,10 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
-#include "optim/schedule.h"
+#include "engine/options.h"
 #include "zero/residency_report.h"
 
 namespace zerorun {
-
-/// A set of parameters with their own hyperparameters; what is not given comes from the config's optimizer.
-struct ParameterGroup {
-  std::vector<at::Tensor> parameters;
-  std::optional<double> lr;
-  std::optional<double> weight_decay;
-  std::optional<std::pair<double, double>> betas;
-  std::optional<double> eps = {};
-};
-
-struct InitializeOptions {
-  std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
-  /// The user's own, element-wise, not yet stepped. Outlives the engine; then it is as it was given.
-  torch::optim::Optimizer* optimizer = nullptr;
-  std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
-
-  // A schedule of the program's own, where the config has no "scheduler": at most one of the two. A step that
-  // is skipped advances neither.
-
-  /// What each optimizer step uses in each parameter group: `[](int64_t step, int group) { return 1e-3; }`,
-  /// or a ScheduledValues with betas too. Called once for each step that is applied and each group, in order,
-  /// by the thread that uses the engine (in initialize() for step 0). The same on every rank. What it
-  /// captures outlives the engine. Where it throws, step() passes that on behind the step that it has
-  /// applied, and backward(), step() and get_lr() ask again before they do anything: no step is taken with an
-  /// earlier one's values. On a GPU it is the next of these calls that asks.
-  Schedule schedule;
-  /// A torch::optim one of `optimizer`; outlives the engine, which calls its step() once behind each step
-  /// that is applied. One that wants to know a loss (ReduceLROnPlateauScheduler) is the program's to step,
-  /// where engine.was_step_applied().
-  torch::optim::LRScheduler* lr_scheduler = nullptr;
-
-  std::optional<int64_t> bucket_numel;  // bucket bound in elements, in place of the layout's own choice
-
-  // For the initialize() that reads the file: what "auto" stands for in it.
-  Arguments arguments;                 // by key path: {"optimizer.params.lr", 1e-4}
-  std::optional<int64_t> hidden_size;  // default: found from the model (engine/hidden_size.h)
-
-  /// Where rank 0 writes the resolved configuration, as ds_config.resolved.json: the folder of the run's
-  /// other outputs. It is created if it does not exist; empty: nothing is written.
-  std::filesystem::path output_folder;
-  bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
-};
 
 /// Model-state and buffer bytes that this rank holds, by category.
 struct BytesByCategory {
@@ -84,10 +40,12 @@ struct BytesByCategory {
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };
 
-class Engine {
-  struct State;
+struct EngineState;
 
+class Engine {
  public:
+  /// For initialize(), which makes the state.
+  explicit Engine(std::shared_ptr<EngineState> state);
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
@@ -110,13 +68,13 @@ class Engine {
   /// on some ranks only, no rank may start collectives of its own between backward() and step().
   class NoSync {
    public:
-    explicit NoSync(std::shared_ptr<State> state);
+    explicit NoSync(std::shared_ptr<EngineState> state);
     ~NoSync();
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    std::shared_ptr<State> state_;
+    std::shared_ptr<EngineState> state_;
   };
   /// For programs that call backward() several times before a step: {auto scope = engine.no_sync(); ...}.
   /// Every loss is divided by gradient_accumulation_steps as always.
@@ -167,10 +125,8 @@ class Engine {
   Communicator& communicator();
 
  private:
-  friend Engine initialize(torch::nn::Module&, const Config&, InitializeOptions);
   friend class GatheredParameters;
-  explicit Engine(std::shared_ptr<State> state);
-  std::shared_ptr<State> state_;  // GatheredParameters scopes keep it too
+  std::shared_ptr<EngineState> state_;  // GatheredParameters scopes keep it too
 };
 
 /// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 to the

@@ -1,16 +1,13 @@
 #include "engine/engine_state.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "device/dtypes.h"
-#include "engine/schedules.h"
+#include "engine/optimizer_groups.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
 #include "optim/whole_parameter_optimizers.h"
@@ -44,6 +41,12 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
   return parameters;
 }
 
+std::vector<int64_t> numels_of(const ModelParameters& model) {
+  std::vector<int64_t> numels;
+  for (const NamedParameter& parameter : bucketed(model)) numels.push_back(parameter.tensor.numel());
+  return numels;
+}
+
 BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
   // Operators on parameters are told to the engine also for what they write to 16-bit ones, and for the
   // streams that they run on.
@@ -73,38 +76,32 @@ GatherLimits gather_limits(const Config& config) {
 
 }  // namespace
 
-Engine::State::State(torch::nn::Module& model, Config given_config,
-                     std::shared_ptr<Communicator> given_communicator, ModelParameters parameters,
-                     const InitializeOptions& options)
+EngineState::EngineState(torch::nn::Module& model, Config given_config,
+                         std::shared_ptr<Communicator> given_communicator, ModelParameters parameters,
+                         const InitializeOptions& options)
     : model(&model),
       config(std::move(given_config)),
       communicator(std::move(given_communicator)),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
-      buckets(bucketed(parameters), make_model_layout(parameters, config, options, *communicator),
-              *communicator, bucket_options(config, policy, *communicator)),
+      store(make_model_layout(parameters, config, options, *communicator), numels_of(parameters),
+            communicator->rank(), communicator->world_size()),
+      buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
-      reducer(buckets, *communicator, reducer_options(config, policy, averaging.before)),
-      lr_scheduler(options.lr_scheduler),
-      timer(config.wall_clock_breakdown, communicator->device().streams()) {
+      reducer(buckets, store, *communicator, reducer_options(config, policy, averaging.before)),
+      optimizer(make_optimizer(options)),
+      schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
+               *optimizer),
+      timer(config.wall_clock_breakdown, communicator->device().streams()),
+      outcome(buckets, reducer, *communicator, config.precision.communication) {
   broadcast_others(parameters, *communicator);
   for (const NamedTensor& other : parameters.others)
     buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
 
-  optimizer = make_optimizer(options);
-  schedule = make_schedule(config, options, *optimizer, communicator->rank() == 0);
-  int64_t number = 1;
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    first_sums.push_back(number);
-    number += buckets.layout(bucket).numel;
-  }
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
-  const int64_t numel = exchanged_numel(communicator->world_size()) + kFactsNumel;
-  exchange = communicator->device().allocate(numel, at::kDouble);
-  told = communicator->device().allocate_on_host(numel, at::kDouble);
-  ask_schedule();
+  schedule.ask(0);
 
   // The streams that the program uses from here on may be others.
   Streams& streams = communicator->device().streams();
@@ -114,7 +111,7 @@ Engine::State::State(torch::nn::Module& model, Config given_config,
 }
 
 // What the last step came to is logged, should nobody have asked.
-Engine::State::~State() {
+EngineState::~EngineState() {
   if (std::uncaught_exceptions() > 0) return;
   try {
     settle();
@@ -123,36 +120,32 @@ Engine::State::~State() {
   }
 }
 
-std::unique_ptr<ShardOptimizer> Engine::State::make_optimizer(const InitializeOptions& options) {
+std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
   std::vector<Shard> shards = make_shards();
   Device& device = communicator->device();
-  if (options.optimizer) return make_client_optimizer(*options.optimizer, std::move(shards), device);
+  auto borrow = [this](const Shard& shard, const char* name) { return lend_moment(shard, name); };
+  if (options.optimizer) return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device);
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
-  switch (config.optimizer->type) {
-    case OptimizerType::lamb:
-      return make_lamb_optimizer(std::move(groups), std::move(shards), buckets, *communicator);
-    case OptimizerType::muon:
-      return make_muon_optimizer(std::move(groups), std::move(shards), buckets, *communicator);
-    default:
-      return make_fused_optimizer(std::move(groups), std::move(shards), device);
+  if (std::holds_alternative<LambConfig>(*config.optimizer)) {
+    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator);
   }
+  if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
+    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, buckets, *communicator);
+  }
+  return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device);
 }
 
 // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
 // hence the same bits.
-std::vector<Shard> Engine::State::make_shards() {
+std::vector<Shard> EngineState::make_shards() {
   std::vector<Shard> shards;
-  const bool has_master = config.precision.training != Dtype::fp32;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     for (int rank = 0; rank < communicator->world_size(); ++rank) {
       if (!policy.replicate_update && rank != communicator->rank()) continue;
-      auto part = [&](const at::Tensor& kept) {
-        return policy.replicate_update ? buckets.slice(bucket, kept, rank) : kept;
-      };
-      const at::Tensor values = part(policy.replicate_update ? buckets.flat(bucket) : buckets.shard(bucket));
-      shards.push_back({.values = has_master ? part(buckets.master(bucket)) : values,
-                        .gradient = part(reducer.gradient(bucket)),
-                        .rounded = has_master ? values : at::Tensor(),
+      const bool has_master = buckets.has_master(bucket);
+      shards.push_back({.values = store.slice(bucket, has_master ? kMaster : kValue, rank),
+                        .gradient = store.slice(bucket, kGradient, rank),
+                        .rounded = has_master ? store.slice(bucket, kValue, rank) : at::Tensor(),
                         .group = buckets.layout(bucket).group,
                         .bucket = bucket,
                         .rank = rank});
@@ -163,7 +156,19 @@ std::vector<Shard> Engine::State::make_shards() {
   return shards;
 }
 
-void Engine::State::check_not_failed(const std::string& call) const {
+// Of the same extent as what the update writes: this rank's slices, or all.
+at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
+  if (!store.has(shard.bucket, name)) {
+    const BucketLayout& layout = store.layout(shard.bucket);
+    const Extent extent = policy.replicate_update ? Extent::bucket : Extent::slice;
+    const int64_t numel = policy.replicate_update ? layout.numel : layout.slice_numel;
+    store.put(shard.bucket, StateKind::moment, name, extent,
+              communicator->device().allocate(numel, at::kFloat));
+  }
+  return store.slice(shard.bucket, name, shard.rank);
+}
+
+void EngineState::check_not_failed(const std::string& call) const {
   if (!backward_failed) return;
   throw UserError(
       "engine." + call +
@@ -171,7 +176,7 @@ void Engine::State::check_not_failed(const std::string& call) const {
       "step; end the run");
 }
 
-void Engine::State::check_before_step() const {
+void EngineState::check_before_step() const {
   check_not_failed("step");
   if (open_no_syncs > 0) {
     throw UserError(
@@ -206,151 +211,66 @@ void Engine::State::check_before_step() const {
   if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
 }
 
-void Engine::State::measure() {
+void EngineState::measure() {
   {
     StepTimer::Scope scope(timer, Phase::reduction);
     reducer.finish_window();
   }
   StepTimer::Scope scope(timer, Phase::norm);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    at::Tensor sums = reducer.gradient(bucket);
-    if (policy.replicate_update) sums = buckets.slice(bucket, sums, communicator->rank());
-    communicator->device().add_squares(reducer.tally(), sums, sum_number(bucket, communicator->rank()));
+    outcome.add(bucket, store.at(bucket, kGradient).own);
   }
-  agree({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+  outcome.agree({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
 }
 
-void Engine::State::make_directions() {
+void EngineState::make_directions() {
   StepTimer::Scope scope(timer, Phase::update);
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
-  for (int shard : own_shards) {
-    communicator->device().add_squares(reducer.tally(), directions[shard],
-                                       sum_number(shard_bucket[shard], communicator->rank()));
-  }
-  agree({.scale = 1, .clipping = config.gradient_clipping});
-}
-
-void Engine::State::agree(const StepRule& rule) {
-  const int ranks = communicator->world_size();
-  Device& device = communicator->device();
-  Streams& streams = device.streams();
-  device.publish(exchange, reducer.tally(), communicator->rank(), ranks);
-  communicator->all_reduce(exchange.narrow(0, 0, exchanged_numel(ranks)), "the gradient norm")->wait();
-  device.decide(exchange, ranks, rule);
-  streams.record(measured, streams.current());
-  StreamScope copies(streams, Lane::copy);
-  streams.wait(measured, streams.current(), Handover::measured);
-  device.copy(told, exchange);
-  streams.record(copied, streams.current());
+  for (int shard : own_shards) outcome.add(shard_bucket[shard], directions[shard]);
+  outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
 }
 
 // A device with streams skips the update by itself. The loss scale of the next backward needs an answer now.
-bool Engine::State::waits_for_facts() const {
+bool EngineState::waits_for_facts() const {
   return scaler || optimizer->reads_facts() || !communicator->device().streams().asynchronous();
 }
 
-void Engine::State::learn() {
-  // Behind all that the device has been given for this step. That a rank is missing is the communicator's to
-  // find out, which can say which.
-  constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
-  communicator->device().streams().await(copied, std::max(2 * communicator->timeout(), kPatienceWithDevice),
-                                         "the gradient norm");
-  const auto ranks = static_cast<size_t>(communicator->world_size());
-  const double* exchanged = told.const_data_ptr<double>();
-  StepFacts facts;
-  std::memcpy(&facts, exchanged + exchanged_numel(communicator->world_size()), sizeof facts);
-  grad_norm = facts.norm;
-  step_applied = facts.apply != 0;
-  not_finite =
-      step_applied ? "" : name_not_finite({exchanged + ranks, ranks}, {exchanged + 2 * ranks, ranks});
-}
-
-int64_t Engine::State::sum_number(int bucket, int rank) const {
-  return first_sums[bucket] + rank * buckets.layout(bucket).slice_numel;
-}
-
-const std::string& Engine::State::parameter_of_sum(int64_t number) const {
-  int bucket = 0;
-  while (number >= sum_number(bucket, 0) + buckets.layout(bucket).numel) ++bucket;
-  return buckets.parameters()[buckets.parameter_at(bucket, number - sum_number(bucket, 0))].name;
-}
-
-std::string Engine::State::name_not_finite(std::span<const double> gradients,
-                                           std::span<const double> sums) const {
-  auto first = [](std::span<const double> all) {
-    int found = -1;
-    for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-      if (all[rank] > 0 && (found < 0 || all[rank] < all[found])) found = rank;
-    }
-    return found;
-  };
-  if (const int rank = first(gradients); rank >= 0) {
-    const auto [parameter, too_large] = reducer.not_finite(static_cast<int64_t>(gradients[rank]));
-    return "the gradient of parameter " + buckets.parameters()[parameter].name + " on rank " +
-           std::to_string(rank) +
-           (too_large ? std::string(" is too large for ") + name_of(config.precision.communication) +
-                            ", in which gradients travel"
-                      : " is not finite");
-  }
-  const int rank = first(sums);
-  ZR_CHECK(rank >= 0, "the norm is not finite, every gradient is");
-  return "the sum over ranks and micro-steps of the gradients of parameter " +
-         parameter_of_sum(static_cast<int64_t>(sums[rank])) + " is not finite, though each gradient is";
-}
-
-void Engine::State::update() {
+void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
   if (residency) {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
   buckets.follow_writes();
-  const int ranks = communicator->world_size();
-  const bool gathers = !policy.replicate_update && ranks > 1;
-  const at::Tensor& known = optimizer->reads_facts() ? told : exchange;
-  optimizer->step(known.narrow(0, exchanged_numel(ranks), kFactsNumel), [&](int shard) {
+  const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
+  optimizer->step(outcome.facts(optimizer->reads_facts()), [&](int shard) {
     if (residency) residency->finish_update(shard_bucket[shard], gathers);
   });
   buckets.bump_versions();
 }
 
-void Engine::State::conclude() {
-  if (!step_applied) ++skipped_steps;
-  schedule_behind = step_applied;
+void EngineState::conclude() {
+  if (outcome.applied()) {
+    schedule.note_applied();
+  } else {
+    ++counts.skipped;
+  }
   follow_loss_scale();
   report_time();
 }
 
-void Engine::State::settle() {
+void EngineState::settle() {
   if (!open_step) return;
-  learn();
+  outcome.hear();
   open_step = false;
-  if (!step_applied) optimizer->take_back_step();
+  if (!outcome.applied()) optimizer->set_steps(optimizer->steps() - 1);
   conclude();
 }
 
-void Engine::State::ask_schedule() {
-  if (!schedule) return;
-  std::vector<ScheduledValues> values;
-  for (int group = 0; group < optimizer->groups(); ++group)
-    values.push_back(schedule(global_steps - skipped_steps, group));
-  for (int group = 0; group < optimizer->groups(); ++group) {
-    optimizer->set_lr(group, values[group].lr);
-    if (values[group].betas) optimizer->set_betas(group, *values[group].betas);
-  }
-}
-
-void Engine::State::follow_schedule() {
-  if (!schedule_behind) return;
-  if (lr_scheduler) lr_scheduler->step();
-  ask_schedule();
-  schedule_behind = false;
-}
-
-void Engine::State::follow_loss_scale() {
+void EngineState::follow_loss_scale() {
   const double before = loss_scale();
-  const bool goes_on = !scaler || scaler->update(!step_applied);
-  if (step_applied) return;
-  const std::string what = "step " + std::to_string(global_steps) + " skipped: " + not_finite;
+  const bool goes_on = !scaler || scaler->update(!outcome.applied());
+  if (outcome.applied()) return;
+  const std::string what = "step " + std::to_string(counts.global) + " skipped: " + outcome.not_finite();
   if (!goes_on) {
     throw TrainingError(what + ", and the loss scale is at its minimum, fp16.min_loss_scale " +
                         c10::str(before) +
@@ -360,7 +280,7 @@ void Engine::State::follow_loss_scale() {
   }
   if (communicator->rank() != 0) return;
   std::string rest = "; parameters, optimizer and schedule stay as they were (" +
-                     std::to_string(skipped_steps) + " skipped so far)";
+                     std::to_string(counts.skipped) + " skipped so far)";
   if (scaler && scaler->scale() != before) {
     rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
   } else if (scaler) {
@@ -369,20 +289,27 @@ void Engine::State::follow_loss_scale() {
   log_warning(what + rest);
 }
 
-void Engine::State::report_time() {
+void EngineState::report_time() {
   if (communicator->rank() != 0) return;
   const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (timer.enabled() && global_steps % interval == 0) {
-    log_info("step " + std::to_string(global_steps) + ": " + timer.report(interval));
+  if (timer.enabled() && counts.global % interval == 0) {
+    log_info("step " + std::to_string(counts.global) + ": " + timer.report(interval));
   }
 }
 
-double Engine::State::moment_bytes() const {
-  double total = 0;
-  for (const NamedParameter& parameter : buckets.trained()) {
-    total += static_cast<double>(parameter.tensor.numel()) * optimizer->moment_bytes(parameter.group);
-  }
-  return total / static_cast<double>(buckets.numel());
+BytesPerParameter EngineState::bytes_per_parameter() const {
+  double moments = 0;
+  store.for_each([&](int bucket, const StateTensor& state) {
+    if (state.kind != StateKind::moment) return;
+    for (int parameter : buckets.layout(bucket).parameters)
+      moments +=
+          static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
+  });
+  const Dtype training = config.precision.training;
+  return {.value = size_of(training),
+          .gradient = size_of(reducer.gradient_dtype()),
+          .master = training == Dtype::fp32 ? 0 : size_of(Dtype::fp32),
+          .moments = moments / static_cast<double>(buckets.numel())};
 }
 
 }  // namespace zerorun

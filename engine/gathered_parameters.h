@@ -34,7 +34,7 @@ class GatheredParameters {
  private:
   void share_writes();
 
-  std::shared_ptr<Engine::State> state_;
+  std::shared_ptr<EngineState> state_;
   std::vector<int> bucketed_;      // indices of parameters
   std::vector<at::Tensor> whole_;  // frozen ones outside of buckets
   std::vector<int> buckets_;       // of the bucketed ones, ascending

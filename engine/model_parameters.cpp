@@ -152,7 +152,7 @@ int64_t fingerprint(const std::string& text) {
 }
 
 int own_group(int given, const std::string& name, const at::Tensor& tensor, const Config& config) {
-  if (!config.optimizer || config.optimizer->type != OptimizerType::muon) return given;
+  if (!config.optimizer || !std::holds_alternative<MuonConfig>(*config.optimizer)) return given;
   return group_for_muon(given, name, tensor.dim());
 }
 

@@ -10,7 +10,7 @@
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
-#include "engine/engine.h"
+#include "engine/options.h"
 #include "zero/buckets.h"
 
 namespace zerorun {

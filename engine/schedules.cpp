@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/setup.h"
+#include "engine/optimizer_groups.h"
 
 namespace zerorun {
 namespace {
@@ -76,39 +76,6 @@ Schedule checked(Schedule given, bool has_betas) {
   };
 }
 
-void describe(std::ostream& text, const PerGroup& values) {
-  if (const double* one = std::get_if<double>(&values)) {
-    text << ' ' << *one;
-    return;
-  }
-  text << " [";
-  for (const double value : std::get<std::vector<double>>(values)) text << ' ' << value;
-  text << ']';
-}
-void describe(std::ostream& text, const Warmup& warmup) {
-  text << ' ' << warmup.num_steps << ' ' << static_cast<int>(warmup.type);
-}
-void describe(std::ostream& text, const WarmupLr& schedule) {
-  describe(text, schedule.warmup);
-}
-void describe(std::ostream& text, const WarmupDecayLr& schedule) {
-  describe(text, schedule.warmup);
-  text << ' ' << schedule.total_num_steps;
-}
-void describe(std::ostream& text, const WarmupCosineLr& schedule) {
-  describe(text, schedule.warmup);
-  text << ' ' << schedule.total_num_steps << ' ' << schedule.min_ratio << ' ' << schedule.cos_min_ratio;
-}
-void describe(std::ostream& text, const OneCycle& schedule) {
-  text << ' ' << schedule.first_step_size << ' ' << schedule.second_step_size.value_or(-1) << ' '
-       << schedule.first_stair_count << ' '
-       << schedule.second_stair_count.value_or(schedule.first_stair_count) << ' ' << schedule.decay_step_size
-       << ' ' << schedule.decay_lr_rate << ' ' << schedule.cycle_momentum << ' ' << schedule.decay_mom_rate;
-}
-void describe(std::ostream& text, const LrRangeTest& schedule) {
-  text << ' ' << schedule.step_size << ' ' << schedule.step_rate << ' ' << schedule.staircase;
-}
-
 }  // namespace
 
 void check_schedules(const Config& config, const InitializeOptions& options) {
@@ -152,20 +119,22 @@ Schedule make_schedule(const Config& config, const InitializeOptions& options,
   };
 }
 
-std::string describe_schedules(const Config& config, const InitializeOptions& options) {
-  std::ostringstream text;
-  text << std::hexfloat;
-  if (options.schedule) text << " schedule of the program";
-  if (options.lr_scheduler) text << " lr_scheduler of the program";
-  if (config.scheduler) {
-    text << " schedule " << config.scheduler->index();
-    for (const auto& [name, values] : lists_of(*config.scheduler)) {
-      text << ' ' << name;
-      describe(text, *values);
-    }
-    std::visit([&](const auto& held) { describe(text, held); }, *config.scheduler);
+void ScheduleFollower::ask(int64_t applied_steps) {
+  if (!schedule_) return;
+  std::vector<ScheduledValues> values;
+  for (int group = 0; group < optimizer_->groups(); ++group)
+    values.push_back(schedule_(applied_steps, group));
+  for (int group = 0; group < optimizer_->groups(); ++group) {
+    optimizer_->set_lr(group, values[group].lr);
+    if (values[group].betas) optimizer_->set_betas(group, *values[group].betas);
   }
-  return text.str();
+}
+
+void ScheduleFollower::follow(int64_t applied_steps) {
+  if (!behind_) return;
+  if (lr_scheduler_) lr_scheduler_->step();
+  ask(applied_steps);
+  behind_ = false;
 }
 
 }  // namespace zerorun

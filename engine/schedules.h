@@ -2,10 +2,12 @@
 // their thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "config/config.h"
-#include "engine/engine.h"
+#include "engine/options.h"
 #include "optim/schedule.h"
 #include "optim/shard_optimizer.h"
 
@@ -22,7 +24,26 @@ void check_schedules(const Config& config, const InitializeOptions& options);
 Schedule make_schedule(const Config& config, const InitializeOptions& options,
                        const ShardOptimizer& optimizer, bool logs);
 
-/// The schedule as text, to be compared between ranks.
-std::string describe_schedules(const Config& config, const InitializeOptions& options);
+/// Has an optimizer use what a schedule says. Used by one thread.
+class ScheduleFollower {
+ public:
+  /// `schedule` may be empty and `lr_scheduler`, the program's own, null. `optimizer` outlives it.
+  ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
+      : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
+
+  /// Asks for what the step behind `applied_steps` uses.
+  void ask(int64_t applied_steps);
+  /// A step was applied: follow() is to ask for the next one.
+  void note_applied() { behind_ = true; }
+  /// Does so if that is still to be done: a schedule of the program that threw is asked again, so that no
+  /// step is taken with the values of an earlier one.
+  void follow(int64_t applied_steps);
+
+ private:
+  Schedule schedule_;
+  torch::optim::LRScheduler* lr_scheduler_;
+  ShardOptimizer* optimizer_;
+  bool behind_ = false;
+};
 
 }  // namespace zerorun

@@ -4,26 +4,13 @@
 #include <sstream>
 #include <tuple>
 
+#include "base/describe.h"
 #include "base/error.h"
-#include "engine/schedules.h"
+#include "engine/optimizer_groups.h"
 #include "optim/client_optimizer.h"
-#include "optim/whole_parameter_optimizers.h"
 #include "zero/stage.h"
 
 namespace zerorun {
-namespace {
-
-bool has_eps(OptimizerType type) {
-  return type != OptimizerType::sgd && type != OptimizerType::lion;
-}
-
-[[noreturn]] void refuse_hyperparameter(const std::string& name, OptimizerType type) {
-  throw UserError("a parameter group has " + name + ", and the config's optimizer is " + name_of(type) +
-                  ", which has none: leave them out");
-}
-
-}  // namespace
-
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
   if (options.optimizer) check_client_optimizer(*options.optimizer);
   if (options.optimizer && config.optimizer) {
@@ -79,57 +66,20 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
   return make_layout(parameters, communicator.world_size(), alignment, options.bucket_numel.value_or(chosen));
 }
 
-std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options) {
-  std::vector<OptimizerConfig> groups;
-  for (const ParameterGroup& group : options.parameter_groups) {
-    OptimizerConfig own = base;
-    own.lr = group.lr.value_or(base.lr);
-    own.adam_lr = group.lr.value_or(base.adam_lr);
-    own.weight_decay = group.weight_decay.value_or(base.weight_decay);
-    const bool takes_betas = has_betas(base.type) || base.type == OptimizerType::muon;
-    if (group.betas && !takes_betas) refuse_hyperparameter("betas", base.type);
-    if (group.eps && !has_eps(base.type)) refuse_hyperparameter("eps", base.type);
-    if (group.betas) std::tie(own.beta1, own.beta2) = *group.betas;
-    own.eps = group.eps.value_or(base.eps);
-    groups.push_back(own);
-  }
-  if (groups.empty()) groups.push_back(base);
-  return base.type == OptimizerType::muon ? split_for_muon(groups) : groups;
-}
-
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
+  // What a run computes with, but for what each rank may log as it likes.
+  const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
+               predivide, average, warnings, notes, resolved] = config;
   std::ostringstream text;
-  text << std::hexfloat << config.zero.stage << ' ' << config.zero.reduce_bucket_size << ' '
-       << config.zero.allgather_bucket_size << ' ' << config.zero.overlap_comm << ' '
-       << config.zero.max_live_parameters << ' ' << config.zero.max_reuse_distance << ' '
-       << config.zero.prefetch_bucket_size << ' ' << config.zero.param_persistence_threshold << ' '
-       << config.zero.model_persistence_threshold << ' ' << options.bucket_numel.value_or(0) << ' '
-       << config.batch.train_batch_size << ' ' << config.batch.gradient_accumulation_steps << ' '
-       << config.gradient_clipping << ' ' << config.prescale_gradients << ' '
-       << config.gradient_predivide_factor << ' ' << config.average_gradients;
-  const PrecisionConfig& precision = config.precision;
-  const LossScaleConfig& scale = precision.loss_scale;
-  text << ' ' << name_of(precision.training) << ' ' << name_of(precision.communication) << ' '
-       << name_of(precision.accumulation) << ' '
-       << (precision.buffers ? name_of(*precision.buffers) : "as they are") << ' '
-       << precision.master_from_fp32 << ' ' << precision.auto_cast << ' ' << scale.fixed.value_or(0) << ' '
-       << scale.initial << ' ' << scale.window << ' ' << scale.hysteresis << ' '
-       << scale.consecutive_hysteresis << ' ' << scale.minimum;
-  if (config.optimizer) {
-    for (const OptimizerConfig& group : group_configs(*config.optimizer, options)) {
-      text << " group " << static_cast<int>(group.type) << ' ' << group.lr << ' ' << group.beta1 << ' '
-           << group.beta2 << ' ' << group.eps << ' ' << group.weight_decay << ' ' << group.bias_correction
-           << ' ' << group.amsgrad << ' ' << group.momentum << ' ' << group.dampening << ' ' << group.nesterov
-           << ' ' << group.alpha << ' ' << group.centered << ' ' << group.lr_decay << ' '
-           << group.initial_accumulator_value << ' ' << group.max_coeff << ' ' << group.min_coeff << ' '
-           << group.eps_inside_sqrt << ' ' << static_cast<int>(group.newton_schulz);
-    }
-  }
+  describe(text, std::tie(batch, scheduler, zero, precision, clipping, prescale, predivide, average,
+                          options.bucket_numel));
+  if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
     text << " client";
     for (const auto& group : options.optimizer->param_groups()) text << ' ' << group.options().get_lr();
   }
-  text << describe_schedules(config, options);
+  if (options.schedule) text << " schedule of the program";
+  if (options.lr_scheduler) text << " lr_scheduler of the program";
   return text.str();
 }
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/engine.h"
 #include "engine/model_parameters.h"
+#include "engine/options.h"
 #include "zero/layout.h"
 
 namespace zerorun {
@@ -22,11 +22,6 @@ void check_world_size(const Config& config, int world_size);
 /// Where every trained parameter goes, aligned as the communicator's device wants it.
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          const Communicator& communicator);
-
-/// The config's optimizer with what each parameter group of the options overrides; one where there are none.
-/// Muon makes two of each (split_for_muon).
-/// Throws UserError for an override that the optimizer does not have.
-std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
 
 /// Every setting that must be the same on all ranks, as text to be compared.
 std::string describe_settings(const Config& config, const InitializeOptions& options);

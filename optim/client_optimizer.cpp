@@ -1,7 +1,5 @@
 #include "optim/client_optimizer.h"
 
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
@@ -11,6 +9,8 @@
 #include <torch/optim/sgd.h>
 
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <tuple>
 #include <typeinfo>
 #include <utility>
@@ -24,22 +24,6 @@ using torch::optim::Adagrad;
 using torch::optim::AdagradOptions;
 using torch::optim::AdagradParamState;
 
-// Tensors in one parameter's state, by optimizer: torch::optim has no common way to ask.
-std::vector<at::Tensor> state_tensors(const torch::optim::OptimizerParamState& state) {
-  if (auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state)) {
-    return {adam->exp_avg(), adam->exp_avg_sq(), adam->max_exp_avg_sq()};
-  }
-  if (auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
-    return {adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq()};
-  }
-  if (auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) return {sgd->momentum_buffer()};
-  if (auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return {adagrad->sum()};
-  if (auto* rmsprop = dynamic_cast<const torch::optim::RMSpropParamState*>(&state)) {
-    return {rmsprop->square_avg(), rmsprop->momentum_buffer(), rmsprop->grad_avg()};
-  }
-  return {};
-}
-
 // Adagrad alone makes its state when it is constructed.
 bool is_fresh(const torch::optim::Optimizer& optimizer) {
   for (const auto& [parameter, state] : optimizer.state()) {
@@ -49,17 +33,64 @@ bool is_fresh(const torch::optim::Optimizer& optimizer) {
   return true;
 }
 
-int moment_bytes_of(const torch::optim::Optimizer& optimizer) {
-  const auto& defaults = optimizer.defaults();
-  if (auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&defaults)) return adam->amsgrad() ? 12 : 8;
-  if (auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&defaults))
-    return adamw->amsgrad() ? 12 : 8;
-  if (auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&defaults))
-    return sgd->momentum() != 0 ? 4 : 0;
-  if (auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&defaults)) {
-    return 4 + (rmsprop->momentum() > 0 ? 4 : 0) + (rmsprop->centered() ? 4 : 0);
+using Borrow = std::function<at::Tensor(const char*)>;
+
+// torch::optim has no common way to make a parameter's state: as the first step of each type would, before
+// any gradient.
+template <typename State, typename Options>
+std::unique_ptr<torch::optim::OptimizerParamState> adam_state(const Options& options, const Borrow& borrow) {
+  auto state = std::make_unique<State>();
+  state->step(0).exp_avg(borrow("exp_avg")).exp_avg_sq(borrow("exp_avg_sq"));
+  if (options.amsgrad()) state->max_exp_avg_sq(borrow("max_exp_avg_sq"));
+  return state;
+}
+
+std::unique_ptr<torch::optim::OptimizerParamState> adagrad_state(const AdagradOptions& options,
+                                                                 const Borrow& borrow) {
+  auto state = std::make_unique<AdagradParamState>();
+  state->step(0).sum(borrow("sum").fill_(options.initial_accumulator_value()));
+  return state;
+}
+
+std::unique_ptr<torch::optim::OptimizerParamState> rmsprop_state(const torch::optim::RMSpropOptions& options,
+                                                                 const Borrow& borrow) {
+  auto state = std::make_unique<torch::optim::RMSpropParamState>();
+  state->step(0).square_avg(borrow("square_avg"));
+  if (options.centered()) state->grad_avg(borrow("grad_avg"));
+  if (options.momentum() > 0) state->momentum_buffer(borrow("momentum_buffer"));
+  return state;
+}
+
+// Null where there is none before the first step: SGD's momentum begins as the first gradient.
+std::unique_ptr<torch::optim::OptimizerParamState> first_state(const torch::optim::Optimizer& optimizer,
+                                                               const torch::optim::OptimizerOptions& options,
+                                                               const Borrow& borrow) {
+  using namespace torch::optim;
+  if (auto* adam = dynamic_cast<const AdamOptions*>(&options))
+    return adam_state<AdamParamState>(*adam, borrow);
+  if (auto* adamw = dynamic_cast<const AdamWOptions*>(&options)) {
+    return adam_state<AdamWParamState>(*adamw, borrow);
   }
-  return 4;
+  if (auto* rmsprop = dynamic_cast<const RMSpropOptions*>(&options)) return rmsprop_state(*rmsprop, borrow);
+  // By the defaults, as Adagrad's constructor does it, whatever a group says.
+  if (auto* adagrad = dynamic_cast<const AdagradOptions*>(&optimizer.defaults())) {
+    return adagrad_state(*adagrad, borrow);
+  }
+  return nullptr;
+}
+
+// SGD counts none.
+void set_step(torch::optim::OptimizerParamState& state, int64_t step) {
+  using namespace torch::optim;
+  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) adam->step(step);
+  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) adamw->step(step);
+  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) adagrad->step(step);
+  if (auto* rmsprop = dynamic_cast<RMSpropParamState*>(&state)) rmsprop->step(step);
+}
+
+bool has_sgd_momentum(const torch::optim::OptimizerOptions& options) {
+  auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options);
+  return sgd && sgd->momentum() != 0;
 }
 
 // Null for an optimizer without betas.
@@ -71,22 +102,20 @@ std::tuple<double, double>* betas_of(torch::optim::OptimizerOptions& options) {
 
 class ClientOptimizer : public ShardOptimizer {
  public:
-  ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, Device& device)
+  ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, const BorrowMoment& borrow,
+                  Device& device)
       : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device) {
     given_state_ = std::exchange(optimizer.state(), {});
     for (auto& group : optimizer.param_groups()) given_.push_back(std::exchange(group.params(), {}));
     for (Shard& shard : shards_) {
       const bool is_wide = shard.gradient.scalar_type() == at::kFloat;
-      gradients_.push_back(is_wide ? shard.gradient : at::empty_like(shard.values));
+      gradients_.push_back(is_wide ? shard.gradient : device.allocate(shard.values.numel(), at::kFloat));
       auto& group = optimizer.param_groups()[shard.group];
       group.params().push_back(shard.values);
-      if (dynamic_cast<Adagrad*>(&optimizer)) {
-        // As its constructor does it: by the defaults, whatever a group says.
-        auto state = std::make_unique<AdagradParamState>();
-        const auto& options = static_cast<const AdagradOptions&>(optimizer.defaults());
-        state->step(0).sum(at::full_like(shard.values, options.initial_accumulator_value()));
-        optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
-      }
+      auto state =
+          first_state(optimizer, group.options(), [&](const char* name) { return borrow(shard, name); });
+      if (state) optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
+      momenta_.push_back(has_sgd_momentum(group.options()) ? borrow(shard, "momentum_buffer") : at::Tensor());
     }
   }
 
@@ -109,6 +138,22 @@ class ClientOptimizer : public ShardOptimizer {
     for (size_t index = 0; index < shards_.size(); ++index) updated(static_cast<int>(index));
   }
 
+  int64_t steps() const override { return steps_; }
+  void set_steps(int64_t steps) override {
+    steps_ = steps;
+    auto& states = optimizer_->state();
+    for (size_t index = 0; index < shards_.size(); ++index) {
+      void* key = shards_[index].values.unsafeGetTensorImpl();
+      if (momenta_[index].defined()) states.erase(key);
+      if (momenta_[index].defined() && steps > 0) {
+        auto state = std::make_unique<torch::optim::SGDParamState>();
+        state->momentum_buffer(momenta_[index]);
+        states[key] = std::move(state);
+      }
+      if (const auto found = states.find(key); found != states.end()) set_step(*found->second, steps);
+    }
+  }
+
   double lr(int group) const override { return optimizer_->param_groups()[group].options().get_lr(); }
   void set_lr(int group, double lr) override { optimizer_->param_groups()[group].options().set_lr(lr); }
   std::optional<std::pair<double, double>> betas(int group) const override {
@@ -122,16 +167,6 @@ class ClientOptimizer : public ShardOptimizer {
   }
   int groups() const override { return static_cast<int>(optimizer_->param_groups().size()); }
 
-  int64_t state_bytes() const override {
-    size_t total = 0;
-    for (const auto& [parameter, state] : optimizer_->state()) {
-      for (const at::Tensor& tensor : state_tensors(*state)) {
-        if (tensor.defined()) total += tensor.nbytes();
-      }
-    }
-    return static_cast<int64_t>(total);
-  }
-
   int64_t buffer_bytes() const override {
     size_t total = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
@@ -139,8 +174,6 @@ class ClientOptimizer : public ShardOptimizer {
     }
     return static_cast<int64_t>(total);
   }
-
-  int moment_bytes(int /*group*/) const override { return moment_bytes_of(*optimizer_); }
 
  private:
   void apply(double gradient_divisor) {
@@ -153,10 +186,21 @@ class ClientOptimizer : public ShardOptimizer {
       shards_[index].values.mutable_grad() = gradient;
     }
     optimizer_->step();
+    if (steps_++ == 0) adopt_momenta();
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
       shard.values.mutable_grad().reset();
       if (shard.rounded.defined()) device_->copy_scaled(shard.rounded, shard.values, 1);
+    }
+  }
+
+  // Behind the first step: the momentum that SGD has made moves to where it is borrowed.
+  void adopt_momenta() {
+    for (size_t index = 0; index < momenta_.size(); ++index) {
+      if (!momenta_[index].defined()) continue;
+      auto& state = *optimizer_->state().at(shards_[index].values.unsafeGetTensorImpl());
+      auto& sgd = static_cast<torch::optim::SGDParamState&>(state);
+      sgd.momentum_buffer(momenta_[index].copy_(sgd.momentum_buffer()));
     }
   }
 
@@ -165,6 +209,8 @@ class ClientOptimizer : public ShardOptimizer {
   std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())> given_state_;
   std::vector<Shard> shards_;
   Device* device_;
+  std::vector<at::Tensor> momenta_;  // SGD's, by shard; undefined: none
+  int64_t steps_ = 0;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
 };
 
@@ -190,8 +236,9 @@ void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
 }
 
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
-                                                      std::vector<Shard> shards, Device& device) {
-  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards), device);
+                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
+                                                      Device& device) {
+  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards), borrow, device);
 }
 
 }  // namespace zerorun

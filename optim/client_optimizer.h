@@ -15,9 +15,10 @@ namespace zerorun {
 void check_client_optimizer(const torch::optim::Optimizer& optimizer);
 
 /// `optimizer` (checked; outlives the result, as `device` does) from now on holds shards where its groups
-/// held parameters. On a device with streams each step waits for the facts.
+/// held parameters, and its state is in what it has borrowed. On a device with streams each step waits for
+/// the facts.
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
-                                                      std::vector<Shard> shards,
+                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
                                                       Device& device = cpu_device());
 
 }  // namespace zerorun

@@ -1,10 +1,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <tuple>
 #include <utility>
 
-#include "base/error.h"
+#include "optim/hyperparameters.h"
 #include "optim/shard_optimizer.h"
 #include "optim/update_rule_of.h"
 
@@ -13,16 +12,16 @@ namespace {
 
 class FusedOptimizer : public ShardOptimizer {
  public:
-  FusedOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, Device& device)
+  FusedOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
+                 Device& device)
       : groups_(std::move(groups)), shards_(std::move(shards)), device_(&device) {
     for (const Shard& shard : shards_) {
-      const OptimizerConfig& group = groups_[shard.group];
       Moments& moments = moments_.emplace_back();
-      for (int i = 0; i < moments_of(group); ++i) {
-        moments[i] = device.allocate(shard.values.numel(), at::kFloat);
-      }
-      if (group.type == OptimizerType::adagrad && group.initial_accumulator_value != 0) {
-        moments[0].fill_(group.initial_accumulator_value);
+      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // its rule has none
+      size_t count = 0;
+      for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
+      if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
+        moments[0].fill_(adagrad->initial_accumulator_value);
       }
     }
   }
@@ -44,33 +43,18 @@ class FusedOptimizer : public ShardOptimizer {
     }
   }
 
-  void take_back_step() override { --steps_; }
+  int64_t steps() const override { return steps_; }
+  void set_steps(int64_t steps) override { steps_ = steps; }
 
-  double lr(int group) const override { return groups_[group].lr; }
-  void set_lr(int group, double lr) override { groups_[group].lr = lr; }
+  double lr(int group) const override { return lr_of(groups_[group]); }
+  void set_lr(int group, double lr) override { zerorun::set_lr(groups_[group], lr); }
   std::optional<std::pair<double, double>> betas(int group) const override {
-    if (!has_betas(groups_[group].type)) return std::nullopt;
-    return std::pair(groups_[group].beta1, groups_[group].beta2);
+    return betas_of(groups_[group]);
   }
   void set_betas(int group, std::pair<double, double> betas) override {
-    ZR_CHECK(has_betas(groups_[group].type), "betas for an optimizer that has none");
-    std::tie(groups_[group].beta1, groups_[group].beta2) = betas;
+    zerorun::set_betas(groups_[group], betas);
   }
   int groups() const override { return static_cast<int>(groups_.size()); }
-
-  int64_t state_bytes() const override {
-    size_t total = 0;
-    for (const Moments& moments : moments_) {
-      for (const at::Tensor& tensor : moments) {
-        if (tensor.defined()) total += tensor.nbytes();
-      }
-    }
-    return static_cast<int64_t>(total);
-  }
-
-  int moment_bytes(int group) const override {
-    return moments_of(groups_[group]) * static_cast<int>(sizeof(float));
-  }
 
  private:
   using Moments = std::array<at::Tensor, 3>;  // undefined behind as many as the rule has
@@ -85,8 +69,9 @@ class FusedOptimizer : public ShardOptimizer {
 }  // namespace
 
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
-                                                     std::vector<Shard> shards, Device& device) {
-  return std::make_unique<FusedOptimizer>(std::move(groups), std::move(shards), device);
+                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
+                                                     Device& device) {
+  return std::make_unique<FusedOptimizer>(std::move(groups), std::move(shards), borrow, device);
 }
 
 }  // namespace zerorun

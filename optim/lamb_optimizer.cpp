@@ -19,23 +19,22 @@ constexpr int64_t kTallyDoubles = sizeof(Tally) / sizeof(double);
 
 class LambOptimizer : public ShardOptimizer {
  public:
-  LambOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const Buckets& buckets,
-                Communicator& communicator)
-      : groups_(std::move(groups)),
-        shards_(std::move(shards)),
+  LambOptimizer(const std::vector<OptimizerConfig>& groups, std::vector<Shard> shards,
+                const BorrowMoment& borrow, const Buckets& buckets, Communicator& communicator)
+      : shards_(std::move(shards)),
         buckets_(&buckets),
         communicator_(&communicator),
         device_(&communicator.device()),
         facts_(device_->allocate(kFactsNumel, at::kDouble)),
         no_facts_(device_->allocate(kFactsNumel, at::kDouble)),
         shards_of_(buckets.trained_count()) {
+    for (const OptimizerConfig& group : groups) groups_.push_back(std::get<LambConfig>(group));
     int64_t widest = 0;
     size_t most_parameters = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
       const int64_t numel = shard.values.numel();
-      states_.push_back(
-          {.first = device_->allocate(numel, at::kFloat), .second = device_->allocate(numel, at::kFloat)});
+      states_.push_back({.first = borrow(shard, "exp_avg"), .second = borrow(shard, "exp_avg_sq")});
       shards_of_[shard.bucket].push_back(static_cast<int>(index));
       widest = std::max(widest, static_cast<int64_t>(shards_of_[shard.bucket].size()) * numel);
       most_parameters = std::max(most_parameters, buckets.layout(shard.bucket).parameters.size());
@@ -63,6 +62,9 @@ class LambOptimizer : public ShardOptimizer {
     }
   }
 
+  int64_t steps() const override { return steps_; }
+  void set_steps(int64_t steps) override { steps_ = steps; }
+
   double lr(int group) const override { return groups_[group].lr; }
   void set_lr(int group, double lr) override { groups_[group].lr = lr; }
   std::optional<std::pair<double, double>> betas(int group) const override {
@@ -73,15 +75,9 @@ class LambOptimizer : public ShardOptimizer {
   }
   int groups() const override { return static_cast<int>(groups_.size()); }
 
-  int64_t state_bytes() const override {
-    size_t total = 0;
-    for (const State& state : states_) total += state.first.nbytes() + state.second.nbytes();
-    return static_cast<int64_t>(total);
-  }
   int64_t buffer_bytes() const override {
     return static_cast<int64_t>(passes_[0].directions.nbytes() + passes_[1].directions.nbytes());
   }
-  int moment_bytes(int /*group*/) const override { return 8; }
 
  private:
   struct State {
@@ -140,7 +136,7 @@ class LambOptimizer : public ShardOptimizer {
     const auto& parameters = parameters_of(shard.bucket);
     const at::Tensor direction = direction_of(index);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const Buckets::Span piece = buckets_->span_in_slice(parameters[i], shard.rank);
+      const Range piece = buckets_->range_in_slice(parameters[i], shard.rank);
       if (piece.numel == 0) continue;
       auto tally = [&](size_t which) {
         return pass.tallies.narrow(0, static_cast<int64_t>(2 * i + which) * kTallyDoubles, kTallyDoubles);
@@ -165,12 +161,12 @@ class LambOptimizer : public ShardOptimizer {
 
   void apply(int index) {
     const Shard& shard = shards_[index];
-    const OptimizerConfig& group = groups_[shard.group];
+    const LambConfig& group = groups_[shard.group];
     const auto& parameters = parameters_of(shard.bucket);
     const double* squares = pass_of(shard.bucket).told.const_data_ptr<double>();
     const at::Tensor direction = direction_of(index);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const Buckets::Span piece = buckets_->span_in_slice(parameters[i], shard.rank);
+      const Range piece = buckets_->range_in_slice(parameters[i], shard.rank);
       if (piece.numel == 0) continue;
       auto part = [&](const at::Tensor& whole) {
         return whole.defined() ? whole.narrow(0, piece.begin, piece.numel) : whole;
@@ -188,18 +184,18 @@ class LambOptimizer : public ShardOptimizer {
   }
 
   // Rounded, so that the order in which slices were added shows nowhere.
-  static float trust_ratio(const OptimizerConfig& group, double norm, double direction_norm) {
+  static float trust_ratio(const LambConfig& group, double norm, double direction_norm) {
     if (norm == 0 || direction_norm == 0) return 1;
     return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));
   }
 
-  double step_size(const OptimizerConfig& group) const {
+  double step_size(const LambConfig& group) const {
     if (!group.bias_correction) return group.lr;
     const auto steps = static_cast<double>(steps_);
     return group.lr * std::sqrt(1 - std::pow(group.beta2, steps)) / (1 - std::pow(group.beta1, steps));
   }
 
-  static LambDirection direction_rule(const OptimizerConfig& group) {
+  static LambDirection direction_rule(const LambConfig& group) {
     const auto eps = static_cast<float>(group.eps);
     return {.beta1 = static_cast<float>(group.beta1),
             .new_in_first = static_cast<float>(1 - group.beta1),
@@ -210,7 +206,7 @@ class LambOptimizer : public ShardOptimizer {
             .decay = static_cast<float>(group.weight_decay)};
   }
 
-  std::vector<OptimizerConfig> groups_;
+  std::vector<LambConfig> groups_;
   std::vector<Shard> shards_;
   const Buckets* buckets_;
   Communicator* communicator_;
@@ -225,10 +221,10 @@ class LambOptimizer : public ShardOptimizer {
 
 }  // namespace
 
-std::unique_ptr<ShardOptimizer> make_lamb_optimizer(std::vector<OptimizerConfig> groups,
-                                                    std::vector<Shard> shards, const Buckets& buckets,
-                                                    Communicator& communicator) {
-  return std::make_unique<LambOptimizer>(std::move(groups), std::move(shards), buckets, communicator);
+std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
+                                                    std::vector<Shard> shards, const BorrowMoment& borrow,
+                                                    const Buckets& buckets, Communicator& communicator) {
+  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator);
 }
 
 }  // namespace zerorun

@@ -21,13 +21,13 @@ namespace zerorun {
 namespace {
 
 bool is_muon(const OptimizerConfig& group) {
-  return group.type == OptimizerType::muon;
+  return std::holds_alternative<MuonConfig>(group);
 }
 
 class MuonOptimizer : public ShardOptimizer {
  public:
-  MuonOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const Buckets& buckets,
-                Communicator& communicator)
+  MuonOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
+                const Buckets& buckets, Communicator& communicator)
       : groups_(std::move(groups)),
         momenta_(shards.size()),
         shards_(std::move(shards)),
@@ -45,14 +45,14 @@ class MuonOptimizer : public ShardOptimizer {
       directions_.push_back(shard.gradient);
       shards_of_[shard.bucket].push_back(static_cast<int>(index));
       if (!is_muon(groups_[shard.group])) continue;
-      momenta_[index] = device_->allocate(numel, at::kFloat);
+      momenta_[index] = borrow(shard, "momentum_buffer");
       widest = std::max(widest, buckets.layout(shard.bucket).numel);
     }
     for (at::Tensor& gathered : gathered_) gathered = communicator.allocate(widest, at::kFloat);
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       if (is_muon(groups_[buckets.layout(bucket).group])) muon_buckets_.push_back(bucket);
     }
-    update_ = make_fused_optimizer(groups_, shards_, *device_);
+    update_ = make_fused_optimizer(groups_, shards_, borrow, *device_);
   }
 
   // Momentum takes in no gradient that is not to be applied.
@@ -81,17 +81,15 @@ class MuonOptimizer : public ShardOptimizer {
     update_->step(facts_, updated);
   }
 
+  int64_t steps() const override { return update_->steps(); }
+  void set_steps(int64_t steps) override { update_->set_steps(steps); }
+
   double lr(int group) const override { return update_->lr(group); }
   void set_lr(int group, double lr) override { update_->set_lr(group, lr); }
   std::optional<std::pair<double, double>> betas(int group) const override { return update_->betas(group); }
   void set_betas(int group, std::pair<double, double> betas) override { update_->set_betas(group, betas); }
   int groups() const override { return update_->groups(); }
 
-  int64_t state_bytes() const override {
-    size_t total = update_->state_bytes();
-    for (const at::Tensor& momentum : momenta_) total += momentum.defined() ? momentum.nbytes() : 0;
-    return static_cast<int64_t>(total);
-  }
   int64_t buffer_bytes() const override {
     size_t total = gathered_[0].nbytes() + gathered_[1].nbytes();
     for (size_t index = 0; index < shards_.size(); ++index) {
@@ -99,15 +97,11 @@ class MuonOptimizer : public ShardOptimizer {
     }
     return static_cast<int64_t>(total);
   }
-  int moment_bytes(int group) const override {
-    const int momentum = is_muon(groups_[group]) ? static_cast<int>(sizeof(float)) : 0;
-    return update_->moment_bytes(group) + momentum;
-  }
 
  private:
   // Nesterov's: the gradient becomes what the momentum will be if the next one is the same.
   void add_momentum(int index) {
-    const double beta = groups_[shards_[index].group].momentum;
+    const double beta = std::get<MuonConfig>(groups_[shards_[index].group]).momentum;
     momenta_[index].lerp_(directions_[index], 1 - beta);
     directions_[index].lerp_(momenta_[index], beta);
   }
@@ -135,10 +129,10 @@ class MuonOptimizer : public ShardOptimizer {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
     const auto& among = shards_of_[bucket];
-    const OptimizerConfig& group = groups_[buckets_->layout(bucket).group];
+    const auto& group = std::get<MuonConfig>(groups_[buckets_->layout(bucket).group]);
     for (int parameter : buckets_->layout(bucket).parameters) {
       const bool needed = std::ranges::any_of(among, [&](int shard) {
-        return buckets_->span_in_slice(parameter, shards_[shard].rank).numel > 0;
+        return buckets_->range_in_slice(parameter, shards_[shard].rank).numel > 0;
       });
       if (!needed) continue;
       at::Tensor matrix = buckets_->view(parameter, gathered);
@@ -176,18 +170,16 @@ class MuonOptimizer : public ShardOptimizer {
 }  // namespace
 
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
-                                                    std::vector<Shard> shards, const Buckets& buckets,
-                                                    Communicator& communicator) {
-  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), buckets, communicator);
+                                                    std::vector<Shard> shards, const BorrowMoment& borrow,
+                                                    const Buckets& buckets, Communicator& communicator) {
+  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, buckets, communicator);
 }
 
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {
   std::vector<OptimizerConfig> split;
   for (const OptimizerConfig& group : groups) {
     split.push_back(group);
-    OptimizerConfig& others = split.emplace_back(group);
-    others.type = OptimizerType::adam_w;
-    others.lr = group.adam_lr;
+    split.emplace_back(std::get<MuonConfig>(group).others);
   }
   return split;
 }

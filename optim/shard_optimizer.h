@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/config.h"
+#include "config/config_types.h"
 #include "device/device.h"
 
 namespace zerorun {
@@ -24,6 +24,10 @@ struct Shard {
   int bucket = 0;
   int rank = 0;  // whose slice of the bucket it is
 };
+
+/// Lends memory for what an optimizer remembers of a shard, under torch.optim's name for it: 1-D float32 of
+/// the shard's length, zero-filled, the same for the same name. It outlives the optimizer.
+using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
 
 class ShardOptimizer {
  public:
@@ -41,8 +45,10 @@ class ShardOptimizer {
   /// divisor, then applied, or nothing is. `updated(i)` is called once for each shard, in order, as soon as
   /// its update has been asked for.
   virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
-  /// The facts of the last step said that nothing is to be applied: it does not count.
-  virtual void take_back_step() {}
+  /// How many steps count: all that were taken, until set_steps() says otherwise (the facts of one said that
+  /// nothing is to be applied; what it remembers is that of another run).
+  virtual int64_t steps() const = 0;
+  virtual void set_steps(int64_t steps) = 0;
 
   virtual double lr(int group) const = 0;
   virtual void set_lr(int group, double lr) = 0;
@@ -51,31 +57,15 @@ class ShardOptimizer {
   /// Of an optimizer that has them; bias corrections are those of the new ones from the first step on.
   virtual void set_betas(int group, std::pair<double, double> betas) = 0;
   virtual int groups() const = 0;
-  virtual int64_t state_bytes() const = 0;
-  /// What it keeps beside the state.
+  /// What it keeps beside what it has borrowed.
   virtual int64_t buffer_bytes() const { return 0; }
-  /// Optimizer state per parameter of a group in bytes, for the ZeRO formula (8 for Adam).
-  virtual int moment_bytes(int group) const = 0;
 };
-
-/// Whether the parameters that the config's optimizer of this type updates have betas.
-constexpr bool has_betas(OptimizerType type) {
-  switch (type) {
-    case OptimizerType::adam_w:
-    case OptimizerType::adam:
-    case OptimizerType::lion:
-    case OptimizerType::lamb:
-      return true;
-    default:
-      return false;
-  }
-}
 
 /// An optimizer as ds_config.json describes it; one config a group, all of the same type. Gradients are
 /// multiplied with 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its
 /// bits do not depend on where it runs. `device` outlives the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
-                                                     std::vector<Shard> shards,
+                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                      Device& device = cpu_device());
 
 }  // namespace zerorun

@@ -53,15 +53,14 @@ c10::DataPtr keep_alive(const at::Tensor& tensor) {
 
 }  // namespace
 
-Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
+Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
                  const BucketOptions& options)
-    : communicator_(&communicator),
+    : store_(&store),
+      communicator_(&communicator),
       device_(&communicator.device()),
       parameters_(std::move(parameters)),
-      layout_(std::move(layout)),
       options_(options),
-      rank_(communicator.rank()),
-      masters_(layout_.buckets.size()) {
+      rank_(communicator.rank()) {
   c10::NoGradGuard no_grad;
   if (options.marked) {
     install_interception();
@@ -72,7 +71,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, Layout layout, Communic
     trained_parameters_ += group != kFrozen;
   }
   trained_count_ = static_cast<int>(std::ranges::count_if(
-      layout_.buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
+      store.layout().buckets, [](const BucketLayout& bucket) { return bucket.group != kFrozen; }));
   shared_.resize(count());
   own_values_.resize(count());
   given_up_.resize(count());
@@ -101,7 +100,7 @@ at::Tensor Buckets::allocate_values(int bucket) {
 
 // `exact` has the values as given where they are wanted for master weights.
 void Buckets::move_in(int bucket) {
-  const BucketLayout& bucket_layout = layout_.buckets[bucket];
+  const BucketLayout& bucket_layout = layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
   at::Tensor flat = allocate_values(bucket);
@@ -116,7 +115,7 @@ void Buckets::move_in(int bucket) {
     if (rank_ == 0) fill(index, view(index, exact));
     const at::Tensor place = view(index, flat);
     parameter.set_data(marked() ? marked_view(storages_[bucket], place.scalar_type(), place.sizes(),
-                                              place.strides(), layout_.placements[index].offset)
+                                              place.strides(), placement(index).offset)
                                 : place);
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
@@ -147,20 +146,21 @@ void Buckets::fill(int parameter, at::Tensor place) const {
 
 // What stays of the bucket on this rank.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
-  const BucketLayout& bucket_layout = layout_.buckets[bucket];
   if (has_master(bucket)) {
+    const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
-    masters_[bucket] = device_->allocate(updated.numel(), at::kFloat).copy_(updated);
+    store_->put(bucket, StateKind::master, kMaster, extent,
+                device_->allocate(updated.numel(), at::kFloat).copy_(updated));
   }
-  at::Tensor own = slice(bucket, flat, rank_);
   if (comes_and_goes(bucket)) {
-    shards_.push_back(communicator_->allocate(bucket_layout.slice_numel, flat.scalar_type()).copy_(own));
-    flats_.emplace_back();
+    const at::Tensor own = slice(bucket, flat, rank_);
+    store_->put(bucket, StateKind::value, kValue, Extent::slice,
+                communicator_->allocate(own.numel(), flat.scalar_type()).copy_(own));
     return;
   }
   if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
-  shards_.push_back(std::move(own));
-  flats_.push_back(std::move(flat));
+  store_->put(bucket, StateKind::value, kValue, Extent::bucket, std::move(flat),
+              shared(bucket) ? Home::shared : Home::device);
 }
 
 Buckets::~Buckets() {
@@ -171,7 +171,7 @@ Buckets::~Buckets() {
 void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
-    const bool whole = bucket < static_cast<int>(flats_.size()) && !partitioned(bucket);
+    const bool whole = store_->has(bucket, kValue) && !partitioned(bucket);
     const at::Tensor own = whole && !given_up_[bucket] ? values_to_leave(bucket) : at::Tensor();
     if (own.defined()) {
       leave_memory(storages_[bucket], keep_alive(own));
@@ -184,9 +184,9 @@ void Buckets::leave() {
 // Undefined where there is no memory for them.
 at::Tensor Buckets::values_to_leave(int bucket) const {
   if (own_values_[bucket].defined()) return own_values_[bucket];
-  if (!shared(bucket)) return flats_[bucket];
+  if (!shared(bucket)) return flat(bucket);
   try {
-    return communicator_->make_own(flats_[bucket]);
+    return communicator_->make_own(flat(bucket));
   } catch (const std::exception& error) {
     log_warning("the parameters of " + label(bucket) + " have no values any more: " + error.what());
     return {};
@@ -198,39 +198,26 @@ void Buckets::listen(OperatorListener* listener) {
 }
 
 const at::Tensor& Buckets::flat(int bucket) const {
-  ZR_CHECK(flats_[bucket].defined(), label(bucket) + " comes and goes");
-  return flats_[bucket];
-}
-
-at::Tensor Buckets::slice(int bucket, const at::Tensor& flat, int rank) const {
-  const int64_t numel = layout(bucket).slice_numel;
-  return flat.narrow(0, rank * numel, numel);
+  const StateTensor& state = values(bucket);
+  ZR_CHECK(state.extent == Extent::bucket, label(bucket) + " comes and goes");
+  return state.memory;
 }
 
 int Buckets::parameter_at(int bucket, int64_t offset) const {
   const std::vector<int>& members = layout(bucket).parameters;
   auto after = std::upper_bound(members.begin(), members.end(), offset, [&](int64_t value, int parameter) {
-    return value < layout_.placements[parameter].offset;
+    return value < placement(parameter).offset;
   });
   return after == members.begin() ? members.front() : *(after - 1);
 }
 
 at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
   const Shape& shape = shapes_[parameter];
-  return flat.as_strided(shape.sizes, shape.strides,
-                         flat.storage_offset() + layout_.placements[parameter].offset);
-}
-
-Buckets::Span Buckets::span_in_slice(int parameter, int rank) const {
-  const auto [bucket, offset] = layout_.placements[parameter];
-  const int64_t slice = layout(bucket).slice_numel;
-  const int64_t begin = std::max(offset, rank * slice);
-  const int64_t end = std::min(offset + shapes_[parameter].numel, (rank + 1) * slice);
-  return {.begin = begin - rank * slice, .numel = std::max<int64_t>(end - begin, 0)};
+  return flat.as_strided(shape.sizes, shape.strides, flat.storage_offset() + placement(parameter).offset);
 }
 
 at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
-  return flat.narrow(0, layout_.placements[parameter].offset, shapes_[parameter].numel);
+  return flat.narrow(0, placement(parameter).offset, shapes_[parameter].numel);
 }
 
 at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
@@ -250,8 +237,8 @@ void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
     if (begin > end) device_->zero(flat.narrow(0, end, begin - end));
   };
   for (int index : layout(bucket).parameters) {
-    clear_until(layout_.placements[index].offset);
-    end = layout_.placements[index].offset + shapes_[index].numel;
+    clear_until(placement(index).offset);
+    end = placement(index).offset + shapes_[index].numel;
   }
   clear_until(layout(bucket).numel);
 }
@@ -262,9 +249,9 @@ bool Buckets::in_place(int parameter) const {
   if (tensor.sizes() != shape.sizes || tensor.strides() != shape.strides) return false;
   if (shape.numel == 0) return true;
   const int bucket = bucket_of(parameter);
-  const int64_t base = marked() ? 0 : flats_[bucket].storage_offset();
+  const int64_t base = marked() ? 0 : flat(bucket).storage_offset();
   return tensor.storage().unsafeGetStorageImpl() == storages_[bucket].unsafeGetStorageImpl() &&
-         tensor.storage_offset() == base + layout_.placements[parameter].offset;
+         tensor.storage_offset() == base + placement(parameter).offset;
 }
 
 void Buckets::bump_versions() const {
@@ -276,7 +263,8 @@ void Buckets::follow_writes() {
     if (!written_[bucket]) continue;
     written_[bucket] = false;
     if (!has_master(bucket)) continue;
-    device_->follow_written(masters_[bucket], options_.whole_master ? flat(bucket) : shard(bucket));
+    device_->follow_written(store_->at(bucket, kMaster).memory,
+                            options_.whole_master ? flat(bucket) : shard(bucket));
   }
 }
 
@@ -291,31 +279,6 @@ int64_t Buckets::whole_numel() const {
   for (size_t index = 0; index < trained_parameters_; ++index) {
     const int bucket = bucket_of(static_cast<int>(index));
     if (!partitioned(bucket) && !shared(bucket)) total += shapes_[index].numel;
-  }
-  return total;
-}
-
-int64_t Buckets::bytes() const {
-  return bytes_of(0, trained_count_);
-}
-
-int64_t Buckets::master_bytes() const {
-  int64_t total = 0;
-  for (const at::Tensor& master : masters_) {
-    if (master.defined()) total += static_cast<int64_t>(master.nbytes());
-  }
-  return total;
-}
-
-int64_t Buckets::frozen_bytes() const {
-  return bytes_of(trained_count_, count());
-}
-
-int64_t Buckets::bytes_of(int first, int end) const {
-  int64_t total = 0;
-  for (int bucket = first; bucket < end; ++bucket) {
-    const bool by_slices = partitioned(bucket) || shared(bucket);
-    total += static_cast<int64_t>((by_slices ? shards_ : flats_)[bucket].nbytes());
   }
   return total;
 }

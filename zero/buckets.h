@@ -26,6 +26,7 @@
 #include "comm/communicator.h"
 #include "zero/interception.h"
 #include "zero/layout.h"
+#include "zero/slice_store.h"
 
 namespace zerorun {
 
@@ -33,6 +34,20 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // the user's leaf
   int group;          // or kFrozen
+};
+
+/// How the values of a marked bucket are there: what happens to it follows from these answers.
+struct BucketKind {
+  /// Memory for all values is there from a gather to a release only.
+  bool comes_and_goes = false;
+  /// Ranks share the values, so what the program writes goes to a copy of this rank's.
+  bool copied_for_writes = false;
+  /// The parameters are accessible around uses only, which all ranks come to alike; their values go with the
+  /// engine.
+  bool around_uses = false;
+
+  /// Whether what the program writes does not stay where it is written.
+  bool moves_writes() const { return comes_and_goes || copied_for_writes; }
 };
 
 struct BucketOptions {
@@ -47,36 +62,43 @@ struct BucketOptions {
 class Buckets {
  public:
   /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
-  /// the communicator's device as `layout` says; leaves stay the same, values are rank 0's. One bucket at a
-  /// time is there in full beyond what stays.
-  Buckets(std::vector<NamedParameter> parameters, Layout layout, Communicator& communicator,
+  /// the communicator's device as the layout of `store` says, which keeps values and master weights and
+  /// outlives this; leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond
+  /// what stays.
+  Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
 
-  int count() const { return static_cast<int>(layout_.buckets.size()); }
+  int count() const { return store_->count(); }
   /// The first of them are of trained parameters, the rest of frozen ones.
   int trained_count() const { return trained_count_; }
-  const BucketLayout& layout(int bucket) const { return layout_.buckets[bucket]; }
-  bool partitioned(int bucket) const { return layout_.buckets[bucket].partitioned; }
+  const BucketLayout& layout(int bucket) const { return store_->layout(bucket); }
+  bool partitioned(int bucket) const { return layout(bucket).partitioned; }
   /// [Note: shared buckets]
   bool shared(int bucket) const { return shared_[bucket]; }
   /// Whether memory for all values is there only from a gather on.
   bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
+  BucketKind kind(int bucket) const {
+    return {.comes_and_goes = comes_and_goes(bucket),
+            .copied_for_writes = shared(bucket),
+            .around_uses = partitioned(bucket)};
+  }
   /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
   const at::Tensor& flat(int bucket) const;
   /// This rank's slice of the values, 1-D.
-  const at::Tensor& shard(int bucket) const { return shards_[bucket]; }
+  const at::Tensor& shard(int bucket) const { return values(bucket).own; }
   Dtype dtype() const { return options_.dtype; }
-  /// Master weights of a trained bucket, 1-D float32: this rank's slice or, if whole_master, all. Undefined
-  /// where the values are float32 themselves.
-  const at::Tensor& master(int bucket) const { return masters_[bucket]; }
+  /// Whether it has master weights: trained, under a 16-bit dtype.
+  bool has_master(int bucket) const;
   /// `rank`'s slice of a tensor laid out like this bucket.
-  at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const;
+  at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const {
+    return store_->slice_of(bucket, flat, rank);
+  }
   /// What the parameters of the bucket are views of.
   const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
 
@@ -92,7 +114,7 @@ class Buckets {
   /// Trained ones first.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::span<const NamedParameter> trained() const { return {parameters_.data(), trained_parameters_}; }
-  int bucket_of(int parameter) const { return layout_.placements[parameter].bucket; }
+  int bucket_of(int parameter) const { return placement(parameter).bucket; }
   /// The parameter that lies at `offset` (elements) of the bucket.
   int parameter_at(int bucket, int64_t offset) const;
   /// The parameter's place in `flat`, a tensor laid out like its bucket: same sizes and strides as the
@@ -100,12 +122,8 @@ class Buckets {
   at::Tensor view(int parameter, const at::Tensor& flat) const;
   /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
-  /// What `rank`'s slice of the parameter's bucket has of it.
-  struct Span {
-    int64_t begin;  // elements from the slice's start
-    int64_t numel;  // 0: nothing
-  };
-  Span span_in_slice(int parameter, int rank) const;
+  /// The part of `rank`'s slice that is of the parameter, counted from the slice's first element.
+  Range range_in_slice(int parameter, int rank) const { return store_->range_in_slice(parameter, rank); }
   /// A strided tensor with the parameter's sizes, as one such 1-D piece: a copy where its strides are others.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
@@ -124,9 +142,6 @@ class Buckets {
 
   int64_t numel() const;        // of trained parameters, without padding
   int64_t whole_numel() const;  // of those that this rank has memory for all by itself
-  int64_t bytes() const;        // of their whole buckets and own slices
-  int64_t master_bytes() const;
-  int64_t frozen_bytes() const;  // likewise, of frozen parameters
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -136,29 +151,26 @@ class Buckets {
     int64_t numel;
   };
 
-  bool has_master(int bucket) const;
+  const Placement& placement(int parameter) const { return store_->layout().placements[parameter]; }
+  const StateTensor& values(int bucket) const { return store_->at(bucket, kValue); }
   at::Tensor allocate_values(int bucket);
   void move_in(int bucket);
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void leave();
   at::Tensor values_to_leave(int bucket) const;
-  int64_t bytes_of(int first, int end) const;
 
+  SliceStore* store_;
   Communicator* communicator_;
   Device* device_;
   std::vector<NamedParameter> parameters_;
   std::vector<Shape> shapes_;  // one a parameter
   size_t trained_parameters_ = 0;
-  Layout layout_;
   BucketOptions options_;
   int rank_;
   int trained_count_ = 0;
   std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
   std::vector<c10::Storage> storages_;
-  std::vector<at::Tensor> flats_;  // undefined where a bucket comes and goes
-  std::vector<at::Tensor> shards_;
-  std::vector<at::Tensor> masters_;
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
   std::vector<at::Tensor> own_values_;  // mostly undefined

@@ -47,9 +47,10 @@ struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> earlier;
 };
 
-GradientReducer::GradientReducer(const Buckets& buckets, Communicator& communicator,
+GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Communicator& communicator,
                                  const ReducerOptions& options)
     : buckets_(&buckets),
+      store_(&store),
       communicator_(&communicator),
       device_(&communicator.device()),
       streams_(&communicator.device().streams()),
@@ -86,15 +87,21 @@ GradientReducer::~GradientReducer() {
 void GradientReducer::make_memory(int bucket) {
   BucketState& state = states_[bucket];
   const BucketLayout& layout = buckets_->layout(bucket);
+  auto keep = [&](Extent extent, at::Tensor memory) {
+    return store_->put(bucket, StateKind::gradient, kGradient, extent, std::move(memory)).memory;
+  };
   if (options_.policy.reduce_every_backward) {
-    state.reduced = allocate(layout.slice_numel, options_.accumulation);
-    return;
+    keep(Extent::slice, allocate(layout.slice_numel, options_.accumulation));
+  } else if (reduced_in_sums()) {
+    state.sums = keep(Extent::bucket, allocate_own(layout.numel, gradient_dtype()));
+  } else {
+    state.buffer.memory = keep(Extent::bucket, allocate(layout.numel, gradient_dtype()));
   }
-  at::Tensor& whole = reduced_in_sums() ? state.sums : state.buffer.memory;
-  whole = reduced_in_sums() ? allocate_own(layout.numel, gradient_dtype())
-                            : allocate(layout.numel, gradient_dtype());
-  state.reduced =
-      options_.policy.replicate_update ? whole : buckets_->slice(bucket, whole, communicator_->rank());
+}
+
+const at::Tensor& GradientReducer::gradient(int bucket) const {
+  const StateTensor& state = store_->at(bucket, kGradient);
+  return options_.policy.replicate_update ? state.memory : state.own;
 }
 
 int GradientReducer::slack() const {
@@ -252,7 +259,7 @@ void GradientReducer::depart(int bucket) {
   at::Tensor own = buckets_->slice(bucket, flight.buffer.memory, communicator_->rank());
   if (options_.policy.reduce_every_backward && flight.is_first &&
       options_.accumulation == options_.communication) {
-    own = state.reduced;
+    own = gradient(bucket);
   } else if (pooled()) {
     flight.arrived = options_.policy.replicate_update ? flight.buffer.memory : own;
   }
@@ -293,7 +300,7 @@ void GradientReducer::retire_oldest() {
   }
   if (flight.arrived.defined()) {
     // Sums that are not finite are found by the norm.
-    const at::Tensor& reduced = states_[flight.bucket].reduced;
+    const at::Tensor& reduced = gradient(flight.bucket);
     if (flight.is_first) {
       device_->copy_scaled(reduced, flight.arrived, 1);
     } else {
@@ -355,7 +362,7 @@ void GradientReducer::reduce_late(int bucket) {
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
-  device_->add_scaled(state.reduced, options_.policy.replicate_update ? buffer : own, 1);
+  device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
 }
 
 void GradientReducer::start_window() {
@@ -367,17 +374,6 @@ void GradientReducer::start_window() {
     state.departed = false;
   }
   streams_->record(consumed_, streams_->current());
-}
-
-int64_t GradientReducer::gradient_bytes() const {
-  int64_t total = 0;
-  for (const BucketState& state : states_) {
-    const at::Tensor& kept = options_.policy.reduce_every_backward ? state.reduced
-                             : reduced_in_sums()                   ? state.sums
-                                                                   : state.buffer.memory;
-    total += static_cast<int64_t>(kept.nbytes());
-  }
-  return total;
 }
 
 int64_t GradientReducer::buffer_bytes() const {

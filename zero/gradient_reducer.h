@@ -63,8 +63,9 @@ struct ReducerOptions {
 
 class GradientReducer {
  public:
-  /// All arguments outlive it.
-  GradientReducer(const Buckets& buckets, Communicator& communicator, const ReducerOptions& options);
+  /// All arguments outlive it; `store` keeps the sums over ranks.
+  GradientReducer(const Buckets& buckets, SliceStore& store, Communicator& communicator,
+                  const ReducerOptions& options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -81,7 +82,7 @@ class GradientReducer {
   void finish_window();
   /// Sums over ranks of the bucket's gradients since the last step: this rank's slice, or all of it when the
   /// stage replicates the update. Always the same tensor; the optimizer may overwrite it.
-  const at::Tensor& gradient(int bucket) const { return states_[bucket].reduced; }
+  const at::Tensor& gradient(int bucket) const;
   /// After the optimizer step on the current stream: what comes next starts from zero.
   void start_window();
 
@@ -97,7 +98,7 @@ class GradientReducer {
   NotFinite not_finite(int64_t number) const;
 
   Dtype gradient_dtype() const;  // of gradient()
-  int64_t gradient_bytes() const;
+  /// Of buffers that gradients pass through.
   int64_t buffer_bytes() const;
 
  private:
@@ -108,8 +109,7 @@ class GradientReducer {
     StreamUsers writers;    // streams that have written gradients of the bucket since its last departure
     Event complete;         // the buffer, for departure
     at::Tensor sums;        // of this rank over micro-steps, where those do not travel themselves
-    at::Tensor reduced;     // sums over ranks
-    bool has_sums = false;  // `reduced` holds sums of this window
+    bool has_sums = false;  // its gradient() holds sums of this window
     bool departed = false;  // further gradients are late
     at::Tensor late;        // defined only while it holds late gradients
   };
@@ -118,12 +118,12 @@ class GradientReducer {
     std::unique_ptr<Work> work;
     bool is_gather;
     TravelBuffer buffer;  // what travels
-    at::Tensor arrived;   // where sums over ranks are that belong in `reduced`; undefined when that is there
-    bool is_first;        // they replace what is in `reduced` (else: are added)
+    at::Tensor arrived;  // where sums over ranks are that belong in gradient(); undefined when they are there
+    bool is_first;       // they replace what is there (else: are added)
   };
 
   int slack() const;
-  /// Sums over micro-steps are kept apart from what travels, and `reduced` is in them.
+  /// Sums over micro-steps are kept apart from what travels, and gradient() is in them.
   bool reduced_in_sums() const;
   /// Buffers that travel are taken from the pool.
   bool pooled() const { return options_.policy.reduce_every_backward || reduced_in_sums(); }
@@ -147,6 +147,7 @@ class GradientReducer {
   void reduce_late(int bucket);
 
   const Buckets* buckets_;
+  SliceStore* store_;
   Communicator* communicator_;
   Device* device_;
   Streams* streams_;

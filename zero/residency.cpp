@@ -32,9 +32,12 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
-    if (buckets.comes_and_goes(bucket)) {
+    states_[bucket].kind = buckets.kind(bucket);
+    if (states_[bucket].kind.comes_and_goes) {
+      passing_.push_back(bucket);
       comes_and_goes_numel_ += bucket_numel_.back();
     } else {
+      staying_.push_back(bucket);
       states_[bucket].state = State::resident;
     }
   }
@@ -43,8 +46,8 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
 
 // Whole buckets stay with the model, so their values must arrive.
 Residency::~Residency() {
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (buckets_->partitioned(bucket)) continue;
+  for (int bucket : staying_) {
+    if (states_[bucket].kind.around_uses) continue;
     try {
       if (states_[bucket].state == State::gathering) move(bucket, State::resident);
       streams_->await(states_[bucket].gathered, communicator_->timeout(), buckets_->label(bucket));
@@ -65,12 +68,13 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
-    if (!buckets_->partitioned(bucket)) continue;
+    const BucketKind kind = states_[bucket].kind;
+    if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
     // What is written once more may be written again: it is shared when somebody reads it.
     const bool goes_on_writing = questions_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
-    if (buckets_->shared(bucket)) continue;
+    if (!kind.comes_and_goes) continue;
     passing.push_back(bucket);
     pinned = pinned && !is_used;
   }
@@ -83,7 +87,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-    if (item.written && buckets_->shared(bucket)) make_copy(bucket);
+    if (item.written && states_[bucket].kind.copied_for_writes) make_copy(bucket);
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
@@ -92,7 +96,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     streams_->note_use(memory_.of(bucket), item.written);
     if (!item.written) continue;
     buckets_->note_written(bucket);
-    if (buckets_->partitioned(bucket) || buckets_->shared(bucket)) move(bucket, State::dirty);
+    if (states_[bucket].kind.moves_writes()) move(bucket, State::dirty);
   }
 }
 
@@ -112,13 +116,45 @@ void Residency::unpin(int bucket) {
   if (--states_[bucket].pins == 0 && guarded(bucket)) take_memory(buckets_->storage(bucket));
 }
 
-void Residency::move(int bucket, State to, std::string reason) {
-  BucketState& state = states_[bucket];
-  const bool passing = buckets_->comes_and_goes(bucket);
+const char* Residency::name_of(State state) {
+  switch (state) {
+    case State::sharded:
+      return "sharded";
+    case State::gathering:
+      return "gathering";
+    case State::resident:
+      return "resident";
+    case State::dirty:
+      return "dirty";
+  }
+  return "";
+}
+
+bool Residency::may_move(int bucket, State to) const {
+  const BucketState& state = states_[bucket];
+  const BucketKind kind = state.kind;
+  const State from = state.state;
   switch (to) {
     case State::gathering:
-      ZR_CHECK(state.state == (passing ? State::sharded : State::resident) && !memory_.is_copy(bucket),
-               buckets_->label(bucket));
+      return from == (kind.comes_and_goes ? State::sharded : State::resident) && !memory_.is_copy(bucket);
+    case State::resident:
+      return from == State::gathering || (from == State::dirty && kind.copied_for_writes);
+    case State::dirty:
+      return (from == State::resident || from == State::dirty) &&
+             (kind.comes_and_goes || memory_.is_copy(bucket));
+    case State::sharded:
+      return kind.comes_and_goes && from != State::sharded && state.pins == 0;
+  }
+  return false;
+}
+
+void Residency::move(int bucket, State to, std::string reason) {
+  BucketState& state = states_[bucket];
+  ZR_CHECK(may_move(bucket, to), buckets_->label(bucket) + " may not go from " + name_of(state.state) +
+                                     " to " + name_of(to) + ", pinned by " + std::to_string(state.pins));
+  const bool passing = state.kind.comes_and_goes;
+  switch (to) {
+    case State::gathering:
       if (!passing) take_memory(buckets_->storage(bucket));
       streams_->wait(state.shard_written, streams_->current(), Handover::updated);
       if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
@@ -128,20 +164,13 @@ void Residency::move(int bucket, State to, std::string reason) {
       ++report_.gathers;
       break;
     case State::resident:
-      if (state.state == State::gathering) {
-        finish_gather(bucket);
-        if (!guarded(bucket)) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
-      } else {
-        ZR_CHECK(state.state == State::dirty && buckets_->shared(bucket), buckets_->label(bucket));
-      }
+      if (state.state != State::gathering) break;
+      finish_gather(bucket);
+      if (!guarded(bucket)) give_memory(buckets_->storage(bucket), memory_.of(bucket).mutable_data_ptr());
       break;
     case State::dirty:
-      ZR_CHECK((passing || memory_.is_copy(bucket)) &&
-                   (state.state == State::resident || state.state == State::dirty),
-               buckets_->label(bucket));
       break;
     case State::sharded:
-      ZR_CHECK(passing && state.state != State::sharded && state.pins == 0, buckets_->label(bucket));
       if (state.state == State::gathering) finish_gather(bucket);
       release(bucket);
       break;
@@ -264,9 +293,9 @@ void Residency::make_room(std::span<const int> buckets) {
   }
   while (live_numel_ + missing > limits_.max_live) {
     int oldest = -1;
-    for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
+    for (int bucket : passing_) {
       const BucketState& state = states_[bucket];
-      if (!buckets_->comes_and_goes(bucket) || state.state == State::sharded || state.pins > 0) continue;
+      if (state.state == State::sharded || state.pins > 0) continue;
       if (std::ranges::find(buckets, bucket) != buckets.end()) continue;
       if (oldest < 0 || state.last_use < states_[oldest].last_use) oldest = bucket;
     }
@@ -279,10 +308,8 @@ void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
   release_unpinned();
   if (has_writes()) share_writes();
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (!buckets_->comes_and_goes(bucket) && states_[bucket].state == State::gathering) {
-      move(bucket, State::resident);
-    }
+  for (int bucket : staying_) {
+    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
   }
   if (traced()) {
     trace().finish(bucket_numel_, limits_);
@@ -293,11 +320,8 @@ void Residency::finish_iteration() {
 
 void Residency::release_unpinned() {
   current_.clear();
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    const BucketState& state = states_[bucket];
-    if (buckets_->comes_and_goes(bucket) && state.state != State::sharded && state.pins == 0) {
-      move(bucket, State::sharded);
-    }
+  for (int bucket : passing_) {
+    if (states_[bucket].state != State::sharded && states_[bucket].pins == 0) move(bucket, State::sharded);
   }
 }
 

@@ -82,6 +82,7 @@ class Residency final : public OperatorListener {
   enum class State { sharded, gathering, resident, dirty };
 
   struct BucketState {
+    BucketKind kind;
     State state = State::sharded;
     int pins = 0;                // operators and scopes that use the memory now
     bool open = false;           // raw access to the copy of a shared bucket is wanted outside of scopes too
@@ -112,8 +113,11 @@ class Residency final : public OperatorListener {
 
   /// Whether raw access to the parameters throws, also where all values are there.
   bool guarded(int bucket) const {
-    return buckets_->partitioned(bucket) || (buckets_->shared(bucket) && !states_[bucket].open);
+    const BucketState& state = states_[bucket];
+    return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
   }
+  static const char* name_of(State state);
+  bool may_move(int bucket, State to) const;
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
   void finish_gather(int bucket);
@@ -158,6 +162,8 @@ class Residency final : public OperatorListener {
 
   mutable std::recursive_mutex mutex_;  // guards all below
   std::vector<BucketState> states_;     // one a bucket
+  std::vector<int> passing_;            // buckets that come and go
+  std::vector<int> staying_;            // the others
   GatherMemory memory_;
   GatherTrace training_trace_;
   GatherTrace inference_trace_;

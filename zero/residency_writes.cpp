@@ -22,7 +22,7 @@ void Residency::start_update(int bucket) {
     if (state.state == State::dirty) device_->copy(buckets_->shard(bucket), written);
     drop_copy(bucket);
   }
-  if (!buckets_->comes_and_goes(bucket)) {
+  if (!state.kind.comes_and_goes) {
     memory_.users(bucket).hand_over(*streams_, stream, Handover::unused);
   } else {
     memory_.users(bucket).wait_for_ends(*streams_, stream, Handover::unused);
@@ -33,7 +33,7 @@ void Residency::finish_update(int bucket, bool gathers) {
   std::lock_guard lock(mutex_);
   BucketState& state = states_[bucket];
   streams_->record(state.shard_written, streams_->current());
-  if (buckets_->comes_and_goes(bucket)) return;
+  if (state.kind.comes_and_goes) return;
   if (gathers) {
     Start start{bucket, "after an update"};
     start_gathers({&start, 1});
@@ -48,12 +48,12 @@ void Residency::hold(std::span<const int> buckets) {
   hear_who_wrote();
   std::vector<int> passing;
   for (int bucket : buckets) {
-    if (buckets_->comes_and_goes(bucket)) passing.push_back(bucket);
+    if (states_[bucket].kind.comes_and_goes) passing.push_back(bucket);
   }
   gather_on_demand(passing, "for a GatheredParameters scope");
   for (int bucket : buckets) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-    if (!buckets_->shared(bucket) || memory_.is_copy(bucket)) continue;
+    if (!states_[bucket].kind.copied_for_writes || memory_.is_copy(bucket)) continue;
     make_copy(bucket);
     states_[bucket].held_clean = true;
   }
@@ -67,14 +67,14 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
   std::lock_guard lock(mutex_);
   std::vector<int> asked;
   for (int bucket : buckets) {
-    const bool takes_writes = buckets_->comes_and_goes(bucket) || buckets_->shared(bucket);
     if (end == ScopeEnd::written) buckets_->note_written(bucket);
-    if (end == ScopeEnd::written && takes_writes) move(bucket, State::dirty);
+    if (end == ScopeEnd::written && states_[bucket].kind.moves_writes()) move(bucket, State::dirty);
     unpin(bucket);
   }
   for (int bucket : buckets) {
     if (states_[bucket].pins > 0) continue;
-    if (end == ScopeEnd::read && buckets_->shared(bucket) && buckets_->partitioned(bucket)) {
+    const BucketKind kind = states_[bucket].kind;
+    if (end == ScopeEnd::read && kind.around_uses && kind.copied_for_writes) {
       asked.push_back(bucket);
     } else {
       end_scope(bucket, end);
@@ -85,7 +85,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
 
 void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
-  if (buckets_->comes_and_goes(bucket)) {
+  if (states_[bucket].kind.comes_and_goes) {
     if (!memory_.planned(bucket)) move(bucket, State::sharded);
     return;
   }
@@ -139,7 +139,8 @@ void Residency::synchronize() {
   for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
     if (states_[bucket].state != State::sharded) join(bucket);
-    if (buckets_->shared(bucket) && !buckets_->partitioned(bucket)) open_copy(bucket);
+    const BucketKind kind = states_[bucket].kind;
+    if (kind.copied_for_writes && !kind.around_uses) open_copy(bucket);
   }
 }
 
@@ -189,8 +190,9 @@ bool Residency::written_before(int bucket) const {
 // All ranks write to partitioned parameters, and use them, so that all come to this.
 void Residency::share_writes() {
   hear_who_wrote();
-  for (int bucket = 0; bucket < buckets_->count(); ++bucket) {
-    if (buckets_->partitioned(bucket) && written_before(bucket) && states_[bucket].pins == 0) share(bucket);
+  for (int bucket : staying_) {
+    const BucketState& state = states_[bucket];
+    if (state.kind.around_uses && state.pins == 0 && written_before(bucket)) share(bucket);
   }
 }
 

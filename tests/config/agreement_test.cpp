@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "config/check.h"
+#include "config/config.h"
 #include "config/schema.h"
 #include "config_generator.h"
 

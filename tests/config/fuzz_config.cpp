@@ -19,9 +19,11 @@
 #include "base/error.h"
 #include "config/check.h"
 #include "config/compare.h"
+#include "config/config.h"
 #include "config/key_table.h"
 #include "config/scanner.h"
 #include "config/schema.h"
+#include "optim/hyperparameters.h"
 
 namespace zerorun {
 namespace {
@@ -160,9 +162,10 @@ bool same_run(const Config& a, const Config& b) {
     return std::tuple(z.stage, z.reduce_bucket_size, z.allgather_bucket_size, z.overlap_comm);
   };
   const auto optimizer = [](const Config& c) {
-    const OptimizerConfig o = c.optimizer.value_or(OptimizerConfig{});
-    return std::tuple(c.optimizer.has_value(), o.type, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay,
-                      o.bias_correction, o.momentum, o.dampening, o.nesterov);
+    std::optional<OptimizerConfig> config = c.optimizer;
+    auto* adam = config ? std::get_if<AdamConfig>(&*config) : nullptr;
+    if (adam) adam->silently_decoupled = false;  // resolved, it is said
+    return config;
   };
   const auto stage3 = [](const Config& c) {
     const ZeroConfig& z = c.zero;
@@ -179,7 +182,7 @@ bool same_run(const Config& a, const Config& b) {
   const auto scheduler = [](const Config& c) {
     std::optional<SchedulerConfig> schedule = c.scheduler;
     auto* warmup = schedule ? std::get_if<WarmupLr>(&*schedule) : nullptr;
-    if (warmup && !warmup->max_lr && c.optimizer) warmup->max_lr = c.optimizer->lr;
+    if (warmup && !warmup->max_lr && c.optimizer) warmup->max_lr = lr_of(*c.optimizer);
     return schedule;
   };
   const auto loss_scale = [](const Config& c) {

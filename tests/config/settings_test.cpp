@@ -14,10 +14,12 @@ Config parse(const std::string& settings) {
   return parse_config(with(settings), "conf", 1);
 }
 
-OptimizerConfig optimizer(const std::string& type, const std::string& params) {
+template <typename Optimizer>
+Optimizer optimizer(const std::string& type, const std::string& params) {
   const Config config = parse(R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}");
   REQUIRE(config.optimizer);
-  return *config.optimizer;
+  REQUIRE(std::holds_alternative<Optimizer>(*config.optimizer));
+  return std::get<Optimizer>(*config.optimizer);
 }
 
 /// Each row is refused with its texts among others.
@@ -75,29 +77,28 @@ TEST_CASE("settings arrive in the configuration") {
 }
 
 TEST_CASE("the type and adam_w_mode decide how weight decays") {
-  CHECK(optimizer("Adam", "").type == OptimizerType::adam_w);
-  CHECK(optimizer("Adam", R"("adam_w_mode": true)").type == OptimizerType::adam_w);
-  CHECK(optimizer("Adam", R"("adam_w_mode": false)").type == OptimizerType::adam);
-  CHECK(optimizer("AdamW", "").type == OptimizerType::adam_w);
-  CHECK(optimizer("AdamW", R"("adam_w_mode": false)").type == OptimizerType::adam_w);
-  CHECK(optimizer("adamw", "").type == OptimizerType::adam_w);
-  CHECK(optimizer("ADAM", "").type == OptimizerType::adam_w);
-  CHECK(optimizer("SGD", "").type == OptimizerType::sgd);
-  CHECK(parse(R"("optimizer": {"type": "SGD"})").optimizer->type == OptimizerType::sgd);
+  CHECK(optimizer<AdamConfig>("Adam", "").decoupled);
+  CHECK(optimizer<AdamConfig>("Adam", R"("adam_w_mode": true)").decoupled);
+  CHECK(!optimizer<AdamConfig>("Adam", R"("adam_w_mode": false)").decoupled);
+  CHECK(optimizer<AdamConfig>("AdamW", "").decoupled);
+  CHECK(optimizer<AdamConfig>("AdamW", R"("adam_w_mode": false)").decoupled);
+  CHECK(optimizer<AdamConfig>("adamw", "").decoupled);
+  CHECK(optimizer<AdamConfig>("ADAM", "").decoupled);
+  CHECK(std::holds_alternative<SgdConfig>(*parse(R"("optimizer": {"type": "SGD"})").optimizer));
 }
 
 TEST_CASE("weight decay defaults to 0, but to 0.01 where torch's AdamW is asked for") {
-  CHECK(optimizer("AdamW", "").weight_decay == 0.0);
-  CHECK(optimizer("Adam", "").weight_decay == 0.0);
-  CHECK(optimizer("SGD", "").weight_decay == 0.0);
-  CHECK(optimizer("AdamW", R"("torch_adam": true)").weight_decay == 0.01);
-  CHECK(optimizer("Adam", R"("torch_adam": true)").weight_decay == 0.01);
-  CHECK(optimizer("Adam", R"("torch_adam": true, "adam_w_mode": false)").weight_decay == 0.0);
-  CHECK(optimizer("AdamW", R"("weight_decay": 0.5, "torch_adam": true)").weight_decay == 0.5);
+  CHECK(optimizer<AdamConfig>("AdamW", "").weight_decay == 0.0);
+  CHECK(optimizer<AdamConfig>("Adam", "").weight_decay == 0.0);
+  CHECK(optimizer<SgdConfig>("SGD", "").weight_decay == 0.0);
+  CHECK(optimizer<AdamConfig>("AdamW", R"("torch_adam": true)").weight_decay == 0.01);
+  CHECK(optimizer<AdamConfig>("Adam", R"("torch_adam": true)").weight_decay == 0.01);
+  CHECK(optimizer<AdamConfig>("Adam", R"("torch_adam": true, "adam_w_mode": false)").weight_decay == 0.0);
+  CHECK(optimizer<AdamConfig>("AdamW", R"("weight_decay": 0.5, "torch_adam": true)").weight_decay == 0.5);
 }
 
 TEST_CASE("optimizer parameters arrive, each with its default") {
-  const OptimizerConfig adam = optimizer("AdamW", R"("lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
+  const AdamConfig adam = optimizer<AdamConfig>("AdamW", R"("lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
                                                      "weight_decay": 0.1, "bias_correction": false)");
   CHECK(adam.lr == 3e-4);
   CHECK(adam.beta1 == 0.8);
@@ -105,19 +106,19 @@ TEST_CASE("optimizer parameters arrive, each with its default") {
   CHECK(adam.eps == 1e-6);
   CHECK(adam.weight_decay == 0.1);
   CHECK(!adam.bias_correction);
-  const OptimizerConfig usual = optimizer("Adam", "");
+  const AdamConfig usual = optimizer<AdamConfig>("Adam", "");
   CHECK(usual.lr == 1e-3);
   CHECK(usual.beta1 == 0.9);
   CHECK(usual.beta2 == 0.999);
   CHECK(usual.eps == 1e-8);
   CHECK(usual.bias_correction);
-  const OptimizerConfig sgd =
-      optimizer("SGD", R"("lr": 0.05, "momentum": 0.9, "nesterov": true, "weight_decay": 0.01)");
+  const SgdConfig sgd =
+      optimizer<SgdConfig>("SGD", R"("lr": 0.05, "momentum": 0.9, "nesterov": true, "weight_decay": 0.01)");
   CHECK(sgd.lr == 0.05);
   CHECK(sgd.momentum == 0.9);
   CHECK(sgd.nesterov);
   CHECK(sgd.weight_decay == 0.01);
-  CHECK(optimizer("SGD", R"("momentum": 0.9, "dampening": 0.5)").dampening == 0.5);
+  CHECK(optimizer<SgdConfig>("SGD", R"("momentum": 0.9, "dampening": 0.5)").dampening == 0.5);
 }
 
 TEST_CASE("a setting that changes nothing is told once with its line, and not at its default") {

@@ -86,9 +86,9 @@ TEST_CASE("\"auto\" gets its value from the program's arguments and from the mod
     CHECK(config.batch.micro_batch_size_per_gpu == 5);
     CHECK(config.batch.train_batch_size == 5 * 3 * 2);
     CHECK(config.gradient_clipping == 0.25);
-    CHECK(config.optimizer->lr == 0.125);
-    CHECK(config.optimizer->beta1 == 0.5);
-    CHECK(config.optimizer->beta2 == 0.75);
+    CHECK(std::get<AdamConfig>(*config.optimizer).lr == 0.125);
+    CHECK(std::get<AdamConfig>(*config.optimizer).beta1 == 0.5);
+    CHECK(std::get<AdamConfig>(*config.optimizer).beta2 == 0.75);
     CHECK(config.zero.reduce_bucket_size == 12 * 12);
     CHECK(config.zero.prefetch_bucket_size == 129);  // 0.9 x 12 x 12, rounded down
     CHECK(config.zero.param_persistence_threshold == 120);
@@ -151,8 +151,8 @@ TEST_CASE("Rank 0 writes the resolved configuration, which is a configuration it
   InitializeOptions none;  // no arguments: the values are in the file
   for (const Config& config : initialize_ranks(world_size, resolved, none)) {
     CHECK(config.batch.train_batch_size == 15 * world_size);
-    CHECK(config.optimizer->lr == 0.125);
-    CHECK(config.optimizer->beta2 == 0.75);
+    CHECK(std::get<AdamConfig>(*config.optimizer).lr == 0.125);
+    CHECK(std::get<AdamConfig>(*config.optimizer).beta2 == 0.75);
     CHECK(config.zero.stage == 3);
     CHECK(config.zero.reduce_bucket_size == 144);
   }

@@ -2,6 +2,8 @@
 // and what holds for every optimizer.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "tests/optim/shards.h"
 
@@ -25,27 +27,31 @@ class Element {
 
   void step(double gradient) {
     ++steps_;
-    if (config_.type == OptimizerType::sgd) return step_sgd(gradient);
-    if (config_.type == OptimizerType::adam_w) {
-      value_ *= 1 - config_.lr * config_.weight_decay;
-    } else {
-      gradient += config_.weight_decay * value_;
-    }
-    first_ = config_.beta1 * first_ + (1 - config_.beta1) * gradient;
-    second_ = config_.beta2 * second_ + (1 - config_.beta2) * gradient * gradient;
-    const double correction1 = config_.bias_correction ? 1 - std::pow(config_.beta1, steps_) : 1;
-    const double correction2 = config_.bias_correction ? 1 - std::pow(config_.beta2, steps_) : 1;
-    value_ -= config_.lr * (first_ / correction1) / (std::sqrt(second_ / correction2) + config_.eps);
+    if (const auto* sgd = std::get_if<SgdConfig>(&config_)) return step_sgd(*sgd, gradient);
+    step_adam(std::get<AdamConfig>(config_), gradient);
   }
 
  private:
-  void step_sgd(double gradient) {
-    gradient += config_.weight_decay * value_;
-    if (config_.momentum != 0) {
-      first_ = steps_ == 1 ? gradient : config_.momentum * first_ + (1 - config_.dampening) * gradient;
-      gradient = config_.nesterov ? gradient + config_.momentum * first_ : first_;
+  void step_adam(const AdamConfig& config, double gradient) {
+    if (config.decoupled) {
+      value_ *= 1 - config.lr * config.weight_decay;
+    } else {
+      gradient += config.weight_decay * value_;
     }
-    value_ -= config_.lr * gradient;
+    first_ = config.beta1 * first_ + (1 - config.beta1) * gradient;
+    second_ = config.beta2 * second_ + (1 - config.beta2) * gradient * gradient;
+    const double correction1 = config.bias_correction ? 1 - std::pow(config.beta1, steps_) : 1;
+    const double correction2 = config.bias_correction ? 1 - std::pow(config.beta2, steps_) : 1;
+    value_ -= config.lr * (first_ / correction1) / (std::sqrt(second_ / correction2) + config.eps);
+  }
+
+  void step_sgd(const SgdConfig& config, double gradient) {
+    gradient += config.weight_decay * value_;
+    if (config.momentum != 0) {
+      first_ = steps_ == 1 ? gradient : config.momentum * first_ + (1 - config.dampening) * gradient;
+      gradient = config.nesterov ? gradient + config.momentum * first_ : first_;
+    }
+    value_ -= config.lr * gradient;
   }
 
   OptimizerConfig config_;
@@ -90,7 +96,7 @@ Tensors some_tensors() {
 
 void check_against_formulas(const std::vector<OptimizerConfig>& groups, Tensors tensors, double divisor = 1) {
   const auto wanted = expected(groups, tensors, divisor);
-  auto optimizer = make_fused_optimizer(groups, tensors.shards());
+  auto optimizer = make_fused_optimizer(groups, tensors.shards(), testing::lend());
   train(*optimizer, tensors, divisor);
   for (size_t i = 0; i < wanted.size(); ++i) {
     const float* got = tensors.values[i].const_data_ptr<float>();
@@ -107,29 +113,29 @@ void check_against_formulas(const std::vector<OptimizerConfig>& groups, Tensors 
 }  // namespace
 
 TEST_CASE("fused AdamW follows the formulas") {
-  check_against_formulas({adam(OptimizerType::adam_w)}, some_tensors());
-  OptimizerConfig defaults;
+  check_against_formulas({adam()}, some_tensors());
+  AdamConfig defaults;
   check_against_formulas({defaults}, some_tensors());
 }
 
 TEST_CASE("fused Adam with L2 regularisation follows the formulas") {
-  check_against_formulas({adam(OptimizerType::adam)}, some_tensors());
+  check_against_formulas({adam(false)}, some_tensors());
 }
 
 TEST_CASE("fused Adam without bias correction follows the formulas") {
-  for (OptimizerType type : {OptimizerType::adam_w, OptimizerType::adam}) {
-    OptimizerConfig config = adam(type);
+  for (const bool decoupled : {true, false}) {
+    AdamConfig config = adam(decoupled);
     config.bias_correction = false;
     check_against_formulas({config}, some_tensors());
   }
 }
 
 TEST_CASE("fused SGD follows the formulas") {
-  OptimizerConfig dampened = sgd(0.9);
+  SgdConfig dampened = sgd(0.9);
   dampened.dampening = 0.3;
-  OptimizerConfig nesterov = sgd(0.9);
+  SgdConfig nesterov = sgd(0.9);
   nesterov.nesterov = true;
-  for (OptimizerConfig config : {sgd(0), sgd(0.9), dampened, nesterov}) {
+  for (SgdConfig config : {sgd(0), sgd(0.9), dampened, nesterov}) {
     check_against_formulas({config}, some_tensors());
     config.weight_decay = 0;
     check_against_formulas({config}, some_tensors());
@@ -137,21 +143,21 @@ TEST_CASE("fused SGD follows the formulas") {
 }
 
 TEST_CASE("fused: gradients are divided by the divisor first") {
-  check_against_formulas({adam(OptimizerType::adam_w)}, some_tensors(), 8);
-  check_against_formulas({adam(OptimizerType::adam)}, some_tensors(), 2.7);
+  check_against_formulas({adam()}, some_tensors(), 8);
+  check_against_formulas({adam(false)}, some_tensors(), 2.7);
   check_against_formulas({sgd(0.9)}, some_tensors(), 2.7);
 }
 
 TEST_CASE("fused: each group has its own settings") {
-  OptimizerConfig other = adam(OptimizerType::adam_w);
+  AdamConfig other = adam();
   other.lr = 0.002;
   other.weight_decay = 0;
   other.beta1 = 0.5;
-  OptimizerConfig uncorrected = adam(OptimizerType::adam_w);
+  AdamConfig uncorrected = adam();
   uncorrected.bias_correction = false;
   Tensors tensors;
   for (int group : {0, 1, 2, 1, 0}) tensors.add(48, group);
-  check_against_formulas({adam(OptimizerType::adam_w), other, uncorrected}, tensors);
+  check_against_formulas({adam(), other, uncorrected}, tensors);
 }
 
 // What stages 0 and 1 rely on: a rank that updates everything gets the bits that ranks get from their slices.
@@ -161,7 +167,7 @@ TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whol
     for (int slices : {1, 2, 3, 6}) {
       Tensors tensors;
       tensors.add(16 * 6 * 1011);  // large enough that LibTorch divides it among threads
-      auto optimizer = make_fused_optimizer({config}, tensors.shards(slices));
+      auto optimizer = make_fused_optimizer({config}, tensors.shards(slices), testing::lend());
       train(*optimizer, tensors, 2.7, 4);
       results.push_back(tensors.values[0]);
     }
@@ -175,7 +181,7 @@ TEST_CASE("fused: shards without elements are fine, and each is told of once, in
   tensors.add(0);
   tensors.add(48);
   for (const OptimizerConfig& config : testing::all_optimizers()) {
-    auto optimizer = make_fused_optimizer({config}, tensors.shards());
+    auto optimizer = make_fused_optimizer({config}, tensors.shards(), testing::lend());
     tensors.set_gradients(0);
     std::vector<at::Tensor> told;
     optimizer->step(testing::facts(1), [&](int index) {
@@ -187,28 +193,59 @@ TEST_CASE("fused: shards without elements are fine, and each is told of once, in
   }
 }
 
-TEST_CASE("fused: bytes of state, and learning rates read and set by group") {
+TEST_CASE("fused: borrows the moments of its formula, and nothing else") {
   Tensors tensors;
   tensors.add(32, 0);
   tensors.add(48, 1);
-  auto adam_optimizer =
-      make_fused_optimizer({adam(OptimizerType::adam_w), adam(OptimizerType::adam_w)}, tensors.shards());
-  CHECK(adam_optimizer->state_bytes() == 80 * 8);
-  CHECK(adam_optimizer->moment_bytes(0) == 8);
-  CHECK(make_fused_optimizer({sgd(0.9), sgd(0)}, tensors.shards())->state_bytes() == 32 * 4);
-  CHECK(make_fused_optimizer({sgd(0.9)}, {})->moment_bytes(0) == 4);
-  CHECK(make_fused_optimizer({sgd(0)}, {})->moment_bytes(0) == 0);
-  OptimizerConfig amsgrad = adam(OptimizerType::adam_w);
+  auto borrowed = [&](const OptimizerConfig& first, const OptimizerConfig& second) {
+    int64_t bytes = 0;
+    auto optimizer = make_fused_optimizer({first, second}, tensors.shards(), testing::lend_counted(bytes));
+    CHECK(optimizer->buffer_bytes() == 0);
+    return bytes;
+  };
+  CHECK(borrowed(adam(), adam()) == 80 * 8);
+  CHECK(borrowed(sgd(0.9), sgd(0)) == 32 * 4);
+  AdamConfig amsgrad = adam();
   amsgrad.amsgrad = true;
-  CHECK(make_fused_optimizer({amsgrad, amsgrad}, tensors.shards())->state_bytes() == 80 * 12);
-  CHECK(make_fused_optimizer({amsgrad}, {})->moment_bytes(0) == 12);
-  CHECK(make_fused_optimizer({testing::adagrad()}, {})->moment_bytes(0) == 4);
-  CHECK(make_fused_optimizer({testing::lion()}, {})->moment_bytes(0) == 4);
-  CHECK(make_fused_optimizer({testing::rmsprop(0, false)}, {})->moment_bytes(0) == 4);
-  CHECK(make_fused_optimizer({testing::rmsprop(0.9, false)}, {})->moment_bytes(0) == 8);
-  CHECK(make_fused_optimizer({testing::rmsprop(0, true)}, {})->moment_bytes(0) == 8);
-  CHECK(make_fused_optimizer({testing::rmsprop(0.9, true)}, {})->moment_bytes(0) == 12);
+  CHECK(borrowed(amsgrad, amsgrad) == 80 * 12);
+  CHECK(borrowed(testing::adagrad(), testing::lion()) == 80 * 4);
+  CHECK(borrowed(testing::rmsprop(0, false), testing::rmsprop(0.9, true)) == 32 * 4 + 48 * 12);
+  CHECK(borrowed(testing::rmsprop(0.9, false), testing::rmsprop(0, true)) == 80 * 8);
+}
 
+TEST_CASE("fused: moments have torch.optim's names, and lie where they are borrowed") {
+  Tensors tensors;
+  tensors.add(32);
+  std::map<std::string, at::Tensor> moments;
+  auto optimizer = make_fused_optimizer({testing::rmsprop(0.9, true)}, tensors.shards(),
+                                        [&](const Shard& shard, const char* name) {
+                                          return moments[name] = at::zeros({shard.values.numel()});
+                                        });
+  at::Tensor plain = tensors.values[0].clone();
+  const RmspropConfig config = testing::rmsprop(0.9, true);
+  torch::optim::RMSprop reference({plain}, torch::optim::RMSpropOptions(config.lr)
+                                               .alpha(config.alpha)
+                                               .eps(config.eps)
+                                               .weight_decay(config.weight_decay)
+                                               .momentum(config.momentum)
+                                               .centered(true));
+  tensors.set_gradients(0);
+  plain.mutable_grad() = testing::gradient_of(0, 0, 32);
+  optimizer->step(testing::facts(1), no_update);
+  reference.step();
+  const auto& state =
+      static_cast<const torch::optim::RMSpropParamState&>(*reference.state().at(plain.unsafeGetTensorImpl()));
+  REQUIRE(moments.size() == 3);
+  CHECK(at::allclose(moments.at("square_avg"), state.square_avg(), 1e-5, 1e-8));
+  CHECK(at::allclose(moments.at("grad_avg"), state.grad_avg(), 1e-5, 1e-8));
+  CHECK(at::allclose(moments.at("momentum_buffer"), state.momentum_buffer(), 1e-4, 1e-6));
+}
+
+TEST_CASE("fused: learning rates read and set by group") {
+  Tensors tensors;
+  tensors.add(32, 0);
+  tensors.add(48, 1);
+  auto adam_optimizer = make_fused_optimizer({adam(), adam()}, tensors.shards(), testing::lend());
   CHECK(adam_optimizer->groups() == 2);
   CHECK(adam_optimizer->lr(1) == 0.01);
   adam_optimizer->set_lr(1, 0);
@@ -226,10 +263,10 @@ TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has
   Tensors tensors;
   tensors.add(100);
   at::Tensor plain = tensors.values[0].clone();
-  const OptimizerConfig config = adam(OptimizerType::adam_w);
+  const AdamConfig config = adam();
   torch::optim::AdamW reference(
       {plain}, torch::optim::AdamWOptions(config.lr).eps(config.eps).weight_decay(config.weight_decay));
-  auto fused = make_fused_optimizer({config}, tensors.shards());
+  auto fused = make_fused_optimizer({config}, tensors.shards(), testing::lend());
   for (int step = 0; step < 5; ++step) {
     const std::pair<double, double> betas(0.5 + 0.1 * step, 0.99 - 0.01 * step);
     fused->set_betas(0, betas);
@@ -241,7 +278,7 @@ TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has
     reference.step();
   }
   CHECK(at::allclose(tensors.values[0], plain, 1e-6, 1e-7));
-  CHECK(!make_fused_optimizer({sgd(0.9)}, {})->betas(0));
+  CHECK(!make_fused_optimizer({sgd(0.9)}, {}, testing::lend())->betas(0));
 }
 
 }  // namespace zerorun

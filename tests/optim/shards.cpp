@@ -52,66 +52,59 @@ at::Tensor facts(double divisor, bool apply) {
   return tensor;
 }
 
-OptimizerConfig adam(OptimizerType type) {
-  OptimizerConfig config;
-  config.type = type;
-  config.lr = 0.01;
-  config.beta1 = 0.8;
-  config.beta2 = 0.95;
-  config.eps = 1e-3;
-  config.weight_decay = 0.1;
-  return config;
+BorrowMoment lend() {
+  return [](const Shard& shard, const char* /*name*/) { return at::zeros({shard.values.numel()}); };
 }
 
-OptimizerConfig sgd(double momentum) {
-  OptimizerConfig config;
-  config.type = OptimizerType::sgd;
-  config.lr = 0.05;
-  config.momentum = momentum;
-  config.weight_decay = 0.1;
-  return config;
+BorrowMoment lend_counted(int64_t& bytes) {
+  return [&bytes](const Shard& shard, const char* /*name*/) {
+    at::Tensor moment = at::zeros({shard.values.numel()});
+    bytes += static_cast<int64_t>(moment.nbytes());
+    return moment;
+  };
 }
 
-OptimizerConfig adagrad() {
-  OptimizerConfig config;
-  config.type = OptimizerType::adagrad;
-  config.lr = 0.05;
-  config.eps = 1e-10;
-  config.weight_decay = 0.1;
-  return config;
+AdamConfig adam(bool decoupled) {
+  return {.lr = 0.01, .weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .decoupled = decoupled};
 }
 
-OptimizerConfig rmsprop(double momentum, bool centered) {
-  OptimizerConfig config;
-  config.type = OptimizerType::rmsprop;
-  config.lr = 0.01;
-  config.alpha = 0.9;
-  config.momentum = momentum;
-  config.centered = centered;
-  config.weight_decay = 0.1;
-  return config;
+SgdConfig sgd(double momentum) {
+  return {.lr = 0.05, .weight_decay = 0.1, .momentum = momentum};
 }
 
-OptimizerConfig lion() {
-  OptimizerConfig config;
-  config.type = OptimizerType::lion;
-  config.lr = 0.01;
-  config.beta2 = 0.95;
-  config.weight_decay = 0.1;
-  return config;
+AdagradConfig adagrad() {
+  return {.lr = 0.05, .weight_decay = 0.1};
+}
+
+RmspropConfig rmsprop(double momentum, bool centered) {
+  return {.weight_decay = 0.1, .alpha = 0.9, .momentum = momentum, .centered = centered};
+}
+
+LionConfig lion() {
+  return {.lr = 0.01, .weight_decay = 0.1, .beta2 = 0.95};
 }
 
 std::vector<OptimizerConfig> all_optimizers() {
-  std::vector<OptimizerConfig> all = {adam(OptimizerType::adam_w), adam(OptimizerType::adam)};
-  for (const OptimizerConfig& config : {all[0], all[1]}) all.emplace_back(config).amsgrad = true;
-  for (const double momentum : {0.0, 0.9}) all.push_back(sgd(momentum));
-  all.emplace_back(sgd(0.9)).nesterov = true;
-  all.push_back(adagrad());
-  all.emplace_back(adagrad()).initial_accumulator_value = 0.4;
-  for (const double momentum : {0.0, 0.9}) {
-    for (const bool centered : {false, true}) all.push_back(rmsprop(momentum, centered));
+  std::vector<OptimizerConfig> all;
+  for (const bool amsgrad : {false, true}) {
+    for (const bool decoupled : {true, false}) {
+      AdamConfig config = adam(decoupled);
+      config.amsgrad = amsgrad;
+      all.emplace_back(config);
+    }
   }
-  all.push_back(lion());
+  for (const double momentum : {0.0, 0.9}) all.emplace_back(sgd(momentum));
+  SgdConfig nesterov = sgd(0.9);
+  nesterov.nesterov = true;
+  all.emplace_back(nesterov);
+  all.emplace_back(adagrad());
+  AdagradConfig filled = adagrad();
+  filled.initial_accumulator_value = 0.4;
+  all.emplace_back(filled);
+  for (const double momentum : {0.0, 0.9}) {
+    for (const bool centered : {false, true}) all.emplace_back(rmsprop(momentum, centered));
+  }
+  all.emplace_back(lion());
   return all;
 }
 

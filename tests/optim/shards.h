@@ -28,12 +28,16 @@ struct Tensors {
   std::vector<Shard> shards(int slices = 1) const;
 };
 
+/// Lends moments that nobody else has; counts their bytes.
+BorrowMoment lend();
+BorrowMoment lend_counted(int64_t& bytes);
+
 /// Hyperparameters that are not the defaults, with weight decay.
-OptimizerConfig adam(OptimizerType type);
-OptimizerConfig sgd(double momentum);
-OptimizerConfig adagrad();
-OptimizerConfig rmsprop(double momentum, bool centered);
-OptimizerConfig lion();
+AdamConfig adam(bool decoupled = true);
+SgdConfig sgd(double momentum);
+AdagradConfig adagrad();
+RmspropConfig rmsprop(double momentum, bool centered);
+LionConfig lion();
 /// Each of them in every variant that has another formula or other moments.
 std::vector<OptimizerConfig> all_optimizers();
 

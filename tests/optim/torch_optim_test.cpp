@@ -38,7 +38,7 @@ at::Tensor gradient(size_t index, int step, const at::Tensor& values) {
 
 Parameters train_fused(const OptimizerConfig& config) {
   Tensors tensors = some_tensors();
-  auto optimizer = make_fused_optimizer({config}, tensors.shards());
+  auto optimizer = make_fused_optimizer({config}, tensors.shards(), testing::lend());
   for (int step = 0; step < kSteps; ++step) {
     tensors.set_gradients(step);
     optimizer->step(testing::facts(kDivisor), testing::no_update);
@@ -79,31 +79,31 @@ void check_same(const OptimizerConfig& config, const Make& make) {
 TEST_CASE("torch::optim: Adam and AdamW, with and without AMSGrad") {
   using namespace torch::optim;
   for (const bool amsgrad : {false, true}) {
-    OptimizerConfig config = adam(OptimizerType::adam_w);
+    AdamConfig config = adam();
     config.amsgrad = amsgrad;
     check_same(
         config,
         maker<AdamW>(AdamWOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1).amsgrad(amsgrad)));
-    config.type = OptimizerType::adam;
+    config.decoupled = false;
     check_same(
         config,
         maker<Adam>(AdamOptions(0.01).betas({0.8, 0.95}).eps(1e-3).weight_decay(0.1).amsgrad(amsgrad)));
   }
-  OptimizerConfig defaults;
+  AdamConfig defaults;
   check_same(defaults, maker<AdamW>(AdamWOptions(1e-3).weight_decay(0)));
   // That the largest average is not the present one, or nothing would be shown.
-  OptimizerConfig amsgrad = adam(OptimizerType::adam_w);
+  AdamConfig amsgrad = adam();
   amsgrad.amsgrad = true;
-  CHECK(largest_difference(train_fused(amsgrad), train_fused(adam(OptimizerType::adam_w))) > 1e-4);
+  CHECK(largest_difference(train_fused(amsgrad), train_fused(adam())) > 1e-4);
 }
 
 TEST_CASE("torch::optim: SGD") {
   using namespace torch::optim;
   check_same(sgd(0), maker<SGD>(SGDOptions(0.05).weight_decay(0.1)));
-  OptimizerConfig dampened = sgd(0.9);
+  SgdConfig dampened = sgd(0.9);
   dampened.dampening = 0.3;
   check_same(dampened, maker<SGD>(SGDOptions(0.05).weight_decay(0.1).momentum(0.9).dampening(0.3)));
-  OptimizerConfig nesterov = sgd(0.9);
+  SgdConfig nesterov = sgd(0.9);
   nesterov.nesterov = true;
   check_same(nesterov, maker<SGD>(SGDOptions(0.05).weight_decay(0.1).momentum(0.9).nesterov(true)));
 }
@@ -111,7 +111,7 @@ TEST_CASE("torch::optim: SGD") {
 TEST_CASE("torch::optim: Adagrad") {
   using namespace torch::optim;
   check_same(adagrad(), maker<Adagrad>(AdagradOptions(0.05).weight_decay(0.1)));
-  OptimizerConfig slowing = adagrad();
+  AdagradConfig slowing = adagrad();
   slowing.lr_decay = 0.3;
   slowing.initial_accumulator_value = 0.4;
   check_same(
@@ -129,7 +129,7 @@ TEST_CASE("torch::optim: RMSprop with and without momentum, centered and not") {
     for (const bool centered : {false, true}) {
       CAPTURE(momentum, centered);
       const auto options = RMSpropOptions(0.01).alpha(0.9).weight_decay(0.1).momentum(momentum);
-      OptimizerConfig config = rmsprop(momentum, centered);
+      RmspropConfig config = rmsprop(momentum, centered);
       check_same(config, maker<RMSprop>(RMSpropOptions(options).centered(centered)));
       config.eps = 0.1;
       check_same(config, maker<RMSprop>(RMSpropOptions(options).centered(centered).eps(0.1)));
@@ -139,7 +139,7 @@ TEST_CASE("torch::optim: RMSprop with and without momentum, centered and not") {
 
 // Chen et al. 2023, algorithm 2, in float64.
 TEST_CASE("Lion follows its paper over many steps") {
-  const OptimizerConfig config = testing::lion();
+  const LionConfig config = testing::lion();
   const Parameters found = train_fused(config);
   Parameters values;
   for (const at::Tensor& start : some_tensors().values) values.push_back(start.to(at::kDouble));

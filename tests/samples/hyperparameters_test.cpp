@@ -42,11 +42,12 @@ TEST_CASE("flags become what the config says \"auto\" for") {
   CHECK(config.batch.micro_batch_size_per_gpu == 3);
   CHECK(config.batch.gradient_accumulation_steps == 4);
   CHECK(config.gradient_clipping == 1.0);
-  CHECK(config.optimizer->lr == 0.25);
-  CHECK(config.optimizer->beta1 == 0.9);
-  CHECK(config.optimizer->beta2 == 0.999);
-  CHECK(config.optimizer->eps == 1e-8);
-  CHECK(config.optimizer->weight_decay == 0.5);
+  const auto& adam = std::get<AdamConfig>(*config.optimizer);
+  CHECK(adam.lr == 0.25);
+  CHECK(adam.beta1 == 0.9);
+  CHECK(adam.beta2 == 0.999);
+  CHECK(adam.eps == 1e-8);
+  CHECK(adam.weight_decay == 0.5);
   const WarmupDecayLr schedule{.min_lr = 0.0,
                                .max_lr = 0.25,
                                .warmup = {.num_steps = 6, .type = WarmupType::log},

@@ -33,6 +33,7 @@ class RecordingStreams : public Streams {
     recording_->checker.wait(static_cast<const RecordedEvent&>(*event.state).clock, stream);
   }
   void await(const Event& event, std::chrono::milliseconds, const std::string&) override {
+    if (!event.state) return;
     ++recording_->host_waits;
     recording_->checker.wait_on_host(static_cast<const RecordedEvent&>(*event.state).clock);
   }
@@ -58,26 +59,18 @@ class RecordingDevice : public CpuDevice {
   RecordingStreams& recording_streams() { return streams_; }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
-    void* begin = memory.mutable_data_ptr();
-    recording_->checker.add_memory(begin, memory.nbytes(), streams_.current());
-    ++recording_->allocations;
-    auto free = [memory, recording = recording_](void* gone) {
-      recording->checker.remove_memory(gone);
-      ++recording->frees;
-    };
-    return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
+    return lent(make(numel, dtype), numel, dtype, [](const at::Tensor&) {});
   }
 
   // As LibTorch's allocator for GPUs does it: what is freed is given out again at once, to the same stream.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
     const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
     std::vector<at::Tensor>& free = (*freed_)[key];
-    if (free.empty()) free.push_back(allocate(key.second, at::kByte));
+    if (free.empty()) free.push_back(make(key.second, at::kByte));
     at::Tensor memory = free.back();
     free.pop_back();
-    auto give_back = [memory, key, freed = freed_](void*) { (*freed)[key].push_back(memory); };
-    return at::from_blob(memory.mutable_data_ptr(), {numel}, give_back, at::TensorOptions().dtype(dtype));
+    return lent(memory, numel, dtype,
+                [key, freed = freed_](const at::Tensor& memory) { (*freed)[key].push_back(memory); });
   }
 
   void zero(const at::Tensor& values) override {
@@ -130,6 +123,31 @@ class RecordingDevice : public CpuDevice {
   }
 
  private:
+  at::Tensor make(int64_t numel, at::ScalarType dtype) {
+    const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
+    void* begin = memory.mutable_data_ptr();
+    recording_->checker.add_memory(begin, memory.nbytes(), streams_.current());
+    ++recording_->allocations;
+    auto free = [memory, recording = recording_](void* gone) {
+      recording->checker.remove_memory(gone);
+      ++recording->frees;
+    };
+    return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
+  }
+
+  // A tensor in `memory` that lives until its last user lets it go.
+  template <typename GiveBack>
+  at::Tensor lent(const at::Tensor& memory, int64_t numel, at::ScalarType dtype, GiveBack give_back) {
+    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    recording_->live_bytes += bytes;
+    auto end = [memory, bytes, recording = recording_, give_back](void*) {
+      recording->live_bytes -= bytes;
+      give_back(memory);
+    };
+    return at::from_blob(memory.mutable_data_ptr(), {numel}, std::move(end),
+                         at::TensorOptions().dtype(dtype));
+  }
+
   void uses(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
             const std::string& what) {
     for (const at::Tensor& tensor : read) streams_.use(tensor, false, what);

@@ -21,6 +21,7 @@ struct Recording {
   StreamChecker checker = {};
   int64_t allocations = 0;  // and those that were freed
   int64_t frees = 0;
+  int64_t live_bytes = 0;  // of tensors that somebody still has
   int64_t host_waits = 0;
   std::array<int64_t, kHandovers> waits = {};
 };

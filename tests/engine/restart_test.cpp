@@ -1,0 +1,129 @@
+// What is kept of slices, and the list of what else outlives a process, are all that a training needs to go
+// on with the same bits: both are taken at one step, and put back later.
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "comm/thread_communicator.h"
+#include "engine/restart_items.h"
+#include "tests/engine/partition_support.h"
+#include "tests/engine/state_support.h"
+#include "tests/support/rank_threads.h"
+
+namespace zerorun::testing {
+namespace {
+
+struct Snapshot {
+  std::vector<at::Tensor> slices;
+  std::map<std::string, RestartValue> items;
+};
+
+// No update is on its way to this rank any more, and no slice is gathered.
+void settle(StateTraining& training) {
+  if (training.state->residency) training.state->residency->finish_iteration();
+}
+
+// Of shared memory each rank has its slice to save and restore.
+at::Tensor part_of(const StateTensor& state) {
+  return state.home == Home::shared ? state.own : state.memory;
+}
+
+Snapshot take(StateTraining& training) {
+  settle(training);
+  Snapshot snapshot;
+  training.state->store.for_each(
+      [&](int, const StateTensor& state) { snapshot.slices.push_back(part_of(state).clone()); });
+  for (const RestartItem& item : restart_items(*training.state)) snapshot.items[item.name] = item.read();
+  return snapshot;
+}
+
+void put_back(StateTraining& training, const Snapshot& snapshot, const std::string& forgotten = "") {
+  settle(training);
+  Communicator& communicator = *training.state->communicator;
+  communicator.barrier("nobody reads")->wait();
+  size_t next = 0;
+  training.state->store.for_each(
+      [&](int, const StateTensor& state) { part_of(state).copy_(snapshot.slices[next++]); });
+  for (const RestartItem& item : restart_items(*training.state)) {
+    if (item.name != forgotten) item.write(snapshot.items.at(item.name));
+  }
+  communicator.barrier("all have written")->wait();
+}
+
+void expect_same(const Snapshot& a, const Snapshot& b) {
+  expect(a.slices.size() == b.slices.size(), "other tensors");
+  for (size_t i = 0; i < a.slices.size(); ++i)
+    expect(at::equal(a.slices[i], b.slices[i]), "slice tensor " + std::to_string(i) + " differs");
+  for (const auto& [name, value] : a.items) expect(b.items.at(name) == value, name + " differs");
+}
+
+constexpr int kBefore = 2;
+constexpr int kBehind = 4;
+
+std::vector<float> go_on(StateTraining& training) {
+  std::vector<float> losses;
+  for (int step = kBefore; step < kBefore + kBehind; ++step) losses.push_back(training.step(step));
+  return losses;
+}
+
+constexpr const char* kSchedule =
+    R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 6}})";
+
+}  // namespace
+
+TEST_CASE("A training whose slices and numbers are put back goes on with the same bits") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16", "fp16");
+  const int ranks = GENERATE(1, 3);
+  const bool shares_memory = GENERATE(false, true);
+  if (ranks == 1 && shares_memory) return;
+  for (const StateCase& how : all_state_cases()) {
+    CAPTURE(how.name, stage, precision, ranks, shares_memory);
+    CHECK_NOTHROW(run_ranks(
+        ranks,
+        [&](std::shared_ptr<Communicator> communicator) {
+          StateTraining training(how, stage, precision, communicator, kSchedule);
+          for (int step = 0; step < kBefore; ++step) training.step(step);
+          const Snapshot at_the_step = take(training);
+          const std::vector<float> losses = go_on(training);
+          const Snapshot at_the_end = take(training);
+          put_back(training, at_the_step);
+          expect(go_on(training) == losses, "other losses");
+          expect_same(take(training), at_the_end);
+        },
+        std::chrono::seconds(60), shares_memory));
+  }
+}
+
+TEST_CASE("Before the first step, too") {
+  for (const StateCase& how : all_state_cases()) {
+    CAPTURE(how.name);
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      StateTraining training(how, 2, "bf16", communicator, kSchedule);
+      const Snapshot at_the_start = take(training);
+      const std::vector<float> losses = go_on(training);
+      put_back(training, at_the_start);
+      expect(go_on(training) == losses, "other losses");
+    }));
+  }
+}
+
+// Ranks that are threads share one generator, so this is about one rank.
+TEST_CASE("What is forgotten shows, random numbers too") {
+  const StateCase adam = all_state_cases().front();
+  auto communicator = make_thread_communicators(1, std::chrono::seconds(60)).front();
+  for (const std::string forgotten :
+       {"", "generator.cpu", "steps.optimizer", "steps.global", "group 0.lr", "loss_scaler.updates"}) {
+    CAPTURE(forgotten);
+    torch::manual_seed(1);
+    StateTraining training(adam, 2, "fp16", communicator, kSchedule, /*dropout=*/0.5);
+    for (int step = 0; step < kBefore; ++step) training.step(step);
+    const Snapshot at_the_step = take(training);
+    const std::vector<float> losses = go_on(training);
+    const double scale = training.engine->loss_scale();
+    put_back(training, at_the_step, forgotten);
+    const bool same = go_on(training) == losses && training.engine->loss_scale() == scale;
+    CHECK(same == forgotten.empty());
+  }
+}
+
+}  // namespace zerorun::testing

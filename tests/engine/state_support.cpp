@@ -1,0 +1,86 @@
+#include "tests/engine/state_support.h"
+
+#include "engine/model_parameters.h"
+#include "tests/engine/net.h"
+
+namespace zerorun::testing {
+namespace {
+
+template <typename Optimizer, typename Options>
+StateCase client(const std::string& name, const Options& options) {
+  return {.name = "client " + name, .client = [options](std::vector<at::Tensor> parameters) {
+            return std::make_unique<Optimizer>(std::move(parameters), options);
+          }};
+}
+
+StateCase by_config(const std::string& type, const std::string& params) {
+  return {.name = type, .optimizer = R"({"type": ")" + type + R"(", "params": {"lr": 0.01)" + params + "}}"};
+}
+
+}  // namespace
+
+std::vector<StateCase> all_state_cases() {
+  using namespace torch::optim;
+  return {by_config("AdamW", R"(, "weight_decay": 0.1)"),
+          by_config("Adam", R"(, "adam_w_mode": false, "amsgrad": true)"),
+          by_config("SGD", R"(, "momentum": 0.9, "dampening": 0.5)"),
+          by_config("SGD", ""),
+          by_config("Adagrad", R"(, "initial_accumulator_value": 0.5, "lr_decay": 0.1)"),
+          by_config("RMSprop", R"(, "momentum": 0.9, "centered": true)"),
+          by_config("Lion", ""),
+          by_config("Lamb", ""),
+          by_config("Muon", ""),
+          client<Adam>("Adam", AdamOptions(0.01).amsgrad(true)),
+          client<AdamW>("AdamW", AdamWOptions(0.01)),
+          client<SGD>("SGD", SGDOptions(0.01).momentum(0.9).dampening(0.5)),
+          client<Adagrad>("Adagrad", AdagradOptions(0.01).lr_decay(0.1)),
+          client<RMSprop>("RMSprop", RMSpropOptions(0.01).momentum(0.9).centered(true))};
+}
+
+StateNetImpl::StateNetImpl(double given_dropout) : dropout(given_dropout) {
+  first = register_parameter("first", values({61, 67}, 1) * 0.1);
+  last = register_parameter("last", values({67, 13}, 2) * 0.1);
+  bias = register_parameter("bias", values({13}, 3) * 0.1);
+  fixed = register_parameter("fixed", values({13, 13}, 4) * 0.1, /*requires_grad=*/false);
+}
+
+at::Tensor StateNetImpl::loss(const at::Tensor& x) {
+  at::Tensor hidden = torch::tanh(x.matmul(first));
+  if (dropout > 0) hidden = torch::dropout(hidden, dropout, is_training());
+  return (hidden.matmul(last) + bias).matmul(fixed).pow(2).mean();
+}
+
+StateTraining::StateTraining(const StateCase& how, int stage, const std::string& precision,
+                             std::shared_ptr<Communicator> communicator, const std::string& more,
+                             double dropout)
+    : model(dropout) {
+  std::string text = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
+      "zero_optimization": {"stage": )" +
+                     std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 20})";
+  if (!how.optimizer.empty()) text += R"(, "optimizer": )" + how.optimizer;
+  if (precision == "bf16") text += R"(, "bf16": {"enabled": true})";
+  if (precision == "fp16") {
+    text += R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 3})";
+  }
+  const Config config = parse_config(text + more + "}", "state", communicator->world_size());
+  InitializeOptions options;
+  options.communicator = communicator;
+  options.bucket_numel = 4096;
+  if (how.client) {
+    client = how.client({model->first, model->last, model->bias});
+    options.optimizer = client.get();
+  }
+  state = std::make_shared<EngineState>(*model, config, communicator,
+                                        collect_parameters(*model, config, options), options);
+  engine = std::make_unique<Engine>(state);
+}
+
+float StateTraining::step(int number) {
+  const auto seed = static_cast<uint64_t>(100 * number + state->communicator->rank());
+  const at::Tensor loss = model->loss(values({5, 61}, seed).to(engine->dtype()));
+  engine->backward(loss);
+  engine->step();
+  return loss.item<float>();
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,51 @@
+// Trainings of all kinds that look at what an engine keeps. For rank-threads.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/engine_state.h"
+
+namespace zerorun::testing {
+
+/// One way to train: an optimizer of the config, or one of the program's own.
+struct StateCase {
+  std::string name;
+  std::string optimizer = {};  // the config's "optimizer" block, if it has one
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> client = {};
+};
+
+/// Every optimizer there is, with momentum where it can have it.
+std::vector<StateCase> all_state_cases();
+
+/// Two matrices, a bias and a frozen matrix, all of sizes that no number of ranks divides; with dropout where
+/// that is not 0.
+struct StateNetImpl : torch::nn::Module {
+  explicit StateNetImpl(double dropout = 0);
+  at::Tensor loss(const at::Tensor& x);
+
+  at::Tensor first, last, bias, fixed;
+  double dropout;
+};
+TORCH_MODULE(StateNet);
+
+/// An engine whose state can be looked at.
+struct StateTraining {
+  StateTraining(const StateCase& how, int stage, const std::string& precision,
+                std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0);
+
+  /// The loss before the step.
+  float step(int number);
+
+  StateNet model;
+  std::unique_ptr<torch::optim::Optimizer> client;
+  std::shared_ptr<EngineState> state;
+  std::unique_ptr<Engine> engine;
+};
+
+}  // namespace zerorun::testing
