@@ -1,13 +1,15 @@
 // bench_step: what communication adds to a training step. For each stage the same engine runs twice, over
 // Gloo and with collectives that move nothing; stages 1 and 2 run once more with step() waiting for the
-// updated parameters. All variants take turns within one run, so that a noisy machine is noisy for all. At
-// the end: what an operator on a parameter costs more for being listened to.
+// updated parameters. All variants take turns within one run, so that a noisy machine is noisy for all; CPU
+// time and instructions of all ranks are hardly noisy at all. At the end: what an operator on a parameter
+// costs more for being listened to.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +18,7 @@
 #include "base/program.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/silenceable_communicator.h"
+#include "benchmarks/work_meter.h"
 #include "comm/rendezvous.h"
 #include "engine/engine.h"
 #include "engine/gathered_parameters.h"
@@ -48,6 +51,15 @@ struct Variant {
   Gpt2 model;
   Engine engine;
   std::vector<double> milliseconds;
+  std::vector<double> cpu_milliseconds;
+  std::vector<double> instructions;  // NaN where the kernel does not count them
+};
+
+// What one step costs: of the slowest rank, and of all ranks together.
+struct StepCost {
+  double milliseconds;
+  double cpu_milliseconds;
+  double instructions;
 };
 
 // Stage 3 twice: everything may stay from forward to backward, and a quarter of it may.
@@ -88,7 +100,7 @@ Variant make_variant(const Options& options, const Setting& setting, bool commun
   auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
   initialize_options.communicator = own;
   Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
-  return {communicates, setting.waits_in_step, own, model, std::move(engine), {}};
+  return {communicates, setting.waits_in_step, own, model, std::move(engine), {}, {}, {}};
 }
 
 // An operator on each parameter waits for its updated values.
@@ -97,11 +109,13 @@ void await_updates(const torch::nn::Module& model) {
   for (const at::Tensor& parameter : model.parameters()) parameter.flatten().narrow(0, 0, 1).clone();
 }
 
-// A step of the slowest rank, in milliseconds: the mean of a few, so that what one step leaves to the next is
-// counted.
-double time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator) {
+// The mean of a few steps, so that what one leaves to the next is counted.
+StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
+                   const WorkMeter& meter) {
   constexpr int kSteps = 3;
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   communicator.barrier("the start of timed steps")->wait();
+  const WorkDone before = meter.so_far();
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < kSteps; ++step) {
     variant.engine.backward(variant.model->loss(tokens));
@@ -110,10 +124,18 @@ double time_step(Variant& variant, const at::Tensor& tokens, Communicator& commu
   }
   await_updates(*variant.model);
   const std::chrono::duration<double, std::milli> mine = std::chrono::steady_clock::now() - begin;
+  const WorkDone after = meter.so_far();
   at::Tensor times = torch::zeros({communicator.world_size()}, at::kDouble);
   times[communicator.rank()] = mine.count() / kSteps;
   communicator.all_reduce(times, "step times")->wait();
-  return times.max().item<double>();
+  at::Tensor work = torch::tensor({(after.cpu_seconds - before.cpu_seconds) * 1000,
+                                   after.instructions.value_or(kNone) - before.instructions.value_or(kNone)},
+                                  at::kDouble);
+  work /= kSteps;
+  communicator.all_reduce(work, "the work of a step")->wait();
+  return {.milliseconds = times.max().item<double>(),
+          .cpu_milliseconds = work[0].item<double>(),
+          .instructions = work[1].item<double>()};
 }
 
 double median(std::vector<double> values) {
@@ -159,26 +181,38 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
         static_cast<long long>(options.model.positions), static_cast<long long>(options.micro_batch),
         options.precision.c_str());
     std::printf(
-        "stage                  step ms   without communication ms   ratio   gathers ready / waited for\n");
+        "                       slowest rank              all ranks, CPU time     all ranks, 10^6 "
+        "instructions\n"
+        "stage                  step ms  silent  ratio   CPU ms  silent  ratio    step     silent   ratio  "
+        "gathers ready / waited for\n");
   }
   for (size_t row = 0; row < rows.size(); ++row) {
     const Variant& silent = variants[2 * row];
     const Variant& talking = variants[2 * row + 1];
     const double without = median(silent.milliseconds);
     const double with = median(talking.milliseconds);
+    const double cpu_without = median(silent.cpu_milliseconds);
+    const double cpu_with = median(talking.cpu_milliseconds);
+    const double instructions_without = median(silent.instructions);
+    const double instructions_with = median(talking.instructions);
     const ResidencyReport gathers = talking.engine.residency();
     result["stages"].push_back({{"stage", rows[row].name},
                                 {"step_ms", with},
                                 {"without_communication_ms", without},
                                 {"ratio", with / without},
+                                {"cpu_ms", cpu_with},
+                                {"cpu_without_communication_ms", cpu_without},
+                                {"instructions", instructions_with},  // null: not counted here
+                                {"instructions_without_communication", instructions_without},
                                 {"gathers_ready", gathers.ready},
                                 {"gathers_waited", gathers.waited},
                                 {"gathers_waited_ms", gathers.waited_ms}});
-    if (!options.json) {
-      std::printf("%-22s %7.1f %26.1f %7.3f %15lld / %lld\n", rows[row].name.c_str(), with, without,
-                  with / without, static_cast<long long>(gathers.ready),
-                  static_cast<long long>(gathers.waited));
-    }
+    if (options.json) continue;
+    std::printf("%-22s %7.1f %7.1f %6.3f %8.1f %7.1f %6.3f %8.0f %8.0f %6.3f %15lld / %lld\n",
+                rows[row].name.c_str(), with, without, with / without, cpu_with, cpu_without,
+                cpu_with / cpu_without, instructions_with * 1e-6, instructions_without * 1e-6,
+                instructions_with / instructions_without, static_cast<long long>(gathers.ready),
+                static_cast<long long>(gathers.waited));
   }
   if (options.json) {
     std::printf("%s\n", result.dump(2).c_str());
@@ -188,6 +222,7 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
 }
 
 int run_rank(const Options& options) {
+  const WorkMeter meter;
   at::set_num_threads(1);
   auto communicator = connect();
   const std::vector<Setting> rows = settings(count_parameters(options));
@@ -209,8 +244,11 @@ int run_rank(const Options& options) {
       if (round > -kWarmUp && !variant.communicates) variant.communicator->silence();
     }
     for (Variant& variant : variants) {
-      const double milliseconds = time_step(variant, tokens, *communicator);
-      if (round >= 0) variant.milliseconds.push_back(milliseconds);
+      const StepCost cost = time_step(variant, tokens, *communicator, meter);
+      if (round < 0) continue;
+      variant.milliseconds.push_back(cost.milliseconds);
+      variant.cpu_milliseconds.push_back(cost.cpu_milliseconds);
+      variant.instructions.push_back(cost.instructions);
     }
   }
   const double operator_ns = interception_ns(variants.back());
