@@ -138,7 +138,7 @@ bool Residency::may_move(int bucket, State to) const {
     case State::gathering:
       return from == (kind.comes_and_goes ? State::sharded : State::resident) && !memory_.is_copy(bucket);
     case State::resident:
-      return from == State::gathering || (from == State::dirty && kind.copied_for_writes);
+      return from == State::gathering || from == State::dirty;
     case State::dirty:
       return (from == State::resident || from == State::dirty) &&
              (kind.comes_and_goes || memory_.is_copy(bucket));
@@ -196,16 +196,19 @@ void Residency::start_gathers(std::span<Start> starts) {
   }
 }
 
-void Residency::release(int bucket) {
-  BucketState& state = states_[bucket];
+// What the program has written to the gathered values reaches this rank's slice.
+void Residency::write_back(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   const at::Tensor& memory = memory_.of(bucket);
-  if (state.state == State::dirty && !shard.is_alias_of(memory)) {
-    join(bucket);
-    memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
-    device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank()));
-    streams_->record(state.shard_written, streams_->current());
-  }
+  if (shard.is_alias_of(memory)) return;
+  join(bucket);
+  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank()));
+  streams_->record(states_[bucket].shard_written, streams_->current());
+}
+
+void Residency::release(int bucket) {
+  if (states_[bucket].state == State::dirty) write_back(bucket);
   memory_.give_back(bucket);
   current_.clear();  // the next operator on it is a use of its own
   live_numel_ -= bucket_numel_[bucket];

@@ -121,6 +121,7 @@ class Residency final : public OperatorListener {
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
   void finish_gather(int bucket);
+  void write_back(int bucket);
   void release(int bucket);
   void join(int bucket);
   void pin(int bucket);

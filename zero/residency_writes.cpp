@@ -52,7 +52,13 @@ void Residency::hold(std::span<const int> buckets) {
   }
   gather_on_demand(passing, "for a GatheredParameters scope");
   for (int bucket : buckets) {
-    if (states_[bucket].state == State::gathering) move(bucket, State::resident);
+    BucketState& state = states_[bucket];
+    if (state.state == State::gathering) move(bucket, State::resident);
+    // What all ranks wrote before the scope stays, should the scope be abandoned.
+    if (state.kind.comes_and_goes && state.state == State::dirty && state.pins == 0) {
+      write_back(bucket);
+      move(bucket, State::resident);
+    }
     if (!states_[bucket].kind.copied_for_writes || memory_.is_copy(bucket)) continue;
     make_copy(bucket);
     states_[bucket].held_clean = true;
@@ -86,7 +92,9 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
 void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
   if (states_[bucket].kind.comes_and_goes) {
-    if (!memory_.planned(bucket)) move(bucket, State::sharded);
+    const bool discards = end == ScopeEnd::abandoned && states_[bucket].state == State::dirty;
+    if (discards) move(bucket, State::resident);
+    if (discards || !memory_.planned(bucket)) move(bucket, State::sharded);
     return;
   }
   if (!memory_.is_copy(bucket)) return;

@@ -42,7 +42,9 @@ const StateTensor& SliceStore::at(int bucket, std::string_view name) const {
 at::Tensor SliceStore::slice(int bucket, std::string_view name, int rank) const {
   const StateTensor& state = at(bucket, name);
   if (state.extent == Extent::bucket) return slice_of(bucket, state.memory, rank);
-  ZR_CHECK(rank == rank_, "\"" + state.name + "\" is kept of this rank's slice only");
+  ZR_CHECK(rank == rank_, "\"" + state.name + "\" of bucket " + std::to_string(bucket) +
+                              " is kept of this rank's slice only, not of rank " + std::to_string(rank) +
+                              "'s");
   return state.memory;
 }
 

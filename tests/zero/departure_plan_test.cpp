@@ -1,0 +1,185 @@
+// Which bucket departs when, by hand: orders of arrival in, orders of departure out.
+#include "zero/departure_plan.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/zero/rank_state.h"
+
+namespace zerorun::testing {
+namespace {
+
+// Parameters of one element, each in a bucket of its own: bucket b is of parameter 3 - b.
+const std::vector<ParameterSpec> kFour = {{{1}}, {{1}}, {{1}}, {{1}}};
+
+std::string text(const std::vector<int>& numbers) {
+  return c10::str(numbers);
+}
+
+void expect_order(const std::vector<int>& found, const std::vector<int>& expected, const std::string& what) {
+  expect(found == expected, what + ": " + text(found) + ", not " + text(expected));
+}
+
+// Everything that is complete and whose turn it is.
+std::vector<int> take_complete(DeparturePlan& plan) {
+  std::vector<int> taken;
+  while (const auto bucket = plan.take_complete()) taken.push_back(*bucket);
+  return taken;
+}
+
+std::vector<int> take_rest(DeparturePlan& plan) {
+  std::vector<int> taken;
+  while (const auto bucket = plan.take()) taken.push_back(*bucket);
+  return taken;
+}
+
+// A backward in which gradients of the parameters of these buckets arrive, and nothing is taken.
+void backward(DeparturePlan& plan, const std::vector<int>& arrivals) {
+  plan.start_backward();
+  for (const int bucket : arrivals) plan.note_gradient(3 - bucket);
+  plan.finish_backward();
+}
+
+}  // namespace
+
+TEST_CASE("departure plan: before there is a plan buckets go in the order of the layout, when complete") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    RankState state(kFour, communicator, {});
+    DeparturePlan plan(state.buckets);
+    expect(!plan.made(), "a plan before make()");
+    plan.start_backward();
+    expect_order(take_complete(plan), {}, "nothing has arrived");
+    plan.note_gradient(3 - 1);
+    expect_order(take_complete(plan), {}, "bucket 1 waits for bucket 0");
+    plan.note_gradient(3 - 3);
+    plan.note_gradient(3 - 0);
+    expect_order(take_complete(plan), {0, 1}, "bucket 3 waits for bucket 2");
+    expect_order(take_rest(plan), {2, 3}, "the rest, whatever it has");
+    expect(!plan.take() && !plan.take_complete(), "all have departed");
+    plan.finish_backward();
+    plan.begin_again();
+    plan.start_backward();
+    expect_order(take_complete(plan), {}, "arrivals of the backward before do not count");
+    expect_order(take_rest(plan), {0, 1, 2, 3}, "once more");
+  });
+}
+
+TEST_CASE("departure plan: a bucket is complete when each of its parameters has had its gradient") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    // One bucket of parameters 2, 1 and 0.
+    RankState state({{{1}}, {{1}}, {{1}}}, communicator, {}, 1000);
+    expect(state.buckets.count() == 1, "the test needs one bucket");
+    DeparturePlan plan(state.buckets);
+    plan.start_backward();
+    plan.note_gradient(0);
+    plan.note_gradient(2);
+    plan.note_gradient(2);  // not instead of the one that is missing
+    expect_order(take_complete(plan), {}, "parameter 1 is missing");
+    plan.note_gradient(1);
+    expect_order(take_complete(plan), {0}, "all are there");
+  });
+}
+
+TEST_CASE("departure plan: frozen buckets have no part in it") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    RankState state({{{1}}, {{1}}, {{1}, false, kFrozen}}, communicator, {});
+    expect(state.buckets.count() == 3, "the test needs three buckets");
+    DeparturePlan plan(state.buckets);
+    plan.start_backward();
+    expect_order(take_rest(plan), {0, 1}, "trained buckets only");
+  });
+}
+
+TEST_CASE("departure plan: all ranks go by rank 0's order of completion") {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    check_on_ranks(ranks, false, [](Communicator& communicator) {
+      RankState state(kFour, communicator, {});
+      DeparturePlan plan(state.buckets);
+      const std::vector<std::vector<int>> orders = {{2, 0, 3, 1}, {0, 1, 2, 3}, {3, 2, 1, 0}};
+      backward(plan, orders[communicator.rank()]);
+      plan.make(communicator);
+      expect(plan.made(), "no plan");
+      plan.begin_again();
+      plan.start_backward();
+      for (const int bucket : {0, 3}) plan.note_gradient(3 - bucket);
+      expect_order(take_complete(plan), {}, "it is bucket 2's turn");
+      plan.note_gradient(3 - 2);
+      expect_order(take_complete(plan), {2, 0, 3}, "bucket 1 is missing");
+      plan.note_gradient(3 - 1);
+      expect_order(take_complete(plan), {1}, "the last one");
+    });
+  }
+}
+
+TEST_CASE("departure plan: a bucket completes with the last gradient of its parameters") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    // Bucket 0: parameters 3 and 2. Bucket 1: parameters 1 and 0.
+    RankState state(kFour, communicator, {}, 2 * kAlignment);
+    expect(state.buckets.count() == 2, "the test needs two buckets");
+    DeparturePlan plan(state.buckets);
+    plan.start_backward();
+    for (const int parameter : {3, 1, 0, 2}) plan.note_gradient(parameter);
+    plan.finish_backward();
+    plan.make(communicator);
+    expect_order(take_rest(plan), {1, 0}, "bucket 0 began first and was complete last");
+  });
+}
+
+TEST_CASE("departure plan: what some rank left unused, or used twice, departs last") {
+  struct Scenario {
+    std::string name;
+    std::vector<std::vector<int>> arrivals;  // by rank
+    std::vector<int> order;                  // of departure, by rank 0's arrivals
+  };
+  const std::vector<Scenario> scenarios = {
+      {"unused on rank 1", {{3, 2, 1, 0}, {3, 1, 0}}, {3, 1, 0, 2}},
+      {"unused on rank 0", {{3, 1, 0}, {3, 2, 1, 0}}, {3, 1, 0, 2}},
+      {"unused everywhere", {{1, 0, 3}, {3, 0, 1}}, {1, 0, 3, 2}},
+      {"used twice on rank 1", {{3, 2, 1, 0}, {3, 3, 2, 1, 0}}, {2, 1, 0, 3}},
+      {"used twice on rank 0", {{1, 0, 1, 2, 3}, {3, 2, 1, 0}}, {0, 2, 3, 1}},
+      // Among the last ones rank 0's order counts too, and what it has not seen goes behind what it has.
+      {"one of each", {{2, 0, 3, 1}, {2, 2, 0, 3}}, {0, 3, 2, 1}},
+      {"unused on rank 0 and twice on rank 1", {{3, 1, 0}, {3, 3, 2, 1, 0}}, {1, 0, 3, 2}},
+      {"rank 0 used nothing", {{}, {3, 2, 1, 0}}, {0, 1, 2, 3}},
+  };
+  for (const Scenario& scenario : scenarios) {
+    INFO(scenario.name);
+    check_on_ranks(2, false, [&](Communicator& communicator) {
+      RankState state(kFour, communicator, {});
+      DeparturePlan plan(state.buckets);
+      backward(plan, scenario.arrivals[communicator.rank()]);
+      plan.make(communicator);
+      expect_order(take_rest(plan), scenario.order, scenario.name);
+    });
+  }
+}
+
+TEST_CASE("departure plan: as many gradients are expected as any backward has brought") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    RankState state(kFour, communicator, {});
+    DeparturePlan plan(state.buckets);
+    plan.start_backward();
+    for (const int bucket : {0, 0, 0, 1}) plan.note_gradient(3 - bucket);
+    expect_order(take_complete(plan), {0, 1}, "one gradient is expected at first");
+    plan.finish_backward();
+
+    for (int round = 0; round < 2; ++round) {
+      plan.begin_again();
+      plan.start_backward();
+      plan.note_gradient(3 - 0);
+      plan.note_gradient(3 - 1);
+      plan.note_gradient(3 - 0);
+      expect_order(take_complete(plan), {}, "two of three");
+      plan.note_gradient(3 - 0);
+      expect_order(take_complete(plan), {0, 1}, "all three");
+      plan.finish_backward();
+
+      // A backward that brings fewer does not lower what is expected: the bucket goes with the rest.
+      plan.begin_again();
+      backward(plan, {0});
+      expect_order(take_complete(plan), {}, "one of three");
+      expect_order(take_rest(plan), {0, 1, 2, 3}, "what is left when backward ends");
+    }
+  });
+}
+
+}  // namespace zerorun::testing

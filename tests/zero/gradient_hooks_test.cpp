@@ -1,0 +1,212 @@
+// The gradient reducer's hooks beside the program's own, and what it says of gradients that it did not get or
+// that are not finite.
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "device/step_facts.h"
+#include "tests/zero/rank_state.h"
+#include "zero/gradient_reducer.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Hook = torch::autograd::PostAccumulateGradHook;
+
+// The program's: counts its calls, or takes the gradient away.
+struct ProgramHook : Hook {
+  ProgramHook(int& calls, bool takes_away) : calls(&calls), takes_away(takes_away) {}
+  void operator()(const at::Tensor& tensor) override {
+    ++*calls;
+    if (takes_away) tensor.mutable_grad().reset();
+  }
+  int* calls;
+  bool takes_away;
+};
+
+Hook* add_hook(const at::Tensor& leaf, int& calls, bool takes_away = false) {
+  auto hook = std::make_unique<ProgramHook>(calls, takes_away);
+  Hook* added = hook.get();
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(hook));
+  return added;
+}
+
+Hook* hook_of(const at::Tensor& leaf) {
+  return torch::autograd::impl::post_acc_grad_hooks(leaf).get();
+}
+
+const std::vector<ParameterSpec> kSpecs = {{{4}}, {{2, 3}}, {{40}}};
+
+// One rank's reducer over parameters that are always there.
+struct Run {
+  explicit Run(Communicator& communicator, const ReducerOptions& options = {.policy = policy_of(2)})
+      : state(kSpecs, communicator, {}, 1000) {
+    reducer.emplace(state.buckets, state.store, communicator, options);
+  }
+
+  // Gives parameter number `index` the gradient `value`, everywhere.
+  void backward(int index, double value) {
+    reducer->start_backward(true);
+    (state.leaves[index] * value).sum().backward();
+    reducer->finish_backward();
+  }
+
+  RankState state;
+  std::optional<GradientReducer> reducer;
+};
+
+// Finishes a window and says what the tally has of it.
+std::optional<GradientReducer::NotFinite> find_not_finite(Run& run) {
+  run.reducer->finish_window();
+  Tally tally;
+  std::memcpy(&tally, run.reducer->tally().const_data_ptr(), sizeof tally);
+  const int64_t number = number_in(tally.gradient);
+  if (number == 0) return {};
+  return run.reducer->not_finite(number);
+}
+
+}  // namespace
+
+TEST_CASE("hooks of the program run as before, and are what is left when the reducer has gone") {
+  check_on_ranks(2, false, [](Communicator& communicator) {
+    int calls = 0;
+    RankState state(kSpecs, communicator, {}, 1000);
+    Hook* added = add_hook(state.leaves[1], calls);
+    {
+      GradientReducer reducer(state.buckets, state.store, communicator, {.policy = policy_of(2)});
+      expect(hook_of(state.leaves[1]) != added, "the reducer has no hook");
+      reducer.start_backward(true);
+      ((state.leaves[0].sum() + state.leaves[1].sum()) * 3).backward();
+      reducer.finish_backward();
+      reducer.finish_window();
+      expect(calls == 1, "the program's hook did not run once");
+      // p2 at 0, p1 at 64, p0 at 96.
+      const at::Tensor expected = at::zeros({reducer.gradient(0).numel() * 2});
+      expected.narrow(0, 64, 6).fill_(6);
+      expected.narrow(0, 96, 4).fill_(6);
+      expect_equal(reducer.gradient(0), state.buckets.slice(0, expected, communicator.rank()), "sums");
+      expect(!state.leaves[1].grad().defined(), "grad() was kept");
+    }
+    expect(hook_of(state.leaves[0]) == nullptr, "a hook is left that was not there before");
+    expect(hook_of(state.leaves[1]) == added, "the program's hook is not back");
+    (state.leaves[0].sum() + state.leaves[1].sum()).backward();
+    expect(calls == 2, "the program's hook does not run any more");
+    expect_equal(state.leaves[0].grad(), at::ones({4}), "the gradient afterwards");
+    expect_equal(state.leaves[1].grad(), at::ones({2, 3}), "of the parameter with a hook");
+  });
+}
+
+TEST_CASE("hooks that come after the reducer's stay when it goes") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    int calls = 0;
+    Run run(communicator);
+    Hook* added = add_hook(run.state.leaves[0], calls);
+    run.reducer.reset();
+    expect(hook_of(run.state.leaves[0]) == added, "the program's hook has gone");
+    run.state.leaves[0].sum().backward();
+    expect(calls == 1, "the program's hook did not run");
+    expect_equal(run.state.leaves[0].grad(), at::ones({4}), "the gradient");
+  });
+}
+
+TEST_CASE("hooks that take a gradient away are named by its parameter") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    int calls = 0;
+    RankState state(kSpecs, communicator, {}, 1000);
+    add_hook(state.leaves[1], calls, true);
+    GradientReducer reducer(state.buckets, state.store, communicator, {.policy = policy_of(2)});
+    reducer.start_backward(true);
+    expect_throws<UserError>([&] { state.leaves[1].sum().backward(); }, {"parameter p1", "taken away"},
+                             "backward");
+  });
+}
+
+TEST_CASE("gradients: what was there before the reducer is no part of its sums") {
+  check_on_ranks(2, false, [](Communicator& communicator) {
+    RankState state(kSpecs, communicator, {}, 1000);
+    (state.leaves[0] * 100).sum().backward();
+    GradientReducer reducer(state.buckets, state.store, communicator, {.policy = policy_of(0)});
+    expect(!state.leaves[0].grad().defined(), "grad() was kept");
+    reducer.start_backward(true);
+    state.leaves[0].sum().backward();
+    reducer.finish_backward();
+    reducer.finish_window();
+    expect_equal(state.buckets.view(0, reducer.gradient(0)), at::full({4}, 2.0), "sums");
+  });
+}
+
+TEST_CASE("gradients: one that comes from outside of a backward of the engine is noticed, and named") {
+  for (int stage = 0; stage < 3; ++stage) {
+    check_on_ranks(1, false, [&](Communicator& communicator) {
+      Run run(communicator, {.policy = policy_of(stage)});
+      expect(!run.reducer->bypassed(), "before");
+      run.backward(1, 1);
+      expect(!run.reducer->bypassed(), "a backward of the engine");
+      run.state.leaves[2].sum().backward();
+      run.state.leaves[0].sum().backward();
+      expect(run.reducer->bypassed() == 2, "the first one that came from outside");
+      expect_equal(run.state.leaves[2].grad(), at::ones({40}), "its gradient stays with it");
+      run.reducer->finish_window();
+      expect_equal(run.state.buckets.view(1, run.reducer->gradient(0)), at::ones({2, 3}), "what came inside");
+      expect(!run.state.buckets.view(2, run.reducer->gradient(0)).any().item<bool>(), "what came outside");
+    });
+  }
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    Run run(communicator);
+    run.reducer->start_backward(true);
+    run.reducer->abandon_backward();  // it threw
+    run.state.leaves[1].sum().backward();
+    expect(run.reducer->bypassed() == 1, "after a backward that was abandoned");
+  });
+}
+
+TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {
+  struct Scenario {
+    std::string name;
+    std::vector<std::pair<int, double>> backwards;  // parameters and what all elements of their gradients are
+    Dtype communication;
+    std::optional<int> parameter;
+    bool too_large;
+  };
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::vector<Scenario> scenarios = {
+      {"all finite", {{0, 1}, {1, 60000}, {2, -3}}, Dtype::fp16, {}, false},
+      {"infinite", {{0, 1}, {1, kInfinity}, {2, 1}}, Dtype::fp32, 1, false},
+      {"NaN", {{0, 1}, {2, std::nan("")}}, Dtype::fp32, 2, false},
+      {"the first of two", {{2, -kInfinity}, {0, std::nan("")}}, Dtype::bf16, 2, false},
+      {"too large for fp16", {{1, 1e5}, {0, kInfinity}}, Dtype::fp16, 1, true},
+      {"the same in fp32", {{1, 1e5}, {0, kInfinity}}, Dtype::fp32, 0, false},
+      {"infinite in fp16", {{2, 1}, {0, kInfinity}, {1, 1e5}}, Dtype::fp16, 0, false},
+  };
+  for (const Scenario& scenario : scenarios) {
+    for (int stage = 0; stage < 3; ++stage) {
+      INFO(scenario.name << ", stage " << stage);
+      check_on_ranks(2, false, [&](Communicator& communicator) {
+        Run run(communicator, {.policy = policy_of(stage),
+                               .communication = scenario.communication,
+                               .accumulation = Dtype::fp32,
+                               .accumulates = false});
+        // On rank 1 alone: rank 0's gradients are finite, and its tally says so.
+        const bool bad_rank = communicator.rank() == 1;
+        run.reducer->start_backward(true);
+        for (const auto& [parameter, value] : scenario.backwards) {
+          (run.state.leaves[parameter] * (bad_rank ? value : 1)).sum().backward();
+        }
+        run.reducer->finish_backward();
+        const auto found = find_not_finite(run);
+        const bool expects = bad_rank && scenario.parameter;
+        expect(found.has_value() == expects, found ? "found one" : "found none");
+        if (!expects) return;
+        expect(found->parameter == *scenario.parameter, "parameter " + std::to_string(found->parameter));
+        expect(found->too_large == scenario.too_large, "too large");
+      });
+    }
+  }
+}
+
+}  // namespace zerorun::testing

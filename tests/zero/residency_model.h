@@ -1,0 +1,128 @@
+// What the tests of Residency share: a rank's parameters in buckets of each kind, with a listener.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "tests/zero/rank_state.h"
+#include "zero/residency.h"
+
+namespace zerorun::testing {
+
+/// How a bucket's values are there.
+struct Kind {
+  std::string name;
+  bool partitioned;
+  bool shares_memory;  // the ranks do
+
+  bool comes_and_goes() const { return partitioned && !shares_memory; }
+  /// Whether raw access throws outside of scopes.
+  bool guarded() const { return partitioned || shares_memory; }
+};
+inline const std::vector<Kind> kKinds = {{"comes and goes", true, false},
+                                         {"whole", false, false},
+                                         {"shared whole", false, true},
+                                         {"shared partitioned", true, true}};
+
+/// Three parameters, each in a bucket of its own: that of parameter p is 2 - p. On 2 and 3 ranks the first
+/// spans all slices.
+class Model {
+ public:
+  static std::vector<ParameterSpec> specs(const Kind& kind) {
+    return {{{96}, kind.partitioned}, {{5, 7}, kind.partitioned}, {{64}, kind.partitioned}};
+  }
+
+  Model(const Kind& kind, Communicator& communicator, GatherLimits limits = {}, Dtype dtype = Dtype::fp32)
+      : kind(kind),
+        communicator(communicator),
+        state(specs(kind), communicator, {.marked = true, .shared = true, .dtype = dtype}),
+        leaves(state.leaves),
+        residency(state.buckets, communicator, limits, [this] { return in_training; }) {}
+  /// No rank's memory goes while another one reads it.
+  ~Model() {
+    if (std::uncaught_exceptions() == 0) communicator.barrier("the end")->wait();
+  }
+
+  static int bucket_of(int parameter) { return 2 - parameter; }
+  at::Tensor given(int parameter) const { return given_values(specs(kind), parameter); }
+
+  /// As Engine::step() does it. No rank writes while another one may still read.
+  void start_update() {
+    residency.finish_iteration();
+    communicator.barrier("in place of the norm")->wait();
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) residency.start_update(bucket);
+    state.buckets.follow_writes();
+  }
+  /// `add` times 1 more than the rank is added to this rank's slices.
+  void finish_update(double add) {
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
+      at::Tensor(state.buckets.shard(bucket)).add_(add * (communicator.rank() + 1));
+      residency.finish_update(bucket, communicator.world_size() > 1);
+    }
+  }
+  void update(double add) {
+    start_update();
+    finish_update(add);
+  }
+
+  /// For each element of the parameter 1 more than the rank that owns it.
+  at::Tensor owners(int parameter) const {
+    const auto [bucket, offset] = state.store.layout().placements[parameter];
+    const at::Tensor places = numbered(specs(kind)[parameter].sizes, static_cast<double>(offset));
+    return places.div(static_cast<double>(state.store.layout(bucket).slice_numel), "floor") + 1;
+  }
+
+  /// Reads all parameters, one operator each.
+  void expect_values(const std::vector<at::Tensor>& expected, const std::string& what) const {
+    for (int index = 0; index < 3; ++index) {
+      expect_equal(leaves[index], expected[index], what + ", " + parameter_name(index));
+    }
+  }
+  std::vector<at::Tensor> all_given() const { return {given(0), given(1), given(2)}; }
+
+  /// Raw access throws, unless the values are this rank's alone and there for good.
+  void expect_guarded(int parameter, const std::string& what) const {
+    const at::Tensor& leaf = leaves[parameter];
+    if (!kind.guarded()) {
+      (void)leaf.const_data_ptr();
+      return;
+    }
+    const std::string remedy = kind.partitioned ? "not gathered now" : "engine.synchronize()";
+    expect_throws<std::exception>([&] { (void)leaf.const_data_ptr(); }, {remedy}, what + ": reading");
+    expect_throws<std::exception>([&] { (void)leaf.mutable_data_ptr(); }, {remedy}, what + ": writing");
+  }
+
+  bool in_training = true;
+  Kind kind;
+  Communicator& communicator;
+  RankState state;
+  std::vector<at::Tensor> leaves;
+  Residency residency;
+};
+
+/// CHECKs `body(model)` on buckets of each kind.
+template <typename Body>
+void check_kinds(const std::vector<Kind>& kinds, int lowest_ranks, const Body& body,
+                 GatherLimits limits = {}) {
+  for (const Kind& kind : kinds) {
+    for (int ranks = lowest_ranks; ranks <= 3; ++ranks) {
+      INFO(kind.name);
+      check_on_ranks(ranks, kind.shares_memory, [&](Communicator& communicator) {
+        torch::NoGradGuard no_grad;
+        Model model(kind, communicator, limits);
+        body(model);
+      });
+    }
+  }
+}
+
+/// What stands in memory, without an operator.
+inline at::Tensor raw_values(const at::Tensor& leaf) {
+  return at::from_blob(leaf.mutable_data_ptr(), leaf.sizes(), leaf.scalar_type()).clone();
+}
+
+}  // namespace zerorun::testing
