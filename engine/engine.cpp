@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "comm/rendezvous.h"
 #include "device/dtypes.h"
+#include "engine/checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
 #include "engine/resolved_config.h"
@@ -147,6 +148,16 @@ Engine::NoSync Engine::no_sync() {
   return NoSync(state_);
 }
 
+std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
+                                              const CheckpointOptions& options) {
+  return zerorun::save_checkpoint(*state_, directory, tag, options, local_file_system());
+}
+
+RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
+                                           const RestoreOptions& options) {
+  return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
+}
+
 c10::Device Engine::device() const {
   return state_->communicator->device().location();
 }
@@ -214,8 +225,9 @@ int64_t Engine::skipped_steps() const {
 
 BytesByCategory Engine::bytes_by_category() const {
   BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
-                        .buffers = state_->buffer_bytes,
                         .gathered = residency().resident_bytes};
+  for (const NamedTensor& other : state_->others)
+    bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
   auto category = [&](int bucket, StateKind kind) -> int64_t& {
     switch (kind) {
       case StateKind::value:

@@ -80,6 +80,19 @@ class Engine {
   /// Every loss is divided by gradient_accumulation_steps as always.
   [[nodiscard]] NoSync no_sync();
 
+  /// Writes all that training needs to go on into `directory`/`tag` (empty: "global_stepN"), and returns when
+  /// no crash can take it away (docs/checkpoint_format.md). A collective, between step() and the next
+  /// backward(), at an accumulation boundary. Ends raw access as step() does. Throws UserError on all ranks
+  /// when one of them cannot write: what was there before stays.
+  std::filesystem::path save_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
+                                        const CheckpointOptions& options = {});
+  /// Takes over what save_checkpoint() of any number of ranks, stage and precision has written (tag empty:
+  /// what `latest` names): the same bits where those are the same. A collective, where save_checkpoint() may
+  /// be called. Throws UserError on all ranks, naming the parameter, file or block; where that is found while
+  /// reading, some parameters are the checkpoint's already: load another one, or end the run.
+  RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
+                                     const RestoreOptions& options = {});
+
   /// Where the model's parameters and buffers are: the CPU, or this rank's GPU. Inputs go there too.
   c10::Device device() const;
   /// What parameters are in, and activations with them: float32, bfloat16 or float16.

@@ -97,9 +97,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication) {
   broadcast_others(parameters, *communicator);
-  for (const NamedTensor& other : parameters.others)
-    buffer_bytes += static_cast<int64_t>(other.tensor.nbytes());
-
+  others = std::move(parameters.others);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
 
@@ -174,6 +172,18 @@ void EngineState::check_not_failed(const std::string& call) const {
       "engine." + call +
       "() after a backward() that threw: its gradients are incomplete and the ranks may be out of "
       "step; end the run");
+}
+
+void EngineState::check_between_windows(const std::string& call) const {
+  check_not_failed(call);
+  if (open_scopes > 0) {
+    throw UserError("engine." + call + "() inside a GatheredParameters scope: close the scope before");
+  }
+  if (has_gradients || counts.micro % config.batch.gradient_accumulation_steps != 0) {
+    throw UserError("engine." + call +
+                    "() among the micro-steps of an optimizer step, whose gradients are not saved: call it "
+                    "behind the step() that ends with one (is_gradient_accumulation_boundary() before it)");
+  }
 }
 
 void EngineState::check_before_step() const {

@@ -61,6 +61,8 @@ struct EngineState {
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();
   void report_time();
+  /// Throws UserError unless a whole window of micro-steps has been stepped. `call`: "save_checkpoint".
+  void check_between_windows(const std::string& call) const;
   /// Of what the store keeps, per trained parameter, before anything is divided among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
@@ -81,7 +83,7 @@ struct EngineState {
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;  // fp16
-  int64_t buffer_bytes = 0;
+  std::vector<NamedTensor> others;   // buffers and frozen parameters outside of buckets
   StepTimer timer;
   StepOutcome outcome;
   bool open_step = false;  // the last step is not concluded

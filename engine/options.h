@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,24 @@ struct InitializeOptions {
   /// other outputs. It is created if it does not exist; empty: nothing is written.
   std::filesystem::path output_folder;
   bool log_config = false;  // rank 0 logs the config's notes too, not only its warnings
+};
+
+struct CheckpointOptions {
+  std::string client_state = "null";  // the program's own JSON, which load_checkpoint() gives back; rank 0's
+  bool save_latest = true;            // `latest` names this checkpoint from now on
+};
+
+struct RestoreOptions {
+  /// The model's parameters and buffers are exactly those of the checkpoint; else what only one side has is
+  /// left as it is.
+  bool strict = true;
+  bool optimizer_states = true;  // else the optimizer starts anew
+  bool counters = true;          // step counts, schedule, loss scale, random generators
+};
+
+struct RestoredCheckpoint {
+  std::filesystem::path path;
+  std::string client_state;  // JSON
 };
 
 }  // namespace zerorun

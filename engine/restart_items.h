@@ -2,17 +2,14 @@
 // generators. One list, so that whoever saves or restores it forgets none. Used by the engine's thread.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "checkpoint/manifest.h"
 #include "engine/engine_state.h"
 
 namespace zerorun {
-
-using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
 
 struct RestartItem {
   std::string name;  // "steps.global", "generator.cpu"

@@ -112,23 +112,29 @@ StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& c
 void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Corpus& corpus,
            const Sampler& sampler) {
   const bool talks = engine.communicator().rank() == 0;
+  const int64_t first = engine.global_steps();
   std::optional<CsvLog> csv;
   std::optional<Progress> progress;
   if (talks && !options.csv.empty()) csv.emplace(options.csv);
   if (talks) {
-    progress.emplace(options.steps, sampler.train_batch_size() * options.model.positions,
+    progress.emplace(first, options.steps, sampler.train_batch_size() * options.model.positions,
                      engine.config().steps_per_print);
   }
   engine.train();
-  for (int64_t step = 0; step < options.steps; ++step) {
+  for (int64_t step = first; step < options.steps; ++step) {
     const StepRecord record = train_step(step, model, engine, corpus, sampler);
     if (csv) csv->write(record);
     if (progress) progress->step_done(record);
+    const bool due = options.save_every > 0 && (step + 1) % options.save_every == 0;
+    if (!options.save_dir.empty() && (due || step + 1 == options.steps)) {
+      engine.save_checkpoint(options.save_dir);
+    }
   }
   if (!progress) return;
   progress->finish();
-  if (engine.communicator().world_size() == 1 || options.steps == 0) return;
-  const int64_t micro_steps = options.steps * engine.config().batch.gradient_accumulation_steps;
+  const int64_t steps = options.steps - first;
+  if (engine.communicator().world_size() == 1 || steps <= 0) return;
+  const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }
 
@@ -164,7 +170,10 @@ int run(int argc, char** argv) {
   initialize_options.output_folder = options->output_folder();
   Engine engine = initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
+  RestoredCheckpoint restored;
+  if (!options->resume.empty()) restored = engine.load_checkpoint(options->resume);
   if (talks) introduce(*options, corpus, sampler, engine, model);
+  if (talks && !restored.path.empty()) std::printf("resumed from %s\n", restored.path.c_str());
 
   train(*options, model, engine, corpus, sampler);
   if (!options->save.empty()) {

@@ -23,7 +23,7 @@ void check_ranges(const ProgramOptions& options) {
       {"--layers", model.layers, 1, 1000},          {"--hidden", model.hidden, 1, 1 << 16},
       {"--heads", model.heads, 1, 1 << 16},         {"--vocab", model.vocab, 256, 1 << 20},
       {"--seq", model.positions, 2, 1 << 20},       {"--steps", options.steps, 0, 1'000'000'000},
-      {"--generate", options.generate, 0, 1 << 20},
+      {"--generate", options.generate, 0, 1 << 20}, {"--save-every", options.save_every, 0, 1'000'000'000},
   };
   for (const Range& range : ranges) {
     if (range.min <= range.value && range.value <= range.max) continue;
@@ -75,6 +75,10 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   app.add_option("--init", options.init, "initial weights, .safetensors")->type_name("FILE");
   app.add_option("--save", options.save, "where to write the trained weights, .safetensors")
       ->type_name("FILE");
+  app.add_option("--save-dir", options.save_dir, "folder for checkpoints, one at the end")->type_name("DIR");
+  app.add_option("--save-every", options.save_every, "and one every so many optimizer steps (0: none)");
+  app.add_option("--resume", options.resume, "folder of checkpoints, whose latest is gone on from")
+      ->type_name("DIR");
   app.add_option("--csv", options.csv, "where to write a line a step")->type_name("FILE");
   app.add_flag("--sequential", options.sequential, "read the text from front to back instead of shuffled");
   app.add_option("--generate", options.generate, "bytes of text to write at the end");
@@ -86,6 +90,10 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   check_ranges(options);
   check_output("--save", options.save);
   check_output("--csv", options.csv);
+  if (options.save_every > 0 && options.save_dir.empty()) {
+    throw UserError("--save-every " + std::to_string(options.save_every) +
+                    " without --save-dir: name a folder");
+  }
   return options;
 }
 

@@ -69,14 +69,16 @@ std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_ste
                       static_cast<long long>(residency.departures));
 }
 
-Progress::Progress(int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print)
-    : steps_(steps),
+Progress::Progress(int64_t first, int64_t steps, int64_t tokens_per_step,
+                   std::optional<int64_t> steps_per_print)
+    : first_step_(first),
+      steps_(steps),
       tokens_per_step_(tokens_per_step),
       steps_per_print_(steps_per_print),
       terminal_(on_terminal()) {}
 
 std::string Progress::line(const StepRecord& record, Clock::time_point now) const {
-  const auto done = static_cast<double>(record.step + 1);
+  const auto done = static_cast<double>(record.step + 1 - first_step_);
   const double elapsed = seconds(now - start_);
   const double rate = done * static_cast<double>(tokens_per_step_) / elapsed;
   const double remaining = elapsed / done * static_cast<double>(steps_ - record.step - 1);
@@ -103,7 +105,7 @@ void Progress::step_done(const StepRecord& record) {
 void Progress::finish() {
   if (!first_loss_) return;
   const double elapsed = seconds(Clock::now() - start_);
-  const auto steps = static_cast<double>(last_.step + 1);
+  const auto steps = static_cast<double>(last_.step + 1 - first_step_);
   std::printf("%s%.0f steps in %s: loss %.4f -> %.4f, %.0f tokens/s", terminal_ ? "\n" : "", steps,
               minutes(elapsed).c_str(), *first_loss_, last_.loss,
               steps * static_cast<double>(tokens_per_step_) / elapsed);

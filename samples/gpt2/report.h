@@ -21,7 +21,8 @@ std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_ste
 /// On a terminal one live line; elsewhere a line every `steps_per_print` steps. Standard output.
 class Progress {
  public:
-  Progress(int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print);
+  /// `first`: the step that this run begins with.
+  Progress(int64_t first, int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print);
 
   void step_done(const StepRecord& record);
   /// Ends the live line and says how it went.
@@ -32,6 +33,7 @@ class Progress {
 
   std::string line(const StepRecord& record, Clock::time_point now) const;
 
+  int64_t first_step_;
   int64_t steps_;
   int64_t tokens_per_step_;
   std::optional<int64_t> steps_per_print_;

@@ -19,7 +19,9 @@ void check_bytes(const StateTraining& training, const Recording& recording, cons
   int64_t kept = 0;
   store.for_each([&](int, const StateTensor& state) { kept += store.bytes(state); });
   const BytesByCategory bytes = training.engine->bytes_by_category();
-  const int64_t beside = training.state->buffer_bytes;  // stays where the program has it
+  int64_t beside = 0;  // stays where the program has it
+  for (const NamedTensor& other : training.state->others)
+    beside += static_cast<int64_t>(other.tensor.nbytes());
   expect(bytes.model_states() + bytes.buffers - beside == kept,
          when + ": the categories are not what is kept");
   const int64_t rest = recording.live_bytes - kept - bytes.buckets - bytes.gathered;

@@ -85,6 +85,9 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
       {config + "--steps many", "--steps"},
       {config + "--layers 0", "--layers 0: expected 1 to"},
       {config + "--steps -1", "--steps -1"},
+      {config + "--save-every 2", "--save-every 2 without --save-dir"},
+      {config + data + "--steps 1 --resume " + (folder / "nowhere").string(),
+       "nowhere has no file \"latest\""},
       {config + "--vocab 255", "--vocab 255: expected 256"},
       {config + "--seq 1", "--seq 1: expected 2"},
       {config + "--hidden 64 --heads 5", "--heads 5 does not divide --hidden 64"},
@@ -216,6 +219,45 @@ TEST_CASE("saved weights are a starting point: loading and saving them gives the
   REQUIRE(run(folder, base + copy + " --steps 0 --seed 99 --init " + trained).exit_code == 0);
   CHECK(read_file(copy) == read_file(trained));
   CHECK(read_file(copy).size() > 1000);
+}
+
+TEST_CASE("a run that is resumed goes on with the same losses and weights, at other stages and ranks too") {
+  const TemporaryFolder folder;
+  const std::string text = write_text(folder);
+  auto train = [&](int ranks, int stage, const std::string& flags) {
+    const std::string config =
+        write_config(folder, 4 / ranks, 1, R"({"stage": )" + std::to_string(stage) + "}");
+    const Outcome outcome =
+        run(folder, kBin + "zerorun --num_gpus " + std::to_string(ranks) + " " + kBin + "gpt2" + kTiny +
+                        "--generate 0 --data " + text + " --deepspeed " + config + " " + flags);
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 0);
+    return outcome.out;
+  };
+  const std::string saves = folder / "saves";
+  const std::string straight = folder / "straight.csv";
+  const std::string weights = folder / "weights";
+  train(2, 1, "--steps 6 --csv " + straight + " --save-dir " + saves + " --save-every 3 --save " + weights);
+  CHECK(read_file(folder / "saves/latest") == "global_step6\n");
+  folder.write("saves/latest", "global_step3\n");
+  const std::vector<double> losses = column(read_csv(straight), "loss");
+  const std::string resumed = folder / "resumed.csv";
+  auto resume = [&](int ranks, int stage) {
+    const std::string out =
+        train(ranks, stage,
+              "--steps 6 --csv " + resumed + " --resume " + saves + " --save " + weights + ".resumed");
+    CHECK_THAT(out, Contains("resumed from " + saves + "/global_step3"));
+    return column(read_csv(resumed), "loss");
+  };
+  const std::vector<double> rest(losses.begin() + 3, losses.end());
+  for (const int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    CHECK(resume(2, stage) == rest);
+    CHECK(read_file(weights) == read_file(weights + ".resumed"));
+  }
+  const std::vector<double> on_four = resume(4, 3);
+  REQUIRE(on_four.size() == rest.size());
+  for (size_t i = 0; i < rest.size(); ++i) CHECK(on_four[i] == Approx(rest[i]).epsilon(1e-6));
 }
 
 TEST_CASE("on a terminal there is one live line of at most 100 columns") {

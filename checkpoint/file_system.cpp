@@ -1,0 +1,191 @@
+#include "checkpoint/file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+int64_t result_of(int64_t result) {
+  return result < 0 ? -errno : result;
+}
+
+class LocalFileSystem : public FileSystem {
+ public:
+  int create(const fs::path& file) override {
+    return static_cast<int>(result_of(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)));
+  }
+  int open(const fs::path& file) override {
+    return static_cast<int>(result_of(::open(file.c_str(), O_RDONLY | O_CLOEXEC)));
+  }
+  void close(int file) override { ::close(file); }
+  int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
+    return result_of(::pwrite(file, bytes.data(), bytes.size(), offset));
+  }
+  int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override {
+    return result_of(::pread(file, bytes.data(), bytes.size(), offset));
+  }
+  int64_t size(int file) override {
+    struct stat status {};
+    const int64_t result = result_of(::fstat(file, &status));
+    return result < 0 ? result : status.st_size;
+  }
+  int sync(int file) override { return static_cast<int>(result_of(::fsync(file))); }
+
+  int make_folder(const fs::path& folder) override {
+    return static_cast<int>(result_of(::mkdir(folder.c_str(), 0777)));
+  }
+  int sync_folder(const fs::path& folder) override {
+    const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return opened.is_open() ? sync(opened.get()) : -errno;
+  }
+  int rename(const fs::path& from, const fs::path& to) override {
+    return static_cast<int>(result_of(::rename(from.c_str(), to.c_str())));
+  }
+  int exchange(const fs::path& one, const fs::path& other) override {
+    return static_cast<int>(
+        result_of(::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE)));
+  }
+  int remove_file(const fs::path& file) override {
+    return static_cast<int>(result_of(::unlink(file.c_str())));
+  }
+  int remove_folder(const fs::path& folder) override {
+    return static_cast<int>(result_of(::rmdir(folder.c_str())));
+  }
+  std::optional<std::vector<std::string>> list(const fs::path& folder) override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
+    if (!opened) return std::nullopt;
+    std::vector<std::string> names;
+    while (const dirent* entry = ::readdir(opened.get())) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+};
+
+const char* remedy_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return ": make room on that disk, or save somewhere else";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return ": save where this user may write";
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void fail(const fs::path& path, const std::string& what, int error) {
+  throw UserError(path.string() + " cannot be " + what + ": " + std::strerror(error) + remedy_of(error));
+}
+
+// One transfer at a time until all is through.
+template <typename Bytes, typename Transfer>
+void transfer_all(Bytes bytes, int64_t offset, const fs::path& path, const char* what,
+                  const Transfer& transfer) {
+  while (!bytes.empty()) {
+    const int64_t count = transfer(bytes, offset);
+    if (count == -EINTR) continue;
+    if (count < 0) fail(path, what, static_cast<int>(-count));
+    if (count == 0) {
+      throw UserError(path.string() + " cannot be " + what + ": it ends at byte " + std::to_string(offset) +
+                      ", " + std::to_string(bytes.size()) + " bytes too early");
+    }
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += count;
+  }
+}
+
+}  // namespace
+
+FileSystem& local_file_system() {
+  static LocalFileSystem files;
+  return files;
+}
+
+void check_done(int result, const fs::path& path, const std::string& what) {
+  if (result < 0) fail(path, what, -result);
+}
+
+OpenFile OpenFile::create(FileSystem& files, const fs::path& path) {
+  const int file = files.create(path);
+  check_done(file, path, "made");
+  return {files, path, file};
+}
+
+OpenFile OpenFile::open(FileSystem& files, const fs::path& path) {
+  const int file = files.open(path);
+  check_done(file, path, "opened");
+  return {files, path, file};
+}
+
+OpenFile::~OpenFile() {
+  if (file_ >= 0) files_->close(file_);
+}
+
+OpenFile::OpenFile(OpenFile&& other) noexcept
+    : files_(other.files_), path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)) {}
+
+void OpenFile::write(std::span<const std::byte> bytes, int64_t offset) {
+  transfer_all(bytes, offset, path_, "written",
+               [this](auto rest, int64_t at) { return files_->write(file_, rest, at); });
+}
+
+void OpenFile::read(std::span<std::byte> bytes, int64_t offset) const {
+  transfer_all(bytes, offset, path_, "read",
+               [this](auto rest, int64_t at) { return files_->read(file_, rest, at); });
+}
+
+int64_t OpenFile::size() const {
+  const int64_t bytes = files_->size(file_);
+  if (bytes < 0) fail(path_, "read", static_cast<int>(-bytes));
+  return bytes;
+}
+
+void OpenFile::sync() {
+  check_done(files_->sync(file_), path_, "synced");
+}
+
+std::optional<std::string> read_text(FileSystem& files, const fs::path& path) {
+  const int number = files.open(path);
+  if (number == -ENOENT || number == -ENOTDIR) return std::nullopt;
+  check_done(number, path, "opened");
+  files.close(number);
+  const OpenFile file = OpenFile::open(files, path);
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+void write_text(FileSystem& files, const fs::path& path, const std::string& text) {
+  OpenFile file = OpenFile::create(files, path);
+  file.write(std::as_bytes(std::span(text)), 0);
+  file.sync();
+}
+
+void remove_flat_folder(FileSystem& files, const fs::path& folder) {
+  const auto names = files.list(folder);
+  if (!names) return;
+  for (const std::string& name : *names)
+    check_done(files.remove_file(folder / name), folder / name, "removed");
+  check_done(files.remove_folder(folder), folder, "removed");
+}
+
+}  // namespace zerorun

@@ -1,0 +1,82 @@
+// All that checkpoints ask of the operating system, as one small interface: tests put errors, short counts
+// and death behind it. Any thread; a file is used by one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+/// As the system calls have it, with -errno in place of -1 and errno. Folders are named by their paths; a
+/// name is on the disk for good once its folder is synced, a file's bytes once the file is.
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  /// Makes a file for reading and writing, which must not exist. Returns its number.
+  virtual int create(const std::filesystem::path& file) = 0;
+  virtual int open(const std::filesystem::path& file) = 0;
+  virtual void close(int file) = 0;
+  /// Bytes that were written or read: maybe fewer than asked for; 0 at a file's end.
+  virtual int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) = 0;
+  virtual int64_t read(int file, std::span<std::byte> bytes, int64_t offset) = 0;
+  virtual int64_t size(int file) = 0;
+  virtual int sync(int file) = 0;
+
+  virtual int make_folder(const std::filesystem::path& folder) = 0;
+  virtual int sync_folder(const std::filesystem::path& folder) = 0;
+  /// Replaces a file of the new name.
+  virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
+  /// The two change places, at once.
+  virtual int exchange(const std::filesystem::path& one, const std::filesystem::path& other) = 0;
+  virtual int remove_file(const std::filesystem::path& file) = 0;
+  virtual int remove_folder(const std::filesystem::path& folder) = 0;  // an empty one
+  /// Names in the folder, sorted; absent where it cannot be read.
+  virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
+};
+
+/// This machine's.
+FileSystem& local_file_system();
+
+/// A file that is open. Throws UserError naming it, what was tried and the system's reason.
+class OpenFile {
+ public:
+  static OpenFile create(FileSystem& files, const std::filesystem::path& path);
+  static OpenFile open(FileSystem& files, const std::filesystem::path& path);
+  ~OpenFile();
+  OpenFile(OpenFile&& other) noexcept;
+  OpenFile& operator=(OpenFile&&) = delete;
+
+  /// All of `bytes`.
+  void write(std::span<const std::byte> bytes, int64_t offset);
+  void read(std::span<std::byte> bytes, int64_t offset) const;
+  int64_t size() const;
+  void sync();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  OpenFile(FileSystem& files, std::filesystem::path path, int file)
+      : files_(&files), path_(std::move(path)), file_(file) {}
+
+  FileSystem* files_;
+  std::filesystem::path path_;
+  int file_;  // -1: moved away
+};
+
+/// What the calls on names return, as OpenFile's errors. `what`: "renamed to x".
+void check_done(int result, const std::filesystem::path& path, const std::string& what);
+
+/// The file's text; absent where there is no such file.
+std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
+/// Makes `path`, which must not exist, and syncs it.
+void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
+/// Removes a folder with the files in it, where it is there.
+void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
+
+}  // namespace zerorun

@@ -1,0 +1,229 @@
+#include "checkpoint/manifest.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/checksums.h"
+
+namespace zerorun {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "zerorun checkpoint";
+constexpr int kVersion = 1;
+
+std::string hexadecimal(const std::vector<uint8_t>& bytes) {
+  static constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  auto digit = [&](char c) -> int {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    throw UserError("\"" + text.substr(0, 20) + "\": expected hexadecimal digits");
+  };
+  if (text.size() % 2 != 0) throw UserError("an odd number of hexadecimal digits");
+  std::vector<uint8_t> bytes(text.size() / 2);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>(16 * digit(text[2 * i]) + digit(text[2 * i + 1]));
+  }
+  return bytes;
+}
+
+json to_value(const RestartValue& value) {
+  if (const auto* bytes = std::get_if<std::vector<uint8_t>>(&value)) return hexadecimal(*bytes);
+  if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
+  return std::get<double>(value);
+}
+
+RestartValue from_value(const json& value) {
+  if (value.is_string()) return bytes_of(value.get<std::string>());
+  if (value.is_number_integer()) return value.get<int64_t>();
+  return value.get<double>();
+}
+
+json to_value(const StateFileFacts& file) {
+  json checksums = json::array();
+  for (const uint64_t checksum : file.checksums) checksums.push_back(to_hexadecimal(checksum));
+  json ranges = json::array();
+  for (const StateRange& range : file.ranges) {
+    ranges.push_back({{"parameter", range.parameter},
+                      {"state", range.state},
+                      {"dtype", range.dtype},
+                      {"begin", range.begin},
+                      {"numel", range.numel},
+                      {"offset", range.offset}});
+  }
+  return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
+}
+
+// An object with these keys, and others only where they begin with "x-".
+class Members {
+ public:
+  Members(const json& value, std::string where) : value_(&value), where_(std::move(where)) {
+    if (!value.is_object()) fail("expected an object");
+  }
+  const json& at(const std::string& key) {
+    ++taken_;
+    if (!value_->contains(key)) fail("\"" + key + "\" is missing");
+    return (*value_)[key];
+  }
+  template <typename T>
+  T get(const std::string& key) {
+    const json& value = at(key);
+    try {
+      return value.get<T>();
+    } catch (const json::exception& error) {
+      fail("\"" + key + "\": " + error.what());
+    }
+  }
+  void end() const {
+    size_t known = 0;
+    for (const auto& [key, value] : value_->items()) known += !key.starts_with("x-");
+    if (known != taken_) fail("there are keys that this version of ZeroRun does not know");
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const { throw UserError(where_ + ": " + what); }
+
+  const json* value_;
+  std::string where_;
+  size_t taken_ = 0;
+};
+
+int64_t count_in(Members& members, const std::string& key, const std::string& where) {
+  const auto count = members.get<int64_t>(key);
+  if (count < 0) throw UserError(where + ": \"" + key + "\" is negative");
+  return count;
+}
+
+StateFileFacts parse_file(const json& value, const std::string& where) {
+  Members members(value, where);
+  StateFileFacts file{.bytes = count_in(members, "bytes", where), .checksums = {}, .ranges = {}};
+  for (const json& checksum : members.at("checksums"))
+    file.checksums.push_back(from_hexadecimal(checksum.get<std::string>()));
+  if (static_cast<int64_t>(file.checksums.size()) != (file.bytes + kChecksumBlock - 1) / kChecksumBlock) {
+    throw UserError(where + ": expected a checksum for each MiB of " + std::to_string(file.bytes) + " bytes");
+  }
+  for (const json& entry : members.at("ranges")) {
+    Members range(entry, where);
+    file.ranges.push_back({.parameter = range.get<std::string>("parameter"),
+                           .state = range.get<std::string>("state"),
+                           .dtype = range.get<std::string>("dtype"),
+                           .begin = count_in(range, "begin", where),
+                           .numel = count_in(range, "numel", where),
+                           .offset = count_in(range, "offset", where)});
+    range.end();
+    const StateRange& added = file.ranges.back();
+    if (added.offset > file.bytes || added.numel > (file.bytes - added.offset) / element_bytes(added.dtype)) {
+      throw UserError(where + ": " + added.parameter + " goes beyond the file's end");
+    }
+  }
+  members.end();
+  return file;
+}
+
+SavedParameter parse_parameter(const json& value, const std::string& where) {
+  Members members(value, where);
+  SavedParameter parameter{.shape = members.get<std::vector<int64_t>>("shape"),
+                           .strides = members.get<std::vector<int64_t>>("strides"),
+                           .trained = members.get<bool>("trained")};
+  members.end();
+  return parameter;
+}
+
+json to_value(const RestartValues& numbers) {
+  json values = json::object();
+  for (const auto& [name, value] : numbers) values[name] = to_value(value);
+  return values;
+}
+
+RestartValues parse_numbers(const json& values) {
+  RestartValues numbers;
+  for (const auto& [name, value] : values.items()) numbers[name] = from_value(value);
+  return numbers;
+}
+
+Manifest parse_members(const json& value, const std::string& place) {
+  Members members(value, place);
+  const auto format = members.get<std::string>("format");
+  const auto version = members.get<int64_t>("version");
+  if (format != kFormat || version != kVersion) {
+    throw UserError(place + ": expected \"" + kFormat + "\", version " + std::to_string(kVersion) +
+                    ", found \"" + format + "\", version " + std::to_string(version) +
+                    ": read it with the ZeroRun that wrote it");
+  }
+  Manifest manifest{.tag = members.get<std::string>("tag"),
+                    .generation = members.get<int64_t>("generation"),
+                    .world_size = members.get<int>("world_size"),
+                    .stage = members.get<int>("stage"),
+                    .precision = members.get<std::string>("precision"),
+                    .parameters = {},
+                    .files = {},
+                    .numbers = {},
+                    .client_state = members.at("client_state").dump()};
+  for (const auto& [name, parameter] : members.at("parameters").items())
+    manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name);
+  for (const auto& [name, file] : members.at("files").items())
+    manifest.files[name] = parse_file(file, place + ": file " + name);
+  for (const json& numbers : members.at("numbers")) manifest.numbers.push_back(parse_numbers(numbers));
+  members.end();
+  return manifest;
+}
+
+}  // namespace
+
+std::string to_json(const Manifest& manifest) {
+  json parameters = json::object();
+  for (const auto& [name, parameter] : manifest.parameters) {
+    parameters[name] = {
+        {"shape", parameter.shape}, {"strides", parameter.strides}, {"trained", parameter.trained}};
+  }
+  json files = json::object();
+  for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
+  json numbers = json::array();
+  for (const RestartValues& of_rank : manifest.numbers) numbers.push_back(to_value(of_rank));
+  const json value = {{"format", kFormat},
+                      {"version", kVersion},
+                      {"tag", manifest.tag},
+                      {"generation", manifest.generation},
+                      {"world_size", manifest.world_size},
+                      {"stage", manifest.stage},
+                      {"precision", manifest.precision},
+                      {"parameters", std::move(parameters)},
+                      {"files", std::move(files)},
+                      {"numbers", std::move(numbers)},
+                      {"client_state", json::parse(manifest.client_state)}};
+  return value.dump(1) + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& place) {
+  try {
+    return parse_members(json::parse(text), place);
+  } catch (const json::exception& error) {
+    throw UserError(place + ": " + error.what());
+  }
+}
+
+std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers) {
+  json part = {{"files", json::object()}, {"numbers", to_value(numbers)}};
+  for (const auto& [name, file] : files) part["files"][name] = to_value(file);
+  return part.dump();
+}
+
+void add_part(Manifest& manifest, const std::string& text, const std::string& place) {
+  const json part = json::parse(text);
+  for (const auto& [name, file] : part.at("files").items())
+    manifest.files[name] = parse_file(file, place + ": file " + name);
+  manifest.numbers.push_back(parse_numbers(part.at("numbers")));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,45 @@
+// What a checkpoint says of itself: manifest.json. docs/checkpoint_format.md. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/state_file.h"
+
+namespace zerorun {
+
+/// A number or bytes that outlive a process, beside slices.
+using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
+using RestartValues = std::map<std::string, RestartValue>;
+
+struct SavedParameter {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;  // elements of a range are in the order of memory
+  bool trained = true;
+  friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
+};
+
+struct Manifest {
+  std::string tag;
+  int64_t generation = 0;  // optimizer steps that were applied
+  int world_size = 1;      // of the writer, as stage and precision
+  int stage = 0;
+  std::string precision;
+  std::map<std::string, SavedParameter> parameters;
+  std::map<std::string, StateFileFacts> files;
+  std::vector<RestartValues> numbers;  // by rank
+  std::string client_state = "null";   // JSON
+};
+
+std::string to_json(const Manifest& manifest);
+/// Throws UserError naming `place` and what is wrong.
+Manifest parse_manifest(const std::string& text, const std::string& place);
+
+/// One file's part of it, and what one rank adds to `numbers`: how ranks tell them to each other.
+std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
+void add_part(Manifest& manifest, const std::string& text, const std::string& place);
+
+}  // namespace zerorun

@@ -1,0 +1,109 @@
+#include "checkpoint/publication.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kLatest = "latest";
+constexpr const char* kPartialLatest = ".latest.partial";
+constexpr size_t kLongestTag = 200;
+
+// With all folders above it that are missing. A folder's name is safe once the folder above it is synced.
+void make_folders(FileSystem& files, const fs::path& folder) {
+  const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  int made = files.make_folder(folder);
+  if (made == -ENOENT && folder.has_parent_path()) {
+    make_folders(files, above);
+    made = files.make_folder(folder);
+  }
+  if (made == -EEXIST) return;
+  check_done(made, folder, "made");
+  check_done(files.sync_folder(above), above, "synced");
+}
+
+}  // namespace
+
+void check_tag(const std::string& tag) {
+  const bool named = !tag.empty() && tag.size() <= kLongestTag && tag.front() != '.' && tag != kLatest &&
+                     tag.find('/') == std::string::npos && tag.find('\n') == std::string::npos;
+  if (named) return;
+  throw UserError("checkpoint tag \"" + tag +
+                  "\": expected the name of a folder, without '/' and new lines, at most " +
+                  std::to_string(kLongestTag) + " bytes, not \"latest\", and no '.' in front");
+}
+
+fs::path partial_folder(const fs::path& directory, const std::string& tag) {
+  return directory / ("." + tag + ".partial");
+}
+
+Publication::Publication(FileSystem& files, fs::path directory, std::string tag)
+    : files_(&files), directory_(std::move(directory)), tag_(std::move(tag)) {
+  check_tag(tag_);
+  partial_ = partial_folder(directory_, tag_);
+  make_folders(files, directory_);
+  remove_flat_folder(files, partial_);
+  check_done(files.make_folder(partial_), partial_, "made");
+}
+
+Publication::~Publication() {
+  if (published_) return;
+  try {
+    remove_flat_folder(*files_, partial_);
+  } catch (const std::exception& error) {
+    log_warning(std::string("what is left of a checkpoint that failed stays: ") + error.what());
+  }
+}
+
+void Publication::publish(const std::string& manifest, bool save_latest) {
+  write_text(*files_, partial_ / kManifestName, manifest);
+  check_done(files_->sync_folder(partial_), partial_, "synced");
+  const fs::path folder = directory_ / tag_;
+  const bool replaces = files_->list(folder).has_value();
+  if (replaces) {
+    check_done(files_->exchange(partial_, folder), folder, "replaced (is this file system a local one?)");
+  } else {
+    check_done(files_->rename(partial_, folder), partial_, "renamed to " + folder.string());
+  }
+  published_ = true;
+  check_done(files_->sync_folder(directory_), directory_, "synced");
+  if (save_latest) name_latest();
+  if (replaces) remove_flat_folder(*files_, partial_);
+}
+
+void Publication::name_latest() {
+  const fs::path partial = directory_ / kPartialLatest;
+  const int removed = files_->remove_file(partial);
+  if (removed != -ENOENT) check_done(removed, partial, "removed");
+  write_text(*files_, partial, tag_ + "\n");
+  const fs::path latest = directory_ / kLatest;
+  check_done(files_->rename(partial, latest), partial, "renamed to " + latest.string());
+  check_done(files_->sync_folder(directory_), directory_, "synced");
+}
+
+std::vector<std::string> published_tags(FileSystem& files, const fs::path& directory) {
+  std::vector<std::string> tags;
+  for (const std::string& name : files.list(directory).value_or(std::vector<std::string>())) {
+    if (name.front() != '.' && name != kLatest && read_text(files, directory / name / kManifestName)) {
+      tags.push_back(name);
+    }
+  }
+  return tags;
+}
+
+std::optional<std::string> latest_tag(FileSystem& files, const fs::path& directory) {
+  std::optional<std::string> text = read_text(files, directory / kLatest);
+  if (!text) return std::nullopt;
+  while (text->ends_with('\n')) text->pop_back();
+  check_tag(*text);
+  return text;
+}
+
+}  // namespace zerorun

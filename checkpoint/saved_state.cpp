@@ -1,0 +1,75 @@
+#include "checkpoint/saved_state.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/publication.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+Manifest read_manifest(FileSystem& files, const fs::path& folder) {
+  const fs::path path = folder / kManifestName;
+  const auto text = read_text(files, path);
+  if (text) return parse_manifest(*text, path.string());
+  throw UserError(folder.string() + " is no checkpoint: it has no " + kManifestName);
+}
+
+}  // namespace
+
+SavedState::SavedState(FileSystem& files, fs::path folder)
+    : files_(&files), folder_(std::move(folder)), manifest_(read_manifest(files, folder_)) {
+  for (const auto& [name, file] : manifest_.files) {
+    for (const StateRange& range : file.ranges)
+      places_[{range.parameter, range.state}].push_back({name, range});
+  }
+  for (auto& [state, places] : places_) {
+    std::ranges::sort(places, {}, [](const Place& place) { return place.range.begin; });
+  }
+}
+
+const std::vector<SavedState::Place>* SavedState::places_of(const std::string& parameter,
+                                                            const std::string& state) const {
+  const auto found = places_.find({parameter, state});
+  return found == places_.end() ? nullptr : &found->second;
+}
+
+std::string SavedState::dtype_of(const std::string& parameter, const std::string& state) const {
+  const auto* places = places_of(parameter, state);
+  return places ? places->front().range.dtype : "";
+}
+
+StateFileReader& SavedState::reader_of(const std::string& file) {
+  auto& reader = readers_[file];
+  if (!reader) reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
+  return *reader;
+}
+
+void SavedState::read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
+                      std::span<std::byte> into) {
+  const std::string what = folder_.string() + ": " + state + " of " + parameter;
+  const auto* places = places_of(parameter, state);
+  if (!places) throw UserError(what + " is not in the checkpoint");
+  const int64_t size = element_bytes(places->front().range.dtype);
+  const int64_t end = begin + numel;
+  for (const auto& [file, range] : *places) {
+    if (begin == end) break;
+    if (range.begin + range.numel <= begin) continue;
+    if (range.begin > begin) break;
+    const int64_t count = std::min(end, range.begin + range.numel) - begin;
+    reader_of(file).read(range, begin, into.first(static_cast<size_t>(count * size)));
+    into = into.subspan(static_cast<size_t>(count * size));
+    begin += count;
+  }
+  if (begin == end) return;
+  throw UserError(what + ": element " + std::to_string(begin) + " is in no file of the checkpoint");
+}
+
+int64_t SavedState::bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& [file, reader] : readers_) bytes += reader->bytes_read();
+  return bytes;
+}
+
+}  // namespace zerorun

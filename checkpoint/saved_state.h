@@ -1,0 +1,48 @@
+// Reading a checkpoint by what is wanted of it: elements of one state of one parameter, wherever they lie.
+// The reader's layout and the writer's need not be alike. Used by one thread.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+
+namespace zerorun {
+
+class SavedState {
+ public:
+  /// Opens a tag's folder and reads its manifest. `files` outlives it. Throws UserError, which names the
+  /// folder.
+  SavedState(FileSystem& files, std::filesystem::path folder);
+
+  const Manifest& manifest() const { return manifest_; }
+  /// The dtype in which the state is kept; empty where there is none of it.
+  std::string dtype_of(const std::string& parameter, const std::string& state) const;
+  /// `numel` elements from `begin` on, in that dtype. Throws UserError where some are in no file, or damaged.
+  void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
+            std::span<std::byte> into);
+  int64_t bytes_read() const;
+
+ private:
+  struct Place {
+    std::string file;
+    StateRange range;
+  };
+
+  const std::vector<Place>* places_of(const std::string& parameter, const std::string& state) const;
+  StateFileReader& reader_of(const std::string& file);
+
+  FileSystem* files_;
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // by `begin`, of a state
+  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;
+};
+
+}  // namespace zerorun

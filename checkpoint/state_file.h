@@ -1,0 +1,72 @@
+// A file of slices: what one rank's slice of one bucket holds, as a safetensors file of which every MiB has a
+// checksum. docs/checkpoint_format.md. Used by one thread each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/file_system.h"
+
+namespace zerorun {
+
+/// Consecutive elements of one parameter, and where in a file they are.
+struct StateRange {
+  std::string parameter;
+  std::string state;   // "value", "exp_avg"
+  std::string dtype;   // as safetensors spells it: "F32", "BF16", "F16"
+  int64_t begin = 0;   // elements from the parameter's first
+  int64_t numel = 0;   // elements
+  int64_t offset = 0;  // bytes from the start of the file
+  friend bool operator==(const StateRange&, const StateRange&) = default;
+};
+
+/// What the manifest says of a file.
+struct StateFileFacts {
+  int64_t bytes = 0;
+  std::vector<uint64_t> checksums;  // of each MiB
+  std::vector<StateRange> ranges;
+  friend bool operator==(const StateFileFacts&, const StateFileFacts&) = default;
+};
+
+/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
+int64_t element_bytes(const std::string& dtype);
+
+struct RangeToWrite {
+  StateRange range;  // its offset is found
+  std::span<const std::byte> bytes;
+};
+
+/// Makes the file, which must not exist, and syncs it. `metadata` goes into its header. Throws UserError.
+StateFileFacts write_state_file(FileSystem& files, const std::filesystem::path& path,
+                                const std::map<std::string, std::string>& metadata,
+                                const std::vector<RangeToWrite>& ranges);
+
+class StateFileReader {
+ public:
+  /// Opens the file. Throws UserError where it is missing or has another size than `facts` say.
+  StateFileReader(FileSystem& files, const std::filesystem::path& path, StateFileFacts facts);
+
+  /// Elements from `begin` on (counted from the parameter's first) of one of the file's ranges, as many as
+  /// `into` takes. Each MiB that they lie in is held against its checksum: throws UserError naming the first
+  /// that differs.
+  void read(const StateRange& range, int64_t begin, std::span<std::byte> into);
+  const StateFileFacts& facts() const { return facts_; }
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  std::span<const std::byte> block(int64_t index);
+
+  OpenFile file_;
+  StateFileFacts facts_;
+  std::vector<std::byte> block_;  // the one that was read last
+  int64_t block_index_ = -1;
+  int64_t bytes_read_ = 0;
+};
+
+}  // namespace zerorun

@@ -1,0 +1,22 @@
+// An engine's state into a checkpoint, and out of one: which files each rank writes, and which ranges it
+// reads. Collectives; used by the engine's thread.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/file_system.h"
+#include "engine/engine_state.h"
+
+namespace zerorun {
+
+/// Engine::save_checkpoint().
+std::filesystem::path save_checkpoint(EngineState& state, const std::filesystem::path& directory,
+                                      const std::string& tag, const CheckpointOptions& options,
+                                      FileSystem& files);
+
+/// Engine::load_checkpoint().
+RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::path& directory,
+                                   const std::string& tag, const RestoreOptions& options, FileSystem& files);
+
+}  // namespace zerorun

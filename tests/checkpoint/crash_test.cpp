@@ -1,0 +1,158 @@
+// What a crash leaves of checkpoints: after each prefix of what a few saves do to the file system, with what
+// was not synced lost, torn or out of order, a reader finds what was published.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "checkpoint/publication.h"
+#include "tests/checkpoint/memory_file_system.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Operations = std::vector<Operation>;
+
+const fs::path kDirectory = "/runs/7/checkpoints";
+
+struct Save {
+  std::string tag;
+  char contents;     // of all its files, so that a tag that is written again can be told from the one before
+  size_t published;  // operations when publish() has returned
+};
+
+std::string data_of(const Save& save, int rank) {
+  return std::string(9000 + static_cast<size_t>(rank), save.contents);
+}
+
+// As ranks do it: files in pieces, each synced by its writer.
+void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
+  OpenFile file = OpenFile::create(files, folder / ("rank-" + std::to_string(rank)));
+  const std::string data = data_of(save, rank);
+  const auto bytes = std::as_bytes(std::span(data));
+  file.write(bytes.subspan(5000), 5000);
+  file.write(bytes.first(5000), 0);
+  file.sync();
+}
+
+std::vector<Save> save_some(MemoryFileSystem& files) {
+  std::vector<Save> saves = {{"step1", 'a', 0}, {"step2", 'b', 0}, {"step1", 'c', 0}};
+  for (Save& save : saves) {
+    Publication publication(files, kDirectory, save.tag);
+    for (int rank : {0, 1}) write_rank(files, publication.folder(), save, rank);
+    publication.publish(std::string("{\"contents\": \"") + save.contents + "\"}", true);
+    save.published = files.operations().size();
+  }
+  return saves;
+}
+
+bool is_whole(FileSystem& files, const Save& save) {
+  const fs::path folder = kDirectory / save.tag;
+  const auto manifest = read_text(files, folder / "manifest.json");
+  if (!manifest || *manifest != std::string("{\"contents\": \"") + save.contents + "\"}") return false;
+  for (int rank : {0, 1}) {
+    if (read_text(files, folder / ("rank-" + std::to_string(rank))) != data_of(save, rank)) return false;
+  }
+  return true;
+}
+
+// What is wrong with what a crash behind the first `count` operations has left; empty: nothing.
+std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t count) {
+  int newest = -1;
+  while (newest + 1 < static_cast<int>(saves.size()) && saves[newest + 1].published <= count) ++newest;
+  const auto tags = published_tags(files, kDirectory);
+  for (const std::string& tag : tags) {
+    const bool whole = std::ranges::any_of(
+        saves, [&](const Save& save) { return save.tag == tag && is_whole(files, save); });
+    if (!whole) return tag + " is there and not whole";
+  }
+  const auto latest = latest_tag(files, kDirectory);
+  if (latest && std::ranges::find(tags, *latest) == tags.end()) return "latest names " + *latest;
+  if (newest < 0) return "";
+  if (!latest) return "latest is not there";
+  // The one that was published last, or the one that was being published.
+  for (int save = newest; save < std::min<int>(newest + 2, static_cast<int>(saves.size())); ++save) {
+    if (*latest == saves[save].tag && is_whole(files, saves[save])) return "";
+  }
+  return "latest names " + *latest + ", which is not what was published last";
+}
+
+std::string fault_after_crash(const Operations& operations, const std::vector<Save>& saves, size_t count,
+                              uint64_t seed) {
+  std::mt19937_64 random(seed);
+  // 0: all is lost, 1: all is kept.
+  const auto keeps = [&] { return seed < 2 ? seed == 1 : random() % 2 == 0; };
+  MemoryFileSystem left = MemoryFileSystem::after_crash(operations, count, keeps);
+  try {
+    return fault(left, saves, count);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+std::string first_fault(const Operations& operations, const std::vector<Save>& saves, uint64_t seeds) {
+  for (size_t count = 0; count <= operations.size(); ++count) {
+    for (uint64_t seed = 0; seed < seeds; ++seed) {
+      const std::string found = fault_after_crash(operations, saves, count, seed);
+      if (found.empty()) continue;
+      return "behind operation " + std::to_string(count) + ", seed " + std::to_string(seed) + ": " + found;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("After a crash at any moment what was published is there, whole") {
+  MemoryFileSystem files;
+  const std::vector<Save> saves = save_some(files);
+  CHECK(fault(files, saves, files.operations().size()) == "");
+  CHECK(first_fault(files.operations(), saves, 200) == "");
+}
+
+TEST_CASE("No sync can be left out") {
+  MemoryFileSystem files;
+  const std::vector<Save> saves = save_some(files);
+  const Operations& all = files.operations();
+  int syncs = 0;
+  for (size_t index = 0; index < all.size(); ++index) {
+    if (all[index].kind != Operation::Kind::sync) continue;
+    ++syncs;
+    Operations fewer = all;
+    fewer[index].node = -1;  // of nothing
+    CAPTURE(index, all[index].node);
+    CHECK(first_fault(fewer, saves, 200) != "");
+  }
+  CHECK(syncs >= 3 * 7);
+}
+
+TEST_CASE("No renaming can be left out") {
+  MemoryFileSystem files;
+  const std::vector<Save> saves = save_some(files);
+  const Operations& all = files.operations();
+  for (size_t index = 0; index < all.size(); ++index) {
+    if (all[index].kind != Operation::Kind::rename && all[index].kind != Operation::Kind::exchange) continue;
+    Operations fewer = all;
+    fewer[index] = {.kind = Operation::Kind::sync, .node = -1};
+    CAPTURE(index, all[index].name);
+    CHECK(first_fault(fewer, saves, 2) != "");
+  }
+}
+
+TEST_CASE("A run that comes after a crash saves as if there had been none") {
+  MemoryFileSystem files;
+  const std::vector<Save> saves = save_some(files);
+  for (size_t count = 0; count <= files.operations().size(); ++count) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      CAPTURE(count, seed);
+      std::mt19937_64 random(seed);
+      MemoryFileSystem left =
+          MemoryFileSystem::after_crash(files.operations(), count, [&] { return random() % 2 == 0; });
+      MemoryFileSystem again = left;
+      const std::vector<Save> later = save_some(again);
+      CHECK(fault(again, later, again.operations().size()) == "");
+    }
+  }
+}
+
+}  // namespace zerorun::testing

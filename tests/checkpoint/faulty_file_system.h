@@ -1,0 +1,62 @@
+// This machine's file system with one fault: the call of that number fails, or transfers only a part.
+#pragma once
+
+#include "checkpoint/file_system.h"
+
+namespace zerorun::testing {
+
+struct Fault {
+  int64_t call = -1;      // counted over all calls that change something; -1: none
+  int error = 0;          // what it fails with; 0: it does not fail
+  bool is_short = false;  // every write transfers 1000 bytes at most
+};
+
+class FaultyFileSystem : public FileSystem {
+ public:
+  FaultyFileSystem(FileSystem& inner, Fault fault) : inner_(&inner), fault_(fault) {}
+
+  int64_t calls() const { return calls_; }
+
+  int create(const std::filesystem::path& file) override {
+    return fails() ? -fault_.error : inner_->create(file);
+  }
+  int open(const std::filesystem::path& file) override { return inner_->open(file); }
+  void close(int file) override { inner_->close(file); }
+  int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
+    if (fails()) return -fault_.error;
+    constexpr size_t kShort = 1000;
+    return inner_->write(file, fault_.is_short && bytes.size() > kShort ? bytes.first(kShort) : bytes,
+                         offset);
+  }
+  int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override {
+    return inner_->read(file, bytes, offset);
+  }
+  int64_t size(int file) override { return inner_->size(file); }
+  int sync(int file) override { return fails() ? -fault_.error : inner_->sync(file); }
+  int make_folder(const std::filesystem::path& folder) override {
+    return fails() ? -fault_.error : inner_->make_folder(folder);
+  }
+  int sync_folder(const std::filesystem::path& folder) override {
+    return fails() ? -fault_.error : inner_->sync_folder(folder);
+  }
+  int rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
+    return fails() ? -fault_.error : inner_->rename(from, to);
+  }
+  int exchange(const std::filesystem::path& one, const std::filesystem::path& other) override {
+    return fails() ? -fault_.error : inner_->exchange(one, other);
+  }
+  int remove_file(const std::filesystem::path& file) override { return inner_->remove_file(file); }
+  int remove_folder(const std::filesystem::path& folder) override { return inner_->remove_folder(folder); }
+  std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override {
+    return inner_->list(folder);
+  }
+
+ private:
+  bool fails() { return calls_++ == fault_.call && fault_.error != 0; }
+
+  FileSystem* inner_;
+  Fault fault_;
+  int64_t calls_ = 0;
+};
+
+}  // namespace zerorun::testing

@@ -1,0 +1,86 @@
+// Manifests: what is written is read, and what is wrong is told with its place.
+#include "checkpoint/manifest.h"
+
+#include <catch2/catch.hpp>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+using nlohmann::json;
+
+Manifest some_manifest() {
+  Manifest manifest{.tag = "global_step7",
+                    .generation = 6,
+                    .world_size = 2,
+                    .stage = 3,
+                    .precision = "bf16",
+                    .parameters = {{"w", {{2, 3}, {1, 2}, true}}, {"b", {{}, {}, false}}},
+                    .files = {},
+                    .numbers = {},
+                    .client_state = R"({"epoch":[1,null,"x"]})"};
+  manifest.files["f"] = {.bytes = 5000,
+                         .checksums = {0xfedcba9876543210},
+                         .ranges = {{"w", "exp_avg", "F32", 2, 4, 4096}, {"b", "value", "BF16", 0, 1, 4160}}};
+  manifest.numbers = {{{"steps.global", int64_t{7}},
+                       {"group 0.lr", 0.1},
+                       {"generator.cpu", std::vector<uint8_t>{0, 255, 16}}},
+                      {{"scale", 65536.0}, {"small", std::numeric_limits<double>::denorm_min()}}};
+  return manifest;
+}
+
+std::string error_of(const std::function<void(json&)>& change) {
+  json value = json::parse(to_json(some_manifest()));
+  change(value);
+  return user_error([&] { parse_manifest(value.dump(), "m.json"); });
+}
+
+}  // namespace
+
+TEST_CASE("A manifest is read as it was written") {
+  const Manifest written = some_manifest();
+  const Manifest read = parse_manifest(to_json(written), "m.json");
+  CHECK(read.tag == written.tag);
+  CHECK(read.generation == written.generation);
+  CHECK(read.world_size == written.world_size);
+  CHECK(read.stage == written.stage);
+  CHECK(read.precision == written.precision);
+  CHECK(read.parameters == written.parameters);
+  CHECK(read.files == written.files);
+  CHECK(read.numbers == written.numbers);
+  CHECK(read.client_state == written.client_state);
+}
+
+TEST_CASE("Parts of ranks make one manifest") {
+  const Manifest whole = some_manifest();
+  Manifest joined = whole;
+  joined.files.clear();
+  joined.numbers.clear();
+  add_part(joined, to_json({{"f", whole.files.at("f")}}, whole.numbers[0]), "rank 0");
+  add_part(joined, to_json({}, whole.numbers[1]), "rank 1");
+  CHECK(joined.files == whole.files);
+  CHECK(joined.numbers == whole.numbers);
+}
+
+TEST_CASE("What is wrong with a manifest is told") {
+  CHECK_THAT(user_error([] { parse_manifest("{", "m.json"); }), Contains("m.json"));
+  CHECK_THAT(error_of([](json& value) { value["version"] = 2; }),
+             Contains("version 1, found") && Contains("version 2"));
+  CHECK_THAT(error_of([](json& value) { value.erase("stage"); }), Contains("\"stage\" is missing"));
+  CHECK_THAT(error_of([](json& value) { value["more"] = 1; }), Contains("does not know"));
+  CHECK(error_of([](json& value) { value["x-more"] = 1; }) == "no error");
+  CHECK_THAT(error_of([](json& value) { value["tag"] = 1; }), Contains("\"tag\""));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["bytes"] = 2'000'000; }), Contains("each MiB"));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["bytes"] = -1; }), Contains("negative"));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["ranges"][0]["numel"] = 1000; }),
+             Contains("beyond the file's end"));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["ranges"][0]["dtype"] = "F7"; }), Contains("F7"));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["checksums"][0] = "12"; }),
+             Contains("16 hexadecimal"));
+}
+
+}  // namespace zerorun::testing

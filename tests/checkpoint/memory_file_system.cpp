@@ -1,0 +1,206 @@
+#include "tests/checkpoint/memory_file_system.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace zerorun::testing {
+namespace fs = std::filesystem;
+namespace {
+
+using Kind = Operation::Kind;
+
+constexpr int64_t kPage = 4096;
+
+// Whether a sync among the operations makes number `index` safe.
+bool is_safe(const std::vector<Operation>& operations, size_t count, size_t index) {
+  for (size_t later = index + 1; later < count; ++later) {
+    if (operations[later].kind == Kind::sync && operations[later].node == operations[index].node) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+MemoryFileSystem MemoryFileSystem::after_crash(const std::vector<Operation>& operations, size_t count,
+                                               const std::function<bool()>& keeps) {
+  MemoryFileSystem left;
+  for (size_t index = 0; index < count; ++index) {
+    const Operation& operation = operations[index];
+    if (operation.kind == Kind::link) {
+      left.nodes_[operation.child].is_folder = operation.is_folder;
+      left.next_node_ = operation.child + 1;
+    }
+    const bool safe = is_safe(operations, count, index);
+    if (operation.kind == Kind::write && !safe) {
+      left.apply_pages(operation, keeps);
+    } else if (safe || keeps()) {
+      left.apply(operation);
+    }
+  }
+  return left;
+}
+
+void MemoryFileSystem::apply(const Operation& operation) {
+  auto& names = nodes_[operation.node].names;
+  auto forget = [&](const std::string& name, int child) {
+    if (const auto found = names.find(name); found != names.end() && found->second == child)
+      names.erase(found);
+  };
+  switch (operation.kind) {
+    case Kind::write:
+      return put(operation.node, operation.bytes, operation.offset);
+    case Kind::sync:
+      return;
+    case Kind::link:
+      names[operation.name] = operation.child;
+      return;
+    case Kind::unlink:
+      return forget(operation.name, operation.child);
+    case Kind::rename:
+      forget(operation.name, operation.child);
+      names[operation.other] = operation.child;
+      return;
+    case Kind::exchange:
+      names[operation.name] = operation.other_child;
+      names[operation.other] = operation.child;
+      return;
+  }
+}
+
+void MemoryFileSystem::apply_pages(const Operation& write, const std::function<bool()>& keeps) {
+  const auto length = static_cast<int64_t>(write.bytes.size());
+  for (int64_t begin = 0; begin < length;) {
+    const int64_t page_end = (write.offset + begin) / kPage * kPage + kPage - write.offset;
+    const int64_t end = std::min(length, page_end);
+    if (keeps()) {
+      put(write.node, std::span(write.bytes).subspan(begin, end - begin), write.offset + begin);
+    }
+    begin = end;
+  }
+}
+
+void MemoryFileSystem::put(int node, std::span<const std::byte> bytes, int64_t offset) {
+  std::vector<std::byte>& all = nodes_[node].bytes;
+  all.resize(std::max(all.size(), static_cast<size_t>(offset) + bytes.size()));
+  std::ranges::copy(bytes, all.begin() + offset);
+}
+
+int MemoryFileSystem::record(Operation operation) {
+  apply(operation);
+  operations_.push_back(std::move(operation));
+  return 0;
+}
+
+int MemoryFileSystem::find(const fs::path& path) const {
+  int node = 0;
+  for (const fs::path& part : path.relative_path()) {
+    const Node& folder = nodes_.at(node);
+    if (!folder.is_folder) return -ENOTDIR;
+    const auto found = folder.names.find(part.string());
+    if (found == folder.names.end()) return -ENOENT;
+    node = found->second;
+  }
+  return node;
+}
+
+int MemoryFileSystem::add(const fs::path& path, bool is_folder) {
+  const int folder = find(path.parent_path());
+  if (folder < 0) return folder;
+  if (find(path) >= 0) return -EEXIST;
+  const int child = next_node_++;
+  nodes_[child].is_folder = is_folder;
+  record({.kind = Kind::link,
+          .node = folder,
+          .name = path.filename().string(),
+          .child = child,
+          .is_folder = is_folder});
+  return child;
+}
+
+int MemoryFileSystem::create(const fs::path& file) {
+  return add(file, false);
+}
+
+int MemoryFileSystem::make_folder(const fs::path& folder) {
+  const int made = add(folder, true);
+  return made < 0 ? made : 0;
+}
+
+int MemoryFileSystem::open(const fs::path& file) {
+  return find(file);
+}
+
+int64_t MemoryFileSystem::write(int file, std::span<const std::byte> bytes, int64_t offset) {
+  record({.kind = Kind::write, .node = file, .offset = offset, .bytes = {bytes.begin(), bytes.end()}});
+  return static_cast<int64_t>(bytes.size());
+}
+
+int64_t MemoryFileSystem::read(int file, std::span<std::byte> bytes, int64_t offset) {
+  const std::vector<std::byte>& all = nodes_.at(file).bytes;
+  const int64_t count =
+      std::clamp<int64_t>(static_cast<int64_t>(all.size()) - offset, 0, static_cast<int64_t>(bytes.size()));
+  std::copy_n(all.begin() + std::min<int64_t>(offset, static_cast<int64_t>(all.size())), count,
+              bytes.begin());
+  return count;
+}
+
+int MemoryFileSystem::sync(int file) {
+  return record({.kind = Kind::sync, .node = file});
+}
+
+int MemoryFileSystem::sync_folder(const fs::path& folder) {
+  const int node = find(folder);
+  return node < 0 ? node : sync(node);
+}
+
+int MemoryFileSystem::rename(const fs::path& from, const fs::path& to) {
+  const int child = find(from);
+  if (child < 0) return child;
+  if (const int there = find(to); there >= 0 && nodes_.at(there).is_folder) return -EEXIST;
+  return record({.kind = Kind::rename,
+                 .node = find(from.parent_path()),
+                 .name = from.filename().string(),
+                 .other = to.filename().string(),
+                 .child = child});
+}
+
+int MemoryFileSystem::exchange(const fs::path& one, const fs::path& other) {
+  const int child = find(one);
+  const int other_child = find(other);
+  if (child < 0 || other_child < 0) return -ENOENT;
+  return record({.kind = Kind::exchange,
+                 .node = find(one.parent_path()),
+                 .name = one.filename().string(),
+                 .other = other.filename().string(),
+                 .child = child,
+                 .other_child = other_child});
+}
+
+int MemoryFileSystem::remove(const fs::path& path, bool is_folder) {
+  const int child = find(path);
+  if (child < 0) return child;
+  if (nodes_.at(child).is_folder != is_folder) return is_folder ? -ENOTDIR : -EISDIR;
+  if (!nodes_.at(child).names.empty()) return -ENOTEMPTY;
+  return record({.kind = Kind::unlink,
+                 .node = find(path.parent_path()),
+                 .name = path.filename().string(),
+                 .child = child});
+}
+
+int MemoryFileSystem::remove_file(const fs::path& file) {
+  return remove(file, false);
+}
+int MemoryFileSystem::remove_folder(const fs::path& folder) {
+  return remove(folder, true);
+}
+
+std::optional<std::vector<std::string>> MemoryFileSystem::list(const fs::path& folder) {
+  const int node = find(folder);
+  if (node < 0 || !nodes_.at(node).is_folder) return std::nullopt;
+  std::vector<std::string> names;
+  for (const auto& [name, child] : nodes_.at(node).names) names.push_back(name);
+  return names;
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,85 @@
+// What is published, replaced, left over and refused; and errors of the file system at every call.
+#include "checkpoint/publication.h"
+
+#include <catch2/catch.hpp>
+#include <cerrno>
+
+#include "tests/checkpoint/faulty_file_system.h"
+#include "tests/checkpoint/memory_file_system.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+void publish(FileSystem& files, const fs::path& directory, const std::string& tag, const std::string& text,
+             bool save_latest = true) {
+  Publication publication(files, directory, tag);
+  write_text(files, publication.folder() / "data", text);
+  publication.publish("{}", save_latest);
+}
+
+}  // namespace
+
+TEST_CASE("Tags are published, replaced, and named by latest when that is asked for") {
+  const TemporaryFolder folder;
+  FileSystem& files = local_file_system();
+  const fs::path directory = folder / "a/b";
+  publish(files, directory, "one", "1");
+  publish(files, directory, "two", "2", false);
+  CHECK(published_tags(files, directory) == std::vector<std::string>{"one", "two"});
+  CHECK(latest_tag(files, directory) == "one");
+  publish(files, directory, "two", "22");
+  CHECK(latest_tag(files, directory) == "two");
+  CHECK(read_file(directory / "two" / "data") == "22");
+  {
+    const Publication left(files, directory, "three");
+    write_text(files, left.folder() / "data", "3");
+  }
+  CHECK(files.list(directory) == std::vector<std::string>{"latest", "one", "two"});
+  CHECK(!latest_tag(files, folder / "elsewhere"));
+  CHECK(published_tags(files, folder / "elsewhere").empty());
+}
+
+TEST_CASE("What a run that died has left is no checkpoint, and in nobody's way") {
+  const TemporaryFolder folder;
+  FileSystem& files = local_file_system();
+  fs::create_directories(folder / ".one.partial");
+  folder.write(".one.partial/data", "torn");
+  folder.write(".latest.partial", "to");
+  CHECK(published_tags(files, folder / "").empty());
+  publish(files, folder / "", "one", "1");
+  CHECK(read_file(folder / "one" / "data") == "1");
+  CHECK(latest_tag(files, folder / "") == "one");
+}
+
+TEST_CASE("A tag is the name of a folder") {
+  for (const std::string tag : {"", ".", "..", ".hidden", "a/b", "latest", "a\nb"})
+    CHECK_THAT(user_error([&] { check_tag(tag); }), Contains("the name of a folder"));
+  CHECK_THAT(user_error([] { check_tag(std::string(201, 'x')); }), Contains("200 bytes"));
+  CHECK_NOTHROW(check_tag("global_step100"));
+}
+
+TEST_CASE("Whichever call fails, the tag before it stays, and a second try succeeds") {
+  bool all_tried = false;
+  for (int64_t call = 0; !all_tried; ++call) {
+    CAPTURE(call);
+    MemoryFileSystem memory;
+    publish(memory, "/a", "one", "1");
+    FaultyFileSystem faulty(memory, {.call = call, .error = call % 2 == 0 ? ENOSPC : EIO});
+    const std::string error = user_error([&] { publish(faulty, "/a", "two", "2"); });
+    all_tried = faulty.calls() <= call;
+    CHECK((error == "no error") == all_tried);
+    if (!all_tried) CHECK_THAT(error, Contains("/a") && Contains("cannot be"));
+    const auto latest = latest_tag(memory, "/a");
+    REQUIRE(latest);
+    CHECK(read_text(memory, fs::path("/a") / *latest / "data") == (*latest == "one" ? "1" : "2"));
+    publish(memory, "/a", "two", "22");
+    CHECK(latest_tag(memory, "/a") == "two");
+    CHECK(read_text(memory, "/a/two/data") == "22");
+  }
+}
+
+}  // namespace zerorun::testing

@@ -1,0 +1,308 @@
+// Checkpoints of an engine: what one training has written another takes over, whatever its ranks, stage and
+// precision; what is damaged, unlike or cannot be written is told on all ranks.
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "base/error.h"
+#include "checkpoint/publication.h"
+#include "engine/checkpoints.h"
+#include "engine/gathered_parameters.h"
+#include "tests/checkpoint/faulty_file_system.h"
+#include "tests/engine/partition_support.h"
+#include "tests/engine/state_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+struct Way {
+  StateCase how;
+  int ranks;
+  int stage;
+  std::string precision;
+  bool shares_memory;
+
+  std::string name() const {
+    return how.name + ", " + std::to_string(ranks) + " ranks, stage " + std::to_string(stage) + ", " +
+           precision + (shares_memory ? ", shared" : "");
+  }
+};
+
+/// Whole tensors of all ranks, by state and parameter; master weights and fp32 values as "exact".
+using Whole = std::map<std::string, at::Tensor>;
+
+class Collected {
+ public:
+  void add(StateTraining& training) {
+    EngineState& state = *training.state;
+    if (state.residency) state.residency->finish_iteration();
+    const auto& parameters = state.buckets.parameters();
+    const std::lock_guard lock(mutex_);
+    for (int index = 0; index < static_cast<int>(parameters.size()); ++index) {
+      const bool has_master = state.buckets.has_master(state.buckets.bucket_of(index));
+      state.store.for_each_piece(index, [&](const StatePiece& piece) {
+        const StateTensor& kept = *piece.state;
+        if (kept.kind == StateKind::gradient || (kept.kind == StateKind::value && has_master)) return;
+        const bool exact = kept.kind != StateKind::moment;
+        at::Tensor& whole = whole_[(exact ? "exact" : kept.name) + " of " + parameters[index].name];
+        if (!whole.defined()) whole = torch::full({parameters[index].tensor.numel()}, 7.0F);
+        whole.narrow(0, piece.begin, piece.values.numel()).copy_(piece.values);
+      });
+    }
+    for (const NamedTensor& other : state.others)
+      whole_["exact of " + other.name] = other.tensor.to(at::kFloat).flatten().clone();
+  }
+  const Whole& whole() const { return whole_; }
+
+ private:
+  std::mutex mutex_;
+  Whole whole_;
+};
+
+// Of other precisions: but for what is frozen, which has no master weights.
+void check_same(Whole a, Whole b, bool same_precision = true) {
+  if (!same_precision) {
+    a.erase("exact of fixed");
+    b.erase("exact of fixed");
+  }
+  REQUIRE(a.size() == b.size());
+  for (const auto& [name, tensor] : a) {
+    INFO(name);
+    REQUIRE(b.contains(name));
+    CHECK(at::equal(tensor, b.at(name)));
+  }
+}
+
+constexpr int kSaved = 3;
+constexpr int kSteps = 6;
+constexpr const char* kSchedule =
+    R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 9}})";
+
+struct Outcome {
+  Collected at_the_checkpoint;
+  Collected at_the_end;
+  std::vector<std::vector<float>> losses;  // behind the checkpoint, by rank
+};
+
+// Trains to the checkpoint and on; or, with `loads`, takes it over and goes on.
+void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
+  outcome.losses.resize(way.ranks);
+  run_ranks(
+      way.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        const int rank = communicator->rank();
+        StateTraining training(way.how, way.stage, way.precision, communicator, kSchedule);
+        for (int step = 0; step < (loads ? 1 : kSaved); ++step) training.step(step);
+        if (loads) {
+          const torch::NoGradGuard no_grad;
+          training.model->fixed.zero_();
+          const RestoredCheckpoint restored = training.engine->load_checkpoint(folder);
+          expect(restored.path == folder / "global_step3", "another checkpoint: " + restored.path.string());
+          expect(restored.client_state == R"({"epoch":2})", restored.client_state);
+          expect(training.engine->global_steps() == kSaved, "another step");
+        } else {
+          training.engine->save_checkpoint(folder, "", {.client_state = R"({"epoch": 2})"});
+        }
+        outcome.at_the_checkpoint.add(training);
+        for (int step = kSaved; step < kSteps; ++step) outcome.losses[rank].push_back(training.step(step));
+        outcome.at_the_end.add(training);
+      },
+      std::chrono::seconds(60), way.shares_memory);
+}
+
+}  // namespace
+
+TEST_CASE("What one training saves another takes over, whatever its ranks, stage and precision") {
+  const TemporaryFolder folder;
+  const std::vector<StateCase> cases = all_state_cases();
+  std::mt19937_64 random(1);
+  auto any = [&](int count) { return static_cast<int>(random() % static_cast<uint64_t>(count)); };
+  const std::vector<std::string> precisions = {"fp32", "bf16", "fp16"};
+  constexpr int kPairs = 100;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const StateCase& how = cases[pair % cases.size()];
+    const Way writer{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
+    Way reader{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
+    if (any(2) == 0) {  // where all is to go on with the same bits
+      reader.ranks = writer.ranks;
+      reader.precision = writer.precision;
+    }
+    CAPTURE(pair, writer.name(), reader.name());
+    const fs::path at = folder / std::to_string(pair);
+    Outcome written;
+    Outcome read;
+    REQUIRE_NOTHROW(run(writer, at, false, written));
+    REQUIRE_NOTHROW(run(reader, at, true, read));
+    check_same(written.at_the_checkpoint.whole(), read.at_the_checkpoint.whole(),
+               reader.precision == writer.precision);
+    if (reader.ranks != writer.ranks || reader.precision != writer.precision) continue;
+    CHECK(read.losses == written.losses);
+    check_same(written.at_the_end.whole(), read.at_the_end.whole());
+  }
+}
+
+TEST_CASE("A flipped bit is found, whichever it is") {
+  const TemporaryFolder folder;
+  const StateCase adam = all_state_cases().front();
+  Outcome written;
+  run({adam, 2, 1, "bf16", false}, folder / "a", false, written);
+  int flipped = 0;
+  for (const auto& entry : fs::directory_iterator(folder / "a" / "global_step3")) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const auto size = static_cast<int64_t>(fs::file_size(entry.path()));
+    for (int64_t at = 0; at < size; at += 3001) {
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      char byte = 0;
+      file.seekg(at).get(byte);
+      file.seekp(at).put(static_cast<char>(byte ^ 1)).flush();
+      Outcome read;
+      CAPTURE(entry.path(), at);
+      CHECK_THROWS_WITH(run({adam, 2, 1, "bf16", false}, folder / "a", true, read),
+                        Contains(entry.path().filename().string()) && Contains("another checksum"));
+      file.seekp(at).put(byte);
+      ++flipped;
+    }
+  }
+  CHECK(flipped > 10);
+  Outcome read;
+  CHECK_NOTHROW(run({adam, 2, 1, "bf16", false}, folder / "a", true, read));
+}
+
+TEST_CASE("What cannot be written is told on all ranks, and what was there before stays") {
+  const TemporaryFolder folder;
+  const StateCase adam = all_state_cases().front();
+  const Way way{adam, 2, 2, "fp32", false};
+  for (const int faulty_rank : {0, 1}) {
+    bool all_tried = false;
+    for (int64_t call = 0; !all_tried; ++call) {
+      CAPTURE(faulty_rank, call);
+      const fs::path at = folder / (std::to_string(faulty_rank) + "-" + std::to_string(call));
+      Outcome first;
+      run(way, at, false, first);
+      std::vector<std::string> errors(2);
+      run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+        const int rank = communicator->rank();
+        StateTraining training(adam, 2, "fp32", communicator, kSchedule);
+        training.step(0);
+        FaultyFileSystem files(local_file_system(), {.call = rank == faulty_rank ? call : -1,
+                                                     .error = call % 2 == 0 ? ENOSPC : EIO});
+        try {
+          save_checkpoint(*training.state, at, "second", {}, files);
+        } catch (const UserError& error) {
+          errors[rank] = error.what();
+        }
+        if (rank == faulty_rank) all_tried = files.calls() <= call;
+        expect(std::isfinite(training.step(1)), "training goes on");
+      });
+      CHECK(errors[0] == errors[1]);
+      CHECK(errors[0].empty() == all_tried);
+      if (!all_tried)
+        CHECK_THAT(errors[0], Contains("rank " + std::to_string(faulty_rank)) && Contains("cannot be"));
+      const auto latest = latest_tag(local_file_system(), at);
+      REQUIRE(latest);
+      if (*latest != "global_step3") continue;
+      Outcome read;
+      CHECK_NOTHROW(run(way, at, true, read));
+      check_same(first.at_the_checkpoint.whole(), read.at_the_checkpoint.whole());
+    }
+  }
+}
+
+TEST_CASE("Writes that transfer less than they are given are gone on with") {
+  const TemporaryFolder folder;
+  const StateCase adam = all_state_cases().front();
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(adam, 1, "fp32", communicator);
+    training.step(0);
+    FaultyFileSystem files(local_file_system(), {.is_short = true});
+    save_checkpoint(*training.state, folder / "a", "", {}, files);
+    const float next = training.step(1);
+    training.engine->load_checkpoint(folder / "a");
+    expect(training.step(1) == next, "another loss");
+  }));
+}
+
+TEST_CASE("What does not fit together is explained") {
+  const TemporaryFolder folder;
+  const std::vector<StateCase> cases = all_state_cases();
+  Outcome written;
+  run({cases[0], 1, 0, "fp32", false}, folder / "a", false, written);
+  auto error_of = [&](const std::function<void(StateTraining&)>& action, const StateCase& how,
+                      const std::string& more = "") -> std::string {
+    try {
+      run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+        StateTraining training(how, 2, "fp32", communicator, more);
+        action(training);
+      });
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  auto load = [&](StateTraining& training) { training.engine->load_checkpoint(folder / "a"); };
+  CHECK_THAT(error_of(load, cases[2]), Contains("momentum_buffer of ") && Contains("another optimizer"));
+  CHECK_THAT(
+      error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "b"); }, cases[0]),
+      Contains("no checkpoint"));
+  CHECK_THAT(error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "a", "x"); },
+                      cases[0]),
+             Contains("is no checkpoint"));
+  CHECK_THAT(
+      error_of([&](StateTraining& training) { training.engine->save_checkpoint(folder / "a", "../x"); },
+               cases[0]),
+      Contains("the name of a folder"));
+  auto in_between = [&](StateTraining& training) {
+    training.step(0);
+    training.engine->save_checkpoint(folder / "a", "x");
+  };
+  CHECK_THAT(error_of(in_between, cases[0], R"(, "gradient_accumulation_steps": 2)"),
+             Contains("among the micro-steps"));
+  auto without_optimizer = [&](StateTraining& training) {
+    training.engine->load_checkpoint(folder / "a", "", {.optimizer_states = false});
+    expect(training.state->optimizer->steps() == 0, "steps of an optimizer that starts anew");
+  };
+  CHECK(error_of(without_optimizer, cases[2]) == "no error");
+}
+
+TEST_CASE("What the program has written is in the checkpoint, by operators, in scopes and raw") {
+  const TemporaryFolder folder;
+  const StateCase sgd = all_state_cases()[3];
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16");
+  const bool shares_memory = GENERATE(false, true);
+  CAPTURE(stage, precision, shares_memory);
+  CHECK_NOTHROW(run_ranks(
+      2,
+      [&](std::shared_ptr<Communicator> communicator) {
+        StateTraining training(sgd, stage, precision, communicator);
+        torch::NoGradGuard no_grad;
+        {
+          GatheredParameters scope(*training.engine, {training.model->last}, 0);
+          if (communicator->rank() == 0) training.model->last.fill_(0.25);
+        }
+        if (stage < 3) {
+          training.engine->synchronize();
+          training.model->bias.fill_(0.75);
+        }
+        training.model->first.fill_(0.5);
+        training.engine->save_checkpoint(folder / "a");
+        training.model->first.zero_();
+        training.engine->load_checkpoint(folder / "a");
+        const auto is = [](const at::Tensor& tensor, double value) {
+          return (tensor == value).all().item<bool>();
+        };
+        expect(is(training.model->first, 0.5), "an operator's");
+        expect(is(training.model->last, 0.25), "a scope's");
+        expect(stage == 3 || is(training.model->bias, 0.75), "a raw one");
+      },
+      std::chrono::seconds(60), shares_memory));
+}
+
+}  // namespace zerorun::testing
