@@ -7,7 +7,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -165,6 +167,14 @@ double interception_ns(Variant& variant) {
   return median(std::move(differences));
 }
 
+std::string columns_of(double instructions, double without) {
+  if (!std::isfinite(instructions)) return "    not counted on this machine";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%8.0f %10.0f %8.3f", instructions * 1e-6, without * 1e-6,
+                instructions / without);
+  return text.data();
+}
+
 void report(const Options& options, const std::vector<Setting>& rows, std::vector<Variant>& variants,
             double operator_ns) {
   const int64_t parameters = count_parameters(options);
@@ -183,7 +193,8 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
     std::printf(
         "                       slowest rank              all ranks, CPU time     all ranks, 10^6 "
         "instructions\n"
-        "stage                  step ms  silent  ratio   CPU ms  silent  ratio    step     silent   ratio  "
+        "stage                  step ms  silent  ratio   CPU ms  silent  ratio    step      silent    ratio  "
+        " "
         "gathers ready / waited for\n");
   }
   for (size_t row = 0; row < rows.size(); ++row) {
@@ -208,11 +219,10 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
                                 {"gathers_waited", gathers.waited},
                                 {"gathers_waited_ms", gathers.waited_ms}});
     if (options.json) continue;
-    std::printf("%-22s %7.1f %7.1f %6.3f %8.1f %7.1f %6.3f %8.0f %8.0f %6.3f %15lld / %lld\n",
-                rows[row].name.c_str(), with, without, with / without, cpu_with, cpu_without,
-                cpu_with / cpu_without, instructions_with * 1e-6, instructions_without * 1e-6,
-                instructions_with / instructions_without, static_cast<long long>(gathers.ready),
-                static_cast<long long>(gathers.waited));
+    std::printf("%-22s %7.1f %7.1f %6.3f %8.1f %7.1f %6.3f %s %15lld / %lld\n", rows[row].name.c_str(), with,
+                without, with / without, cpu_with, cpu_without, cpu_with / cpu_without,
+                columns_of(instructions_with, instructions_without).c_str(),
+                static_cast<long long>(gathers.ready), static_cast<long long>(gathers.waited));
   }
   if (options.json) {
     std::printf("%s\n", result.dump(2).c_str());
