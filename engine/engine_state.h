@@ -69,6 +69,7 @@ struct EngineState {
   std::vector<Shard> make_shards();
   at::Tensor lend_moment(const Shard& shard, const char* name);
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
+
   torch::nn::Module* model;
   Config config;
   std::shared_ptr<Communicator> communicator;

@@ -148,7 +148,7 @@ class Operations {
       to.back().kind = dice_.one_of({Kind::raw_read, Kind::raw_write, Kind::read, Kind::raw_read});
     } else if (what < 87) {
       if (depth < 3) add_block(to, depth + 1);
-    } else if (what < 91) {
+    } else if (what < 92) {
       add_saving(to);
     } else {
       add_rare(to);
@@ -179,6 +179,10 @@ class Operations {
 
   // What one rank saves within a scope, and cannot.
   void add_saving(std::vector<Operation>& to) {
+    // Often with a write that the others have not got yet.
+    if (dice_.chance(60)) {
+      to.push_back({.kind = Kind::write, .data = dice_.below(1000), .parameters = some_parameters(3)});
+    }
     Operation scope{.kind = Kind::scope, .rank = kNobody, .parameters = some_parameters(3)};
     const int rank = some_rank();
     scope.body.push_back(inside(scope.parameters));
