@@ -1,7 +1,9 @@
 #include "checkpoint/manifest.h"
 
-#include <array>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
@@ -65,7 +67,7 @@ json to_value(const StateFileFacts& file) {
   return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
 }
 
-// An object with these keys, and others only where they begin with "x-".
+// An object with these keys, and no others.
 class Members {
  public:
   Members(const json& value, std::string where) : value_(&value), where_(std::move(where)) {
@@ -86,9 +88,7 @@ class Members {
     }
   }
   void end() const {
-    size_t known = 0;
-    for (const auto& [key, value] : value_->items()) known += !key.starts_with("x-");
-    if (known != taken_) fail("there are keys that this version of ZeroRun does not know");
+    if (value_->size() != taken_) fail("there are keys that this version of ZeroRun does not know");
   }
 
  private:
@@ -100,9 +100,10 @@ class Members {
 };
 
 int64_t count_in(Members& members, const std::string& key, const std::string& where) {
-  const auto count = members.get<int64_t>(key);
-  if (count < 0) throw UserError(where + ": \"" + key + "\" is negative");
-  return count;
+  constexpr int64_t kMost = int64_t{1} << 60;
+  const json& value = members.at(key);
+  if (value.is_number_integer() && value >= 0 && value <= kMost) return value.get<int64_t>();
+  throw UserError(where + ": \"" + key + "\" is " + value.dump() + ", expected a count");
 }
 
 StateFileFacts parse_file(const json& value, const std::string& where) {
@@ -152,6 +153,52 @@ RestartValues parse_numbers(const json& values) {
   return numbers;
 }
 
+// Of all but the checksum itself.
+std::string checksum_of_members(const json& value) {
+  const std::string text = value.dump();
+  return to_hexadecimal(checksum_of(std::as_bytes(std::span(text))));
+}
+
+void check_checksum(json& value, const std::string& place) {
+  if (!value.is_object() || !value.contains("checksum")) return;  // the missing key is told
+  const json told = value["checksum"];
+  value.erase("checksum");
+  if (told != checksum_of_members(value)) {
+    throw UserError(place +
+                    " is not what was written (another checksum): the checkpoint is damaged, load "
+                    "another one");
+  }
+  value["checksum"] = told;
+}
+
+void check_range(const StateRange& range, const Manifest& manifest, const std::string& where) {
+  const auto parameter = manifest.parameters.find(range.parameter);
+  int64_t numel = 1;
+  if (parameter != manifest.parameters.end()) {
+    for (const int64_t size : parameter->second.shape) {
+      if (size < 0 || __builtin_mul_overflow(numel, size, &numel)) numel = -1;
+    }
+  }
+  if (parameter != manifest.parameters.end() && range.begin <= numel && range.numel <= numel - range.begin)
+    return;
+  throw UserError(where + ": a range of " + range.parameter + " that it does not have");
+}
+
+// What no reader could make sense of.
+void check_consistent(const Manifest& manifest, const std::string& place) {
+  if (static_cast<int64_t>(manifest.numbers.size()) != manifest.world_size) {
+    throw UserError(place + ": numbers of " + std::to_string(manifest.numbers.size()) + " ranks, expected " +
+                    std::to_string(manifest.world_size));
+  }
+  for (const auto& [name, file] : manifest.files) {
+    const std::string where = place + ": file \"" + name + "\"";
+    if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
+      throw UserError(where + ": expected the name of a file of the checkpoint's folder");
+    }
+    for (const StateRange& range : file.ranges) check_range(range, manifest, where);
+  }
+}
+
 Manifest parse_members(const json& value, const std::string& place) {
   Members members(value, place);
   const auto format = members.get<std::string>("format");
@@ -161,20 +208,24 @@ Manifest parse_members(const json& value, const std::string& place) {
                     ", found \"" + format + "\", version " + std::to_string(version) +
                     ": read it with the ZeroRun that wrote it");
   }
-  Manifest manifest{.tag = members.get<std::string>("tag"),
-                    .generation = members.get<int64_t>("generation"),
-                    .world_size = members.get<int>("world_size"),
-                    .stage = members.get<int>("stage"),
-                    .precision = members.get<std::string>("precision"),
-                    .parameters = {},
-                    .files = {},
-                    .numbers = {},
-                    .client_state = members.at("client_state").dump()};
+  Manifest manifest{
+      .tag = members.get<std::string>("tag"),
+      .generation = members.get<int64_t>("generation"),
+      .world_size = static_cast<int>(std::min<int64_t>(count_in(members, "world_size", place), 1 << 20)),
+      .stage = members.get<int>("stage"),
+      .precision = members.get<std::string>("precision"),
+      .optimizer = members.get<std::string>("optimizer"),
+      .parameters = {},
+      .files = {},
+      .numbers = {},
+      .client_state = members.at("client_state").dump()};
   for (const auto& [name, parameter] : members.at("parameters").items())
     manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name);
   for (const auto& [name, file] : members.at("files").items())
     manifest.files[name] = parse_file(file, place + ": file " + name);
   for (const json& numbers : members.at("numbers")) manifest.numbers.push_back(parse_numbers(numbers));
+  check_consistent(manifest, place);
+  members.at("checksum");
   members.end();
   return manifest;
 }
@@ -191,26 +242,34 @@ std::string to_json(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
   json numbers = json::array();
   for (const RestartValues& of_rank : manifest.numbers) numbers.push_back(to_value(of_rank));
-  const json value = {{"format", kFormat},
-                      {"version", kVersion},
-                      {"tag", manifest.tag},
-                      {"generation", manifest.generation},
-                      {"world_size", manifest.world_size},
-                      {"stage", manifest.stage},
-                      {"precision", manifest.precision},
-                      {"parameters", std::move(parameters)},
-                      {"files", std::move(files)},
-                      {"numbers", std::move(numbers)},
-                      {"client_state", json::parse(manifest.client_state)}};
+  json value = {{"format", kFormat},
+                {"version", kVersion},
+                {"tag", manifest.tag},
+                {"generation", manifest.generation},
+                {"world_size", manifest.world_size},
+                {"stage", manifest.stage},
+                {"precision", manifest.precision},
+                {"optimizer", manifest.optimizer},
+                {"parameters", std::move(parameters)},
+                {"files", std::move(files)},
+                {"numbers", std::move(numbers)},
+                {"client_state", json::parse(manifest.client_state)}};
+  value["checksum"] = checksum_of_members(value);
   return value.dump(1) + "\n";
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& place) {
   try {
-    return parse_members(json::parse(text), place);
+    json value = json::parse(text);
+    check_checksum(value, place);
+    return parse_members(value, place);
   } catch (const json::exception& error) {
     throw UserError(place + ": " + error.what());
   }
+}
+
+void check_json(const std::string& text, const std::string& what) {
+  if (!json::accept(text)) throw UserError(what + " is not JSON: " + text.substr(0, 60));
 }
 
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers) {

@@ -28,6 +28,7 @@ struct Manifest {
   int world_size = 1;      // of the writer, as stage and precision
   int stage = 0;
   std::string precision;
+  std::string optimizer;  // "AdamW"
   std::map<std::string, SavedParameter> parameters;
   std::map<std::string, StateFileFacts> files;
   std::vector<RestartValues> numbers;  // by rank
@@ -37,6 +38,9 @@ struct Manifest {
 std::string to_json(const Manifest& manifest);
 /// Throws UserError naming `place` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& place);
+
+/// Throws UserError unless `text` is JSON. `what`: whose it is.
+void check_json(const std::string& text, const std::string& what);
 
 /// One file's part of it, and what one rank adds to `numbers`: how ranks tell them to each other.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);

@@ -29,6 +29,19 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   check_done(files.sync_folder(above), above, "synced");
 }
 
+// With the slash it would be its own parent.
+fs::path without_slash(fs::path folder) {
+  return folder.has_filename() ? folder : folder.parent_path();
+}
+
+// Only a checkpoint is replaced by one.
+void check_replaceable(FileSystem& files, const fs::path& folder) {
+  const auto names = files.list(folder);
+  if (!names || names->empty() || std::ranges::find(*names, kManifestName) != names->end()) return;
+  throw UserError(folder.string() +
+                  " is there and no checkpoint, and is not replaced by one: choose another tag");
+}
+
 }  // namespace
 
 void check_tag(const std::string& tag) {
@@ -45,10 +58,11 @@ fs::path partial_folder(const fs::path& directory, const std::string& tag) {
 }
 
 Publication::Publication(FileSystem& files, fs::path directory, std::string tag)
-    : files_(&files), directory_(std::move(directory)), tag_(std::move(tag)) {
+    : files_(&files), directory_(without_slash(std::move(directory))), tag_(std::move(tag)) {
   check_tag(tag_);
   partial_ = partial_folder(directory_, tag_);
   make_folders(files, directory_);
+  check_replaceable(files, directory_ / tag_);
   remove_flat_folder(files, partial_);
   check_done(files.make_folder(partial_), partial_, "made");
 }

@@ -26,6 +26,10 @@ SavedState::SavedState(FileSystem& files, fs::path folder)
   }
   for (auto& [state, places] : places_) {
     std::ranges::sort(places, {}, [](const Place& place) { return place.range.begin; });
+    const std::string& dtype = places.front().range.dtype;
+    if (std::ranges::all_of(places, [&](const Place& place) { return place.range.dtype == dtype; })) continue;
+    throw UserError(folder_.string() + ": " + state.second + " of " + state.first +
+                    " is there in several dtypes");
   }
 }
 
@@ -41,6 +45,11 @@ std::string SavedState::dtype_of(const std::string& parameter, const std::string
 }
 
 StateFileReader& SavedState::reader_of(const std::string& file) {
+  constexpr size_t kMostOpen = 16;
+  if (!readers_.contains(file) && readers_.size() == kMostOpen) {
+    bytes_before_ += readers_.begin()->second->bytes_read();
+    readers_.erase(readers_.begin());
+  }
   auto& reader = readers_[file];
   if (!reader) reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
   return *reader;
@@ -67,7 +76,7 @@ void SavedState::read(const std::string& parameter, const std::string& state, in
 }
 
 int64_t SavedState::bytes_read() const {
-  int64_t bytes = 0;
+  int64_t bytes = bytes_before_;
   for (const auto& [file, reader] : readers_) bytes += reader->bytes_read();
   return bytes;
 }

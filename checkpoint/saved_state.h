@@ -42,7 +42,8 @@ class SavedState {
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // by `begin`, of a state
-  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;
+  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // a few that are open
+  int64_t bytes_before_ = 0;  // read by those that were closed
 };
 
 }  // namespace zerorun

@@ -90,18 +90,24 @@ std::vector<std::string> exchange(const std::string& text, Communicator& communi
   return texts;
 }
 
-// What `action` throws on any rank every rank throws: that of the first.
+// What `action` throws on any rank every rank throws: that of the first, a UserError or else a TrainingError.
 template <typename Action>
 void on_all_ranks(Communicator& communicator, const std::string& label, const Action& action) {
+  constexpr char kUsers = 'u';
   std::string failure;
   try {
     action();
+  } catch (const UserError& error) {
+    failure = kUsers + std::string(error.what());
   } catch (const std::exception& error) {
-    failure = *error.what() == '\0' ? "unknown" : error.what();
+    failure = std::string("-") + error.what();
   }
   const std::vector<std::string> failures = exchange(failure, communicator, label);
   for (int rank = 0; rank < communicator.world_size(); ++rank) {
-    if (!failures[rank].empty()) throw UserError("rank " + std::to_string(rank) + ": " + failures[rank]);
+    if (failures[rank].empty()) continue;
+    const std::string who = communicator.world_size() > 1 ? "rank " + std::to_string(rank) + ": " : "";
+    if (failures[rank].front() == kUsers) throw UserError(who + failures[rank].substr(1));
+    throw TrainingError(who + failures[rank].substr(1));
   }
 }
 
@@ -113,26 +119,22 @@ std::string name_of_file(int bucket, int rank) {
   return "bucket-" + number + "-rank-" + of_rank + ".safetensors";
 }
 
-// The current stream may write to every rank's slices, as an update does.
-void start_updates(EngineState& state) {
-  if (!state.residency) return;
-  state.residency->finish_iteration();
-  state.communicator->barrier("a checkpoint")->wait();  // nobody reads parameters any more
-  for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
-}
-
-void finish_updates(EngineState& state) {
-  if (!state.residency) return;
-  const bool gathers = state.communicator->world_size() > 1;
-  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
-    state.residency->finish_update(bucket, gathers);
-}
-
-// What the program has written counts as it will at the next update.
-void share_writes(EngineState& state) {
-  start_updates(state);
+// From here on the current stream may read and write every slice of this rank, as an update does. What the
+// program has written is in them, and in the master weights.
+void open_slices(EngineState& state, const std::string& label) {
+  if (state.residency) {
+    state.residency->finish_iteration();
+    state.communicator->barrier(label)->wait();  // nobody reads parameters any more
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
+  }
   state.buckets.follow_writes();
-  finish_updates(state);
+}
+
+// `gathers`: the other ranks' slices are theirs to bring.
+void close_slices(EngineState& state, bool gathers) {
+  if (!state.residency) return;
+  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
+    state.residency->finish_update(bucket, gathers && state.communicator->world_size() > 1);
 }
 
 StateFileFacts write_bucket(EngineState& state, int bucket, const fs::path& folder, FileSystem& files) {
@@ -204,6 +206,7 @@ Manifest start_manifest(const EngineState& state, const std::string& tag, const 
           .world_size = state.communicator->world_size(),
           .stage = state.config.zero.stage,
           .precision = name_of(state.config.precision.training),
+          .optimizer = state.optimizer_name,
           .parameters = saved_parameters(state),
           .files = {},
           .numbers = {},
@@ -216,14 +219,18 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
                          const CheckpointOptions& options, FileSystem& files) {
   c10::NoGradGuard no_grad;
   state.settle();
-  state.follow_schedule();
-  state.check_between_windows("save_checkpoint");
   const std::string tag = given_tag.empty() ? "global_step" + std::to_string(state.counts.global) : given_tag;
-  check_tag(tag);
   Communicator& communicator = *state.communicator;
   const int rank = communicator.rank();
-  const std::string label = "checkpoint " + tag;
-  share_writes(state);
+  const std::string label = "saving checkpoint " + tag;
+  on_all_ranks(communicator, label, [&] {
+    state.follow_schedule();
+    state.check_between_windows("save_checkpoint");
+    check_tag(tag);
+    if (rank == 0) check_json(options.client_state, "CheckpointOptions::client_state");
+  });
+  open_slices(state, label);
+  close_slices(state, !state.policy.replicate_update);
 
   std::optional<Publication> publication;  // rank 0's
   on_all_ranks(communicator, label, [&] {
@@ -255,6 +262,23 @@ class Restore {
   Restore(EngineState& state, SavedState& saved, const RestoreOptions& options)
       : state_(&state), saved_(&saved), options_(options) {}
 
+  /// Throws UserError where the engine's optimizer cannot take over what is there.
+  void check_optimizer() const {
+    const std::string& saved = saved_->manifest().optimizer;
+    if (options_.optimizer_states && saved != state_->optimizer_name) {
+      throw UserError(
+          "the checkpoint's optimizer is " + saved + ", and this engine's is " + state_->optimizer_name +
+          ": name the same one, or load with RestoreOptions::optimizer_states = false and counters = "
+          "false");
+    }
+    const int64_t steps = state_->optimizer->steps();
+    if (!options_.optimizer_states && steps > 0) {
+      throw UserError(
+          "RestoreOptions::optimizer_states = false starts the optimizer anew, and this engine's has taken " +
+          std::to_string(steps) + " steps: load into an engine that has taken none");
+    }
+  }
+
   /// Throws UserError where the model is not the checkpoint's.
   void check_model() const {
     const auto& saved = saved_->manifest().parameters;
@@ -265,7 +289,7 @@ class Restore {
       if (found == saved.end()) {
         if (options_.strict)
           differences += "\n  " + name + c10::str(" ", parameter.shape, " is not in the checkpoint");
-      } else if (found->second.shape != parameter.shape || found->second.strides != parameter.strides) {
+      } else if (found->second.shape != parameter.shape || !same_strides(found->second, parameter)) {
         differences +=
             "\n  " + name +
             c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
@@ -309,38 +333,67 @@ class Restore {
     });
   }
 
-  /// Rank 0's part; the others get it by broadcast_others().
+  /// Buffers and frozen parameters that every rank has whole: rank 0 reads them for all.
   void read_module() const {
     for (const auto& [name, tensor, dtype] : state_->others) {
-      if (!saved_->manifest().parameters.contains(name)) continue;
-      at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(name, kValue)));
-      saved_->read(name, kValue, 0, values.numel(), writable_bytes_of(values));
+      if (tensor.numel() == 0 || !saved_->manifest().parameters.contains(name)) continue;
+      const std::string source = saved_->dtype_of(name, kMaster).empty() ? kValue : kMaster;
+      at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(name, source)));
+      saved_->read(name, source, 0, values.numel(), writable_bytes_of(values));
       tensor.detach().copy_(values);
     }
   }
 
-  void restore_counters() const {
+  /// Step counts, learning rates, loss scale, generators: as far as the options want them.
+  void restore_numbers() const {
     const Manifest& manifest = saved_->manifest();
     const bool same_ranks = manifest.world_size == state_->communicator->world_size();
     const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
     for (const RestartItem& item : restart_items(*state_)) {
       const bool is_generator = item.name.starts_with("generator.");
-      if (is_generator && !same_ranks) continue;
-      if (item.name == "steps.optimizer" && !options_.optimizer_states) continue;
-      const RestartValues& numbers = manifest.numbers.at(is_generator ? state_->communicator->rank() : 0);
+      // Moments go with the steps that they are of.
+      const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
+      if (!wanted || (is_generator && !same_ranks)) continue;
+      const RestartValues& numbers = manifest.numbers[is_generator ? state_->communicator->rank() : 0];
       const auto found = numbers.find(item.name);
       if (found != numbers.end()) {
+        if (found->second.index() != item.read().index()) {
+          throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
+        }
         item.write(found->second);
-      } else if (same_precision) {
-        throw UserError("the checkpoint has no \"" + item.name +
-                        "\": it was written with other parameter groups or another optimizer; load with "
-                        "RestoreOptions::counters = false");
+      } else if (same_precision && !is_generator) {  // another device has another generator
+        throw UserError(
+            "the checkpoint has no \"" + item.name +
+            "\": it was written with other parameter groups; load with RestoreOptions::counters = "
+            "false");
       }
     }
+    if (!options_.counters) return;
+    check_counts(manifest);
+    // At the start of a window, however many micro-steps those of the writer had.
+    state_->counts.micro = state_->counts.global * state_->config.batch.gradient_accumulation_steps;
     state_->schedule.ask(state_->counts.applied());
   }
 
  private:
+  // Of dimensions of one element, or of none, they mean nothing.
+  static bool same_strides(const SavedParameter& a, const SavedParameter& b) {
+    for (size_t dim = 0; dim < a.shape.size(); ++dim) {
+      if (a.shape[dim] == 0) return true;
+    }
+    for (size_t dim = 0; dim < a.shape.size(); ++dim) {
+      if (a.shape[dim] != 1 && a.strides.at(dim) != b.strides.at(dim)) return false;
+    }
+    return true;
+  }
+
+  void check_counts(const Manifest& manifest) const {
+    const StepCounts& counts = state_->counts;
+    const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
+                         counts.applied() == manifest.generation && state_->optimizer->steps() >= 0;
+    if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
+  }
+
   // Values of 16-bit training are rounded master weights, and those of fp32 training master weights.
   std::string source_of(const std::string& parameter, const StateTensor& kept, bool has_master) const {
     const bool is_exact = kept.kind == StateKind::master || (kept.kind == StateKind::value && !has_master);
@@ -381,11 +434,11 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
                                    const RestoreOptions& options, FileSystem& files) {
   c10::NoGradGuard no_grad;
   state.settle();
-  state.check_between_windows("load_checkpoint");
   Communicator& communicator = *state.communicator;
   const std::string label = "loading a checkpoint from " + directory.string();
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
+    state.check_between_windows("load_checkpoint");
     if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
   });
   chosen = exchange(chosen, communicator, label).front();
@@ -395,10 +448,11 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   on_all_ranks(communicator, label, [&] {
     saved.emplace(files, folder);
     restore.emplace(state, *saved, options);
+    restore->check_optimizer();
     restore->check_model();
   });
 
-  start_updates(state);
+  open_slices(state, label);
   std::exception_ptr failure;
   try {
     restore->read_slices();
@@ -407,13 +461,14 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     failure = std::current_exception();
   }
   restore->gather_slices();
-  finish_updates(state);
+  close_slices(state, /*gathers=*/true);
+  // Where every rank has all, raw access goes on.
+  if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
   for (const NamedTensor& other : state.others) broadcast_tensor(other, 0, communicator);
-  state.buckets.forget_writes();
   state.buckets.bump_versions();
   on_all_ranks(communicator, label, [&] {
     if (failure) std::rethrow_exception(failure);
-    if (options.counters) restore->restore_counters();
+    restore->restore_numbers();
   });
   return {.path = folder, .client_state = saved->manifest().client_state};
 }

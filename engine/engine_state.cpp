@@ -1,8 +1,11 @@
 #include "engine/engine_state.h"
 
+#include <c10/util/Type.h>
+
 #include <bit>
 #include <exception>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "base/error.h"
@@ -39,6 +42,12 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
   std::vector<NamedParameter> parameters = model.trained;
   parameters.insert(parameters.end(), model.frozen.begin(), model.frozen.end());
   return parameters;
+}
+
+std::string name_of_optimizer(const Config& config, const InitializeOptions& options) {
+  if (!options.optimizer) return name_of(*config.optimizer);
+  const std::string type = c10::demangle(typeid(*options.optimizer).name());
+  return type.substr(type.rfind(':') + 1);
 }
 
 std::vector<int64_t> numels_of(const ModelParameters& model) {
@@ -84,6 +93,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       communicator(std::move(given_communicator)),
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
+      optimizer_name(name_of_optimizer(config, options)),
       store(make_model_layout(parameters, config, options, *communicator), numels_of(parameters),
             communicator->rank(), communicator->world_size()),
       buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
@@ -179,10 +189,22 @@ void EngineState::check_between_windows(const std::string& call) const {
   if (open_scopes > 0) {
     throw UserError("engine." + call + "() inside a GatheredParameters scope: close the scope before");
   }
+  check_in_place();
   if (has_gradients || counts.micro % config.batch.gradient_accumulation_steps != 0) {
     throw UserError("engine." + call +
                     "() among the micro-steps of an optimizer step, whose gradients are not saved: call it "
                     "behind the step() that ends with one (is_gradient_accumulation_boundary() before it)");
+  }
+}
+
+void EngineState::check_in_place() const {
+  const auto& parameters = buckets.parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    if (buckets.in_place(static_cast<int>(index))) continue;
+    throw UserError(
+        "parameter " + parameters[index].name +
+        " has left its bucket since initialize() (module->to(), set_data() and torch::load() do that): "
+        "move, convert and load before initialize(), or copy values in place under torch::NoGradGuard");
   }
 }
 
@@ -212,12 +234,8 @@ void EngineState::check_before_step() const {
                              "learning rate of 0 in a parameter group of their own"
                            : " was unfrozen after initialize(): parameters to train require grad before"));
     }
-    if (buckets.in_place(static_cast<int>(index))) continue;
-    throw UserError(
-        "parameter " + parameters[index].name +
-        " has left its bucket since initialize() (module->to(), set_data() and torch::load() do that): "
-        "move, convert and load before initialize(), or copy values in place under torch::NoGradGuard");
   }
+  check_in_place();
   if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
 }
 

@@ -42,6 +42,8 @@ struct EngineState {
   /// Throws UserError once a backward has failed. `call`: "step".
   void check_not_failed(const std::string& call) const;
   void check_before_step() const;
+  /// Throws UserError for a parameter that has left its bucket.
+  void check_in_place() const;
   /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and
   /// at every stage.
   void measure();
@@ -75,6 +77,7 @@ struct EngineState {
   std::shared_ptr<Communicator> communicator;
   StagePolicy policy;
   Averaging averaging;
+  std::string optimizer_name;  // "AdamW", be it the config's or the program's
   SliceStore store;
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // of marked buckets

@@ -80,8 +80,7 @@ RestartItem generator_of(c10::Device device) {
 }  // namespace
 
 std::vector<RestartItem> restart_items(EngineState& state) {
-  std::vector<RestartItem> items = {number("steps.micro", state.counts.micro),
-                                    number("steps.global", state.counts.global),
+  std::vector<RestartItem> items = {number("steps.global", state.counts.global),
                                     number("steps.skipped", state.counts.skipped)};
   ShardOptimizer& optimizer = *state.optimizer;
   items.push_back(

@@ -120,7 +120,10 @@ Schedule make_schedule(const Config& config, const InitializeOptions& options,
 }
 
 void ScheduleFollower::ask(int64_t applied_steps) {
-  if (!schedule_) return;
+  if (!schedule_) {
+    behind_ = false;
+    return;
+  }
   std::vector<ScheduledValues> values;
   for (int group = 0; group < optimizer_->groups(); ++group)
     values.push_back(schedule_(applied_steps, group));
@@ -128,13 +131,13 @@ void ScheduleFollower::ask(int64_t applied_steps) {
     optimizer_->set_lr(group, values[group].lr);
     if (values[group].betas) optimizer_->set_betas(group, *values[group].betas);
   }
+  behind_ = false;
 }
 
 void ScheduleFollower::follow(int64_t applied_steps) {
   if (!behind_) return;
   if (lr_scheduler_) lr_scheduler_->step();
   ask(applied_steps);
-  behind_ = false;
 }
 
 }  // namespace zerorun

@@ -31,7 +31,7 @@ class ScheduleFollower {
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
-  /// Asks for what the step behind `applied_steps` uses.
+  /// Asks for what the step behind `applied_steps` uses; nothing is left to follow() then.
   void ask(int64_t applied_steps);
   /// A step was applied: follow() is to ask for the next one.
   void note_applied() { behind_ = true; }

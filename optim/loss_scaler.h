@@ -23,7 +23,11 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   const State& state() const { return state_; }
-  void set_state(const State& state) { state_ = state; }
+  /// A fixed scale stays the config's.
+  void set_state(const State& state) {
+    state_ = state;
+    if (config_.fixed) state_.scale = *config_.fixed;
+  }
 
   /// After each optimizer step; `overflow`: a gradient was not finite and the step was skipped. The scale is
   /// halved once the hysteresis is used up, and doubled after `window` steps without overflow. Returns false

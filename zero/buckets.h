@@ -136,8 +136,6 @@ class Buckets {
   void bump_versions() const;
   /// The program has written to parameters of the bucket. Not to be called by two threads at once.
   void note_written(int bucket) { written_[bucket] = true; }
-  /// What was written since is in the master weights by other means.
-  void forget_writes() { written_.assign(written_.size(), false); }
   /// Takes into the master weights what the program has written since the last call. Slices have all their
   /// values.
   void follow_writes();

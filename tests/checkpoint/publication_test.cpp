@@ -1,6 +1,7 @@
 // What is published, replaced, left over and refused; and errors of the file system at every call.
 #include "checkpoint/publication.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cerrno>
 
@@ -53,6 +54,21 @@ TEST_CASE("What a run that died has left is no checkpoint, and in nobody's way")
   publish(files, folder / "", "one", "1");
   CHECK(read_file(folder / "one" / "data") == "1");
   CHECK(latest_tag(files, folder / "") == "one");
+}
+
+TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the end changes nothing") {
+  const TemporaryFolder folder;
+  fs::create_directories(folder / "mine");
+  folder.write("mine/notes", "precious");
+  CHECK_THAT(user_error([&] { publish(local_file_system(), folder / "", "mine", "1"); }),
+             Contains("no checkpoint, and is not replaced"));
+  CHECK(read_file(folder / "mine" / "notes") == "precious");
+  MemoryFileSystem memory;
+  publish(memory, "/a/b/", "one", "1");
+  const auto is_sync_of_a = [&](const Operation& operation) {
+    return operation.kind == Operation::Kind::sync && operation.node == 1;  // the first that was made
+  };
+  CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
 }
 
 TEST_CASE("A tag is the name of a folder") {

@@ -122,7 +122,12 @@ TEST_CASE("A checksum is XXH3's, and is told as 16 digits") {
 
 TEST_CASE("Ranges of a parameter are found in whichever files they are") {
   const TemporaryFolder folder;
-  Manifest manifest{.tag = "t", .precision = "fp32", .parameters = {}, .files = {}, .numbers = {}};
+  Manifest manifest{.tag = "t",
+                    .precision = "fp32",
+                    .optimizer = "SGD",
+                    .parameters = {{"w", {{1000}, {1}, true}}},
+                    .files = {},
+                    .numbers = {{}}};
   const auto whole = numbers(0, 1000);
   int64_t begin = 0;
   for (const int64_t numel : {300, 1, 0, 699}) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "checkpoint/publication.h"
+#include "checkpoint/saved_state.h"
 #include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
 #include "tests/checkpoint/faulty_file_system.h"
@@ -247,7 +248,8 @@ TEST_CASE("What does not fit together is explained") {
     return "no error";
   };
   auto load = [&](StateTraining& training) { training.engine->load_checkpoint(folder / "a"); };
-  CHECK_THAT(error_of(load, cases[2]), Contains("momentum_buffer of ") && Contains("another optimizer"));
+  CHECK_THAT(error_of(load, cases[2]),
+             Contains("the checkpoint's optimizer is AdamW, and this engine's is SGD"));
   CHECK_THAT(
       error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "b"); }, cases[0]),
       Contains("no checkpoint"));
@@ -264,11 +266,107 @@ TEST_CASE("What does not fit together is explained") {
   };
   CHECK_THAT(error_of(in_between, cases[0], R"(, "gradient_accumulation_steps": 2)"),
              Contains("among the micro-steps"));
+  auto bad_client_state = [&](StateTraining& training) {
+    training.engine->save_checkpoint(folder / "a", "x", {.client_state = "{"});
+  };
+  CHECK_THAT(error_of(bad_client_state, cases[0]), Contains("client_state is not JSON"));
+  auto moved_out = [&](StateTraining& training) {
+    training.model->bias.set_data(torch::zeros({13}));
+    training.engine->save_checkpoint(folder / "a", "x");
+  };
+  CHECK_THAT(error_of(moved_out, cases[0]), Contains("bias has left its bucket"));
+  auto one_rank_failed = [&](StateTraining& training) {
+    training.state->backward_failed = training.state->communicator->rank() == 1;
+    training.engine->save_checkpoint(folder / "a", "x");
+  };
+  CHECK_THAT(error_of(one_rank_failed, cases[0]),
+             Contains("rank 1: engine.save_checkpoint() after a backward() that threw"));
+  auto stepped_before = [&](StateTraining& training) {
+    training.step(0);
+    training.engine->load_checkpoint(folder / "a", "", {.optimizer_states = false});
+  };
+  CHECK_THAT(error_of(stepped_before, cases[2]), Contains("has taken 1 steps"));
   auto without_optimizer = [&](StateTraining& training) {
     training.engine->load_checkpoint(folder / "a", "", {.optimizer_states = false});
     expect(training.state->optimizer->steps() == 0, "steps of an optimizer that starts anew");
   };
   CHECK(error_of(without_optimizer, cases[2]) == "no error");
+}
+
+TEST_CASE("Another accumulation begins with a whole window") {
+  const TemporaryFolder folder;
+  const StateCase adam = all_state_cases().front();
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(adam, 2, "fp32", communicator, R"(, "gradient_accumulation_steps": 2)");
+    for (int micro = 0; micro < 6; ++micro) training.step(micro);
+    training.engine->save_checkpoint(folder / "a");
+  });
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(adam, 2, "fp32", communicator, R"(, "gradient_accumulation_steps": 4)");
+    training.engine->load_checkpoint(folder / "a");
+    for (int micro = 0; micro < 4; ++micro) {
+      expect(training.engine->is_gradient_accumulation_boundary() == (micro == 3), "the window's end");
+      training.step(micro);
+    }
+    expect(training.engine->global_steps() == 4, "steps");
+    training.engine->save_checkpoint(folder / "a");
+  });
+}
+
+TEST_CASE("Options of a load: moments keep their steps, a fixed loss scale is the config's, writes stay") {
+  const TemporaryFolder folder;
+  const StateCase adam = all_state_cases().front();
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining writer(adam, 1, "fp16", communicator);
+    for (int step = 0; step < 3; ++step) writer.step(step);
+    writer.engine->save_checkpoint(folder / "a");
+
+    StateTraining reader(adam, 1, "fp16", communicator);
+    reader.engine->load_checkpoint(folder / "a", "", {.counters = false});
+    expect(reader.state->optimizer->steps() == 3, "the moments' steps");
+    expect(reader.engine->global_steps() == 0, "the engine's own");
+
+    StateTraining fixed(adam, 1, "fp16", communicator);
+    fixed.state->scaler.emplace(LossScaleConfig{.fixed = 128.0});
+    fixed.engine->load_checkpoint(folder / "a");
+    expect(fixed.engine->loss_scale() == 128, "a fixed scale");
+  });
+}
+
+TEST_CASE("Where models may differ what only one side has stays as it is, what was written to it too") {
+  const TemporaryFolder folder;
+  const StateCase sgd = all_state_cases()[3];
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(sgd, stage, "bf16", communicator);
+    training.engine->save_checkpoint(folder / "a");
+    communicator->barrier("saved")->wait();
+    if (communicator->rank() == 0) {
+      Manifest manifest = SavedState(local_file_system(), folder / "a/global_step0").manifest();
+      manifest.parameters.erase("last");
+      for (auto& [name, file] : manifest.files)
+        std::erase_if(file.ranges, [](const StateRange& range) { return range.parameter == "last"; });
+      folder.write("a/global_step0/manifest.json", to_json(manifest));
+    }
+    communicator->barrier("changed")->wait();
+    {
+      const torch::NoGradGuard no_grad;
+      training.model->last.fill_(0.25);
+      training.model->first.fill_(0.5);
+    }
+    expect_throws([&] { training.engine->load_checkpoint(folder / "a"); }, "last", "a strict load");
+    training.engine->load_checkpoint(folder / "a", "", {.strict = false});
+    const auto all_are = [](const at::Tensor& tensor, double value) {
+      const torch::NoGradGuard no_grad;
+      return (tensor == value).all().item<bool>();
+    };
+    expect(all_are(training.model->last, 0.25), "what the checkpoint has not");
+    expect(!all_are(training.model->first, 0.5), "what it has");
+    training.engine->backward(training.model->loss(torch::zeros({1, 61}).to(at::kBFloat16)));
+    training.engine->step();
+    expect(all_are(training.model->last, 0.25), "the master weights of what it has not");
+  }));
 }
 
 TEST_CASE("What the program has written is in the checkpoint, by operators, in scopes and raw") {
