@@ -111,6 +111,16 @@ void on_all_ranks(Communicator& communicator, const std::string& label, const Ac
   }
 }
 
+// A rank's own tag would be a folder of its own.
+void check_one_tag(const std::string& tag, Communicator& communicator) {
+  const std::vector<std::string> tags = exchange(tag, communicator, "the checkpoint's tag");
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    if (tags[rank] == tags[0]) continue;
+    throw UserError("ranks name different checkpoints: rank 0 \"" + tags[0] + "\", rank " +
+                    std::to_string(rank) + " \"" + tags[rank] + "\": give save_checkpoint() the same tag");
+  }
+}
+
 std::string name_of_file(int bucket, int rank) {
   std::string number = std::to_string(bucket);
   number.insert(0, 5 - std::min<size_t>(5, number.size()), '0');
@@ -223,6 +233,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   Communicator& communicator = *state.communicator;
   const int rank = communicator.rank();
   const std::string label = "saving checkpoint " + tag;
+  check_one_tag(tag, communicator);
   on_all_ranks(communicator, label, [&] {
     state.follow_schedule();
     state.check_between_windows("save_checkpoint");

@@ -6,62 +6,47 @@ namespace {
 
 using namespace keys;
 
+constexpr std::string_view every_rank = "every rank writes its own slices";
+constexpr std::string_view writer_reason = "a save goes through the page cache, and waits for the disk";
+constexpr std::string_view engines_reason = "checkpoints are written by ZeroRun itself";
+
 constexpr KeyFact rows[] = {
-    section("checkpoint", "how training states are saved")
-        .not_offered("programs save and load their weights themselves"),
+    section("checkpoint", "how training states are saved"),
     choice("checkpoint.tag_validation", "\"Warn\"", "Ignore Warn Fail",
            "what to do when ranks save under different names")
         .in_any_case("Ignore Warn Fail")
-        .not_offered("programs save and load their weights themselves"),
+        .no_effect("where ranks name different tags nothing is saved, and all are told"),
     boolean("checkpoint.load_universal", "false", "load a checkpoint of any number of ranks")
-        .not_offered("programs save and load their weights themselves"),
+        .no_effect("every checkpoint can be loaded by any number of ranks"),
     boolean("checkpoint.use_node_local_storage", "false", "each node writes to its own disk")
         .filled_by(program)
-        .not_offered("programs save and load their weights themselves"),
-    section("checkpoint.parallel_write", "which ranks write")
-        .not_offered("programs save and load their weights themselves"),
+        .not_offered("all ranks write to one file system"),
+    section("checkpoint.parallel_write", "which ranks write").no_effect(every_rank),
     boolean("checkpoint.parallel_write.pipeline_stage", "false", "write pipeline stages side by side")
-        .not_offered("programs save and load their weights themselves"),
+        .no_effect(every_rank),
     boolean("checkpoint.checkpoint_serialization", "true", "write zip files")
-        .not_offered("programs save and load their weights themselves"),
-    section("checkpoint.writer", "a faster writer")
-        .or_null()
-        .not_offered("programs save and load their weights themselves"),
+        .no_effect("files are in the safetensors format"),
+    section("checkpoint.writer", "a faster writer").or_null().not_offered(writer_reason),
     choice("checkpoint.writer.type", "\"FAST\"", "MOCK PYTHON FAST", "which writer")
-        .not_offered("programs save and load their weights themselves"),
-    boolean("checkpoint.writer.decoupled", "false", "write in the background")
-        .not_offered("programs save and load their weights themselves"),
-    integer("checkpoint.writer.io_buffer_size", "67108864", "bytes of its buffer")
-        .not_offered("programs save and load their weights themselves"),
+        .not_offered(writer_reason),
+    boolean("checkpoint.writer.decoupled", "false", "write in the background").not_offered(writer_reason),
+    integer("checkpoint.writer.io_buffer_size", "67108864", "bytes of its buffer").not_offered(writer_reason),
     boolean("checkpoint.writer.io_buffer_double", "true", "write from one buffer while the other fills")
-        .not_offered("programs save and load their weights themselves"),
-    boolean("checkpoint.writer.show_statistics", "false", "print its speed")
-        .not_offered("programs save and load their weights themselves"),
+        .not_offered(writer_reason),
+    boolean("checkpoint.writer.show_statistics", "false", "print its speed").not_offered(writer_reason),
     choice("checkpoint.writer.data_parallel", "", "REPLICA SOCKET MACHINE", "how ranks share the writing")
         .or_null()
-        .not_offered("programs save and load their weights themselves"),
-    integer("checkpoint.writer.io_multiplier", "1", "requests at a time")
-        .not_offered("programs save and load their weights themselves"),
-    object("datastates_ckpt", "a checkpoint engine")
-        .or_null()
-        .not_offered("programs save and load their weights themselves"),
-    section("nebula", "checkpoints of a cloud service")
-        .switched_by("enabled")
-        .not_offered("programs save and load their weights themselves"),
-    boolean("nebula.enabled", "false", "use it")
-        .not_offered("programs save and load their weights themselves"),
-    boolean("nebula.enable_nebula_load", "true", "load from it")
-        .not_offered("programs save and load their weights themselves"),
-    text("nebula.nebula_load_path", "", "where to load from")
-        .or_null()
-        .not_offered("programs save and load their weights themselves"),
-    text("nebula.persistent_storage_path", "", "where to save")
-        .or_null()
-        .not_offered("programs save and load their weights themselves"),
+        .not_offered(writer_reason),
+    integer("checkpoint.writer.io_multiplier", "1", "requests at a time").not_offered(writer_reason),
+    object("datastates_ckpt", "a checkpoint engine").or_null().not_offered(engines_reason),
+    section("nebula", "checkpoints of a cloud service").switched_by("enabled").not_offered(engines_reason),
+    boolean("nebula.enabled", "false", "use it").not_offered(engines_reason),
+    boolean("nebula.enable_nebula_load", "true", "load from it").not_offered(engines_reason),
+    text("nebula.nebula_load_path", "", "where to load from").or_null().not_offered(engines_reason),
+    text("nebula.persistent_storage_path", "", "where to save").or_null().not_offered(engines_reason),
     integer("nebula.persistent_time_interval", "100", "seconds from one copy to the next")
-        .not_offered("programs save and load their weights themselves"),
-    integer("nebula.num_of_version_in_retention", "2", "copies that are kept")
-        .not_offered("programs save and load their weights themselves"),
+        .not_offered(engines_reason),
+    integer("nebula.num_of_version_in_retention", "2", "copies that are kept").not_offered(engines_reason),
     section("activation_checkpointing",
             "settings of DeepSpeed's checkpointing functions; no switch of its own")
         .no_effect("the model itself says what it computes again; ZeRO follows"),

@@ -127,8 +127,10 @@ TEST_CASE("what is asked for and not done is a warning, what changes nothing a n
   check_warning(R"("flops_profiler": {"enabled": true, "profile_step": 3})",
                 "flops_profiler: known and not offered: there is no profiler; wall_clock_breakdown tells "
                 "where time goes");
-  check_warning(R"("checkpoint": {"writer": {"decoupled": true}})",
-                "checkpoint: known and not offered: programs save and load their weights themselves");
+  check_warning(
+      R"("checkpoint": {"writer": {"decoupled": true}})",
+      "checkpoint.writer: known and not offered: a save goes through the page cache, and waits for the "
+      "disk");
   check_warning(R"("compile": {"deepcompile": true})",
                 "compile: known and not offered: operators run as LibTorch has them, nothing is compiled");
   check_warning(R"("dump_state": true)",

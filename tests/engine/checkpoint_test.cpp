@@ -266,6 +266,11 @@ TEST_CASE("What does not fit together is explained") {
   };
   CHECK_THAT(error_of(in_between, cases[0], R"(, "gradient_accumulation_steps": 2)"),
              Contains("among the micro-steps"));
+  auto two_tags = [&](StateTraining& training) {
+    training.engine->save_checkpoint(folder / "a",
+                                     "tag" + std::to_string(training.state->communicator->rank()));
+  };
+  CHECK_THAT(error_of(two_tags, cases[0]), Contains("rank 0 \"tag0\", rank 1 \"tag1\""));
   auto bad_client_state = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a", "x", {.client_state = "{"});
   };
