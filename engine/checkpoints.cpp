@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/saved_state.h"

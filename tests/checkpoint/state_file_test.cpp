@@ -110,7 +110,6 @@ TEST_CASE("Damage is found: a bit, a file cut off, a file that is missing") {
 }
 
 TEST_CASE("A checksum is XXH3's, and is told as 16 digits") {
-  // From xxhsum -H3 of the same bytes.
   const std::string text = "zerorun";
   const uint64_t checksum = checksum_of(std::as_bytes(std::span(text)));
   CHECK(checksum_of({}) == 0x2d06800538d394c2);  // the published value of nothing
