@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/communicator.h"
+#include "comm/notices.h"
 
 namespace zerorun {
 
@@ -25,6 +26,7 @@ class SilenceableCommunicator : public Communicator {
     return shares_memory_ ? real_->allocate_shared(numel, dtype) : at::Tensor();
   }
   at::Tensor make_own(const at::Tensor& shared) override { return real_->make_own(shared); }
+  std::unique_ptr<Notices> open_notices() override { return real_->open_notices(); }
   int64_t scratch_bytes() const override { return real_->scratch_bytes(); }
 
  private:

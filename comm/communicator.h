@@ -71,6 +71,8 @@ class Volume {
   std::array<double, kCollectiveKinds> elements_{};
 };
 
+class Notices;
+
 class Communicator {
  public:
   /// `device` outlives it.
@@ -94,6 +96,9 @@ class Communicator {
   /// A tensor with the values of `shared`, from allocate_shared(), that is this rank's alone. No rank writes
   /// to `shared` afterwards.
   virtual at::Tensor make_own(const at::Tensor& shared);
+  /// Texts for the other ranks that no collective carries (comm/notices.h), on a board of their own. All
+  /// ranks open theirs in the same order.
+  virtual std::unique_ptr<Notices> open_notices() = 0;
   /// Bytes this communicator holds for collectives under way and to come.
   virtual int64_t scratch_bytes() const { return 0; }
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "comm/deadline.h"
+#include "comm/notices.h"
 #include "comm/rank_order_sum.h"
 #include "comm/testimony.h"
 
@@ -265,8 +266,10 @@ class GlooCommunicator : public Communicator {
   GlooCommunicator(Gloo group, const StorePointer& store, std::chrono::milliseconds timeout)
       : Communicator(group->getRank(), group->getSize(), timeout),
         group_(std::move(group)),
-        testimony_(std::make_shared<Testimony>(store, group_->getRank())) {}
+        testimony_(std::make_shared<Testimony>(store, group_->getRank())),
+        store_(store) {}
 
+  std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return scratch_->bytes(); }
 
  private:
@@ -291,6 +294,8 @@ class GlooCommunicator : public Communicator {
 
   Gloo group_;
   std::shared_ptr<Testimony> testimony_;
+  StorePointer store_;
+  int boards_ = 0;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();
   std::array<int, kCollectiveKinds> number_{};
   std::array<uint64_t, kCollectiveKinds> history_{};

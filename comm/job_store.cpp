@@ -164,6 +164,10 @@ std::string JobStore::claim(const std::string& key, const std::string& value,
                   deadline));
 }
 
+void JobStore::remove(const std::string& key, const Deadline& deadline) const {
+  talk([whole = prefix_ + key](c10d::Store& store) { return store.deleteKey(whole); }, deadline);
+}
+
 Connection JobStore::for_c10d(const Deadline& deadline) const {
   return c10::make_intrusive<DeadlineStore>(std::make_shared<const JobStore>(*this), deadline);
 }

@@ -53,6 +53,7 @@ class JobStore {
   std::optional<std::string> find(const std::string& key, const Deadline& deadline) const;
   /// Stores `value` if there is none yet. What then is there: of all who claim a key one gets its own.
   std::string claim(const std::string& key, const std::string& value, const Deadline& deadline) const;
+  void remove(const std::string& key, const Deadline& deadline) const;
 
   /// For c10d, which has no deadlines: all that it asks ends at this one.
   Connection for_c10d(const Deadline& deadline) const;

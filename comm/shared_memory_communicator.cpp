@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/notices.h"
 #include "comm/shared_transfers.h"
 
 namespace zerorun {
@@ -34,10 +35,12 @@ class SharedMemoryWork : public Work {
 
 class SharedMemoryCommunicator : public Communicator {
  public:
-  SharedMemoryCommunicator(const Environment& environment, std::unique_ptr<HostRanks> ranks)
+  SharedMemoryCommunicator(const Environment& environment, std::unique_ptr<HostRanks> ranks,
+                           StorePointer store)
       : Communicator(environment.rank, environment.world_size, environment.timeout),
         transfers_(std::make_shared<SharedTransfers>(std::move(ranks), environment.rank,
-                                                     environment.world_size, environment.timeout)) {}
+                                                     environment.world_size, environment.timeout)),
+        store_(std::move(store)) {}
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
     if (numel * static_cast<int64_t>(c10::elementSize(dtype)) >= kSmallestShared) {
@@ -59,6 +62,7 @@ class SharedMemoryCommunicator : public Communicator {
     return shared;
   }
 
+  std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return transfers_->scratch_bytes(); }
 
  private:
@@ -67,6 +71,8 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   std::shared_ptr<SharedTransfers> transfers_;
+  StorePointer store_;
+  int boards_ = 0;
 };
 
 }  // namespace
@@ -76,7 +82,7 @@ std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment&
                                                               std::string& obstacle) {
   std::unique_ptr<HostRanks> ranks = meet_on_host(environment, joined, deadline, obstacle);
   if (!ranks) return nullptr;
-  return std::make_shared<SharedMemoryCommunicator>(environment, std::move(ranks));
+  return std::make_shared<SharedMemoryCommunicator>(environment, std::move(ranks), joined.store);
 }
 
 }  // namespace zerorun

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "comm/deadline.h"
+#include "comm/notices.h"
 #include "comm/rank_order_sum.h"
 
 namespace zerorun {
@@ -104,6 +105,8 @@ class ThreadGroup {
     return meeting;
   }
 
+  const std::shared_ptr<NoticesInMemory>& notices() const { return notices_; }
+
   void await(const Meeting& meeting, int rank, const Deadline& deadline) {
     const std::string what = describe(meeting.calls[rank]);
     std::unique_lock lock(mutex_);
@@ -128,6 +131,7 @@ class ThreadGroup {
   }
 
   const int world_size_;
+  const std::shared_ptr<NoticesInMemory> notices_ = std::make_shared<NoticesInMemory>();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> waiting_;  // what each rank waits for, or waited for in vain
@@ -164,6 +168,8 @@ class ThreadCommunicator : public Communicator {
                      std::chrono::milliseconds timeout, bool shares_memory)
       : Communicator(rank, world_size, timeout), group_(std::move(group)), shares_memory_(shares_memory) {}
 
+  std::unique_ptr<Notices> open_notices() override { return make_notices(group_->notices(), boards_++); }
+
   at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype) override {
     if (!shares_memory_) return {};
     at::Tensor shared = rank() == 0 ? allocate(numel, dtype) : at::Tensor();
@@ -183,6 +189,7 @@ class ThreadCommunicator : public Communicator {
   }
 
   std::shared_ptr<ThreadGroup> group_;
+  int boards_ = 0;
   const bool shares_memory_;
   std::array<int64_t, kCollectiveKinds> next_{};
 };

@@ -16,6 +16,7 @@
 
 #include "comm/communicator.h"
 #include "comm/job_store.h"
+#include "comm/notices.h"
 #include "comm/rendezvous.h"
 #include "cuda/cuda_device.h"
 #include "cuda/nccl_comms.h"
@@ -35,6 +36,7 @@ class NcclCommunicator : public Communicator {
 
   /// Registered with NCCL unless it is small.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
+  std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override;

@@ -180,10 +180,11 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
   const std::string name = "/ds_config.resolved.json";
   for (const fs::path& output_folder : {in_the_way, in_the_way / "below"}) {
     CHECK_THAT(initialize_to(output_folder, false),
-               StartsWith(output_folder.string() + name) && Contains("output_folder"));
+               StartsWith("rank 0: " + output_folder.string() + name) && Contains("output_folder"));
   }
   fs::create_directories(folder / ("taken" + name));
-  CHECK_THAT(initialize_to(folder / "taken", false), StartsWith((folder / "taken").string() + name));
+  CHECK_THAT(initialize_to(folder / "taken", false),
+             StartsWith("rank 0: " + (folder / "taken").string() + name));
   CHECK(std::distance(fs::directory_iterator(folder / "taken"), {}) == 1);  // no leftovers
   CHECK_THAT(initialize_to(folder / "new", true), Contains("load_config"));
   CHECK(initialize_to(folder / "new", false) == "no error");

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <new>
 
+#include "comm/notices.h"
 #include "device/cpu_device.h"
 #include "tests/engine/net.h"
 
@@ -21,6 +22,9 @@ struct ScarceDevice : CpuDevice {
 // A world of one.
 struct Alone : Communicator {
   explicit Alone(Device& device) : Communicator(0, 1, std::chrono::seconds(60), device) {}
+  std::unique_ptr<Notices> open_notices() override {
+    return make_notices(std::make_shared<NoticesInMemory>(), 0);
+  }
 
  private:
   struct Done : Work {

@@ -3,8 +3,10 @@
 #include <ATen/ops/from_blob.h>
 
 #include <map>
+#include <thread>
 #include <utility>
 
+#include "comm/notices.h"
 #include "device/zeroed_memory.h"
 
 namespace zerorun::testing {
@@ -33,7 +35,7 @@ class RecordingStreams : public Streams {
     recording_->checker.wait(static_cast<const RecordedEvent&>(*event.state).clock, stream);
   }
   void await(const Event& event, std::chrono::milliseconds, const std::string&) override {
-    if (!event.state) return;
+    if (!event.state || std::this_thread::get_id() != owner_) return;  // the program waits in its own thread
     ++recording_->host_waits;
     recording_->checker.wait_on_host(static_cast<const RecordedEvent&>(*event.state).clock);
   }
@@ -48,7 +50,8 @@ class RecordingStreams : public Streams {
 
  private:
   Recording* recording_;
-  StreamId current_ = 0;  // all of a rank happens in one thread
+  std::thread::id owner_ = std::this_thread::get_id();
+  StreamId current_ = 0;  // what a rank asks of the device it asks in one thread
 };
 
 class RecordingDevice : public CpuDevice {
@@ -177,6 +180,8 @@ class RecordingCommunicator : public Communicator {
       : Communicator(inner->rank(), inner->world_size(), inner->timeout(), *device),
         inner_(std::move(inner)),
         device_(std::move(device)) {}
+
+  std::unique_ptr<Notices> open_notices() override { return inner_->open_notices(); }
 
  private:
   void open_group() override { grouping_ = true; }

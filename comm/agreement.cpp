@@ -1,0 +1,38 @@
+#include "comm/agreement.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace zerorun {
+
+std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
+                                        const std::string& label) {
+  const int ranks = communicator.world_size();
+  at::Tensor lengths = at::zeros({ranks}, at::kLong);
+  int64_t* length = lengths.mutable_data_ptr<int64_t>();
+  length[communicator.rank()] = static_cast<int64_t>(text.size());
+  communicator.all_reduce(lengths, label)->wait();
+  const int64_t longest = *std::max_element(length, length + ranks);
+  if (longest == 0) return std::vector<std::string>(static_cast<size_t>(ranks));
+  at::Tensor own = at::zeros({longest}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), text.data(), text.size());
+  at::Tensor all = at::zeros({ranks * longest}, at::kByte);
+  communicator.all_gather(all, own, label)->wait();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + rank * longest,
+                       static_cast<size_t>(length[rank]));
+  }
+  return texts;
+}
+
+void throw_failure(const std::string& failure, int rank) {
+  if (failure.empty()) return;
+  const std::string who = rank >= 0 ? "rank " + std::to_string(rank) + ": " : "";
+  if (failure.front() == agreement::kUsers) throw UserError(who + failure.substr(1));
+  throw TrainingError(who + failure.substr(1));
+}
+
+}  // namespace zerorun
