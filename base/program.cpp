@@ -1,5 +1,8 @@
 #include "base/program.h"
 
+#include <signal.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +13,10 @@
 
 namespace zerorun {
 namespace {
+
+std::atomic<bool> has_failed = false;
+std::atomic<bool> is_to_end = false;
+static_assert(std::atomic<bool>::is_always_lock_free, "it is written by a signal handler");
 
 // LibTorch appends its C++ backtrace to what(): the lines before it are the message.
 std::string without_backtrace(std::string message) {
@@ -32,13 +39,43 @@ int tell_once(const std::string& rank, const char* message, int exit_code) {
   return exit_code;
 }
 
+// A launcher hands on what its ranks have got from elsewhere too: what comes at the same time is the same.
+void on_termination(int signal) {
+  constexpr int64_t kSameTime = 1'000'000'000;  // nanoseconds
+  static std::atomic<int64_t> first = 0;
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t time = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  int64_t none = 0;
+  is_to_end = true;
+  if (first.compare_exchange_strong(none, time) || time - first < kSameTime) return;
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
 }  // namespace
+
+void survive_termination() {
+  struct sigaction action {};
+  action.sa_handler = on_termination;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+bool termination_requested() {
+  return is_to_end;
+}
+
+void note_failure() {
+  has_failed = true;
+}
 
 int run_program(const std::function<int()>& body) {
   const char* rank_variable = std::getenv("RANK");
   const std::string rank = rank_variable ? rank_variable : "";
   try {
-    return body();
+    const int result = body();
+    return result == 0 && has_failed ? 1 : result;
   } catch (const UserError& error) {
     return tell_once(rank, error.what(), 2);
   } catch (const TrainingError& error) {

@@ -1,16 +1,35 @@
 #include "samples/common/csv_log.h"
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
 #include "base/error.h"
 
 namespace zerorun {
+namespace {
 
-CsvLog::CsvLog(const std::string& file) : file_(file), stream_(file) {
+constexpr const char* kHeader = "step,loss,grad_norm,lr,loss_scale,skipped";
+
+// Of a file of this kind: its lines of steps before `first`.
+std::string earlier_lines(const std::string& file, int64_t first) {
+  std::ifstream stream(file);
+  std::string line;
+  std::string lines;
+  if (first == 0 || !std::getline(stream, line) || line != kHeader) return lines;
+  while (std::getline(stream, line) && !stream.eof() && std::atoll(line.c_str()) < first)
+    lines += line + "\n";
+  return lines;
+}
+
+}  // namespace
+
+CsvLog::CsvLog(const std::string& file, int64_t first) : file_(file) {
+  const std::string earlier = earlier_lines(file, first);
+  stream_.open(file);
   stream_.precision(std::numeric_limits<double>::max_digits10);
-  stream_ << "step,loss,grad_norm,lr,loss_scale,skipped\n";
+  stream_ << kHeader << '\n' << earlier;
   flush();
 }
 

@@ -19,8 +19,9 @@ struct StepRecord {
 /// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.
 class CsvLog {
  public:
-  /// Throws UserError when the file cannot be written.
-  explicit CsvLog(const std::string& file);
+  /// Of a run that begins with step `first`: what the file has of earlier steps stays. Throws UserError when
+  /// the file cannot be written.
+  explicit CsvLog(const std::string& file, int64_t first = 0);
   /// The line is in the file when this returns. Throws UserError.
   void write(const StepRecord& record);
 
