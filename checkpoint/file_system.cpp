@@ -25,14 +25,22 @@ int64_t result_of(int64_t result) {
 
 class LocalFileSystem : public FileSystem {
  public:
-  int create(const fs::path& file) override {
-    return static_cast<int>(result_of(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)));
+  int create(const fs::path& file, Caching caching) override {
+    constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+    if (caching == Caching::direct) {
+      const int opened = ::open(file.c_str(), kFlags | O_DIRECT, 0666);
+      if (opened >= 0 || errno != EINVAL) return static_cast<int>(result_of(opened));
+      ::unlink(file.c_str());  // some file systems refuse the flag when the file is there already
+    }
+    return static_cast<int>(result_of(::open(file.c_str(), kFlags, 0666)));
   }
   int open(const fs::path& file) override {
     return static_cast<int>(result_of(::open(file.c_str(), O_RDONLY | O_CLOEXEC)));
   }
   void close(int file) override { ::close(file); }
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
+    const int64_t written = result_of(::pwrite(file, bytes.data(), bytes.size(), offset));
+    if (written != -EINVAL || !stop_direct(file)) return written;
     return result_of(::pwrite(file, bytes.data(), bytes.size(), offset));
   }
   int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override {
@@ -55,6 +63,9 @@ class LocalFileSystem : public FileSystem {
   int rename(const fs::path& from, const fs::path& to) override {
     return static_cast<int>(result_of(::rename(from.c_str(), to.c_str())));
   }
+  int link(const fs::path& file, const fs::path& name) override {
+    return static_cast<int>(result_of(::link(file.c_str(), name.c_str())));
+  }
   int exchange(const fs::path& one, const fs::path& other) override {
     return static_cast<int>(
         result_of(::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE)));
@@ -75,6 +86,14 @@ class LocalFileSystem : public FileSystem {
     }
     std::ranges::sort(names);
     return names;
+  }
+
+ private:
+  // What does not lie on whole pages goes through the page cache, and all that comes after it. Returns
+  // whether the file was written around it so far.
+  static bool stop_direct(int file) {
+    const int flags = ::fcntl(file, F_GETFL);
+    return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;
   }
 };
 
@@ -124,8 +143,8 @@ void check_done(int result, const fs::path& path, const std::string& what) {
   if (result < 0) fail(path, what, -result);
 }
 
-OpenFile OpenFile::create(FileSystem& files, const fs::path& path) {
-  const int file = files.create(path);
+OpenFile OpenFile::create(FileSystem& files, const fs::path& path, Caching caching) {
+  const int file = files.create(path, caching);
   check_done(file, path, "made");
   return {files, path, file};
 }

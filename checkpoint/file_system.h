@@ -13,6 +13,13 @@
 
 namespace zerorun {
 
+enum class Caching {
+  page_cache,
+  /// Around the page cache, where the file system can: whole pages, from memory that begins at one.
+  direct,
+};
+inline constexpr int64_t kPageBytes = 4096;
+
 /// As the system calls have it, with -errno in place of -1 and errno. Folders are named by their paths; a
 /// name is on the disk for good once its folder is synced, a file's bytes once the file is.
 class FileSystem {
@@ -20,7 +27,7 @@ class FileSystem {
   virtual ~FileSystem() = default;
 
   /// Makes a file for reading and writing, which must not exist. Returns its number.
-  virtual int create(const std::filesystem::path& file) = 0;
+  virtual int create(const std::filesystem::path& file, Caching caching) = 0;
   virtual int open(const std::filesystem::path& file) = 0;
   virtual void close(int file) = 0;
   /// Bytes that were written or read: maybe fewer than asked for; 0 at a file's end.
@@ -33,6 +40,8 @@ class FileSystem {
   virtual int sync_folder(const std::filesystem::path& folder) = 0;
   /// Replaces a file of the new name.
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
+  /// Another name for a file, on the same file system.
+  virtual int link(const std::filesystem::path& file, const std::filesystem::path& name) = 0;
   /// The two change places, at once.
   virtual int exchange(const std::filesystem::path& one, const std::filesystem::path& other) = 0;
   virtual int remove_file(const std::filesystem::path& file) = 0;
@@ -47,7 +56,8 @@ FileSystem& local_file_system();
 /// A file that is open. Throws UserError naming it, what was tried and the system's reason.
 class OpenFile {
  public:
-  static OpenFile create(FileSystem& files, const std::filesystem::path& path);
+  static OpenFile create(FileSystem& files, const std::filesystem::path& path,
+                         Caching caching = Caching::page_cache);
   static OpenFile open(FileSystem& files, const std::filesystem::path& path);
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;

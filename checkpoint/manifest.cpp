@@ -136,9 +136,33 @@ SavedParameter parse_parameter(const json& value, const std::string& where) {
   Members members(value, where);
   SavedParameter parameter{.shape = members.get<std::vector<int64_t>>("shape"),
                            .strides = members.get<std::vector<int64_t>>("strides"),
-                           .trained = members.get<bool>("trained")};
+                           .trained = members.get<bool>("trained"),
+                           .excluded = members.get<bool>("excluded"),
+                           .aliases = members.get<std::vector<std::string>>("aliases")};
   members.end();
   return parameter;
+}
+
+json to_value(const std::optional<SavedWindow>& window) {
+  if (!window) return nullptr;
+  return {{"micro_steps", window->micro_steps},     {"accumulation_steps", window->accumulation_steps},
+          {"is_summed", window->is_summed},         {"dtype", window->dtype},
+          {"communication", window->communication}, {"factor", window->factor},
+          {"loss_scale", window->loss_scale}};
+}
+
+std::optional<SavedWindow> parse_window(const json& value, const std::string& where) {
+  if (value.is_null()) return std::nullopt;
+  Members members(value, where);
+  SavedWindow window{.micro_steps = count_in(members, "micro_steps", where),
+                     .accumulation_steps = count_in(members, "accumulation_steps", where),
+                     .is_summed = members.get<bool>("is_summed"),
+                     .dtype = members.get<std::string>("dtype"),
+                     .communication = members.get<std::string>("communication"),
+                     .factor = members.get<double>("factor"),
+                     .loss_scale = members.get<double>("loss_scale")};
+  members.end();
+  return window;
 }
 
 json to_value(const RestartValues& numbers) {
@@ -218,6 +242,7 @@ Manifest parse_members(const json& value, const std::string& place) {
       .parameters = {},
       .files = {},
       .numbers = {},
+      .window = parse_window(members.at("window"), place + ": window"),
       .client_state = members.at("client_state").dump()};
   for (const auto& [name, parameter] : members.at("parameters").items())
     manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name);
@@ -235,8 +260,11 @@ Manifest parse_members(const json& value, const std::string& place) {
 std::string to_json(const Manifest& manifest) {
   json parameters = json::object();
   for (const auto& [name, parameter] : manifest.parameters) {
-    parameters[name] = {
-        {"shape", parameter.shape}, {"strides", parameter.strides}, {"trained", parameter.trained}};
+    parameters[name] = {{"shape", parameter.shape},
+                        {"strides", parameter.strides},
+                        {"trained", parameter.trained},
+                        {"excluded", parameter.excluded},
+                        {"aliases", parameter.aliases}};
   }
   json files = json::object();
   for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
@@ -253,6 +281,7 @@ std::string to_json(const Manifest& manifest) {
                 {"parameters", std::move(parameters)},
                 {"files", std::move(files)},
                 {"numbers", std::move(numbers)},
+                {"window", to_value(manifest.window)},
                 {"client_state", json::parse(manifest.client_state)}};
   value["checksum"] = checksum_of_members(value);
   return value.dump(1) + "\n";

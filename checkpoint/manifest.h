@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -19,7 +20,21 @@ struct SavedParameter {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // elements of a range are in the order of memory
   bool trained = true;
+  bool excluded = false;                  // it is in no file: who loads the checkpoint has it
+  std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
   friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
+};
+
+/// Of a checkpoint among the micro-steps of an optimizer step: whose gradients it has, and for whom.
+struct SavedWindow {
+  int64_t micro_steps = 0;         // behind the last optimizer step
+  int64_t accumulation_steps = 1;  // of a whole window
+  bool is_summed = false;          // over ranks; else each rank's own
+  std::string dtype;               // of the gradients
+  std::string communication;       // the dtype in which they travel
+  double factor = 1;               // that they have been multiplied with
+  double loss_scale = 1;           // likewise
+  friend bool operator==(const SavedWindow&, const SavedWindow&) = default;
 };
 
 struct Manifest {
@@ -32,7 +47,8 @@ struct Manifest {
   std::map<std::string, SavedParameter> parameters;
   std::map<std::string, StateFileFacts> files;
   std::vector<RestartValues> numbers;  // by rank
-  std::string client_state = "null";   // JSON
+  std::optional<SavedWindow> window = {};
+  std::string client_state = "null";  // JSON
 };
 
 std::string to_json(const Manifest& manifest);

@@ -1,8 +1,10 @@
 #include "checkpoint/publication.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <exception>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
@@ -27,6 +29,16 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   if (made == -EEXIST) return;
   check_done(made, folder, "made");
   check_done(files.sync_folder(above), above, "synced");
+}
+
+// Of a tag that ZeroRun has made itself.
+std::optional<int64_t> step_of(const std::string& tag) {
+  constexpr size_t kMostDigits = 18;
+  const std::string prefix = kStepTag;
+  const std::string digits = tag.starts_with(prefix) ? tag.substr(prefix.size()) : "";
+  const bool is_number = !digits.empty() && digits.size() <= kMostDigits &&
+                         std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c) != 0; });
+  return is_number ? std::optional<int64_t>(std::stoll(digits)) : std::nullopt;
 }
 
 // With the slash it would be its own parent.
@@ -80,16 +92,43 @@ void Publication::publish(const std::string& manifest, bool save_latest) {
   write_text(*files_, partial_ / kManifestName, manifest);
   check_done(files_->sync_folder(partial_), partial_, "synced");
   const fs::path folder = directory_ / tag_;
-  const bool replaces = files_->list(folder).has_value();
-  if (replaces) {
+  if (files_->list(folder)) {
     check_done(files_->exchange(partial_, folder), folder, "replaced (is this file system a local one?)");
+    replaced_ = true;
   } else {
     check_done(files_->rename(partial_, folder), partial_, "renamed to " + folder.string());
   }
   published_ = true;
   check_done(files_->sync_folder(directory_), directory_, "synced");
   if (save_latest) name_latest();
-  if (replaces) remove_flat_folder(*files_, partial_);
+}
+
+void Publication::remove_old(int64_t keep_last) noexcept {
+  try {
+    if (replaced_) remove_flat_folder(*files_, partial_);
+    if (keep_last > 0) remove_tags(keep_last);
+  } catch (const std::exception& error) {
+    log_warning(std::string("an old checkpoint is not removed: ") + error.what());
+  }
+}
+
+// What is removed disappears at once: a tag of which some files are left would be taken for whole.
+void Publication::remove_tags(int64_t keep_last) {
+  std::map<int64_t, std::string> by_step;
+  for (const std::string& tag : published_tags(*files_, directory_)) {
+    if (const auto step = step_of(tag)) by_step[*step] = tag;
+  }
+  const auto latest = latest_tag(*files_, directory_);
+  auto left = static_cast<int64_t>(by_step.size());
+  for (const auto& [step, tag] : by_step) {
+    if (left-- <= keep_last) return;
+    if (tag == tag_ || tag == latest) continue;
+    const fs::path gone = partial_folder(directory_, tag);
+    remove_flat_folder(*files_, gone);
+    check_done(files_->rename(directory_ / tag, gone), directory_ / tag, "removed");
+    check_done(files_->sync_folder(directory_), directory_, "synced");
+    remove_flat_folder(*files_, gone);
+  }
 }
 
 void Publication::name_latest() {

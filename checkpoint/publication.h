@@ -19,6 +19,8 @@ void check_tag(const std::string& tag);
 /// Where the files of a tag go until it is published.
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag);
 
+inline constexpr const char* kStepTag = "global_step";  // and a number: the tags that ZeroRun makes itself
+
 /// A tag that is being written. Files go to folder(), each synced by its writer.
 class Publication {
  public:
@@ -35,15 +37,20 @@ class Publication {
   /// that name. Returns when no crash can take it away. `save_latest`: the tag is what `latest` names from
   /// then on.
   void publish(const std::string& manifest, bool save_latest);
+  /// Behind publish(): removes what the tag has replaced, and tags of ZeroRun's own making but for so many of
+  /// the highest steps (0: none). Never throws: what cannot be removed is logged.
+  void remove_old(int64_t keep_last) noexcept;
 
  private:
   void name_latest();
+  void remove_tags(int64_t keep_last);
 
   FileSystem* files_;
   std::filesystem::path directory_;
   std::string tag_;
   std::filesystem::path partial_;
   bool published_ = false;
+  bool replaced_ = false;  // partial_ is what was there before
 };
 
 /// Tags in the folder that have been published, sorted by name.

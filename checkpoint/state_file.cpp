@@ -1,9 +1,10 @@
 #include "checkpoint/state_file.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -17,8 +18,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are written as they lie in memory");
 
-constexpr int64_t kDataAlignment = 4096;  // of the data's start
-constexpr int64_t kTensorAlignment = 64;  // of each tensor's
+constexpr int64_t kDataAlignment = kPageBytes;  // of the data's start and of its end
+constexpr int64_t kTensorAlignment = 64;        // of each tensor's
 constexpr int64_t kLengthBytes = 8;
 
 int64_t rounded_up(int64_t value, int64_t multiple) {
@@ -35,16 +36,21 @@ std::string make_header(const std::map<std::string, std::string>& metadata, std:
   nlohmann::json header = {{"__metadata__", metadata}};
   int64_t end = 0;
   int paddings = 0;
-  for (StateRange& range : ranges) {
-    const int64_t begin = rounded_up(end, kTensorAlignment);
+  auto pad_to = [&](int64_t begin) {
     if (begin > end)
       header["padding." + std::to_string(paddings++)] = entry_of("U8", begin - end, end, begin);
+    end = begin;
+  };
+  for (StateRange& range : ranges) {
+    const int64_t begin = rounded_up(end, kTensorAlignment);
+    pad_to(begin);
     end = begin + range.numel * element_bytes(range.dtype);
     range.offset = begin;
     const std::string name = range.parameter + ":" + range.state + "@" + std::to_string(range.begin);
     ZR_CHECK(!header.contains(name), name + " is in the file twice");
     header[name] = entry_of(range.dtype, range.numel, begin, end);
   }
+  pad_to(rounded_up(end, kDataAlignment));
   std::string text = header.dump();
   const int64_t data_start = rounded_up(kLengthBytes + static_cast<int64_t>(text.size()), kDataAlignment);
   text.resize(static_cast<size_t>(data_start - kLengthBytes), ' ');
@@ -56,38 +62,67 @@ std::string make_header(const std::map<std::string, std::string>& metadata, std:
   return whole + text;
 }
 
-// Gathers bytes into blocks, each of which is written and has its checksum taken when it is full.
+// Gathers bytes into blocks, each of which has its checksum taken while it is in the cache; a few are written
+// at a time.
 class BlockWriter {
  public:
-  explicit BlockWriter(OpenFile& file) : file_(&file) { block_.reserve(kChecksumBlock); }
+  BlockWriter(OpenFile& file, const std::function<void(int64_t)>& progress)
+      : file_(&file),
+        progress_(&progress),
+        buffer_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kWriteBytes)), std::free) {
+    if (!buffer_) throw std::bad_alloc();
+  }
 
   void add(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const size_t count = std::min(bytes.size(), static_cast<size_t>(kChecksumBlock) - block_.size());
-      block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
-      bytes = bytes.subspan(count);
-      if (static_cast<int64_t>(block_.size()) == kChecksumBlock) flush();
-    }
+    fill(static_cast<int64_t>(bytes.size()), [&](int64_t from, std::span<std::byte> into) {
+      std::memcpy(into.data(), bytes.data() + from, into.size());
+    });
+  }
+  void add(PinnedBytes& source, int64_t offset, int64_t bytes) {
+    fill(bytes, [&](int64_t from, std::span<std::byte> into) { source.take(offset + from, into); });
   }
   /// Zeros until the file has so many bytes.
   void pad_to(int64_t bytes) {
-    static constexpr std::array<std::byte, kTensorAlignment> kZeros{};
-    add(std::span(kZeros).first(static_cast<size_t>(bytes - written_ - static_cast<int64_t>(block_.size()))));
+    fill(bytes - written_ - filled_,
+         [](int64_t, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
   }
   void flush() {
-    if (block_.empty()) return;
-    file_->write(block_, written_);
-    checksums_.push_back(checksum_of(block_));
-    written_ += static_cast<int64_t>(block_.size());
-    block_.clear();
+    if (filled_ % kChecksumBlock != 0) end_block();
+    if (filled_ == 0) return;
+    file_->write({buffer_.get(), static_cast<size_t>(filled_)}, written_);
+    written_ += filled_;
+    (*progress_)(filled_);
+    filled_ = 0;
   }
 
   int64_t written() const { return written_; }
   std::vector<uint64_t> take_checksums() { return std::move(checksums_); }
 
  private:
+  static constexpr int64_t kWriteBytes = 4 * kChecksumBlock;
+
+  // `give(from, into)`: `into` gets what is to come from `from` on.
+  template <typename Give>
+  void fill(int64_t bytes, const Give& give) {
+    for (int64_t from = 0; from < bytes;) {
+      const int64_t count = std::min(bytes - from, kChecksumBlock - filled_ % kChecksumBlock);
+      give(from, std::span(buffer_.get() + filled_, static_cast<size_t>(count)));
+      from += count;
+      filled_ += count;
+      if (filled_ % kChecksumBlock == 0) end_block();
+      if (filled_ == kWriteBytes) flush();
+    }
+  }
+
+  void end_block() {
+    const int64_t begin = (filled_ - 1) / kChecksumBlock * kChecksumBlock;
+    checksums_.push_back(checksum_of({buffer_.get() + begin, static_cast<size_t>(filled_ - begin)}));
+  }
+
   OpenFile* file_;
-  std::vector<std::byte> block_;
+  const std::function<void(int64_t)>* progress_;
+  std::unique_ptr<std::byte[], void (*)(void*)> buffer_;
+  int64_t filled_ = 0;  // of the buffer
   std::vector<uint64_t> checksums_;
   int64_t written_ = 0;
 };
@@ -104,28 +139,40 @@ int64_t element_bytes(const std::string& dtype) {
   throw UserError("dtype \"" + dtype + "\": not one that ZeroRun saves");
 }
 
-StateFileFacts write_state_file(FileSystem& files, const fs::path& path,
-                                const std::map<std::string, std::string>& metadata,
-                                const std::vector<RangeToWrite>& ranges) {
+int64_t FileToWrite::bytes() const {
+  int64_t bytes = 0;
+  for (const RangeToWrite& range : ranges) bytes += range.range.numel * element_bytes(range.range.dtype);
+  return bytes;
+}
+
+StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const FileToWrite& file,
+                                const std::function<void(int64_t)>& written) {
+  if (file.published && files.link(file.published->path, folder / file.name) == 0) {
+    written(file.bytes());
+    return file.published->facts;
+  }
   StateFileFacts facts;
-  for (const auto& [range, bytes] : ranges) {
-    ZR_CHECK(static_cast<int64_t>(bytes.size()) == range.numel * element_bytes(range.dtype), range.parameter);
-    facts.ranges.push_back(range);
-  }
+  for (const RangeToWrite& range : file.ranges) facts.ranges.push_back(range.range);
   int64_t data_bytes = 0;
-  const std::string header = make_header(metadata, facts.ranges, data_bytes);
-  OpenFile file = OpenFile::create(files, path);
-  BlockWriter writer(file);
+  const std::string header = make_header(file.metadata, facts.ranges, data_bytes);
+  OpenFile opened = OpenFile::create(files, folder / file.name, Caching::direct);
+  BlockWriter writer(opened, written);
   writer.add(std::as_bytes(std::span(header)));
-  for (size_t index = 0; index < ranges.size(); ++index) {
+  for (size_t index = 0; index < file.ranges.size(); ++index) {
+    const auto& [range, source, source_offset] = file.ranges[index];
     writer.pad_to(facts.ranges[index].offset);
-    writer.add(ranges[index].bytes);
+    writer.add(*source, source_offset, range.numel * element_bytes(range.dtype));
   }
+  writer.pad_to(static_cast<int64_t>(header.size()) + data_bytes);
   writer.flush();
-  file.sync();
+  opened.sync();
   facts.bytes = writer.written();
   facts.checksums = writer.take_checksums();
-  ZR_CHECK(facts.bytes == static_cast<int64_t>(header.size()) + data_bytes, path.string());
+  if (file.published && facts != file.published->facts) {
+    throw UserError((folder / file.name).string() +
+                    ": what is frozen was written to while the checkpoint was, and the earlier file that has "
+                    "its values cannot be linked: save once more");
+  }
   return facts;
 }
 

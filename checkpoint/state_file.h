@@ -5,13 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_system.h"
+#include "checkpoint/pinned_bytes.h"
 
 namespace zerorun {
 
@@ -26,6 +29,15 @@ struct StateRange {
   friend bool operator==(const StateRange&, const StateRange&) = default;
 };
 
+/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
+int64_t element_bytes(const std::string& dtype);
+
+struct RangeToWrite {
+  StateRange range;  // its offset is found
+  std::shared_ptr<PinnedBytes> source;
+  int64_t source_offset = 0;  // where the range begins in it
+};
+
 /// What the manifest says of a file.
 struct StateFileFacts {
   int64_t bytes = 0;
@@ -34,18 +46,32 @@ struct StateFileFacts {
   friend bool operator==(const StateFileFacts&, const StateFileFacts&) = default;
 };
 
-/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
-int64_t element_bytes(const std::string& dtype);
-
-struct RangeToWrite {
-  StateRange range;  // its offset is found
-  std::span<const std::byte> bytes;
+/// A file that a checkpoint has, and that a later one may have too.
+struct PublishedFile {
+  std::filesystem::path path;
+  StateFileFacts facts;
+  uint64_t digest = 0;  // of what it was written from
 };
 
-/// Makes the file, which must not exist, and syncs it. `metadata` goes into its header. Throws UserError.
-StateFileFacts write_state_file(FileSystem& files, const std::filesystem::path& path,
-                                const std::map<std::string, std::string>& metadata,
-                                const std::vector<RangeToWrite>& ranges);
+/// A file that is to be written.
+struct FileToWrite {
+  std::string name;
+  std::map<std::string, std::string> metadata;  // for its header
+  std::vector<RangeToWrite> ranges;  // those of one source one behind the other, in ascending order
+
+  bool is_frozen = false;  // training does not change it: the next checkpoint may have the same
+  uint64_t digest = 0;     // of its values, where nobody would tell of a write
+  /// It has what the ranges have, and becomes this file by another name, where that can be done.
+  std::optional<PublishedFile> published = {};
+
+  int64_t bytes() const;  // of the ranges
+};
+
+/// Makes the file in `folder`, where it must not exist, and syncs it. `written(bytes)` is called as they go.
+/// Throws UserError, also where what is published turns out to be something else.
+StateFileFacts write_state_file(
+    FileSystem& files, const std::filesystem::path& folder, const FileToWrite& file,
+    const std::function<void(int64_t)>& written = [](int64_t) {});
 
 class StateFileReader {
  public:

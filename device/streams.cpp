@@ -20,6 +20,8 @@ const char* name_of(Handover handover) {
       return "reduced";
     case Handover::measured:
       return "measured";
+    case Handover::saved:
+      return "saved";
   }
   return "?";
 }

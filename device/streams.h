@@ -37,8 +37,9 @@ enum class Handover : uint8_t {
   free,      // a gradient buffer: reduction or update -> the next hooks
   reduced,   // sums over ranks: reduction -> norm and update
   measured,  // what a step has come to: norm -> copy to the host
+  saved,     // a checkpoint's state: what wrote it -> copy to the host -> what changes it next
 };
-inline constexpr int kHandovers = 8;
+inline constexpr int kHandovers = 9;
 const char* name_of(Handover handover);
 
 /// A point in the work of a stream. Belongs to what it guards; recording it again moves it on. One that was

@@ -153,6 +153,15 @@ std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& direc
   return zerorun::save_checkpoint(*state_, directory, tag, options, local_file_system());
 }
 
+void Engine::wait_for_checkpoint() {
+  state_->checkpoints.wait();
+}
+
+CheckpointProgress Engine::checkpoint_progress() const {
+  const CheckpointWriter& writer = state_->checkpoints;
+  return {.is_writing = writer.is_writing(), .written = writer.written_bytes(), .bytes = writer.bytes()};
+}
+
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
   return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
@@ -180,6 +189,10 @@ void Engine::eval() {
 
 void Engine::synchronize() {
   if (state_->residency) state_->residency->synchronize();
+}
+
+bool Engine::should_stop() const {
+  return state_->should_stop;
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {

@@ -40,6 +40,13 @@ struct BytesByCategory {
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };
 
+/// Of the checkpoint that was saved last: this rank's files.
+struct CheckpointProgress {
+  bool is_writing = false;
+  int64_t written = 0;  // bytes
+  int64_t bytes = 0;
+};
+
 struct EngineState;
 
 class Engine {
@@ -80,12 +87,20 @@ class Engine {
   /// Every loss is divided by gradient_accumulation_steps as always.
   [[nodiscard]] NoSync no_sync();
 
-  /// Writes all that training needs to go on into `directory`/`tag` (empty: "global_stepN"), and returns when
-  /// no crash can take it away (docs/checkpoint_format.md). A collective, between step() and the next
-  /// backward(), at an accumulation boundary. Ends raw access as step() does. Throws UserError on all ranks
-  /// when one of them cannot write: what was there before stays.
+  /// Writes all that training needs to go on into `directory`/`tag` (empty: "global_stepN"), as it is at
+  /// this call (docs/checkpoint_format.md). Returns while files are being written, with the path that the
+  /// checkpoint will have; the next save, load and the engine's end wait for it. A collective, between step()
+  /// and the next backward(); among micro-steps (then "global_stepN_microK") the gradients so far are in it.
+  /// Ends raw access as step() does. Throws UserError
+  /// on all ranks where a rank may not save now. What goes wrong later wait_for_checkpoint() tells; what was
+  /// there before stays.
   std::filesystem::path save_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                         const CheckpointOptions& options = {});
+  /// Returns when no crash can take the last checkpoint away. Throws UserError on all ranks, which names the
+  /// rank, when one of them could not write. Where nobody asks and the last one has failed, run_program()
+  /// ends with exit code 1.
+  void wait_for_checkpoint();
+  CheckpointProgress checkpoint_progress() const;
   /// Takes over what save_checkpoint() of any number of ranks, stage and precision has written (tag empty:
   /// what `latest` names): the same bits where those are the same. A collective, where save_checkpoint() may
   /// be called. Throws UserError on all ranks, naming the parameter, file or block; where that is found while
@@ -108,6 +123,10 @@ class Engine {
   /// For raw access to parameters at stages 1 and 2, until the next step(): waits for updated ones (on a GPU
   /// the current stream does) and copies those that ranks share. Operators need neither.
   void synchronize();
+
+  /// Whether a rank had been told to end (base/program.h: survive_termination()) when the last optimizer step
+  /// agreed on its norm: the same on all ranks, so that all may save a checkpoint of this step and end.
+  bool should_stop() const;
 
   /// True while the micro-step under way ends with an optimizer step.
   bool is_gradient_accumulation_boundary() const;

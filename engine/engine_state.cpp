@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/program.h"
+#include "engine/checkpoint_contents.h"
 #include "engine/optimizer_groups.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
@@ -105,17 +107,25 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
-      outcome(buckets, reducer, *communicator, config.precision.communication) {
+      outcome(buckets, reducer, *communicator, config.precision.communication),
+      checkpoints(*communicator) {
   broadcast_others(parameters, *communicator);
   others = std::move(parameters.others);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
+  if (residency) residency->tell_before_writes([this](int bucket) { before_write(bucket); });
 
   // The streams that the program uses from here on may be others.
   Streams& streams = communicator->device().streams();
   Event ready;
   streams.record(ready, streams.current());
   streams.await(ready, communicator->timeout(), "the initial values");
+}
+
+void EngineState::before_write(int bucket) {
+  if (bucket >= buckets.trained_count())
+    checkpoints.forget_published(name_of_file(bucket, communicator->rank()));
+  checkpoints.keep(bucket);
 }
 
 // What the last step came to is logged, should nobody have asked.
@@ -184,16 +194,14 @@ void EngineState::check_not_failed(const std::string& call) const {
       "step; end the run");
 }
 
-void EngineState::check_between_windows(const std::string& call) const {
+void EngineState::check_between_steps(const std::string& call) const {
   check_not_failed(call);
   if (open_scopes > 0) {
     throw UserError("engine." + call + "() inside a GatheredParameters scope: close the scope before");
   }
   check_in_place();
-  if (has_gradients || counts.micro % config.batch.gradient_accumulation_steps != 0) {
-    throw UserError("engine." + call +
-                    "() among the micro-steps of an optimizer step, whose gradients are not saved: call it "
-                    "behind the step() that ends with one (is_gradient_accumulation_boundary() before it)");
+  if (has_gradients) {
+    throw UserError("engine." + call + "() between backward() and step(): call it behind step()");
   }
 }
 
@@ -242,7 +250,7 @@ void EngineState::check_before_step() const {
 void EngineState::measure() {
   {
     StepTimer::Scope scope(timer, Phase::reduction);
-    reducer.finish_window();
+    should_stop = reducer.finish_window(termination_requested()) > 0 || should_stop;
   }
   StepTimer::Scope scope(timer, Phase::norm);
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -253,6 +261,7 @@ void EngineState::measure() {
 
 void EngineState::make_directions() {
   StepTimer::Scope scope(timer, Phase::update);
+  checkpoints.keep_all();
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
   for (int shard : own_shards) outcome.add(shard_bucket[shard], directions[shard]);
   outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
@@ -265,6 +274,7 @@ bool EngineState::waits_for_facts() const {
 
 void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
+  checkpoints.keep_all();
   if (residency) {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }

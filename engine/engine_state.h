@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/checkpoint_writer.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
 #include "engine/schedules.h"
@@ -63,8 +64,12 @@ struct EngineState {
   /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
   void follow_loss_scale();
   void report_time();
-  /// Throws UserError unless a whole window of micro-steps has been stepped. `call`: "save_checkpoint".
-  void check_between_windows(const std::string& call) const;
+  /// The program is about to write to this rank's slice of the bucket. Any thread.
+  void before_write(int bucket);
+  /// Throws UserError unless the last call was step(), or none. `call`: "save_checkpoint".
+  void check_between_steps(const std::string& call) const;
+  /// Micro-steps since the last optimizer step.
+  int64_t micro_steps_of_window() const { return counts.micro % config.batch.gradient_accumulation_steps; }
   /// Of what the store keeps, per trained parameter, before anything is divided among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
@@ -93,10 +98,13 @@ struct EngineState {
   bool open_step = false;  // the last step is not concluded
 
   StepCounts counts;
+  bool should_stop = false;    // a rank was told to end, as of the last optimizer step
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
   int open_scopes = 0;  // GatheredParameters
   int open_no_syncs = 0;
+
+  CheckpointWriter checkpoints;  // ends before what it reads
 };
 
 }  // namespace zerorun

@@ -174,7 +174,7 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({item.key(), tensor, kFrozen});
       } else {
-        result.others.push_back({item.key(), tensor});
+        result.others.push_back({.name = item.key(), .tensor = tensor});
       }
       continue;
     }
@@ -195,7 +195,8 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
     throw UserError("the model has no parameter that requires grad: nothing to train");
   const size_t frozen = result.others.size();
   for (const auto& item : model.named_buffers()) {
-    if (item.value().defined()) result.others.push_back({item.key(), item.value()});
+    if (item.value().defined())
+      result.others.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
   }
   choose_conversions(result.others, frozen, config.precision);
   for (const NamedTensor& other : result.others) check_shared(other);

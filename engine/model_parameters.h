@@ -19,6 +19,7 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
   std::optional<Dtype> dtype = {};  // what it is to be converted to
+  bool is_buffer = false;
 };
 
 struct ModelParameters {

@@ -63,6 +63,15 @@ struct InitializeOptions {
 struct CheckpointOptions {
   std::string client_state = "null";  // the program's own JSON, which load_checkpoint() gives back; rank 0's
   bool save_latest = true;            // `latest` names this checkpoint from now on
+  /// Parameters that are not trained stay out, and are left as they are by load_checkpoint(). Else they are
+  /// written once for a run: later checkpoints have the same file by another name (a hard link), unless they
+  /// were written to.
+  bool exclude_frozen = false;
+  /// Of the checkpoints in the folder that are named global_stepN so many stay, those of the highest steps;
+  /// 0: all.
+  int64_t keep_last = 0;
+  /// save_checkpoint() returns while files are being written; else when the checkpoint is published.
+  bool asynchronous = true;
 };
 
 struct RestoreOptions {

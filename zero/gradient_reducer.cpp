@@ -1,5 +1,6 @@
 #include "zero/gradient_reducer.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -61,7 +62,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       self_(std::make_shared<GradientReducer*>(this)),
       plan_(buckets) {
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
-  late_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
+  late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < written_.size(); ++index) {
@@ -333,16 +334,19 @@ void GradientReducer::finish_reduction() {
   streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
-void GradientReducer::finish_window() {
+int64_t GradientReducer::finish_window(bool notice) {
   depart_rest();  // where the last backward was not known to be the last, all are still here
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
+  int64_t& notices = late[states_.size()];
+  notices = notice ? 1 : 0;
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
   finish_reduction();
   agreement->wait();
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (late[bucket] > 0) reduce_late(bucket);
   }
+  return notices;
 }
 
 // A collective. Rare, so all of it happens on the current stream.
@@ -374,6 +378,45 @@ void GradientReducer::start_window() {
     state.departed = false;
   }
   streams_->record(consumed_, streams_->current());
+}
+
+WindowSoFar GradientReducer::window_so_far() {
+  finish_reduction();
+  for (BucketState& state : states_)
+    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
+  const bool elsewhere = std::ranges::any_of(states_, [&](const BucketState& state) {
+    return state.late.defined() || (state.sums.defined() && !reduced_in_sums());
+  });
+  if (elsewhere) {
+    throw UserError(
+        "the gradients of a window with several backwards and gradient_accumulation_steps 1, or with "
+        "gradients "
+        "that came late, cannot be saved: save behind the step() that ends it");
+  }
+  WindowSoFar window{.has_gradient = written_, .arrivals = window_arrivals_, .tally = {}};
+  if (reduces_every_backward()) {
+    for (size_t parameter = 0; parameter < written_.size(); ++parameter)
+      window.has_gradient[parameter] = states_[buckets_->bucket_of(static_cast<int>(parameter))].has_sums;
+  }
+  const at::Tensor tally = tally_.cpu();
+  window.tally.assign(tally.const_data_ptr<uint8_t>(), tally.const_data_ptr<uint8_t>() + tally.numel());
+  return window;
+}
+
+void GradientReducer::resume_window(const WindowSoFar& window) {
+  window_arrivals_ = window.arrivals;
+  const at::Tensor tally = at::empty({static_cast<int64_t>(window.tally.size())}, at::kByte);
+  ZR_CHECK(tally.numel() == tally_.numel(), "another tally");
+  std::ranges::copy(window.tally, tally.mutable_data_ptr<uint8_t>());
+  tally_.copy_(tally);
+  for (size_t parameter = 0; parameter < written_.size(); ++parameter) {
+    if (!window.has_gradient[parameter]) continue;
+    if (reduces_every_backward()) {
+      states_[buckets_->bucket_of(static_cast<int>(parameter))].has_sums = true;
+    } else {
+      written_[parameter] = 1;
+    }
+  }
 }
 
 int64_t GradientReducer::buffer_bytes() const {

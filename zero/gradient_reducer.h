@@ -61,6 +61,13 @@ struct ReducerOptions {
   float factor = 1;          // what gradients are multiplied with before they are summed over ranks
 };
 
+/// What a window that is not at its end has had, beside the gradients in the store.
+struct WindowSoFar {
+  std::vector<char> has_gradient;  // by trained parameter
+  int64_t arrivals = 0;            // gradients that this rank's hooks have taken in
+  std::vector<uint8_t> tally;      // the first of them that was not finite
+};
+
 class GradientReducer {
  public:
   /// All arguments outlive it; `store` keeps the sums over ranks.
@@ -78,13 +85,25 @@ class GradientReducer {
   void abandon_backward() { in_backward_ = false; }
 
   /// At the boundary, on all ranks: the sums of every bucket are there, late gradients among them, for what
-  /// runs on the current stream from now on.
-  void finish_window();
+  /// runs on the current stream from now on. Returns how many ranks have said `notice`, which travels with
+  /// what they agree on anyway.
+  int64_t finish_window(bool notice = false);
   /// Sums over ranks of the bucket's gradients since the last step: this rank's slice, or all of it when the
   /// stage replicates the update. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
   /// After the optimizer step on the current stream: what comes next starts from zero.
   void start_window();
+
+  /// Among micro-steps: what there is so far. Nothing travels when this returns, and the store's gradients
+  /// belong to it (at stages 0 and 1 they are this rank's, not summed over ranks). Throws UserError where
+  /// some gradients are elsewhere: those of a window that no config announced.
+  WindowSoFar window_so_far();
+  /// Goes on with a window; the store has its gradients, and zeros for parameters that had none.
+  void resume_window(const WindowSoFar& window);
+  /// Whether the store's gradients are summed over ranks with each micro-step.
+  bool reduces_every_backward() const { return options_.policy.reduce_every_backward; }
+  /// What the store's gradients are multiplied with before they are summed.
+  float factor() const { return options_.factor; }
 
   /// The first parameter whose gradient arrived outside start_backward .. finish_backward, if any.
   std::optional<int> bypassed() const { return bypassed_; }
@@ -160,7 +179,7 @@ class GradientReducer {
   Event reduced_;
   Event consumed_;  // the sums of the last window, by its update
   at::Tensor tally_;
-  at::Tensor late_counts_;  // by bucket: ranks that have late gradients for it; on the CPU
+  at::Tensor late_counts_;  // by bucket: ranks that have late gradients for it, then notices; on the CPU
 
   /// What the hooks hold: null once this reducer has gone, should somebody else still hold a hook.
   std::shared_ptr<GradientReducer*> self_;

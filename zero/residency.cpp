@@ -87,7 +87,12 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     if (states_[bucket].state == State::gathering) move(bucket, State::resident);
-    if (item.written && states_[bucket].kind.copied_for_writes) make_copy(bucket);
+    if (!item.written) continue;
+    if (states_[bucket].kind.copied_for_writes) {
+      make_copy(bucket);
+    } else {
+      before_write_(bucket);
+    }
   }
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
@@ -203,6 +208,7 @@ void Residency::write_back(int bucket) {
   if (shard.is_alias_of(memory)) return;
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  before_write_(bucket);
   device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank()));
   streams_->record(states_[bucket].shard_written, streams_->current());
 }

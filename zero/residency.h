@@ -26,6 +26,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -57,6 +58,17 @@ class Residency final : public OperatorListener {
 
   void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
   void leave(std::span<const Touched> touched) noexcept override;
+
+  /// `before_write` is called before the program's writes come to this rank's slice of a bucket, under the
+  /// lock of this and by any thread. Updates are the engine's to tell.
+  void tell_before_writes(std::function<void(int bucket)> before_write) {
+    before_write_ = std::move(before_write);
+  }
+  /// Whether the program has written what the other ranks have not got.
+  bool has_pending_writes() const {
+    std::lock_guard lock(mutex_);
+    return has_writes();
+  }
 
   /// Ends the iteration: partitioned buckets give up their memory (writes reach the shards), whole ones have
   /// all their values.
@@ -160,6 +172,7 @@ class Residency final : public OperatorListener {
   int64_t comes_and_goes_numel_ = 0;
 
   std::function<bool()> in_training_;
+  std::function<void(int)> before_write_ = [](int) {};
 
   mutable std::recursive_mutex mutex_;  // guards all below
   std::vector<BucketState> states_;     // one a bucket

@@ -64,6 +64,7 @@ void Residency::hold(std::span<const int> buckets) {
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
+    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);  // a scope's writes are not seen
     pin(bucket);
     join(bucket);
   }
@@ -180,6 +181,7 @@ void Residency::drop_copy(int bucket) {
 // What this rank has written to its copy reaches the slice of it that all read. A collective.
 void Residency::share(int bucket) {
   communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
+  before_write_(bucket);
   device_->copy(buckets_->shard(bucket), buckets_->slice(bucket, memory_.of(bucket), communicator_->rank()));
   const bool open = states_[bucket].open;
   drop_copy(bucket);

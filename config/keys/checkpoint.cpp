@@ -7,7 +7,8 @@ namespace {
 using namespace keys;
 
 constexpr std::string_view every_rank = "every rank writes its own slices";
-constexpr std::string_view writer_reason = "a save goes through the page cache, and waits for the disk";
+constexpr std::string_view writer_reason =
+    "every rank writes in the background, in blocks of 1 MiB around the page cache";
 constexpr std::string_view engines_reason = "checkpoints are written by ZeroRun itself";
 
 constexpr KeyFact rows[] = {
@@ -20,24 +21,24 @@ constexpr KeyFact rows[] = {
         .no_effect("every checkpoint can be loaded by any number of ranks"),
     boolean("checkpoint.use_node_local_storage", "false", "each node writes to its own disk")
         .filled_by(program)
-        .not_offered("all ranks write to one file system"),
+        .not_offered(
+            "all ranks write to one folder; where they are on one host that is its own disk if you like"),
     section("checkpoint.parallel_write", "which ranks write").no_effect(every_rank),
     boolean("checkpoint.parallel_write.pipeline_stage", "false", "write pipeline stages side by side")
         .no_effect(every_rank),
     boolean("checkpoint.checkpoint_serialization", "true", "write zip files")
         .no_effect("files are in the safetensors format"),
-    section("checkpoint.writer", "a faster writer").or_null().not_offered(writer_reason),
-    choice("checkpoint.writer.type", "\"FAST\"", "MOCK PYTHON FAST", "which writer")
-        .not_offered(writer_reason),
-    boolean("checkpoint.writer.decoupled", "false", "write in the background").not_offered(writer_reason),
-    integer("checkpoint.writer.io_buffer_size", "67108864", "bytes of its buffer").not_offered(writer_reason),
+    section("checkpoint.writer", "a faster writer").or_null().no_effect(writer_reason),
+    choice("checkpoint.writer.type", "\"FAST\"", "MOCK PYTHON FAST", "which writer").no_effect(writer_reason),
+    boolean("checkpoint.writer.decoupled", "false", "write in the background").no_effect(writer_reason),
+    integer("checkpoint.writer.io_buffer_size", "67108864", "bytes of its buffer").no_effect(writer_reason),
     boolean("checkpoint.writer.io_buffer_double", "true", "write from one buffer while the other fills")
-        .not_offered(writer_reason),
-    boolean("checkpoint.writer.show_statistics", "false", "print its speed").not_offered(writer_reason),
+        .no_effect(writer_reason),
+    boolean("checkpoint.writer.show_statistics", "false", "print its speed").no_effect(writer_reason),
     choice("checkpoint.writer.data_parallel", "", "REPLICA SOCKET MACHINE", "how ranks share the writing")
         .or_null()
-        .not_offered(writer_reason),
-    integer("checkpoint.writer.io_multiplier", "1", "requests at a time").not_offered(writer_reason),
+        .no_effect(writer_reason),
+    integer("checkpoint.writer.io_multiplier", "1", "requests at a time").no_effect(writer_reason),
     object("datastates_ckpt", "a checkpoint engine").or_null().not_offered(engines_reason),
     section("nebula", "checkpoints of a cloud service").switched_by("enabled").not_offered(engines_reason),
     boolean("nebula.enabled", "false", "use it").not_offered(engines_reason),

@@ -48,7 +48,7 @@ constexpr KeyFact rows[] = {
     boolean("zero_optimization.load_from_fp32_weights", "true",
             "start master weights from the fp32 copies of a checkpoint")
         .filled_by(fallback)
-        .no_effect("parameters are their own master weights in fp32"),
+        .no_effect("master weights are the checkpoint's, or its fp32 parameters, as exact as it has them"),
     boolean("zero_optimization.elastic_checkpoint", "false", "an option of old versions")
         .filled_by(fallback)
         .no_effect("it changed the checkpoints of old versions only"),

@@ -115,7 +115,7 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
   const int64_t first = engine.global_steps();
   std::optional<CsvLog> csv;
   std::optional<Progress> progress;
-  if (talks && !options.csv.empty()) csv.emplace(options.csv);
+  if (talks && !options.csv.empty()) csv.emplace(options.csv, first);
   if (talks) {
     progress.emplace(first, options.steps, sampler.train_batch_size() * options.model.positions,
                      engine.config().steps_per_print);
@@ -125,14 +125,17 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
     const StepRecord record = train_step(step, model, engine, corpus, sampler);
     if (csv) csv->write(record);
     if (progress) progress->step_done(record);
+    const bool ends = engine.should_stop() || step + 1 == options.steps;
     const bool due = options.save_every > 0 && (step + 1) % options.save_every == 0;
-    if (!options.save_dir.empty() && (due || step + 1 == options.steps)) {
-      engine.save_checkpoint(options.save_dir);
+    if (!options.save_dir.empty() && (due || ends)) {
+      engine.save_checkpoint(options.save_dir, "", {.keep_last = options.keep_last});
     }
+    if (ends) break;
   }
-  if (!progress) return;
-  progress->finish();
-  const int64_t steps = options.steps - first;
+  if (progress) progress->finish();
+  await_checkpoint(engine);
+  if (!talks) return;
+  const int64_t steps = engine.global_steps() - first;
   if (engine.communicator().world_size() == 1 || steps <= 0) return;
   const int64_t micro_steps = steps * engine.config().batch.gradient_accumulation_steps;
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
@@ -163,6 +166,7 @@ int run(int argc, char** argv) {
   const Sampler sampler = make_sampler(*options, corpus, config, environment.world_size);
   share_cores(environment.world_size);
 
+  if (options->save_on_sigterm) survive_termination();
   Gpt2 model = build_model(*options, config);
   if (!options->init.empty()) load_weights(*model, options->init);
   InitializeOptions initialize_options;
@@ -176,6 +180,12 @@ int run(int argc, char** argv) {
   if (talks && !restored.path.empty()) std::printf("resumed from %s\n", restored.path.c_str());
 
   train(*options, model, engine, corpus, sampler);
+  if (engine.should_stop()) {
+    if (talks)
+      std::printf("ended by SIGTERM behind step %lld, which is saved\n",
+                  static_cast<long long>(engine.global_steps()));
+    return 0;
+  }
   if (!options->save.empty()) {
     GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
     if (talks) save_weights(*model, options->save);

@@ -77,6 +77,9 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
       ->type_name("FILE");
   app.add_option("--save-dir", options.save_dir, "folder for checkpoints, one at the end")->type_name("DIR");
   app.add_option("--save-every", options.save_every, "and one every so many optimizer steps (0: none)");
+  app.add_option("--keep-last", options.keep_last, "checkpoints that stay in it (0: all)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--save-on-sigterm", options.save_on_sigterm, "on SIGTERM save the step under way and end");
   app.add_option("--resume", options.resume, "folder of checkpoints, whose latest is gone on from")
       ->type_name("DIR");
   app.add_option("--csv", options.csv, "where to write a line a step")->type_name("FILE");
@@ -90,9 +93,9 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   check_ranges(options);
   check_output("--save", options.save);
   check_output("--csv", options.csv);
-  if (options.save_every > 0 && options.save_dir.empty()) {
-    throw UserError("--save-every " + std::to_string(options.save_every) +
-                    " without --save-dir: name a folder");
+  const bool saves = options.save_every > 0 || options.keep_last > 0 || options.save_on_sigterm;
+  if (saves && options.save_dir.empty()) {
+    throw UserError("--save-every, --keep-last and --save-on-sigterm are about --save-dir: name a folder");
   }
   return options;
 }

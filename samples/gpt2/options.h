@@ -25,7 +25,9 @@ struct ProgramOptions {
   std::string csv;
   std::string save_dir;    // for checkpoints
   int64_t save_every = 0;  // optimizer steps; 0: at the end only
-  std::string resume;      // a folder of checkpoints, whose latest is gone on from
+  int64_t keep_last = 0;   // checkpoints; 0: all
+  bool save_on_sigterm = false;
+  std::string resume;  // a folder of checkpoints, whose latest is gone on from
   bool sequential = false;
   int64_t generate = 200;  // bytes of text at the end
   std::string prompt = "\n";

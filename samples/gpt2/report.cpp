@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
 #include "samples/common/text.h"
 
@@ -67,6 +69,29 @@ std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_ste
                       static_cast<double>(residency.peak_resident_bytes) / 0x1p20,
                       static_cast<long long>(residency.ready), static_cast<long long>(residency.waited),
                       static_cast<long long>(residency.departures));
+}
+
+void await_checkpoint(Engine& engine) {
+  constexpr std::chrono::seconds kLong(2);
+  constexpr int kBarWidth = 40;
+  const bool shows = engine.communicator().rank() == 0 && on_terminal();
+  const auto begin = std::chrono::steady_clock::now();
+  bool shown = false;
+  for (CheckpointProgress progress = engine.checkpoint_progress(); shows && progress.is_writing;
+       progress = engine.checkpoint_progress()) {
+    if (std::chrono::steady_clock::now() - begin > kLong) {
+      const double share =
+          static_cast<double>(progress.written) / static_cast<double>(std::max<int64_t>(progress.bytes, 1));
+      const auto filled = static_cast<size_t>(std::min(share, 1.0) * kBarWidth);
+      const std::string bar = std::string(filled, '#') + std::string(kBarWidth - filled, '.');
+      std::printf("\rwriting the checkpoint [%s] %3.0f %%", bar.c_str(), 100 * std::min(share, 1.0));
+      std::fflush(stdout);
+      shown = true;
+    }
+    std::this_thread::sleep_for(kLiveInterval);
+  }
+  if (shown) std::printf("\n");
+  engine.wait_for_checkpoint();
 }
 
 Progress::Progress(int64_t first, int64_t steps, int64_t tokens_per_step,

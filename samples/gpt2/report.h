@@ -18,6 +18,10 @@ std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
 /// gathering went. Several ranks.
 std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
 
+/// Waits for the checkpoint that is being written. Where that takes long rank 0 shows how far it is, on a
+/// terminal.
+void await_checkpoint(Engine& engine);
+
 /// On a terminal one live line; elsewhere a line every `steps_per_print` steps. Standard output.
 class Progress {
  public:

@@ -1,24 +1,29 @@
-// This machine's file system with one fault: the call of that number fails, or transfers only a part.
+// A file system with one fault: the call of that number fails, comes late, or transfers only a part.
 #pragma once
+
+#include <atomic>
+#include <functional>
+#include <utility>
 
 #include "checkpoint/file_system.h"
 
 namespace zerorun::testing {
 
 struct Fault {
-  int64_t call = -1;      // counted over all calls that change something; -1: none
-  int error = 0;          // what it fails with; 0: it does not fail
-  bool is_short = false;  // every write transfers 1000 bytes at most
+  int64_t call = -1;                     // counted over all calls that change something; -1: none
+  int error = 0;                         // what it fails with; 0: it does not fail
+  bool is_short = false;                 // every write transfers 1000 bytes at most
+  std::function<void()> meanwhile = {};  // runs before it
 };
 
 class FaultyFileSystem : public FileSystem {
  public:
-  FaultyFileSystem(FileSystem& inner, Fault fault) : inner_(&inner), fault_(fault) {}
+  FaultyFileSystem(FileSystem& inner, Fault fault) : inner_(&inner), fault_(std::move(fault)) {}
 
   int64_t calls() const { return calls_; }
 
-  int create(const std::filesystem::path& file) override {
-    return fails() ? -fault_.error : inner_->create(file);
+  int create(const std::filesystem::path& file, Caching caching) override {
+    return fails() ? -fault_.error : inner_->create(file, caching);
   }
   int open(const std::filesystem::path& file) override { return inner_->open(file); }
   void close(int file) override { inner_->close(file); }
@@ -42,6 +47,9 @@ class FaultyFileSystem : public FileSystem {
   int rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
     return fails() ? -fault_.error : inner_->rename(from, to);
   }
+  int link(const std::filesystem::path& file, const std::filesystem::path& name) override {
+    return fails() ? -fault_.error : inner_->link(file, name);
+  }
   int exchange(const std::filesystem::path& one, const std::filesystem::path& other) override {
     return fails() ? -fault_.error : inner_->exchange(one, other);
   }
@@ -52,11 +60,15 @@ class FaultyFileSystem : public FileSystem {
   }
 
  private:
-  bool fails() { return calls_++ == fault_.call && fault_.error != 0; }
+  bool fails() {
+    if (calls_++ != fault_.call) return false;
+    if (fault_.meanwhile) fault_.meanwhile();
+    return fault_.error != 0;
+  }
 
   FileSystem* inner_;
   Fault fault_;
-  int64_t calls_ = 0;
+  std::atomic<int64_t> calls_ = 0;
 };
 
 }  // namespace zerorun::testing

@@ -4,6 +4,10 @@
 #include <catch2/catch.hpp>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <valijson/adapters/nlohmann_json_adapter.hpp>
+#include <valijson/schema.hpp>
+#include <valijson/schema_parser.hpp>
+#include <valijson/validator.hpp>
 
 #include "tests/support/temporary_folder.h"
 
@@ -31,6 +35,13 @@ Manifest some_manifest() {
                        {"group 0.lr", 0.1},
                        {"generator.cpu", std::vector<uint8_t>{0, 255, 16}}},
                       {{"scale", 65536.0}, {"small", std::numeric_limits<double>::denorm_min()}}};
+  manifest.window = {.micro_steps = 1,
+                     .accumulation_steps = 4,
+                     .is_summed = true,
+                     .dtype = "BF16",
+                     .communication = "bf16",
+                     .factor = 0.5,
+                     .loss_scale = 8};
   return manifest;
 }
 
@@ -55,7 +66,37 @@ TEST_CASE("A manifest is read as it was written") {
   CHECK(read.parameters == written.parameters);
   CHECK(read.files == written.files);
   CHECK(read.numbers == written.numbers);
+  CHECK(read.window == written.window);
   CHECK(read.client_state == written.client_state);
+}
+
+TEST_CASE("The schema of manifests accepts what is written, and nothing with a key more or less") {
+  const json schema_text =
+      json::parse(read_file(ZERORUN_SOURCE_DIR "/schemas/checkpoint_manifest.schema.json"));
+  valijson::Schema schema;
+  valijson::SchemaParser().populateSchema(valijson::adapters::NlohmannJsonAdapter(schema_text), schema);
+  auto accepts = [&](const json& value) {
+    valijson::Validator validator;
+    return validator.validate(schema, valijson::adapters::NlohmannJsonAdapter(value), nullptr);
+  };
+  json value = json::parse(to_json(some_manifest()));
+  CHECK(accepts(value));
+  Manifest without_window = some_manifest();
+  without_window.window.reset();
+  CHECK(accepts(json::parse(to_json(without_window))));
+  for (const char* path : {"", "/parameters/w", "/files/f", "/files/f/ranges/0", "/window"}) {
+    const json::json_pointer place(path);
+    CAPTURE(path);
+    json more = value;
+    more[place]["more"] = 1;
+    CHECK(!accepts(more));
+    for (const auto& [key, member] : value[place].items()) {
+      CAPTURE(key);
+      json less = value;
+      less[place].erase(key);
+      CHECK(!accepts(less));
+    }
+  }
 }
 
 TEST_CASE("Parts of ranks make one manifest") {

@@ -118,8 +118,18 @@ int MemoryFileSystem::add(const fs::path& path, bool is_folder) {
   return child;
 }
 
-int MemoryFileSystem::create(const fs::path& file) {
+int MemoryFileSystem::create(const fs::path& file, Caching) {
   return add(file, false);
+}
+
+int MemoryFileSystem::link(const fs::path& file, const fs::path& name) {
+  const int child = find(file);
+  if (child < 0) return child;
+  if (find(name) >= 0) return -EEXIST;
+  return record({.kind = Kind::link,
+                 .node = find(name.parent_path()),
+                 .name = name.filename().string(),
+                 .child = child});
 }
 
 int MemoryFileSystem::make_folder(const fs::path& folder) {

@@ -36,7 +36,7 @@ class MemoryFileSystem : public FileSystem {
   static MemoryFileSystem after_crash(const std::vector<Operation>& operations, size_t count,
                                       const std::function<bool()>& keeps);
 
-  int create(const std::filesystem::path& file) override;
+  int create(const std::filesystem::path& file, Caching caching) override;
   int open(const std::filesystem::path& file) override;
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
@@ -46,6 +46,7 @@ class MemoryFileSystem : public FileSystem {
   int make_folder(const std::filesystem::path& folder) override;
   int sync_folder(const std::filesystem::path& folder) override;
   int rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  int link(const std::filesystem::path& file, const std::filesystem::path& name) override;
   int exchange(const std::filesystem::path& one, const std::filesystem::path& other) override;
   int remove_file(const std::filesystem::path& file) override;
   int remove_folder(const std::filesystem::path& folder) override;

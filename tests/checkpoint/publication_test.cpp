@@ -16,10 +16,11 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
 void publish(FileSystem& files, const fs::path& directory, const std::string& tag, const std::string& text,
-             bool save_latest = true) {
+             bool save_latest = true, int64_t keep_last = 0) {
   Publication publication(files, directory, tag);
   write_text(files, publication.folder() / "data", text);
   publication.publish("{}", save_latest);
+  publication.remove_old(keep_last);
 }
 
 }  // namespace
@@ -69,6 +70,22 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
     return operation.kind == Operation::Kind::sync && operation.node == 1;  // the first that was made
   };
   CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
+}
+
+TEST_CASE("The last checkpoints stay, those that others have named too") {
+  MemoryFileSystem files;
+  publish(files, "/a", "global_step7", "7");
+  publish(files, "/a", "global_step100", "100", false);
+  publish(files, "/a", "best", "b", false);
+  publish(files, "/a", "global_step9", "9", false, 3);
+  CHECK(published_tags(files, "/a") ==
+        std::vector<std::string>{"best", "global_step100", "global_step7", "global_step9"});
+  publish(files, "/a", "global_step20", "20", false, 2);  // latest names 7
+  CHECK(published_tags(files, "/a") ==
+        std::vector<std::string>{"best", "global_step100", "global_step20", "global_step7"});
+  publish(files, "/a", "global_step8", "8", true, 1);
+  CHECK(published_tags(files, "/a") == std::vector<std::string>{"best", "global_step100", "global_step8"});
+  CHECK(files.list("/a") == std::vector<std::string>{"best", "global_step100", "global_step8", "latest"});
 }
 
 TEST_CASE("A tag is the name of a folder") {

@@ -30,7 +30,7 @@ RangeToWrite range(const std::string& parameter, const std::string& state, int64
            .dtype = "F32",
            .begin = begin,
            .numel = static_cast<int64_t>(values.size())},
-          std::as_bytes(std::span(values))};
+          std::make_shared<PinnedBytes>(std::as_bytes(std::span(values)))};
 }
 
 std::vector<float> read(StateFileReader& reader, const StateRange& range, int64_t begin, int64_t numel) {
@@ -47,10 +47,12 @@ TEST_CASE("A file of slices is one that others can read, with data where direct 
   const auto b = numbers(0, 300'000);  // over a checksum's block
   const auto file = folder / "x.safetensors";
   const StateFileFacts facts =
-      write_state_file(local_file_system(), file, {{"bucket", "3"}, {"rank", "1"}},
-                       {range("h.0.weight", "value", 5, a), range("h.1.weight", "exp_avg", 0, b)});
+      write_state_file(local_file_system(), folder / "",
+                       {"x.safetensors",
+                        {{"bucket", "3"}, {"rank", "1"}},
+                        {range("h.0.weight", "value", 5, a), range("h.1.weight", "exp_avg", 0, b)}});
   SafetensorsReader other(file);
-  CHECK(other.tensors().size() == 3);
+  CHECK(other.tensors().size() == 4);
   CHECK(other.tensors().at("padding.0").dtype == "U8");
   CHECK(to_string(other.tensors().at("h.0.weight:value@5")) == "F32 [7]");
   const std::vector<std::byte> bytes = other.read("h.1.weight:exp_avg@0");
@@ -59,6 +61,7 @@ TEST_CASE("A file of slices is one that others can read, with data where direct 
 
   const std::string text = read_file(file);
   CHECK(static_cast<int64_t>(text.size()) == facts.bytes);
+  CHECK(facts.bytes % 4096 == 0);
   CHECK(facts.ranges[0].offset % 4096 == 0);
   CHECK(facts.ranges[1].offset % 64 == 0);
   CHECK(std::memcmp(text.data() + facts.ranges[0].offset, a.data(), a.size() * sizeof(float)) == 0);
@@ -70,8 +73,8 @@ TEST_CASE("Any part of a range is read, and each block once where it is read fro
   const TemporaryFolder folder;
   const auto values = numbers(0, 1'000'000);
   const auto file = folder / "x.safetensors";
-  const StateFileFacts facts =
-      write_state_file(local_file_system(), file, {}, {range("w", "value", 10, values)});
+  const StateFileFacts facts = write_state_file(local_file_system(), folder / "",
+                                                {"x.safetensors", {}, {range("w", "value", 10, values)}});
   StateFileReader reader(local_file_system(), file, facts);
   for (const auto& [begin, numel] :
        {std::pair<int64_t, int64_t>(10, 1), {11, 999'999}, {262'000, 400}, {1'000'009, 1}, {10, 0}}) {
@@ -87,8 +90,8 @@ TEST_CASE("Damage is found: a bit, a file cut off, a file that is missing") {
   const TemporaryFolder folder;
   const auto values = numbers(0, 600'000);
   const auto file = folder / "x.safetensors";
-  const StateFileFacts facts =
-      write_state_file(local_file_system(), file, {}, {range("w", "value", 0, values)});
+  const StateFileFacts facts = write_state_file(local_file_system(), folder / "",
+                                                {"x.safetensors", {}, {range("w", "value", 0, values)}});
   const std::string whole = read_file(file);
   for (const size_t at : {size_t{5000}, size_t{1'100'000}, whole.size() - 1}) {
     std::string damaged = whole;
@@ -133,7 +136,7 @@ TEST_CASE("Ranges of a parameter are found in whichever files they are") {
     const std::vector<float> part(whole.begin() + begin, whole.begin() + begin + numel);
     const std::string name = std::to_string(begin) + "-" + std::to_string(numel);
     manifest.files[name] =
-        write_state_file(local_file_system(), folder / name, {}, {range("w", "value", begin, part)});
+        write_state_file(local_file_system(), folder / "", {name, {}, {range("w", "value", begin, part)}});
     begin += numel;
   }
   folder.write("manifest.json", to_json(manifest));

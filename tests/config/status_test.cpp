@@ -127,10 +127,9 @@ TEST_CASE("what is asked for and not done is a warning, what changes nothing a n
   check_warning(R"("flops_profiler": {"enabled": true, "profile_step": 3})",
                 "flops_profiler: known and not offered: there is no profiler; wall_clock_breakdown tells "
                 "where time goes");
-  check_warning(
-      R"("checkpoint": {"writer": {"decoupled": true}})",
-      "checkpoint.writer: known and not offered: a save goes through the page cache, and waits for the "
-      "disk");
+  check_note(R"("checkpoint": {"writer": {"decoupled": true}})",
+             "checkpoint.writer: changes nothing: every rank writes in the background, in blocks of 1 MiB "
+             "around the page cache");
   check_warning(R"("compile": {"deepcompile": true})",
                 "compile: known and not offered: operators run as LibTorch has them, nothing is compiled");
   check_warning(R"("dump_state": true)",

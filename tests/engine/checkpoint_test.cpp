@@ -1,9 +1,8 @@
 // Checkpoints of an engine: what one training has written another takes over, whatever its ranks, stage and
 // precision; what is damaged, unlike or cannot be written is told on all ranks.
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <random>
 
 #include "base/error.h"
@@ -12,6 +11,8 @@
 #include "engine/checkpoints.h"
 #include "engine/gathered_parameters.h"
 #include "tests/checkpoint/faulty_file_system.h"
+#include "tests/engine/collected_state.h"
+#include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
@@ -36,59 +37,14 @@ struct Way {
   }
 };
 
-/// Whole tensors of all ranks, by state and parameter; master weights and fp32 values as "exact".
-using Whole = std::map<std::string, at::Tensor>;
-
-class Collected {
- public:
-  void add(StateTraining& training) {
-    EngineState& state = *training.state;
-    if (state.residency) state.residency->finish_iteration();
-    const auto& parameters = state.buckets.parameters();
-    const std::lock_guard lock(mutex_);
-    for (int index = 0; index < static_cast<int>(parameters.size()); ++index) {
-      const bool has_master = state.buckets.has_master(state.buckets.bucket_of(index));
-      state.store.for_each_piece(index, [&](const StatePiece& piece) {
-        const StateTensor& kept = *piece.state;
-        if (kept.kind == StateKind::gradient || (kept.kind == StateKind::value && has_master)) return;
-        const bool exact = kept.kind != StateKind::moment;
-        at::Tensor& whole = whole_[(exact ? "exact" : kept.name) + " of " + parameters[index].name];
-        if (!whole.defined()) whole = torch::full({parameters[index].tensor.numel()}, 7.0F);
-        whole.narrow(0, piece.begin, piece.values.numel()).copy_(piece.values);
-      });
-    }
-    for (const NamedTensor& other : state.others)
-      whole_["exact of " + other.name] = other.tensor.to(at::kFloat).flatten().clone();
-  }
-  const Whole& whole() const { return whole_; }
-
- private:
-  std::mutex mutex_;
-  Whole whole_;
-};
-
-// Of other precisions: but for what is frozen, which has no master weights.
-void check_same(Whole a, Whole b, bool same_precision = true) {
-  if (!same_precision) {
-    a.erase("exact of fixed");
-    b.erase("exact of fixed");
-  }
-  REQUIRE(a.size() == b.size());
-  for (const auto& [name, tensor] : a) {
-    INFO(name);
-    REQUIRE(b.contains(name));
-    CHECK(at::equal(tensor, b.at(name)));
-  }
-}
-
 constexpr int kSaved = 3;
 constexpr int kSteps = 6;
 constexpr const char* kSchedule =
     R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 9}})";
 
 struct Outcome {
-  Collected at_the_checkpoint;
-  Collected at_the_end;
+  CollectedState at_the_checkpoint;
+  CollectedState at_the_end;
   std::vector<std::vector<float>> losses;  // behind the checkpoint, by rank
 };
 
@@ -109,7 +65,7 @@ void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
           expect(restored.client_state == R"({"epoch":2})", restored.client_state);
           expect(training.engine->global_steps() == kSaved, "another step");
         } else {
-          training.engine->save_checkpoint(folder, "", {.client_state = R"({"epoch": 2})"});
+          training.engine->save_checkpoint(folder, "", {.client_state = R"({"epoch": 2})"});  // trains on
         }
         outcome.at_the_checkpoint.add(training);
         for (int step = kSaved; step < kSteps; ++step) outcome.losses[rank].push_back(training.step(step));
@@ -126,8 +82,10 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
   std::mt19937_64 random(1);
   auto any = [&](int count) { return static_cast<int>(random() % static_cast<uint64_t>(count)); };
   const std::vector<std::string> precisions = {"fp32", "bf16", "fp16"};
-  constexpr int kPairs = 100;
-  for (int pair = 0; pair < kPairs; ++pair) {
+  // ZERORUN_PAIRS: how many.
+  const char* given = std::getenv("ZERORUN_PAIRS");
+  const int pairs = given ? std::atoi(given) : 100;
+  for (int pair = 0; pair < pairs; ++pair) {
     const StateCase& how = cases[pair % cases.size()];
     const Way writer{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
     Way reader{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
@@ -196,6 +154,7 @@ TEST_CASE("What cannot be written is told on all ranks, and what was there befor
                                                      .error = call % 2 == 0 ? ENOSPC : EIO});
         try {
           save_checkpoint(*training.state, at, "second", {}, files);
+          training.engine->wait_for_checkpoint();
         } catch (const UserError& error) {
           errors[rank] = error.what();
         }
@@ -223,7 +182,7 @@ TEST_CASE("Writes that transfer less than they are given are gone on with") {
     StateTraining training(adam, 1, "fp32", communicator);
     training.step(0);
     FaultyFileSystem files(local_file_system(), {.is_short = true});
-    save_checkpoint(*training.state, folder / "a", "", {}, files);
+    save_checkpoint(*training.state, folder / "a", "", {.asynchronous = false}, files);
     const float next = training.step(1);
     training.engine->load_checkpoint(folder / "a");
     expect(training.step(1) == next, "another loss");
@@ -262,15 +221,30 @@ TEST_CASE("What does not fit together is explained") {
       Contains("the name of a folder"));
   auto in_between = [&](StateTraining& training) {
     training.step(0);
-    training.engine->save_checkpoint(folder / "a", "x");
+    training.engine->load_checkpoint(folder / "a");
   };
   CHECK_THAT(error_of(in_between, cases[0], R"(, "gradient_accumulation_steps": 2)"),
              Contains("among the micro-steps"));
+  auto before_step = [&](StateTraining& training) {
+    training.engine->backward(training.model->loss(torch::zeros({1, 61})));
+    training.engine->save_checkpoint(folder / "a", "x");
+  };
+  CHECK_THAT(error_of(before_step, cases[0]), Contains("between backward() and step()"));
   auto two_tags = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a",
                                      "tag" + std::to_string(training.state->communicator->rank()));
   };
-  CHECK_THAT(error_of(two_tags, cases[0]), Contains("rank 0 \"tag0\", rank 1 \"tag1\""));
+  CHECK_THAT(error_of(two_tags, cases[0]),
+             Contains("rank 0 \"tag0\" in ") && Contains("; rank 1 \"tag1\" in "));
+  auto two_folders = [&](StateTraining& training) {
+    training.engine->save_checkpoint(folder / std::to_string(training.state->communicator->rank()), "x");
+  };
+  CHECK_THAT(error_of(two_folders, cases[0]), Contains("ranks save different checkpoints"));
+  auto two_contents = [&](StateTraining& training) {
+    training.engine->save_checkpoint(folder / "a", "x",
+                                     {.exclude_frozen = training.state->communicator->rank() == 1});
+  };
+  CHECK_THAT(error_of(two_contents, cases[0]), Contains(", without what is frozen: give"));
   auto bad_client_state = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a", "x", {.client_state = "{"});
   };
@@ -296,6 +270,44 @@ TEST_CASE("What does not fit together is explained") {
     expect(training.state->optimizer->steps() == 0, "steps of an optimizer that starts anew");
   };
   CHECK(error_of(without_optimizer, cases[2]) == "no error");
+}
+
+TEST_CASE("Tied weights are there once, and a model in which they are not tied reads each") {
+  struct Pair : torch::nn::Module {
+    explicit Pair(bool ties) {
+      a = register_parameter("a", torch::arange(30, at::kFloat).reshape({5, 6}));
+      b = register_parameter("b", ties ? a : torch::zeros({5, 6}));
+    }
+    at::Tensor a, b;
+  };
+  const TemporaryFolder folder;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    auto engine_of = [&](Pair& pair) {
+      return make_engine(pair, R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
+                                   "zero_optimization": {"stage": 2}})",
+                         communicator);
+    };
+    Pair tied(true);
+    Pair other(true);
+    Pair apart(false);
+    Engine writer = engine_of(tied);
+    writer.save_checkpoint(folder / "a", "", {.asynchronous = false});
+    const Manifest manifest = SavedState(local_file_system(), folder / "a/global_step0").manifest();
+    expect(manifest.parameters.at("a").aliases == std::vector<std::string>{"b"}, "aliases");
+    expect(!manifest.parameters.contains("b"), "b is there by itself");
+    for (Pair* pair : {&other, &apart}) {
+      Engine reader = engine_of(*pair);
+      {
+        const torch::NoGradGuard no_grad;
+        pair->a.zero_();
+      }
+      reader.load_checkpoint(folder / "a");
+      reader.synchronize();
+      const torch::NoGradGuard no_grad;
+      expect(pair->a.flatten()[29].item<float>() == 29 && pair->b.flatten()[29].item<float>() == 29,
+             "values");
+    }
+  });
 }
 
 TEST_CASE("Another accumulation begins with a whole window") {
@@ -324,7 +336,7 @@ TEST_CASE("Options of a load: moments keep their steps, a fixed loss scale is th
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining writer(adam, 1, "fp16", communicator);
     for (int step = 0; step < 3; ++step) writer.step(step);
-    writer.engine->save_checkpoint(folder / "a");
+    writer.engine->save_checkpoint(folder / "a", "", {.asynchronous = false});
 
     StateTraining reader(adam, 1, "fp16", communicator);
     reader.engine->load_checkpoint(folder / "a", "", {.counters = false});
@@ -345,8 +357,7 @@ TEST_CASE("Where models may differ what only one side has stays as it is, what w
   CAPTURE(stage);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(sgd, stage, "bf16", communicator);
-    training.engine->save_checkpoint(folder / "a");
-    communicator->barrier("saved")->wait();
+    training.engine->save_checkpoint(folder / "a", "", {.asynchronous = false});
     if (communicator->rank() == 0) {
       Manifest manifest = SavedState(local_file_system(), folder / "a/global_step0").manifest();
       manifest.parameters.erase("last");

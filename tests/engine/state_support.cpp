@@ -52,7 +52,7 @@ at::Tensor StateNetImpl::loss(const at::Tensor& x) {
 
 StateTraining::StateTraining(const StateCase& how, int stage, const std::string& precision,
                              std::shared_ptr<Communicator> communicator, const std::string& more,
-                             double dropout)
+                             double dropout, int64_t bucket_numel)
     : model(dropout) {
   std::string text = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
       "zero_optimization": {"stage": )" +
@@ -65,7 +65,7 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
   const Config config = parse_config(text + more + "}", "state", communicator->world_size());
   InitializeOptions options;
   options.communicator = communicator;
-  options.bucket_numel = 4096;
+  options.bucket_numel = bucket_numel;
   if (how.client) {
     client = how.client({model->first, model->last, model->bias});
     options.optimizer = client.get();

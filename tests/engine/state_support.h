@@ -37,7 +37,8 @@ TORCH_MODULE(StateNet);
 /// An engine whose state can be looked at.
 struct StateTraining {
   StateTraining(const StateCase& how, int stage, const std::string& precision,
-                std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0);
+                std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0,
+                int64_t bucket_numel = 4096);
 
   /// The loss before the step.
   float step(int number);

@@ -7,6 +7,7 @@
 #include "tests/engine/net.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/recording_device.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
@@ -49,11 +50,12 @@ struct Trained {
 
 struct Program {
   int steps = 6;
-  bool side_streams = false;   // forward or backward of a step run on another stream
-  bool writes = false;         // the program itself writes to parameters, on another stream
-  bool two_backwards = false;  // before each step
-  bool evaluates = false;      // between steps, on a stream that changes
-  int infinite_step = -1;      // in which rank 1 has gradients that are not finite
+  bool side_streams = false;            // forward or backward of a step run on another stream
+  bool writes = false;                  // the program itself writes to parameters, on another stream
+  bool two_backwards = false;           // before each step
+  bool evaluates = false;               // between steps, on a stream that changes
+  std::filesystem::path saves_to = {};  // a checkpoint behind each step
+  int infinite_step = -1;               // in which rank 1 has gradients that are not finite
   std::function<void(int step, Engine& engine)> after_step = [](int, Engine&) {};
 };
 
@@ -130,6 +132,7 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
       engine.step();
     }
     if (program.evaluates) evaluate(net, engine, step);
+    if (!program.saves_to.empty()) engine.save_checkpoint(program.saves_to);
     program.after_step(step, engine);
   }
   engine.synchronize();
@@ -206,6 +209,8 @@ TEST_CASE("streams: writes by the program, scopes and late gradients are handed 
   const Setting setting{stage, ranks, precision};
   check_beside_plain(setting, {.side_streams = side_streams, .writes = true});
   check_beside_plain(setting, {.side_streams = side_streams, .two_backwards = true});
+  const TemporaryFolder folder;
+  check_beside_plain(setting, {.side_streams = side_streams, .writes = true, .saves_to = folder / "a"});
 }
 
 TEST_CASE("streams: what evaluation gathers between steps is handed over, and stays allocated") {
@@ -243,6 +248,7 @@ TEST_CASE("streams: optimizers that look at whole parameters hand over what they
 }
 
 TEST_CASE("streams: without any one kind of hand-over something is out of order") {
+  const TemporaryFolder folder;
   for (int handover = 0; handover < kHandovers; ++handover) {
     const auto dropped = static_cast<Handover>(handover);
     int64_t waits = 0;
@@ -251,8 +257,8 @@ TEST_CASE("streams: without any one kind of hand-over something is out of order"
     for (int stage : {1, 2, 3}) {
       std::vector<Recording> recordings(2);
       for (Recording& recording : recordings) recording.dropped = dropped;
-      run_recorded({.stage = stage, .ranks = 2, .precision = kBf16}, {.side_streams = true, .writes = true},
-                   recordings);
+      run_recorded({.stage = stage, .ranks = 2, .precision = kBf16},
+                   {.side_streams = true, .writes = true, .saves_to = folder / "a"}, recordings);
       for (const Recording& recording : recordings) {
         waits += recording.waits[handover];
         violations += recording.checker.violations().size();

@@ -85,7 +85,7 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
       {config + "--steps many", "--steps"},
       {config + "--layers 0", "--layers 0: expected 1 to"},
       {config + "--steps -1", "--steps -1"},
-      {config + "--save-every 2", "--save-every 2 without --save-dir"},
+      {config + "--save-every 2", "--save-every, --keep-last and --save-on-sigterm are about --save-dir"},
       {config + data + "--steps 1 --resume " + (folder / "nowhere").string(),
        "nowhere has no file \"latest\""},
       {config + "--vocab 255", "--vocab 255: expected 256"},

@@ -1,0 +1,91 @@
+#include "engine/checkpoint_contents.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "device/dtypes.h"
+
+namespace zerorun {
+
+const char* spelled(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "F32";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kHalf:
+      return "F16";
+    case at::kDouble:
+      return "F64";
+    case at::kLong:
+      return "I64";
+    case at::kInt:
+      return "I32";
+    case at::kShort:
+      return "I16";
+    case at::kChar:
+      return "I8";
+    case at::kByte:
+      return "U8";
+    case at::kBool:
+      return "BOOL";
+    default:
+      throw UserError(std::string("a buffer of dtype ") + c10::toString(dtype) +
+                      " cannot be saved: convert it, or register it as not persistent");
+  }
+}
+
+at::ScalarType dtype_of(const std::string& spelled_as) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt,
+                                     at::kShort, at::kChar, at::kByte, at::kBool}) {
+    if (spelled_as == spelled(dtype)) return dtype;
+  }
+  throw UserError("dtype \"" + spelled_as + "\" is not known");
+}
+
+std::string name_of_file(int bucket, int rank) {
+  std::string number = std::to_string(bucket);
+  number.insert(0, 5 - std::min<size_t>(5, number.size()), '0');
+  std::string of_rank = std::to_string(rank);
+  of_rank.insert(0, 5 - std::min<size_t>(5, of_rank.size()), '0');
+  return "bucket-" + number + "-rank-" + of_rank + ".safetensors";
+}
+
+std::string own_gradient_of(int rank) {
+  return std::string(kGradient) + " of rank " + std::to_string(rank);
+}
+
+SavedWindow saved_window(const EngineState& state) {
+  return {.micro_steps = state.micro_steps_of_window(),
+          .accumulation_steps = state.config.batch.gradient_accumulation_steps,
+          .is_summed = state.reducer.reduces_every_backward(),
+          .dtype = spelled(scalar_type(state.reducer.gradient_dtype())),
+          .communication = name_of(state.config.precision.communication),
+          .factor = state.reducer.factor(),
+          .loss_scale = state.loss_scale()};
+}
+
+std::map<std::string, SavedParameter> saved_parameters(const EngineState& state) {
+  std::map<std::string, SavedParameter> saved;
+  for (const auto& [name, tensor, group] : state.buckets.parameters()) {
+    saved[name] = {
+        .shape = tensor.sizes().vec(), .strides = tensor.strides().vec(), .trained = group != kFrozen};
+  }
+  for (const auto& [name, tensor, dtype, is_buffer] : state.others) {
+    saved[name] = {.shape = tensor.sizes().vec(),
+                   .strides = at::empty(tensor.sizes(), at::kByte).strides().vec(),
+                   .trained = false};
+  }
+  std::unordered_map<const c10::TensorImpl*, std::string> first_names;
+  for (const auto& item : state.model->named_parameters()) {
+    if (!item.value().defined()) continue;
+    const auto [first, is_new] = first_names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    if (!is_new) saved[first->second].aliases.push_back(item.key());
+  }
+  return saved;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,374 @@
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/publication.h"
+#include "checkpoint/saved_state.h"
+#include "comm/agreement.h"
+#include "engine/checkpoint_contents.h"
+#include "engine/checkpoints.h"
+#include "engine/restart_items.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+// The current stream may write to every slice of this rank, as an update does.
+void open_slices(EngineState& state, const std::string& label) {
+  if (state.residency) {
+    state.residency->finish_iteration();
+    state.communicator->barrier(label)->wait();  // nobody reads parameters any more
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
+  }
+  state.buckets.follow_writes();
+}
+
+// Other ranks have their slices too.
+void close_slices(EngineState& state) {
+  if (!state.residency) return;
+  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
+    state.residency->finish_update(bucket, state.communicator->world_size() > 1);
+}
+
+class Restore {
+ public:
+  Restore(EngineState& state, SavedState& saved, const RestoreOptions& options)
+      : state_(&state), saved_(&saved), options_(options) {
+    for (const auto& [name, parameter] : saved.manifest().parameters) {
+      names_[name] = name;
+      for (const std::string& alias : parameter.aliases) names_.emplace(alias, name);
+    }
+  }
+
+  /// Throws UserError where the engine's optimizer cannot take over what is there.
+  void check_optimizer() const {
+    const std::string& saved = saved_->manifest().optimizer;
+    if (options_.optimizer_states && saved != state_->optimizer_name) {
+      throw UserError(
+          "the checkpoint's optimizer is " + saved + ", and this engine's is " + state_->optimizer_name +
+          ": name the same one, or load with RestoreOptions::optimizer_states = false and counters = "
+          "false");
+    }
+    const int64_t steps = state_->optimizer->steps();
+    if (!options_.optimizer_states && steps > 0) {
+      throw UserError(
+          "RestoreOptions::optimizer_states = false starts the optimizer anew, and this engine's has taken " +
+          std::to_string(steps) + " steps: load into an engine that has taken none");
+    }
+  }
+
+  /// Throws UserError where the model is not the checkpoint's.
+  void check_model() const {
+    const auto& saved = saved_->manifest().parameters;
+    std::set<std::string> wanted;
+    std::string differences;
+    for (const auto& [name, parameter] : saved_parameters(*state_)) {
+      const auto there = names_.find(name);
+      if (there == names_.end()) {
+        if (options_.strict)
+          differences += "\n  " + name + c10::str(" ", parameter.shape, " is not in the checkpoint");
+        continue;
+      }
+      const auto found = saved.find(there->second);
+      wanted.insert(found->first);
+      if (found->second.shape != parameter.shape || !same_strides(found->second, parameter)) {
+        differences +=
+            "\n  " + name +
+            c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
+                     found->second.shape, " with strides ", found->second.strides, " in the checkpoint");
+      }
+    }
+    for (const auto& [name, parameter] : saved) {
+      if (options_.strict && !wanted.contains(name)) {
+        differences += "\n  " + name + c10::str(" ", parameter.shape, " is in the checkpoint only");
+      }
+    }
+    if (differences.empty()) return;
+    throw UserError("the checkpoint is of another model:" + differences +
+                    "\nbuild the model as it was, or load with RestoreOptions::strict = false, which leaves "
+                    "what only one side has (shapes must agree)");
+  }
+
+  /// Throws UserError where the checkpoint has gradients that this engine cannot go on with.
+  void check_window() const {
+    if (!has_window()) return;
+    const Manifest& manifest = saved_->manifest();
+    const SavedWindow& saved = *manifest.window;
+    const SavedWindow own = saved_window(*state_);
+    std::string differences;
+    auto compare = [&](const char* what, const auto& theirs, const auto& ours) {
+      if (theirs != ours) differences += c10::str("\n  ", what, " ", theirs, " there, ", ours, " here");
+    };
+    compare("ranks:", manifest.world_size, state_->communicator->world_size());
+    compare("gradient_accumulation_steps:", saved.accumulation_steps, own.accumulation_steps);
+    compare("gradients summed over ranks with each micro-step (stages 2 and 3):", saved.is_summed,
+            own.is_summed);
+    compare("precision:", manifest.precision, std::string(name_of(state_->config.precision.training)));
+    compare("dtype in which gradients travel:", saved.communication, own.communication);
+    compare("dtype of gradients:", saved.dtype, own.dtype);
+    compare("factor of gradients:", saved.factor, own.factor);
+    if (differences.empty()) return;
+    throw UserError(
+        "the checkpoint was saved among the micro-steps of an optimizer step, and its gradients fit into "
+        "another "
+        "training only:" +
+        differences + "\nload it with the same settings, or one that was saved behind an optimizer step");
+  }
+
+  /// This rank's slices.
+  void read_slices() {
+    if (has_window()) {
+      for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
+        state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
+    }
+    for (int bucket = 0; bucket < state_->buckets.count(); ++bucket) read_slice(bucket);
+  }
+
+  /// Those of whole tensors that other ranks have read. A collective.
+  void gather_slices() const {
+    if (state_->communicator->world_size() == 1) return;
+    state_->store.for_each([&](int bucket, const StateTensor& kept) {
+      const bool by_residency = kept.kind == StateKind::value && state_->residency;
+      if (kept.extent == Extent::slice || kept.kind == StateKind::gradient || by_residency) return;
+      state_->communicator
+          ->all_gather(kept.memory, kept.own, kept.name + " of " + state_->buckets.label(bucket))
+          ->wait();
+    });
+  }
+
+  /// Buffers and frozen parameters that every rank has whole: rank 0 reads them for all.
+  void read_module() const {
+    for (const auto& [name, tensor, dtype, is_buffer] : state_->others) {
+      if (tensor.numel() == 0 || !is_there(name)) continue;
+      const std::string source = saved_->dtype_of(names_.at(name), kMaster).empty() ? kValue : kMaster;
+      at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(names_.at(name), source)));
+      saved_->read(names_.at(name), source, 0, values.numel(), writable_bytes_of(values));
+      tensor.detach().copy_(values);
+    }
+  }
+
+  /// Step counts, learning rates, loss scale, generators: as far as the options want them.
+  void restore_numbers() const {
+    const Manifest& manifest = saved_->manifest();
+    const bool same_ranks = manifest.world_size == state_->communicator->world_size();
+    const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
+    for (const RestartItem& item : restart_items(*state_)) {
+      const bool is_generator = item.name.starts_with("generator.");
+      // Moments go with the steps that they are of.
+      const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
+      if (!wanted || (is_generator && !same_ranks)) continue;
+      const RestartValues& numbers = manifest.numbers[is_generator ? state_->communicator->rank() : 0];
+      const auto found = numbers.find(item.name);
+      if (found != numbers.end()) {
+        if (found->second.index() != item.read().index()) {
+          throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
+        }
+        item.write(found->second);
+      } else if (same_precision && !is_generator) {  // another device has another generator
+        throw UserError(
+            "the checkpoint has no \"" + item.name +
+            "\": it was written with other parameter groups; load with RestoreOptions::counters = "
+            "false");
+      }
+    }
+    if (!options_.counters) return;
+    check_counts(manifest);
+    // However many micro-steps the windows of the writer had.
+    state_->counts.micro = state_->counts.global * state_->config.batch.gradient_accumulation_steps;
+    if (has_window()) resume_window();
+    state_->schedule.ask(state_->counts.applied());
+  }
+
+ private:
+  bool is_there(const std::string& parameter) const {
+    const auto found = names_.find(parameter);
+    return found != names_.end() && !saved_->manifest().parameters.at(found->second).excluded;
+  }
+
+  bool has_window() const { return options_.counters && saved_->manifest().window; }
+
+  // In the order of a file of such a slice, so that each block is read once.
+  void read_slice(int bucket) {
+    const auto& parameters = state_->buckets.parameters();
+    const bool has_master = state_->buckets.has_master(bucket);
+    std::vector<std::pair<int, StatePiece>> pieces;
+    for (const int index : state_->buckets.layout(bucket).parameters) {
+      if (!is_there(parameters[index].name)) continue;
+      if (has_window() && parameters[index].group != kFrozen) read_gradients(index);
+      state_->store.for_each_piece(index, [&](const StatePiece& piece) {
+        if (piece.state->kind == StateKind::gradient) return;
+        if (piece.state->kind == StateKind::moment && !options_.optimizer_states) return;
+        pieces.emplace_back(index, piece);
+      });
+    }
+    std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
+    for (const auto& [index, piece] : pieces) {
+      const std::string& name = names_.at(parameters[index].name);
+      read(name, source_of(name, *piece.state, has_master), piece);
+    }
+  }
+
+  std::string gradient_state() const {
+    return saved_->manifest().window->is_summed ? kGradient : own_gradient_of(state_->communicator->rank());
+  }
+
+  void read_gradients(int parameter) {
+    const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
+    if (saved_->dtype_of(name, gradient_state()).empty()) return;  // it has had none
+    const int bucket = state_->buckets.bucket_of(parameter);
+    const StateTensor& kept = state_->store.at(bucket, kGradient);
+    if (!saved_->manifest().window->is_summed) {
+      read(name, gradient_state(), {&kept, state_->buckets.piece(parameter, kept.memory), 0});
+      return;
+    }
+    state_->store.for_each_piece(parameter, [&](const StatePiece& piece) {
+      if (piece.state->kind == StateKind::gradient) read(name, kGradient, piece);
+    });
+  }
+
+  void resume_window() const {
+    const auto trained = state_->buckets.trained();
+    const RestartValues& numbers = saved_->manifest().numbers[state_->communicator->rank()];
+    WindowSoFar window{.has_gradient = std::vector<char>(trained.size()),
+                       .arrivals = std::get<int64_t>(numbers.at(kWindowArrivals)),
+                       .tally = std::get<std::vector<uint8_t>>(numbers.at(kWindowTally))};
+    for (size_t index = 0; index < trained.size(); ++index) {
+      const std::string& name = trained[index].name;
+      window.has_gradient[index] =
+          is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
+    }
+    state_->reducer.resume_window(window);
+    state_->counts.micro += saved_->manifest().window->micro_steps;
+    if (state_->loss_scale() == saved_->manifest().window->loss_scale) return;
+    throw UserError(
+        c10::str("the checkpoint's gradients have the loss scale ", saved_->manifest().window->loss_scale,
+                 ", and this engine's is fixed at ", state_->loss_scale(),
+                 ": load with the same fp16.loss_scale, or a checkpoint behind an optimizer step"));
+  }
+
+  // Of dimensions of one element, or of none, they mean nothing.
+  static bool same_strides(const SavedParameter& a, const SavedParameter& b) {
+    for (size_t dim = 0; dim < a.shape.size(); ++dim) {
+      if (a.shape[dim] == 0) return true;
+    }
+    for (size_t dim = 0; dim < a.shape.size(); ++dim) {
+      if (a.shape[dim] != 1 && a.strides.at(dim) != b.strides.at(dim)) return false;
+    }
+    return true;
+  }
+
+  void check_counts(const Manifest& manifest) const {
+    const StepCounts& counts = state_->counts;
+    const bool adds_up = counts.skipped >= 0 && counts.skipped <= counts.global &&
+                         counts.applied() == manifest.generation && state_->optimizer->steps() >= 0;
+    if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
+  }
+
+  // Values of 16-bit training are rounded master weights, and those of fp32 training master weights.
+  std::string source_of(const std::string& parameter, const StateTensor& kept, bool has_master) const {
+    const bool is_exact = kept.kind == StateKind::master || (kept.kind == StateKind::value && !has_master);
+    if (kept.kind == StateKind::moment) return kept.name;
+    const bool has_exact = !saved_->dtype_of(parameter, kMaster).empty();
+    return has_exact && (is_exact || has_master) ? kMaster : kValue;
+  }
+
+  void read(const std::string& parameter, const std::string& source, const StatePiece& piece) {
+    const std::string dtype = saved_->dtype_of(parameter, source);
+    if (dtype.empty()) {
+      throw UserError("the checkpoint has no " + source + " of " + parameter +
+                      ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
+                      "false and counters = false");
+    }
+    at::Tensor values = at::empty({piece.values.numel()}, dtype_of(dtype));
+    saved_->read(parameter, source, piece.begin, values.numel(), writable_bytes_of(values));
+    at::Tensor(piece.values).copy_(values);
+  }
+
+  EngineState* state_;
+  SavedState* saved_;
+  RestoreOptions options_;
+  std::map<std::string, std::string> names_;  // under which the checkpoint has what is called so
+};
+
+std::string tag_to_load(const fs::path& directory, const std::string& tag, FileSystem& files) {
+  if (!tag.empty()) return tag;
+  if (const auto latest = latest_tag(files, directory)) return *latest;
+  std::string there;
+  for (const std::string& published : published_tags(files, directory)) there += " " + published;
+  throw UserError(directory.string() + " has no file \"latest\", which names the checkpoint to load" +
+                  (there.empty() ? ", and no checkpoint" : "; name one of these:" + there));
+}
+
+}  // namespace
+
+RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
+                                   const RestoreOptions& options, FileSystem& files) {
+  c10::NoGradGuard no_grad;
+  state.settle();
+  state.checkpoints.finish();
+  state.checkpoints.forget_published();
+  Communicator& communicator = *state.communicator;
+  const std::string label = "loading a checkpoint from " + directory.string();
+  std::string chosen;
+  on_all_ranks(communicator, label, [&] {
+    state.check_between_steps("load_checkpoint");
+    if (state.micro_steps_of_window() > 0) {
+      throw UserError(
+          "engine.load_checkpoint() among the micro-steps of an optimizer step, whose gradients would be "
+          "lost: "
+          "call it behind the step() that ends with one (is_gradient_accumulation_boundary() before it)");
+    }
+    if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
+  });
+  chosen = exchange_texts(chosen, communicator, label).front();
+  const fs::path folder = directory / chosen;
+  std::optional<SavedState> saved;
+  std::optional<Restore> restore;
+  on_all_ranks(communicator, label, [&] {
+    saved.emplace(files, folder);
+    restore.emplace(state, *saved, options);
+    restore->check_optimizer();
+    restore->check_model();
+    restore->check_window();
+  });
+
+  open_slices(state, label);
+  std::exception_ptr failure;
+  try {
+    restore->read_slices();
+    if (communicator.rank() == 0) restore->read_module();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  restore->gather_slices();
+  close_slices(state);
+  // Where every rank has all, raw access goes on.
+  if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
+  for (const NamedTensor& other : state.others) broadcast_tensor(other, 0, communicator);
+  state.buckets.bump_versions();
+  on_all_ranks(communicator, label, [&] {
+    if (failure) std::rethrow_exception(failure);
+    restore->restore_numbers();
+  });
+  Streams& streams = communicator.device().streams();
+  Event loaded;
+  streams.record(loaded, streams.current());
+  streams.await(loaded, communicator.timeout(), label);
+  return {.path = folder, .client_state = saved->manifest().client_state};
+}
+
+}  // namespace zerorun

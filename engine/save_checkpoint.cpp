@@ -1,0 +1,306 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/checksums.h"
+#include "checkpoint/publication.h"
+#include "comm/agreement.h"
+#include "engine/checkpoint_contents.h"
+#include "engine/checkpoints.h"
+#include "engine/restart_items.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+std::string tag_of(const EngineState& state, const std::string& given) {
+  if (!given.empty()) return given;
+  const int64_t micro_steps = state.micro_steps_of_window();
+  return kStepTag + std::to_string(state.counts.global) +
+         (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
+}
+
+// What has to be the same on all ranks.
+std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
+                     const CheckpointOptions& options) {
+  return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
+         " and " + std::to_string(state.micro_steps_of_window()) + " micro-steps" +
+         (options.exclude_frozen ? ", without what is frozen" : "");
+}
+
+// Throws on all ranks what `check` throws on any, or where their `words` differ. Returns whether a rank has
+// writes that the others have not got. One collective, behind which no rank reads parameters.
+template <typename Check>
+bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
+  Communicator& communicator = *state.communicator;
+  const std::string label = "saving a checkpoint";
+  const std::string failure = failure_of(check);
+  constexpr uint64_t kWrites = 1;  // the lowest bits: it has writes; it has not failed
+  constexpr uint64_t kFine = 2;
+  at::Tensor told = at::zeros({communicator.world_size()}, at::kLong);
+  int64_t* by_rank = told.mutable_data_ptr<int64_t>();
+  const bool has_writes = state.residency && state.residency->has_pending_writes();
+  if (failure.empty())
+    by_rank[communicator.rank()] =
+        static_cast<int64_t>(std::hash<std::string>()(words) << 2 | kFine | has_writes);
+  communicator.all_reduce(told, label)->wait();
+  const std::span<const int64_t> all(by_rank, static_cast<size_t>(communicator.world_size()));
+  const auto word_bits = [](int64_t word) { return static_cast<uint64_t>(word) & ~kWrites; };
+  if (!std::ranges::all_of(all,
+                           [&](int64_t word) { return word != 0 && word_bits(word) == word_bits(all[0]); })) {
+    const auto failures = exchange_texts(failure, communicator, label);
+    for (int rank = 0; rank < communicator.world_size(); ++rank)
+      throw_failure(failures[rank], communicator.world_size() > 1 ? rank : -1);
+    const auto all_words = exchange_texts(words, communicator, label);
+    for (int rank = 1; rank < communicator.world_size(); ++rank) {
+      if (all_words[rank] == all_words[0]) continue;
+      throw UserError("ranks save different checkpoints: rank 0 " + all_words[0] + "; rank " +
+                      std::to_string(rank) + " " + all_words[rank] +
+                      ": give save_checkpoint() the same arguments at the same time");
+    }
+  }
+  return std::ranges::any_of(all, [](int64_t word) { return (static_cast<uint64_t>(word) & kWrites) != 0; });
+}
+
+// What the program has written comes into this rank's slices and their master weights, as before an update.
+// Returns whether the slices are to be closed again.
+bool open_slices(EngineState& state, bool shares) {
+  bool opens = false;
+  if (state.residency) {
+    state.residency->finish_iteration();
+    opens = shares || state.communicator->device().streams().asynchronous();
+  }
+  if (opens) {
+    state.communicator->barrier("writes before a checkpoint")->wait();
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
+  }
+  state.buckets.follow_writes();
+  return opens;
+}
+
+// What `shares` says the other ranks get.
+void close_slices(EngineState& state, bool shares) {
+  const bool gathers = shares && !state.policy.replicate_update;
+  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
+    state.residency->finish_update(bucket, gathers);
+}
+
+// The program can write to values without being seen where they are always accessible. On a device with
+// streams they are what gathers read, and sometimes where they write, so they are in order with these.
+CopyTime copy_time(const EngineState& state, int bucket, StateKind kind) {
+  const BucketKind bucket_kind = state.buckets.kind(bucket);
+  const bool is_seen = state.residency && (bucket_kind.around_uses || bucket_kind.copied_for_writes) &&
+                       !state.communicator->device().streams().asynchronous();
+  return kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
+}
+
+std::map<std::string, std::string> metadata_of(std::map<std::string, std::string> more = {}) {
+  more.insert({{"format", "zerorun"}, {"version", "1"}});
+  return more;
+}
+
+// What this rank has of the gradients of a window that is not at its end: of their sums over ranks its
+// slices, or all of its own. Nobody says when they change.
+void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
+  StatePins& pins = state.checkpoints.pins();
+  auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
+    file.ranges.push_back({.range = {.parameter = state.buckets.parameters()[parameter].name,
+                                     .state = name,
+                                     .dtype = spelled(values.scalar_type()),
+                                     .begin = begin,
+                                     .numel = values.numel()},
+                           .source = pins.pin(values, CopyTime::at_once)});
+  };
+  for (int parameter : state.buckets.layout(bucket).parameters) {
+    if (window.has_gradient[parameter] == 0) continue;
+    if (!state.reducer.reduces_every_backward()) {
+      const at::Tensor& own = state.store.at(bucket, kGradient).memory;
+      add(parameter, own_gradient_of(state.communicator->rank()), 0, state.buckets.piece(parameter, own));
+      continue;
+    }
+    state.store.for_each_piece(parameter, [&](const StatePiece& piece) {
+      if (piece.state->kind == StateKind::gradient) add(parameter, kGradient, piece.begin, piece.values);
+    });
+  }
+}
+
+FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<WindowSoFar>& window,
+                           std::vector<std::weak_ptr<PinnedBytes>>& pinned) {
+  const int rank = state.communicator->rank();
+  const bool is_frozen = bucket >= state.buckets.trained_count();
+  std::map<const StateTensor*, std::shared_ptr<PinnedBytes>> sources;
+  FileToWrite file{
+      .name = name_of_file(bucket, rank),
+      .metadata = metadata_of({{"bucket", std::to_string(bucket)},
+                               {"rank", std::to_string(rank)},
+                               {"generation", std::to_string(is_frozen ? 0 : state.counts.applied())}}),
+      .ranges = {},
+      .is_frozen = is_frozen};
+  for (int parameter : state.buckets.layout(bucket).parameters) {
+    const int64_t begin_in_slice = state.buckets.range_in_slice(parameter, rank).begin;
+    state.store.for_each_piece(parameter, [&](const StatePiece& piece) {
+      const StateTensor& kept = *piece.state;
+      if (kept.kind == StateKind::gradient) return;
+      auto& source = sources[&kept];
+      if (!source) {
+        const CopyTime time = copy_time(state, bucket, kept.kind);
+        source = state.checkpoints.pins().pin(kept.own, time);
+        if (time == CopyTime::before_change) pinned.push_back(source);
+      }
+      file.ranges.push_back({.range = {.parameter = state.buckets.parameters()[parameter].name,
+                                       .state = kept.name,
+                                       .dtype = spelled(kept.own.scalar_type()),
+                                       .begin = piece.begin,
+                                       .numel = piece.values.numel()},
+                             .source = source,
+                             .source_offset = begin_in_slice * kept.own.element_size()});
+    });
+  }
+  if (window && !is_frozen) add_gradients(state, bucket, *window, file);
+  std::ranges::stable_sort(file.ranges, {}, [](const RangeToWrite& range) { return range.range.state; });
+  if (const PublishedFile* published = is_frozen ? state.checkpoints.published(file.name) : nullptr)
+    file.published = *published;
+  return file;
+}
+
+RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
+  return {.range = {.parameter = named.name,
+                    .state = kValue,
+                    .dtype = spelled(on_host.scalar_type()),
+                    .begin = 0,
+                    .numel = on_host.numel()},
+          .source = pinned(on_host)};
+}
+
+at::Tensor on_host(const at::Tensor& tensor, bool copy) {
+  return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, copy,
+                            at::MemoryFormat::Contiguous);
+}
+
+FileToWrite file_of_buffers(const EngineState& state) {
+  FileToWrite file{.name = kBuffersFile, .metadata = metadata_of(), .ranges = {}};
+  for (const NamedTensor& other : state.others) {
+    if (other.is_buffer) file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
+  }
+  return file;
+}
+
+// Frozen parameters that every rank has whole. Nobody sees writes to them, so it is their values that say
+// whether there were any.
+FileToWrite file_of_frozen(const EngineState& state) {
+  FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
+  std::vector<at::Tensor> values;
+  std::vector<uint64_t> digests;
+  for (const NamedTensor& other : state.others) {
+    if (other.is_buffer) continue;
+    const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
+    digests.push_back(
+        checksum_of({static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()}));
+  }
+  file.digest = checksum_of(std::as_bytes(std::span(digests)));
+  const PublishedFile* published = state.checkpoints.published(file.name);
+  if (published && published->digest == file.digest) file.published = *published;
+  auto next = values.begin();
+  for (const NamedTensor& other : state.others) {
+    if (other.is_buffer) continue;
+    const at::Tensor& contiguous = *next++;
+    const bool copies = !file.published && contiguous.is_alias_of(other.tensor);
+    file.ranges.push_back(whole_range(other, copies ? contiguous.clone() : contiguous));
+  }
+  return file;
+}
+
+RestartValues numbers_of(EngineState& state) {
+  RestartValues numbers;
+  for (const RestartItem& item : restart_items(state)) numbers[item.name] = item.read();
+  return numbers;
+}
+
+CheckpointPart make_part(EngineState& state, const fs::path& directory, const std::string& tag,
+                         const CheckpointOptions& options) {
+  CheckpointPart part{.directory = directory,
+                      .save_latest = options.save_latest,
+                      .keep_last = options.keep_last,
+                      .files = {},
+                      .manifest = {.tag = tag,
+                                   .generation = state.counts.applied(),
+                                   .world_size = state.communicator->world_size(),
+                                   .stage = state.config.zero.stage,
+                                   .precision = name_of(state.config.precision.training),
+                                   .optimizer = state.optimizer_name,
+                                   .parameters = saved_parameters(state),
+                                   .files = {},
+                                   .numbers = {numbers_of(state)},
+                                   .client_state = options.client_state},
+                      .pinned = {}};
+  std::optional<WindowSoFar> window;
+  if (state.micro_steps_of_window() > 0) {
+    window = state.reducer.window_so_far();
+    part.manifest.window = saved_window(state);
+    part.manifest.numbers.front()[kWindowArrivals] = window->arrivals;
+    part.manifest.numbers.front()[kWindowTally] = window->tally;
+  }
+  StatePins& pins = state.checkpoints.pins();
+  pins.begin();
+  part.pinned.resize(static_cast<size_t>(state.buckets.count()));
+  const int buckets = options.exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
+  for (int bucket = 0; bucket < buckets; ++bucket)
+    part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
+  if (state.communicator->rank() == 0) {
+    part.files.push_back(file_of_buffers(state));
+    if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
+  }
+  pins.end();
+  if (window) {  // the next hooks run on streams of their own
+    Streams& streams = state.communicator->device().streams();
+    Event copied;
+    streams.record(copied, streams.current());
+    streams.await(copied, state.communicator->timeout(), "the copy of the gradients for a checkpoint");
+  }
+  std::erase_if(part.files, [](const FileToWrite& file) { return file.ranges.empty(); });
+  if (!options.exclude_frozen) return part;
+  for (const NamedParameter& parameter : state.buckets.parameters())
+    part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;
+  for (const NamedTensor& other : state.others)
+    part.manifest.parameters[other.name].excluded = !other.is_buffer;
+  return part;
+}
+
+}  // namespace
+
+fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
+                         const CheckpointOptions& options, FileSystem& files) {
+  c10::NoGradGuard no_grad;
+  state.settle();
+  state.checkpoints.finish();
+  const std::string tag = tag_of(state, given_tag);
+  const bool shares = agree_to_save(state, words_of(state, directory, tag, options), [&] {
+    state.follow_schedule();
+    state.check_between_steps("save_checkpoint");
+    check_tag(tag);
+    if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
+  });
+  const bool opened = open_slices(state, shares);
+  CheckpointPart part;
+  const std::string failure = failure_of([&] { part = make_part(state, directory, tag, options); });
+  if (!failure.empty()) {
+    part.files.clear();
+    part.directory = directory;
+    part.manifest.tag = tag;
+    part.failure = failure;
+    part.pinned.resize(static_cast<size_t>(state.buckets.count()));
+  }
+  if (opened) close_slices(state, shares);
+  state.checkpoints.start(std::move(part), files);
+  if (!options.asynchronous) state.checkpoints.wait();
+  return directory / tag;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,155 @@
+// Checkpoints among the micro-steps of an optimizer step: with their gradients, which go on in the same kind
+// of training only.
+#include <catch2/catch.hpp>
+
+#include "tests/engine/collected_state.h"
+#include "tests/engine/net.h"
+#include "tests/engine/partition_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+constexpr int kMicroSteps = 3;
+constexpr int kWindows = 4;
+
+struct Way {
+  int stage;
+  std::string precision;
+  int ranks = 2;
+  bool shares_memory = false;
+  int micro_steps = kMicroSteps;
+  std::string more = {};
+  int64_t bucket_numel = 4096;
+};
+
+std::string settings_of(const Way& way) {
+  return R"(, "gradient_accumulation_steps": )" + std::to_string(way.micro_steps) + way.more;
+}
+
+struct Outcome {
+  std::vector<std::vector<float>> losses;  // behind the checkpoint, by rank
+  CollectedState at_the_end;
+};
+
+// One micro-step; on rank 1 the gradients of one of them are not finite.
+float micro_step(StateTraining& training, int number, int infinite) {
+  if (number != infinite || training.state->communicator->rank() != 1) return training.step(number);
+  const at::Tensor loss = training.model->loss(
+      values({5, 61}, static_cast<uint64_t>(100 * number + 1)).to(training.engine->dtype()));
+  training.engine->backward(loss * INFINITY);
+  training.engine->step();
+  return loss.item<float>();
+}
+
+void run(const Way& way, int saved, int infinite, const std::filesystem::path& folder, bool loads,
+         Outcome& outcome) {
+  outcome.losses.resize(way.ranks);
+  run_ranks(
+      way.ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        const int rank = communicator->rank();
+        StateTraining training(all_state_cases().front(), way.stage, way.precision, communicator,
+                               settings_of(way), 0, way.bucket_numel);
+        if (loads) {
+          for (int micro = 0; micro < way.micro_steps; ++micro) training.step(50 + micro);
+          training.engine->load_checkpoint(folder);
+        } else {
+          for (int micro = 0; micro < saved; ++micro) micro_step(training, micro, infinite);
+          training.engine->save_checkpoint(folder);
+        }
+        for (int micro = saved; micro < kMicroSteps * kWindows; ++micro)
+          outcome.losses[rank].push_back(micro_step(training, micro, infinite));
+        outcome.at_the_end.add(training);
+      },
+      std::chrono::seconds(60), way.shares_memory);
+}
+
+std::string load_error(const Way& way, const std::filesystem::path& folder) {
+  try {
+    run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
+      StateTraining training(all_state_cases().front(), way.stage, way.precision, communicator,
+                             settings_of(way));
+      training.engine->load_checkpoint(folder);
+    });
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("A checkpoint among micro-steps has their gradients: training goes on with the same bits") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16", "fp16");
+  const int saved = GENERATE(1, 5);
+  const bool is_infinite = GENERATE(false, true);  // a gradient of the window, before the checkpoint
+  const Way writer{.stage = stage, .precision = precision};
+  const int infinite = is_infinite ? saved - 1 : -1;
+  Outcome written;
+  run(writer, saved, infinite, folder / "a", false, written);
+  const std::vector<Way> readers = {
+      {.stage = stage ^ 1, .precision = precision},
+      {.stage = stage, .precision = precision, .shares_memory = true},
+      {.stage = stage, .precision = precision, .bucket_numel = 1024},
+  };
+  for (const Way& reader : readers) {
+    CAPTURE(stage, precision, saved, is_infinite, reader.stage, reader.shares_memory, reader.bucket_numel);
+    Outcome read;
+    REQUIRE_NOTHROW(run(reader, saved, infinite, folder / "a", true, read));
+    CHECK(read.losses == written.losses);
+    check_same(written.at_the_end.whole(), read.at_the_end.whole());
+  }
+}
+
+TEST_CASE("Another kind of training cannot go on among micro-steps, and is told why") {
+  const TemporaryFolder folder;
+  Outcome written;
+  run({.stage = 2, .precision = "bf16"}, 4, -1, folder / "a", false, written);
+  CHECK_THAT(load_error({.stage = 2, .precision = "bf16", .ranks = 3}, folder / "a"),
+             Contains("ranks: 2 there, 3 here"));
+  CHECK_THAT(load_error({.stage = 1, .precision = "bf16"}, folder / "a"),
+             Contains("stages 2 and 3") && !Contains("ranks: "));
+  CHECK_THAT(load_error({.stage = 3, .precision = "bf16", .micro_steps = 2}, folder / "a"),
+             Contains("gradient_accumulation_steps: 3 there, 2 here"));
+  CHECK_THAT(
+      load_error({.stage = 3, .precision = "bf16", .more = R"(, "data_types": {"grad_accum_dtype": "bf16"})"},
+                 folder / "a"),
+      Contains("dtype of gradients: F32 there, BF16 here"));
+  CHECK(load_error({.stage = 3, .precision = "bf16"}, folder / "a") == "no error");
+}
+
+TEST_CASE("Gradients that another loss scale or precision has scaled are refused") {
+  const TemporaryFolder folder;
+  Outcome written;
+  run({.stage = 0, .precision = "fp16", .ranks = 1}, 4, -1, folder / "a", false, written);
+  CHECK_THAT(load_error({.stage = 0, .precision = "fp32", .ranks = 1}, folder / "a"),
+             Contains("precision: fp16 there, fp32 here"));
+  CHECK(load_error({.stage = 1, .precision = "fp16", .ranks = 1}, folder / "a") == "no error");
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(all_state_cases().front(), 0, "fp16", communicator, settings_of({}));
+    training.state->scaler.emplace(LossScaleConfig{.fixed = 128.0});
+    expect_throws([&] { training.engine->load_checkpoint(folder / "a"); }, "fixed at 128",
+                  "another loss scale");
+  });
+}
+
+TEST_CASE("Gradients of a window that no config announced are not saved, and that is told") {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(all_state_cases().front(), 1, "bf16", communicator, settings_of({}));
+    {
+      const auto scope = training.engine->no_sync();
+      training.engine->backward(training.model->loss(values({5, 61}, 1).to(at::kBFloat16)));
+    }
+    expect_throws([&] { training.engine->save_checkpoint(folder / "a"); }, "between backward() and step()",
+                  "a save before the step");
+  });
+}
+
+}  // namespace zerorun::testing
