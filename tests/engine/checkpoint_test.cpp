@@ -1,7 +1,7 @@
 // Checkpoints of an engine: what one training has written another takes over, whatever its ranks, stage and
 // precision; what is damaged, unlike or cannot be written is told on all ranks.
 #include <catch2/catch.hpp>
-#include <cstdlib>
+#include <cstdio>
 #include <fstream>
 #include <random>
 
@@ -74,6 +74,17 @@ void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
       std::chrono::seconds(60), way.shares_memory);
 }
 
+void check_reads(const Way& reader, const fs::path& folder, const Way& writer, const Outcome& written) {
+  CAPTURE(writer.name(), reader.name());
+  Outcome read;
+  REQUIRE_NOTHROW(run(reader, folder, true, read));
+  check_same(written.at_the_checkpoint.whole(), read.at_the_checkpoint.whole(),
+             reader.precision == writer.precision);
+  if (reader.ranks != writer.ranks || reader.precision != writer.precision) return;
+  CHECK(read.losses == written.losses);
+  check_same(written.at_the_end.whole(), read.at_the_end.whole());
+}
+
 }  // namespace
 
 TEST_CASE("What one training saves another takes over, whatever its ranks, stage and precision") {
@@ -82,10 +93,8 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
   std::mt19937_64 random(1);
   auto any = [&](int count) { return static_cast<int>(random() % static_cast<uint64_t>(count)); };
   const std::vector<std::string> precisions = {"fp32", "bf16", "fp16"};
-  // ZERORUN_PAIRS: how many.
-  const char* given = std::getenv("ZERORUN_PAIRS");
-  const int pairs = given ? std::atoi(given) : 100;
-  for (int pair = 0; pair < pairs; ++pair) {
+  constexpr int kPairs = 100;
+  for (int pair = 0; pair < kPairs; ++pair) {
     const StateCase& how = cases[pair % cases.size()];
     const Way writer{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
     Way reader{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
@@ -93,18 +102,39 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
       reader.ranks = writer.ranks;
       reader.precision = writer.precision;
     }
-    CAPTURE(pair, writer.name(), reader.name());
+    CAPTURE(pair);
     const fs::path at = folder / std::to_string(pair);
     Outcome written;
-    Outcome read;
     REQUIRE_NOTHROW(run(writer, at, false, written));
-    REQUIRE_NOTHROW(run(reader, at, true, read));
-    check_same(written.at_the_checkpoint.whole(), read.at_the_checkpoint.whole(),
-               reader.precision == writer.precision);
-    if (reader.ranks != writer.ranks || reader.precision != writer.precision) continue;
-    CHECK(read.losses == written.losses);
-    check_same(written.at_the_end.whole(), read.at_the_end.whole());
+    check_reads(reader, at, writer, written);
   }
+}
+
+// Not by itself: takes minutes.
+TEST_CASE("The whole product of writers and readers", "[.][product]") {
+  std::vector<Way> ways;
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const std::string precision : {"fp32", "bf16"})
+        ways.push_back({{}, ranks, stage, precision, (ranks + stage) % 2 == 0});
+    }
+  }
+  int pairs = 0;
+  for (const StateCase& how : all_state_cases()) {
+    for (Way writer : ways) {
+      const TemporaryFolder folder;
+      writer.how = how;
+      Outcome written;
+      REQUIRE_NOTHROW(run(writer, folder / "a", false, written));
+      for (Way reader : ways) {
+        reader.how = how;
+        reader.shares_memory = pairs % 2 == 0;
+        check_reads(reader, folder / "a", writer, written);
+        ++pairs;
+      }
+    }
+  }
+  std::printf("%d pairs\n", pairs);
 }
 
 TEST_CASE("A flipped bit is found, whichever it is") {
