@@ -68,6 +68,20 @@ SavedWindow saved_window(const EngineState& state) {
           .loss_scale = state.loss_scale()};
 }
 
+void open_slices(EngineState& state, bool opens, const std::string& label) {
+  if (state.residency) state.residency->finish_iteration();
+  if (opens) {
+    state.communicator->barrier(label)->wait();  // nobody reads parameters any more
+    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
+  }
+  state.buckets.follow_writes();
+}
+
+void close_slices(EngineState& state, bool gathers) {
+  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
+    state.residency->finish_update(bucket, gathers);
+}
+
 std::map<std::string, SavedParameter> saved_parameters(const EngineState& state) {
   std::map<std::string, SavedParameter> saved;
   for (const auto& [name, tensor, group] : state.buckets.parameters()) {

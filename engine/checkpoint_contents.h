@@ -28,6 +28,13 @@ SavedWindow saved_window(const EngineState& state);
 const char* spelled(at::ScalarType dtype);
 at::ScalarType dtype_of(const std::string& spelled_as);
 
+/// What the program has written comes into this rank's slices and their master weights, as before an update.
+/// `opens`: the current stream may also write to the slices, as an update does, until close_slices(); all
+/// ranks say the same.
+void open_slices(EngineState& state, bool opens, const std::string& label);
+/// `gathers`: the other ranks' slices are theirs to bring.
+void close_slices(EngineState& state, bool gathers);
+
 /// The model's parameters and buffers, by name.
 std::map<std::string, SavedParameter> saved_parameters(const EngineState& state);
 

@@ -150,7 +150,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
 
   if (publication && failure.empty()) publication->remove_old(part.keep_last);
   publication.reset();
-  failure_of([&] { agreement.part(); });  // what has become of the checkpoint is known
+  failure_of([&] { agreement.leave(); });  // what has become of the checkpoint is known
 }
 
 // This rank's part, or what is in the way.

@@ -27,23 +27,6 @@ std::span<std::byte> writable_bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-// The current stream may write to every slice of this rank, as an update does.
-void open_slices(EngineState& state, const std::string& label) {
-  if (state.residency) {
-    state.residency->finish_iteration();
-    state.communicator->barrier(label)->wait();  // nobody reads parameters any more
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
-  }
-  state.buckets.follow_writes();
-}
-
-// Other ranks have their slices too.
-void close_slices(EngineState& state) {
-  if (!state.residency) return;
-  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
-    state.residency->finish_update(bucket, state.communicator->world_size() > 1);
-}
-
 class Restore {
  public:
   Restore(EngineState& state, SavedState& saved, const RestoreOptions& options)
@@ -124,8 +107,7 @@ class Restore {
     if (differences.empty()) return;
     throw UserError(
         "the checkpoint was saved among the micro-steps of an optimizer step, and its gradients fit into "
-        "another "
-        "training only:" +
+        "another training only:" +
         differences + "\nload it with the same settings, or one that was saved behind an optimizer step");
   }
 
@@ -329,8 +311,8 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     if (state.micro_steps_of_window() > 0) {
       throw UserError(
           "engine.load_checkpoint() among the micro-steps of an optimizer step, whose gradients would be "
-          "lost: "
-          "call it behind the step() that ends with one (is_gradient_accumulation_boundary() before it)");
+          "lost: call it behind the step() that ends with one (is_gradient_accumulation_boundary() before "
+          "it)");
     }
     if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
   });
@@ -346,7 +328,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     restore->check_window();
   });
 
-  open_slices(state, label);
+  open_slices(state, state.residency != nullptr, label);
   std::exception_ptr failure;
   try {
     restore->read_slices();
@@ -355,7 +337,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     failure = std::current_exception();
   }
   restore->gather_slices();
-  close_slices(state);
+  if (state.residency) close_slices(state, /*gathers=*/communicator.world_size() > 1);
   // Where every rank has all, raw access goes on.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
   for (const NamedTensor& other : state.others) broadcast_tensor(other, 0, communicator);

@@ -46,7 +46,7 @@ void SaveAgreement::note_progress() {
   post(of("progress", communicator_->rank()), std::to_string(++told_progress_));
 }
 
-void SaveAgreement::part() {
+void SaveAgreement::leave() {
   const int ranks = communicator_->world_size();
   if (communicator_->rank() != 0) return post(of("heard", communicator_->rank()), "");
   for (int rank = 1; rank < ranks; ++rank) {

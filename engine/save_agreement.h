@@ -1,5 +1,5 @@
 // How the ranks' writers of one checkpoint come to one outcome, beside training: by notices. Used by the
-// writer's thread, but for give_up_after().
+// writer's thread.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@ namespace zerorun {
 // Texts are failures as failure_of() has them, or empty; those of parts are the caller's.
 class SaveAgreement {
  public:
-  /// All arguments outlive it. `number`: of the save, the same on all ranks.
+  /// All arguments outlive it. `number`: of the save, the same on all ranks. `patience_ends`: from then on no
+  /// other rank is waited for.
   SaveAgreement(Notices& notices, const Communicator& communicator, int64_t number, const std::string& tag,
                 const std::atomic<std::chrono::steady_clock::time_point>& patience_ends);
 
@@ -34,7 +35,7 @@ class SaveAgreement {
   void note_progress();
   /// The outcome is known: rank 0, which may keep the store, returns when all have heard it but those that it
   /// has missed.
-  void part();
+  void leave();
 
  private:
   void post(const std::string& name, const std::string& text);

@@ -69,29 +69,6 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
   return std::ranges::any_of(all, [](int64_t word) { return (static_cast<uint64_t>(word) & kWrites) != 0; });
 }
 
-// What the program has written comes into this rank's slices and their master weights, as before an update.
-// Returns whether the slices are to be closed again.
-bool open_slices(EngineState& state, bool shares) {
-  bool opens = false;
-  if (state.residency) {
-    state.residency->finish_iteration();
-    opens = shares || state.communicator->device().streams().asynchronous();
-  }
-  if (opens) {
-    state.communicator->barrier("writes before a checkpoint")->wait();
-    for (int bucket = 0; bucket < state.buckets.count(); ++bucket) state.residency->start_update(bucket);
-  }
-  state.buckets.follow_writes();
-  return opens;
-}
-
-// What `shares` says the other ranks get.
-void close_slices(EngineState& state, bool shares) {
-  const bool gathers = shares && !state.policy.replicate_update;
-  for (int bucket = 0; bucket < state.buckets.count(); ++bucket)
-    state.residency->finish_update(bucket, gathers);
-}
-
 // The program can write to values without being seen where they are always accessible. On a device with
 // streams they are what gathers read, and sometimes where they write, so they are in order with these.
 CopyTime copy_time(const EngineState& state, int bucket, StateKind kind) {
@@ -287,7 +264,8 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     check_tag(tag);
     if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
   });
-  const bool opened = open_slices(state, shares);
+  const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
+  open_slices(state, opens, "writes before a checkpoint");
   CheckpointPart part;
   const std::string failure = failure_of([&] { part = make_part(state, directory, tag, options); });
   if (!failure.empty()) {
@@ -297,7 +275,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     part.failure = failure;
     part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   }
-  if (opened) close_slices(state, shares);
+  if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);
   state.checkpoints.start(std::move(part), files);
   if (!options.asynchronous) state.checkpoints.wait();
   return directory / tag;
