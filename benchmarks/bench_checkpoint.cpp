@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/program.h"
+#include "benchmarks/figures.h"
 #include "benchmarks/local_ranks.h"
 #include "benchmarks/work_meter.h"
 #include "comm/rendezvous.h"
@@ -44,16 +45,6 @@ struct Options {
   bool json = false;
 };
 
-double milliseconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 /// This machine's, with files written at most so fast.
 class SlowFileSystem : public FileSystem {
  public:
@@ -61,6 +52,10 @@ class SlowFileSystem : public FileSystem {
 
   int create(const fs::path& file, Caching caching) override { return files_.create(file, caching); }
   int open(const fs::path& file) override { return files_.open(file); }
+  int create_nameless(const fs::path& folder) override { return files_.create_nameless(folder); }
+  int link_open(int file, const fs::path& name) override { return files_.link_open(file, name); }
+  int allocate(int file, int64_t bytes) override { return files_.allocate(file, bytes); }
+  bool has_descriptors() const override { return true; }
   void close(int file) override { files_.close(file); }
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
     std::this_thread::sleep_for(
@@ -92,13 +87,7 @@ class SlowFileSystem : public FileSystem {
 class PeakMemory {
  public:
   static void reset() { std::ofstream("/proc/self/clear_refs") << "5"; }
-  static double megabytes() {
-    std::ifstream status("/proc/self/status");
-    for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) / 1024;
-    }
-    return 0;
-  }
+  static double megabytes() { return number_in("/proc/self/status", "VmHWM") / 1024; }
 };
 
 struct Block {

@@ -37,6 +37,30 @@ class LocalFileSystem : public FileSystem {
   int open(const fs::path& file) override {
     return static_cast<int>(result_of(::open(file.c_str(), O_RDONLY | O_CLOEXEC)));
   }
+  int create_nameless(const fs::path& folder) override {
+    constexpr int kFlags = O_RDWR | O_TMPFILE | O_CLOEXEC;
+    int opened = ::open(folder.c_str(), kFlags | O_DIRECT, 0666);
+    if (opened < 0 && errno == EINVAL) opened = ::open(folder.c_str(), kFlags, 0666);
+    if (opened >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return static_cast<int>(result_of(opened));
+    std::string name = folder / ".zerorun-XXXXXX";
+    const int named = static_cast<int>(result_of(::mkostemp(name.data(), O_CLOEXEC)));
+    if (named >= 0) ::unlink(name.c_str());
+    return named;
+  }
+  int link_open(int file, const fs::path& name) override {
+    const std::string open_file = "/proc/self/fd/" + std::to_string(file);
+    return static_cast<int>(
+        result_of(::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW)));
+  }
+  int allocate(int file, int64_t bytes) override {
+    int result = 0;
+    do {
+      result = static_cast<int>(result_of(::fallocate(file, 0, 0, bytes)));
+    } while (result == -EINTR);
+    if (result != -EOPNOTSUPP) return result;
+    return static_cast<int>(result_of(::ftruncate(file, bytes)));
+  }
+  bool has_descriptors() const override { return true; }
   void close(int file) override { ::close(file); }
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
     const int64_t written = result_of(::pwrite(file, bytes.data(), bytes.size(), offset));
@@ -44,6 +68,8 @@ class LocalFileSystem : public FileSystem {
     return result_of(::pwrite(file, bytes.data(), bytes.size(), offset));
   }
   int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override {
+    const int64_t read = result_of(::pread(file, bytes.data(), bytes.size(), offset));
+    if (read != -EINVAL || !stop_direct(file)) return read;
     return result_of(::pread(file, bytes.data(), bytes.size(), offset));
   }
   int64_t size(int file) override {
@@ -155,12 +181,21 @@ OpenFile OpenFile::open(FileSystem& files, const fs::path& path) {
   return {files, path, file};
 }
 
+OpenFile OpenFile::create_nameless(FileSystem& files, const fs::path& folder) {
+  const int file = files.create_nameless(folder);
+  check_done(file, folder, "given a file");
+  return {files, folder, file};
+}
+
 OpenFile::~OpenFile() {
   if (file_ >= 0) files_->close(file_);
 }
 
 OpenFile::OpenFile(OpenFile&& other) noexcept
-    : files_(other.files_), path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)) {}
+    : files_(other.files_),
+      path_(std::move(other.path_)),
+      file_(std::exchange(other.file_, -1)),
+      is_linked_(other.is_linked_) {}
 
 void OpenFile::write(std::span<const std::byte> bytes, int64_t offset) {
   transfer_all(bytes, offset, path_, "written",
@@ -180,6 +215,16 @@ int64_t OpenFile::size() const {
 
 void OpenFile::sync() {
   check_done(files_->sync(file_), path_, "synced");
+}
+
+bool OpenFile::link(const fs::path& name) {
+  const bool links = files_->link_open(file_, name) == 0;
+  is_linked_ = is_linked_ || links;
+  return links;
+}
+
+void OpenFile::allocate(int64_t bytes) {
+  check_done(files_->allocate(file_, bytes), path_, "given a file of " + std::to_string(bytes) + " bytes");
 }
 
 std::optional<std::string> read_text(FileSystem& files, const fs::path& path) {

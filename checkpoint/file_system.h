@@ -1,5 +1,5 @@
 // All that checkpoints ask of the operating system, as one small interface: tests put errors, short counts
-// and death behind it. Any thread; a file is used by one at a time.
+// and death behind it. Any thread; a file is written by one at a time.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,16 @@ class FileSystem {
   /// Makes a file for reading and writing, which must not exist. Returns its number.
   virtual int create(const std::filesystem::path& file, Caching caching) = 0;
   virtual int open(const std::filesystem::path& file) = 0;
+  /// Makes a file without a name on the folder's file system, for reading and writing around the page cache
+  /// where that can be done. It goes when it is closed, unless link_open() has given it a name.
+  virtual int create_nameless(const std::filesystem::path& folder) = 0;
+  /// Gives an open file a name, on the same file system.
+  virtual int link_open(int file, const std::filesystem::path& name) = 0;
+  /// Gives it so many bytes, which are 0 where nothing has been written, and reserves room for them where the
+  /// file system can.
+  virtual int allocate(int file, int64_t bytes) = 0;
+  /// Whether its numbers of files are the kernel's.
+  virtual bool has_descriptors() const = 0;
   virtual void close(int file) = 0;
   /// Bytes that were written or read: maybe fewer than asked for; 0 at a file's end.
   virtual int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) = 0;
@@ -59,6 +69,7 @@ class OpenFile {
   static OpenFile create(FileSystem& files, const std::filesystem::path& path,
                          Caching caching = Caching::page_cache);
   static OpenFile open(FileSystem& files, const std::filesystem::path& path);
+  static OpenFile create_nameless(FileSystem& files, const std::filesystem::path& folder);
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;
   OpenFile& operator=(OpenFile&&) = delete;
@@ -68,7 +79,13 @@ class OpenFile {
   void read(std::span<std::byte> bytes, int64_t offset) const;
   int64_t size() const;
   void sync();
-  const std::filesystem::path& path() const { return path_; }
+  void allocate(int64_t bytes);
+  /// Whether it has that name too now: not on every file system.
+  bool link(const std::filesystem::path& name);
+  bool is_linked() const { return is_linked_; }                // link() has given it a name
+  const std::filesystem::path& path() const { return path_; }  // of a nameless one: its folder
+  FileSystem& files() const { return *files_; }
+  int number() const { return file_; }  // as the file system has it
 
  private:
   OpenFile(FileSystem& files, std::filesystem::path path, int file)
@@ -77,6 +94,7 @@ class OpenFile {
   FileSystem* files_;
   std::filesystem::path path_;
   int file_;  // -1: moved away
+  bool is_linked_ = false;
 };
 
 /// What the calls on names return, as OpenFile's errors. `what`: "renamed to x".

@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -18,48 +16,13 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensors are written as they lie in memory");
 
-constexpr int64_t kDataAlignment = kPageBytes;  // of the data's start and of its end
-constexpr int64_t kTensorAlignment = 64;        // of each tensor's
-constexpr int64_t kLengthBytes = 8;
+using AlignedBytes = std::unique_ptr<std::byte[], void (*)(void*)>;
 
-int64_t rounded_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-nlohmann::json entry_of(const std::string& dtype, int64_t numel, int64_t begin, int64_t end) {
-  return {{"dtype", dtype}, {"shape", {numel}}, {"data_offsets", {begin, end}}};
-}
-
-// The header's text, padded, with its length in front. Offsets in `ranges` become those in the file.
-std::string make_header(const std::map<std::string, std::string>& metadata, std::vector<StateRange>& ranges,
-                        int64_t& data_bytes) {
-  nlohmann::json header = {{"__metadata__", metadata}};
-  int64_t end = 0;
-  int paddings = 0;
-  auto pad_to = [&](int64_t begin) {
-    if (begin > end)
-      header["padding." + std::to_string(paddings++)] = entry_of("U8", begin - end, end, begin);
-    end = begin;
-  };
-  for (StateRange& range : ranges) {
-    const int64_t begin = rounded_up(end, kTensorAlignment);
-    pad_to(begin);
-    end = begin + range.numel * element_bytes(range.dtype);
-    range.offset = begin;
-    const std::string name = range.parameter + ":" + range.state + "@" + std::to_string(range.begin);
-    ZR_CHECK(!header.contains(name), name + " is in the file twice");
-    header[name] = entry_of(range.dtype, range.numel, begin, end);
-  }
-  pad_to(rounded_up(end, kDataAlignment));
-  std::string text = header.dump();
-  const int64_t data_start = rounded_up(kLengthBytes + static_cast<int64_t>(text.size()), kDataAlignment);
-  text.resize(static_cast<size_t>(data_start - kLengthBytes), ' ');
-  for (StateRange& range : ranges) range.offset += data_start;
-  data_bytes = end;
-  std::string whole(kLengthBytes, '\0');
-  const uint64_t length = text.size();
-  std::memcpy(whole.data(), &length, sizeof length);
-  return whole + text;
+// As direct input and output want them.
+AlignedBytes aligned_bytes(int64_t bytes) {
+  AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)), std::free);
+  if (!memory) throw std::bad_alloc();
+  return memory;
 }
 
 // Gathers bytes into blocks, each of which has its checksum taken while it is in the cache; a few are written
@@ -67,11 +30,7 @@ std::string make_header(const std::map<std::string, std::string>& metadata, std:
 class BlockWriter {
  public:
   BlockWriter(OpenFile& file, const std::function<void(int64_t)>& progress)
-      : file_(&file),
-        progress_(&progress),
-        buffer_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kWriteBytes)), std::free) {
-    if (!buffer_) throw std::bad_alloc();
-  }
+      : file_(&file), progress_(&progress), buffer_(aligned_bytes(kWriteBytes)) {}
 
   void add(std::span<const std::byte> bytes) {
     fill(static_cast<int64_t>(bytes.size()), [&](int64_t from, std::span<std::byte> into) {
@@ -121,7 +80,7 @@ class BlockWriter {
 
   OpenFile* file_;
   const std::function<void(int64_t)>* progress_;
-  std::unique_ptr<std::byte[], void (*)(void*)> buffer_;
+  AlignedBytes buffer_;
   int64_t filled_ = 0;  // of the buffer
   std::vector<uint64_t> checksums_;
   int64_t written_ = 0;
@@ -129,32 +88,55 @@ class BlockWriter {
 
 }  // namespace
 
-int64_t element_bytes(const std::string& dtype) {
-  static constexpr std::pair<std::string_view, int64_t> kSizes[] = {
-      {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"I64", 8},
-      {"I32", 4}, {"I16", 2},  {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
-  for (const auto& [name, bytes] : kSizes) {
-    if (name == dtype) return bytes;
-  }
-  throw UserError("dtype \"" + dtype + "\": not one that ZeroRun saves");
-}
-
 int64_t FileToWrite::bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = slot_facts.bytes;
   for (const RangeToWrite& range : ranges) bytes += range.range.numel * element_bytes(range.range.dtype);
   return bytes;
 }
 
+namespace {
+
+void write_slot(FileSystem& files, const fs::path& path, const FileToWrite& file,
+                const std::function<void(int64_t)>& written) {
+  if (file.slot->link(path)) {
+    file.slot->sync();
+    written(file.slot_facts.bytes);
+    return;
+  }
+  OpenFile copy = OpenFile::create(files, path, Caching::direct);
+  const AlignedBytes block = aligned_bytes(kChecksumBlock);
+  for (int64_t begin = 0; begin < file.slot_facts.bytes; begin += kChecksumBlock) {
+    const int64_t count = std::min(kChecksumBlock, file.slot_facts.bytes - begin);
+    const std::span<std::byte> bytes(block.get(), static_cast<size_t>(count));
+    file.slot->read(bytes, begin);
+    if (checksum_of(bytes) != file.slot_facts.checksums.at(static_cast<size_t>(begin / kChecksumBlock))) {
+      throw UserError("the offloaded state that " + path.string() +
+                      " is to have is not what was written (another checksum): the disk of " +
+                      file.slot->path().string() + " is damaged; load an earlier checkpoint");
+    }
+    copy.write(bytes, begin);
+    written(count);
+  }
+  copy.sync();
+}
+
+}  // namespace
+
 StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const FileToWrite& file,
                                 const std::function<void(int64_t)>& written) {
+  if (file.slot) {
+    write_slot(files, folder / file.name, file, written);
+    return file.slot_facts;
+  }
   if (file.published && files.link(file.published->path, folder / file.name) == 0) {
     written(file.bytes());
     return file.published->facts;
   }
   StateFileFacts facts;
   for (const RangeToWrite& range : file.ranges) facts.ranges.push_back(range.range);
-  int64_t data_bytes = 0;
-  const std::string header = make_header(file.metadata, facts.ranges, data_bytes);
+  const int64_t data_bytes = pack(facts.ranges);
+  const std::string header = state_header(file.metadata, facts.ranges, data_bytes);
+  for (StateRange& range : facts.ranges) range.offset += static_cast<int64_t>(header.size());
   OpenFile opened = OpenFile::create(files, folder / file.name, Caching::direct);
   BlockWriter writer(opened, written);
   writer.add(std::as_bytes(std::span(header)));

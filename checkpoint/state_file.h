@@ -15,22 +15,9 @@
 
 #include "checkpoint/file_system.h"
 #include "checkpoint/pinned_bytes.h"
+#include "checkpoint/state_header.h"
 
 namespace zerorun {
-
-/// Consecutive elements of one parameter, and where in a file they are.
-struct StateRange {
-  std::string parameter;
-  std::string state;   // "value", "exp_avg"
-  std::string dtype;   // as safetensors spells it: "F32", "BF16", "F16"
-  int64_t begin = 0;   // elements from the parameter's first
-  int64_t numel = 0;   // elements
-  int64_t offset = 0;  // bytes from the start of the file
-  friend bool operator==(const StateRange&, const StateRange&) = default;
-};
-
-/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
-int64_t element_bytes(const std::string& dtype);
 
 struct RangeToWrite {
   StateRange range;  // its offset is found
@@ -63,6 +50,9 @@ struct FileToWrite {
   uint64_t digest = 0;     // of its values, where nobody would tell of a write
   /// It has what the ranges have, and becomes this file by another name, where that can be done.
   std::optional<PublishedFile> published = {};
+  /// A file that has it all, and that nobody changes any more: it gets this name, or is copied.
+  std::shared_ptr<OpenFile> slot = {};
+  StateFileFacts slot_facts = {};
 
   int64_t bytes() const;  // of the ranges
 };

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "checkpoint/publication.h"
+#include "checkpoint/state_file.h"
 #include "tests/checkpoint/memory_file_system.h"
 
 namespace zerorun::testing {
@@ -36,6 +37,16 @@ void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int
   file.sync();
 }
 
+// As offload does it: what an update has written gets a name.
+void link_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
+  const auto slot = std::make_shared<OpenFile>(OpenFile::create_nameless(files, kDirectory));
+  const std::string data = data_of(save, rank);
+  slot->write(std::as_bytes(std::span(data)), 0);
+  FileToWrite file{.name = "rank-" + std::to_string(rank), .metadata = {}, .ranges = {}, .slot = slot};
+  file.slot_facts.bytes = static_cast<int64_t>(data.size());
+  write_state_file(files, folder, file);
+}
+
 std::vector<Save> save_some(MemoryFileSystem& files) {
   std::vector<Save> saves = {{"global_step1", 'a', 0},
                              {"global_step2", 'b', 0},
@@ -43,7 +54,8 @@ std::vector<Save> save_some(MemoryFileSystem& files) {
                              {"global_step3", 'd', 0, 1}};
   for (Save& save : saves) {
     Publication publication(files, kDirectory, save.tag);
-    for (int rank : {0, 1}) write_rank(files, publication.folder(), save, rank);
+    write_rank(files, publication.folder(), save, 0);
+    link_rank(files, publication.folder(), save, 1);
     publication.publish(std::string("{\"contents\": \"") + save.contents + "\"}", true);
     save.published = files.operations().size();
     publication.remove_old(save.keep_last);

@@ -26,6 +26,16 @@ class FaultyFileSystem : public FileSystem {
     return fails() ? -fault_.error : inner_->create(file, caching);
   }
   int open(const std::filesystem::path& file) override { return inner_->open(file); }
+  int create_nameless(const std::filesystem::path& folder) override {
+    return fails() ? -fault_.error : inner_->create_nameless(folder);
+  }
+  int link_open(int file, const std::filesystem::path& name) override {
+    return fails() ? -fault_.error : inner_->link_open(file, name);
+  }
+  int allocate(int file, int64_t bytes) override {
+    return fails() ? -fault_.error : inner_->allocate(file, bytes);
+  }
+  bool has_descriptors() const override { return inner_->has_descriptors(); }
   void close(int file) override { inner_->close(file); }
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override {
     if (fails()) return -fault_.error;

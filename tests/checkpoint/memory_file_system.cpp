@@ -29,7 +29,7 @@ MemoryFileSystem MemoryFileSystem::after_crash(const std::vector<Operation>& ope
     const Operation& operation = operations[index];
     if (operation.kind == Kind::link) {
       left.nodes_[operation.child].is_folder = operation.is_folder;
-      left.next_node_ = operation.child + 1;
+      left.next_node_ = std::max(left.next_node_, operation.child + 1);
     }
     const bool safe = is_safe(operations, count, index);
     if (operation.kind == Kind::write && !safe) {
@@ -122,9 +122,19 @@ int MemoryFileSystem::create(const fs::path& file, Caching) {
   return add(file, false);
 }
 
+int MemoryFileSystem::create_nameless(const fs::path& folder) {
+  if (find(folder) < 0) return -ENOENT;
+  const int child = next_node_++;
+  nodes_[child] = {};
+  return child;
+}
+
 int MemoryFileSystem::link(const fs::path& file, const fs::path& name) {
   const int child = find(file);
-  if (child < 0) return child;
+  return child < 0 ? child : link_open(child, name);
+}
+
+int MemoryFileSystem::link_open(int child, const fs::path& name) {
   if (find(name) >= 0) return -EEXIST;
   return record({.kind = Kind::link,
                  .node = find(name.parent_path()),

@@ -38,6 +38,10 @@ class MemoryFileSystem : public FileSystem {
 
   int create(const std::filesystem::path& file, Caching caching) override;
   int open(const std::filesystem::path& file) override;
+  int create_nameless(const std::filesystem::path& folder) override;
+  int link_open(int file, const std::filesystem::path& name) override;
+  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // reads give no zeros, and need none
+  bool has_descriptors() const override { return false; }
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
   int64_t read(int file, std::span<std::byte> bytes, int64_t offset) override;

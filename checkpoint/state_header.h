@@ -1,0 +1,40 @@
+// The header of a file of slices: a safetensors header of whole pages, in which every gap between tensors is
+// a tensor of its own. docs/checkpoint_format.md. Pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+/// Consecutive elements of one parameter, and where in a file they are.
+struct StateRange {
+  std::string parameter;
+  std::string state;   // "value", "exp_avg"
+  std::string dtype;   // as safetensors spells it: "F32", "BF16", "F16"
+  int64_t begin = 0;   // elements from the parameter's first
+  int64_t numel = 0;   // elements
+  int64_t offset = 0;  // bytes from the start of the file
+  friend bool operator==(const StateRange&, const StateRange&) = default;
+};
+
+/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
+int64_t element_bytes(const std::string& dtype);
+
+inline constexpr int64_t kTensorAlignment = 64;  // bytes, of each tensor's start
+
+int64_t rounded_up(int64_t value, int64_t multiple);
+
+/// Puts the ranges one behind the other, each aligned: their offsets become those from the start of the data.
+/// Returns the bytes of the data, whole pages.
+int64_t pack(std::vector<StateRange>& ranges);
+
+/// The header of a file with these ranges, whose offsets are from the start of the data and rise.
+/// `data_bytes`: whole pages. It has `least_bytes` (whole pages) or more, filled up with spaces.
+std::string state_header(const std::map<std::string, std::string>& metadata,
+                         std::span<const StateRange> ranges, int64_t data_bytes, int64_t least_bytes = 0);
+
+}  // namespace zerorun
