@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -97,6 +98,7 @@ struct Describe {
   template <typename T>
   requires std::is_enum_v<T>
   void operator()(T value) const { text << ' ' << static_cast<int>(value); }
+  void operator()(const std::string& value) const { text << ' ' << value.size() << ':' << value; }
   template <typename T>
   void operator()(const std::optional<T>& value) const {
     text << (value ? " (" : " -");
@@ -130,8 +132,8 @@ struct Describe {
 
 }  // namespace fields
 
-/// Writes `value`, each number behind a space: numbers, enums, optionals, vectors, variants, tuples, and
-/// aggregates of them. Equal values give equal texts, others others.
+/// Writes `value`, each number behind a space: numbers, enums, texts, optionals, vectors, variants, tuples,
+/// and aggregates of them. Equal values give equal texts, others others.
 template <typename T>
 void describe(std::ostream& text, const T& value) {
   fields::Describe{text}(value);

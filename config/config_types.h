@@ -170,11 +170,29 @@ struct LrRangeTest {
 /// What each means: optim/schedule.h.
 using SchedulerConfig = std::variant<WarmupLr, WarmupDecayLr, WarmupCosineLr, OneCycle, LrRangeTest>;
 
+enum class OffloadDevice { none, cpu, nvme };
+
+/// How files are read and written while training goes on.
+struct AioConfig {
+  int64_t block_size = 1'048'576;  // bytes of a request, at least
+  int64_t queue_depth = 8;         // requests under way, at most
+  int64_t threads = 1;             // where the kernel offers no io_uring
+};
+
+struct OffloadConfig {
+  OffloadDevice device = OffloadDevice::none;
+  std::string nvme_path = {};              // a folder
+  int64_t buffer_count = 4;                // chunks in memory at a time
+  int64_t sub_group_size = 1'000'000'000;  // elements of a chunk, at most
+  AioConfig aio = {};
+};
+
 struct ZeroConfig {
   int stage = 0;
   int64_t reduce_bucket_size = 500'000'000;     // elements, an upper bound
   int64_t allgather_bucket_size = 500'000'000;  // elements, an upper bound
   bool overlap_comm = false;                    // when left out: true at stage 3, else false
+  OffloadConfig offload_optimizer = {};
 
   // Stage 3 only, all in elements.
   int64_t max_live_parameters = 1'000'000'000;    // gathered at once, an upper bound

@@ -17,13 +17,15 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   }
 }
 
-void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero) {
-  constexpr std::string_view key = "zero_optimization.offload_param.device";
+// `least`: the stage from which on the device of `section` means something.
+void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero, std::string_view section, int least,
+                   const std::string& why) {
+  const std::string key = std::string(section) + ".device";
   const Settings& settings = resolution.settings;
-  if (zero.stage == 3 || settings.undecided("zero_optimization.stage") || !settings.given(key)) return;
+  if (zero.stage >= least || settings.undecided("zero_optimization.stage") || !settings.given(key)) return;
   const auto device = settings.get<std::string>(key);
   if (!device || device == "none") return;
-  resolution.warn(key, to_json(*device) + " changes nothing: parameters are divided at stage 3 only");
+  resolution.warn(key, to_json(*device) + " changes nothing: " + why);
 }
 
 void check_offload(const Resolution& resolution, std::string_view section) {
@@ -34,6 +36,21 @@ void check_offload(const Resolution& resolution, std::string_view section) {
     resolution.report(folder, "a folder beside \"device\": \"nvme\"", "nothing",
                       "write \"nvme_path\": \"/path/of/a/folder\"");
   }
+}
+
+OffloadConfig resolve_offload_optimizer(const Resolution& resolution) {
+  OffloadConfig offload;
+  const std::string section = "zero_optimization.offload_optimizer.";
+  const auto device = resolution.settings.get<std::string>(section + "device");
+  if (device == "cpu") offload.device = OffloadDevice::cpu;
+  if (device == "nvme") offload.device = OffloadDevice::nvme;
+  resolution.read(section + "nvme_path", offload.nvme_path);
+  resolution.read(section + "buffer_count", offload.buffer_count);
+  resolution.read("zero_optimization.sub_group_size", offload.sub_group_size);
+  resolution.read("aio.block_size", offload.aio.block_size);
+  resolution.read("aio.queue_depth", offload.aio.queue_depth);
+  resolution.read("aio.intra_op_parallelism", offload.aio.threads);
+  return offload;
 }
 
 void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
@@ -57,7 +74,9 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   read_stage3_size(resolution, zero, "stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   read_stage3_size(resolution, zero, "stage3_param_persistence_threshold", zero.param_persistence_threshold);
   read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
-  tell_of_stage(resolution, zero);
+  tell_of_stage(resolution, zero, offloads[0], 1, "optimizer states are divided from stage 1 on");
+  tell_of_stage(resolution, zero, offloads[1], 3, "parameters are divided at stage 3 only");
+  zero.offload_optimizer = resolve_offload_optimizer(resolution);
   check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;

@@ -46,12 +46,21 @@ at::ScalarType dtype_of(const std::string& spelled_as) {
   throw UserError("dtype \"" + spelled_as + "\" is not known");
 }
 
+namespace {
+
+std::string five_digits(int number) {
+  const std::string digits = std::to_string(number);
+  return std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits;
+}
+
+}  // namespace
+
 std::string name_of_file(int bucket, int rank) {
-  std::string number = std::to_string(bucket);
-  number.insert(0, 5 - std::min<size_t>(5, number.size()), '0');
-  std::string of_rank = std::to_string(rank);
-  of_rank.insert(0, 5 - std::min<size_t>(5, of_rank.size()), '0');
-  return "bucket-" + number + "-rank-" + of_rank + ".safetensors";
+  return "bucket-" + five_digits(bucket) + "-rank-" + five_digits(rank) + ".safetensors";
+}
+
+std::string name_of_slot(int bucket, int rank) {
+  return "bucket-" + five_digits(bucket) + "-rank-" + five_digits(rank) + "-offloaded.safetensors";
 }
 
 std::string own_gradient_of(int rank) {

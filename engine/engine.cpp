@@ -14,6 +14,7 @@
 #include "engine/checkpoints.h"
 #include "engine/engine_state.h"
 #include "engine/hidden_size.h"
+#include "engine/offload.h"
 #include "engine/resolved_config.h"
 #include "engine/schedules.h"
 #include "engine/setup.h"
@@ -52,6 +53,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   }
   check_one_optimizer(config, options);
   check_schedules(config, options);
+  check_offload_options(config, options);
   ModelParameters parameters = collect_parameters(model, config, options);
   auto communicator = options.communicator ? options.communicator : connect();
   check_world_size(config, communicator->world_size());
@@ -65,8 +67,10 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     log_adam(config);
     log_precision(config.precision);
   }
-  return Engine(kept_by_forks(
-      std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options)));
+  auto state = kept_by_forks(
+      std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
+  log_offload(config, state->store, *state->communicator);
+  return Engine(std::move(state));
 }
 
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
@@ -125,11 +129,13 @@ void Engine::step() {
   state.measure();
   const bool knows = state.waits_for_facts();
   if (knows) state.outcome.hear();
+  state.is_updating = true;  // for good, should something throw
   if (state.outcome.applied() && state.optimizer->has_directions()) {
     state.make_directions();
     state.outcome.hear();
   }
   if (!knows || state.outcome.applied()) state.update();
+  state.is_updating = false;
   ++state.counts.global;
   state.reducer.start_window();
   state.open_step = !knows;
@@ -239,6 +245,10 @@ int64_t Engine::skipped_steps() const {
 BytesByCategory Engine::bytes_by_category() const {
   BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
                         .gathered = residency().resident_bytes};
+  if (const StateFiles* files = state_->store.files()) {
+    bytes.buckets += files->buffer_bytes();
+    bytes.in_files = files->file_bytes();
+  }
   for (const NamedTensor& other : state_->others)
     bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
   auto category = [&](int bucket, StateKind kind) -> int64_t& {

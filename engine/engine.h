@@ -33,9 +33,11 @@ struct BytesByCategory {
   int64_t gradients = 0;
   int64_t master = 0;    // fp32 master weights (none under fp32 training: the parameters are)
   int64_t moments = 0;   // optimizer state
-  int64_t buckets = 0;   // in which gradients travel, or are converted for a torch::optim optimizer
+  int64_t buckets = 0;   // in which gradients travel, or are converted for a torch::optim optimizer; those
+                         // between files and memory
   int64_t buffers = 0;   // the module's buffers and frozen parameters
   int64_t gathered = 0;  // memory for partitioned parameters around their use
+  int64_t in_files = 0;  // not memory: files of offloaded state, with two generations of it
 
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/program.h"
+#include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
 #include "engine/optimizer_groups.h"
 #include "engine/setup.h"
@@ -79,6 +80,14 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
           .factor = static_cast<float>(factor)};
 }
 
+SliceStore make_store(const ModelParameters& parameters, const Config& config,
+                      const InitializeOptions& options, Communicator& communicator) {
+  SliceStore store(make_model_layout(parameters, config, options, communicator), numels_of(parameters),
+                   communicator.rank(), communicator.world_size());
+  offload_states(store, config, options, bucketed(parameters), communicator);
+  return store;
+}
+
 GatherLimits gather_limits(const Config& config) {
   return {.max_live = config.zero.max_live_parameters,
           .max_reuse_distance = config.zero.max_reuse_distance,
@@ -96,19 +105,21 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
       optimizer_name(name_of_optimizer(config, options)),
-      store(make_model_layout(parameters, config, options, *communicator), numels_of(parameters),
-            communicator->rank(), communicator->world_size()),
+      store(make_store(parameters, config, options, *communicator)),
       buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
       reducer(buckets, store, *communicator, reducer_options(config, policy, averaging.before)),
+      shard_states(store),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
       checkpoints(*communicator) {
+  if (StateFiles* files = store.files())
+    on_all_ranks(*communicator, "writing optimizer states", [&] { files->finish_generation(); });
   broadcast_others(parameters, *communicator);
   others = std::move(parameters.others);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
@@ -145,33 +156,50 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   if (options.optimizer) return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device);
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
   if (std::holds_alternative<LambConfig>(*config.optimizer)) {
-    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator);
+    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator, shard_states);
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
-    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, buckets, *communicator);
+    return make_muon_optimizer(std::move(groups), std::move(shards), borrow, buckets, *communicator,
+                               shard_states);
   }
-  return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device);
+  return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
 // A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
 // hence the same bits.
 std::vector<Shard> EngineState::make_shards() {
   std::vector<Shard> shards;
+  shards_of_bucket.resize(buckets.trained_count());
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     for (int rank = 0; rank < communicator->world_size(); ++rank) {
       if (!policy.replicate_update && rank != communicator->rank()) continue;
-      const bool has_master = buckets.has_master(bucket);
-      shards.push_back({.values = store.slice(bucket, has_master ? kMaster : kValue, rank),
-                        .gradient = store.slice(bucket, kGradient, rank),
-                        .rounded = has_master ? store.slice(bucket, kValue, rank) : at::Tensor(),
-                        .group = buckets.layout(bucket).group,
-                        .bucket = bucket,
-                        .rank = rank});
-      shard_bucket.push_back(bucket);
-      if (rank == communicator->rank()) own_shards.push_back(static_cast<int>(shards.size()) - 1);
+      for (int chunk = 0; chunk < store.chunks(bucket); ++chunk) {
+        shards.push_back(make_shard(bucket, rank, chunk));
+        shard_bucket.push_back(bucket);
+        ++shards_of_bucket[bucket];
+        shard_states.add(bucket, chunk);
+      }
     }
   }
+  shards_to_update = shards_of_bucket;
   return shards;
+}
+
+Shard EngineState::make_shard(int bucket, int rank, int chunk) {
+  const auto [begin, numel] = store.chunk_range(bucket, chunk);
+  auto part_of = [&, begin = begin, numel = numel](const char* name) {
+    const StateTensor& state = store.at(bucket, name);
+    return state.home == Home::file ? state.chunks[chunk]
+                                    : store.slice(bucket, name, rank).narrow(0, begin, numel);
+  };
+  const bool has_master = buckets.has_master(bucket);
+  return {.values = part_of(has_master ? kMaster : kValue),
+          .gradient = part_of(kGradient),
+          .rounded = has_master ? part_of(kValue) : at::Tensor(),
+          .group = buckets.layout(bucket).group,
+          .bucket = bucket,
+          .rank = rank,
+          .begin = begin};
 }
 
 // Of the same extent as what the update writes: this rank's slices, or all.
@@ -183,10 +211,19 @@ at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
     store.put(shard.bucket, StateKind::moment, name, extent,
               communicator->device().allocate(numel, at::kFloat));
   }
-  return store.slice(shard.bucket, name, shard.rank);
+  const StateTensor& state = store.at(shard.bucket, name);
+  if (state.home != Home::file) return store.slice(shard.bucket, name, shard.rank);
+  int chunk = 0;
+  while (store.chunk_range(shard.bucket, chunk).begin != shard.begin) ++chunk;
+  return state.chunks[chunk];
 }
 
 void EngineState::check_not_failed(const std::string& call) const {
+  if (is_updating) {
+    throw UserError(
+        "engine." + call +
+        "() after a step() that threw: some parameters are updated and others are not; end the run");
+  }
   if (!backward_failed) return;
   throw UserError(
       "engine." + call +
@@ -248,6 +285,11 @@ void EngineState::check_before_step() const {
 }
 
 void EngineState::measure() {
+  if (StateFiles* files =
+          store.files()) {  // what the last step changed: complete before ranks meet at the norm
+    StepTimer::Scope scope(timer, Phase::update);
+    files->finish_generation();
+  }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
     should_stop = reducer.finish_window(termination_requested()) > 0 || should_stop;
@@ -263,7 +305,7 @@ void EngineState::make_directions() {
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
-  for (int shard : own_shards) outcome.add(shard_bucket[shard], directions[shard]);
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) outcome.add(bucket, directions[bucket]);
   outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
 }
 
@@ -280,9 +322,12 @@ void EngineState::update() {
   }
   buckets.follow_writes();
   const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
+  shards_to_update = shards_of_bucket;
   optimizer->step(outcome.facts(optimizer->reads_facts()), [&](int shard) {
-    if (residency) residency->finish_update(shard_bucket[shard], gathers);
+    const int bucket = shard_bucket[shard];
+    if (--shards_to_update[bucket] == 0 && residency) residency->finish_update(bucket, gathers);
   });
+  shard_states.turn_round();
   buckets.bump_versions();
 }
 
@@ -338,7 +383,7 @@ void EngineState::report_time() {
 BytesPerParameter EngineState::bytes_per_parameter() const {
   double moments = 0;
   store.for_each([&](int bucket, const StateTensor& state) {
-    if (state.kind != StateKind::moment) return;
+    if (state.kind != StateKind::moment || state.home == Home::file) return;
     for (int parameter : buckets.layout(bucket).parameters)
       moments +=
           static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
@@ -346,7 +391,7 @@ BytesPerParameter EngineState::bytes_per_parameter() const {
   const Dtype training = config.precision.training;
   return {.value = size_of(training),
           .gradient = size_of(reducer.gradient_dtype()),
-          .master = training == Dtype::fp32 ? 0 : size_of(Dtype::fp32),
+          .master = training == Dtype::fp32 || store.files() ? 0 : size_of(Dtype::fp32),
           .moments = moments / static_cast<double>(buckets.numel())};
 }
 

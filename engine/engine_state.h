@@ -8,6 +8,7 @@
 
 #include "engine/checkpoint_writer.h"
 #include "engine/model_parameters.h"
+#include "engine/offload.h"
 #include "engine/options.h"
 #include "engine/schedules.h"
 #include "engine/step_outcome.h"
@@ -40,7 +41,7 @@ struct EngineState {
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
-  /// Throws UserError once a backward has failed. `call`: "step".
+  /// Throws UserError once a backward or an update has failed. `call`: "step".
   void check_not_failed(const std::string& call) const;
   void check_before_step() const;
   /// Throws UserError for a parameter that has left its bucket.
@@ -74,6 +75,8 @@ struct EngineState {
   BytesPerParameter bytes_per_parameter() const;
 
   std::vector<Shard> make_shards();
+  /// Of `rank`'s slice of the bucket.
+  Shard make_shard(int bucket, int rank, int chunk);
   at::Tensor lend_moment(const Shard& shard, const char* name);
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
 
@@ -87,8 +90,10 @@ struct EngineState {
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // of marked buckets
   GradientReducer reducer;
-  std::vector<int> shard_bucket;  // the bucket of each of the optimizer's shards
-  std::vector<int> own_shards;    // those of this rank's slices, by bucket
+  ShardStates shard_states;
+  std::vector<int> shard_bucket;      // the bucket of each of the optimizer's shards
+  std::vector<int> shards_of_bucket;  // how many each has
+  std::vector<int> shards_to_update;  // of these in the update that is going on
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;  // fp16
@@ -101,7 +106,8 @@ struct EngineState {
   bool should_stop = false;    // a rank was told to end, as of the last optimizer step
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
-  int open_scopes = 0;  // GatheredParameters
+  bool is_updating = false;  // an update has begun and not ended
+  int open_scopes = 0;       // GatheredParameters
   int open_no_syncs = 0;
 
   CheckpointWriter checkpoints;  // ends before what it reads

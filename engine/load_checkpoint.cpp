@@ -118,6 +118,7 @@ class Restore {
         state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
     }
     for (int bucket = 0; bucket < state_->buckets.count(); ++bucket) read_slice(bucket);
+    if (StateFiles* files = state_->store.files()) files->finish_generation();
   }
 
   /// Those of whole tensors that other ranks have read. A collective.
@@ -187,21 +188,26 @@ class Restore {
   void read_slice(int bucket) {
     const auto& parameters = state_->buckets.parameters();
     const bool has_master = state_->buckets.has_master(bucket);
-    std::vector<std::pair<int, StatePiece>> pieces;
     for (const int index : state_->buckets.layout(bucket).parameters) {
-      if (!is_there(parameters[index].name)) continue;
-      if (has_window() && parameters[index].group != kFrozen) read_gradients(index);
-      state_->store.for_each_piece(index, [&](const StatePiece& piece) {
-        if (piece.state->kind == StateKind::gradient) return;
-        if (piece.state->kind == StateKind::moment && !options_.optimizer_states) return;
-        pieces.emplace_back(index, piece);
-      });
+      if (has_window() && parameters[index].group != kFrozen && is_there(parameters[index].name))
+        read_gradients(index);
     }
-    std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
-    for (const auto& [index, piece] : pieces) {
-      const std::string& name = names_.at(parameters[index].name);
-      read(name, source_of(name, *piece.state, has_master), piece);
-    }
+    state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+      std::vector<std::pair<int, StatePiece>> pieces;
+      for (const int index : state_->buckets.layout(bucket).parameters) {
+        if (!is_there(parameters[index].name)) continue;
+        state_->store.for_each_piece_of(chunk, index, [&](const StatePiece& piece) {
+          if (piece.state->kind == StateKind::gradient) return;
+          if (piece.state->kind == StateKind::moment && !options_.optimizer_states) return;
+          pieces.emplace_back(index, piece);
+        });
+      }
+      std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
+      for (const auto& [index, piece] : pieces) {
+        const std::string& name = names_.at(parameters[index].name);
+        read(name, source_of(name, *piece.state, has_master), piece);
+      }
+    });
   }
 
   std::string gradient_state() const {
@@ -217,7 +223,7 @@ class Restore {
       read(name, gradient_state(), {&kept, state_->buckets.piece(parameter, kept.memory), 0});
       return;
     }
-    state_->store.for_each_piece(parameter, [&](const StatePiece& piece) {
+    state_->store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       if (piece.state->kind == StateKind::gradient) read(name, kGradient, piece);
     });
   }

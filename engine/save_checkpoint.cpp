@@ -102,7 +102,7 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, Fi
       add(parameter, own_gradient_of(state.communicator->rank()), 0, state.buckets.piece(parameter, own));
       continue;
     }
-    state.store.for_each_piece(parameter, [&](const StatePiece& piece) {
+    state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       if (piece.state->kind == StateKind::gradient) add(parameter, kGradient, piece.begin, piece.values);
     });
   }
@@ -122,9 +122,9 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
       .is_frozen = is_frozen};
   for (int parameter : state.buckets.layout(bucket).parameters) {
     const int64_t begin_in_slice = state.buckets.range_in_slice(parameter, rank).begin;
-    state.store.for_each_piece(parameter, [&](const StatePiece& piece) {
+    state.store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
       const StateTensor& kept = *piece.state;
-      if (kept.kind == StateKind::gradient) return;
+      if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
       auto& source = sources[&kept];
       if (!source) {
         const CopyTime time = copy_time(state, bucket, kept.kind);
@@ -145,6 +145,18 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
   if (const PublishedFile* published = is_frozen ? state.checkpoints.published(file.name) : nullptr)
     file.published = *published;
   return file;
+}
+
+// What of the bucket is in files, where something is.
+void add_slot(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
+  const int slice = state.store.slice_in_files(bucket);
+  if (slice < 0) return;
+  LentSlot slot = state.store.files()->lend(slice);
+  files.push_back({.name = name_of_slot(bucket, state.communicator->rank()),
+                   .metadata = {},
+                   .ranges = {},
+                   .slot = std::move(slot.file),
+                   .slot_facts = std::move(slot.facts)});
 }
 
 RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
@@ -228,8 +240,11 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
   pins.begin();
   part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   const int buckets = options.exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
-  for (int bucket = 0; bucket < buckets; ++bucket)
+  if (StateFiles* files = state.store.files()) files->finish_generation();
+  for (int bucket = 0; bucket < buckets; ++bucket) {
     part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
+    add_slot(state, bucket, part.files);
+  }
   if (state.communicator->rank() == 0) {
     part.files.push_back(file_of_buffers(state));
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
@@ -241,7 +256,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
     streams.record(copied, streams.current());
     streams.await(copied, state.communicator->timeout(), "the copy of the gradients for a checkpoint");
   }
-  std::erase_if(part.files, [](const FileToWrite& file) { return file.ranges.empty(); });
+  std::erase_if(part.files, [](const FileToWrite& file) { return file.ranges.empty() && !file.slot; });
   if (!options.exclude_frozen) return part;
   for (const NamedParameter& parameter : state.buckets.parameters())
     part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;

@@ -70,9 +70,11 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   // What a run computes with, but for what each rank may log as it likes.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
                predivide, average, warnings, notes, resolved] = config;
+  ZeroConfig same_everywhere = zero;  // ranks may have disks of their own
+  same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device};
   std::ostringstream text;
-  describe(text, std::tie(batch, scheduler, zero, precision, clipping, prescale, predivide, average,
-                          options.bucket_numel));
+  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, predivide,
+                          average, options.bucket_numel));
   if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
     text << " client";

@@ -13,24 +13,32 @@ namespace {
 class FusedOptimizer : public ShardOptimizer {
  public:
   FusedOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
-                 Device& device)
-      : groups_(std::move(groups)), shards_(std::move(shards)), device_(&device) {
-    for (const Shard& shard : shards_) {
+                 Device& device, StateAccess& access)
+      : groups_(std::move(groups)), shards_(std::move(shards)), device_(&device), access_(&access) {
+    for (int index = 0; index < static_cast<int>(shards_.size()); ++index) {
+      const Shard& shard = shards_[index];
+      forwards_.push_back(index);
       Moments& moments = moments_.emplace_back();
       if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // its rule has none
       size_t count = 0;
       for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
+        access_->open(index);
         moments[0].fill_(adagrad->initial_accumulator_value);
+        access_->close(index, /*changed=*/true);
       }
     }
+    backwards_.assign(forwards_.rbegin(), forwards_.rend());
   }
 
   void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
     ++steps_;
-    for (size_t index = 0; index < shards_.size(); ++index) {
+    const std::vector<int>& order = access_->goes_backwards() ? backwards_ : forwards_;
+    access_->plan(order);
+    for (const int index : order) {
       const Shard& shard = shards_[index];
       const Moments& moments = moments_[index];
+      access_->open(index);
       device_->update(update_rule_of(groups_[shard.group], steps_),
                       {.gradient = shard.gradient,
                        .values = shard.values,
@@ -39,7 +47,8 @@ class FusedOptimizer : public ShardOptimizer {
                        .third = moments[2],
                        .rounded = shard.rounded},
                       facts);
-      updated(static_cast<int>(index));
+      access_->close(index, /*changed=*/true);
+      updated(index);
     }
   }
 
@@ -62,16 +71,23 @@ class FusedOptimizer : public ShardOptimizer {
   std::vector<OptimizerConfig> groups_;
   std::vector<Shard> shards_;
   Device* device_;
+  StateAccess* access_;
+  std::vector<int> forwards_, backwards_;  // all shards
   std::vector<Moments> moments_;
   int64_t steps_ = 0;
 };
 
 }  // namespace
 
+StateAccess& state_in_memory() {
+  static StateAccess access;
+  return access;
+}
+
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                     Device& device) {
-  return std::make_unique<FusedOptimizer>(std::move(groups), std::move(shards), borrow, device);
+                                                     Device& device, StateAccess& access) {
+  return std::make_unique<FusedOptimizer>(std::move(groups), std::move(shards), borrow, device, access);
 }
 
 }  // namespace zerorun

@@ -20,25 +20,28 @@ constexpr int64_t kTallyDoubles = sizeof(Tally) / sizeof(double);
 class LambOptimizer : public ShardOptimizer {
  public:
   LambOptimizer(const std::vector<OptimizerConfig>& groups, std::vector<Shard> shards,
-                const BorrowMoment& borrow, const Buckets& buckets, Communicator& communicator)
+                const BorrowMoment& borrow, const Buckets& buckets, Communicator& communicator,
+                StateAccess& access)
       : shards_(std::move(shards)),
         buckets_(&buckets),
         communicator_(&communicator),
         device_(&communicator.device()),
+        access_(&access),
         facts_(device_->allocate(kFactsNumel, at::kDouble)),
         no_facts_(device_->allocate(kFactsNumel, at::kDouble)),
         shards_of_(buckets.trained_count()) {
     for (const OptimizerConfig& group : groups) groups_.push_back(std::get<LambConfig>(group));
-    int64_t widest = 0;
+    std::vector<int64_t> numels(shards_of_.size());  // of the shards of a bucket
     size_t most_parameters = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
-      const int64_t numel = shard.values.numel();
       states_.push_back({.first = borrow(shard, "exp_avg"), .second = borrow(shard, "exp_avg_sq")});
       shards_of_[shard.bucket].push_back(static_cast<int>(index));
-      widest = std::max(widest, static_cast<int64_t>(shards_of_[shard.bucket].size()) * numel);
+      direction_begins_.push_back(numels[shard.bucket]);
+      numels[shard.bucket] += shard.values.numel();
       most_parameters = std::max(most_parameters, buckets.layout(shard.bucket).parameters.size());
     }
+    const int64_t widest = numels.empty() ? 0 : *std::ranges::max_element(numels);
     for (Pass& pass : passes_) {
       const auto norms = static_cast<int64_t>(2 * most_parameters);
       pass.directions = device_->allocate(widest, at::kFloat);
@@ -56,10 +59,21 @@ class LambOptimizer : public ShardOptimizer {
     ++steps_;
     device_->copy(facts_, facts);
     const int count = buckets_->trained_count();
-    for (int bucket = 0; bucket <= count; ++bucket) {
-      if (bucket < count) start_bucket(bucket);
-      if (bucket > 0) finish_bucket(bucket - 1, updated);
-    }
+    const bool backwards = access_->goes_backwards();
+    auto bucket_at = [&](int position) { return backwards ? count - 1 - position : position; };
+    plan_.clear();
+    auto in_turn = [&](const auto& start, const auto& finish) {
+      for (int position = 0; position <= count; ++position) {
+        if (position < count) start(bucket_at(position));
+        if (position > 0) finish(bucket_at(position - 1));
+      }
+    };
+    auto add_to_plan = [&](int bucket) {
+      plan_.insert(plan_.end(), shards_of_[bucket].begin(), shards_of_[bucket].end());
+    };
+    in_turn(add_to_plan, add_to_plan);
+    access_->plan(plan_);
+    in_turn([&](int bucket) { start_bucket(bucket); }, [&](int bucket) { finish_bucket(bucket, updated); });
   }
 
   int64_t steps() const override { return steps_; }
@@ -105,15 +119,15 @@ class LambOptimizer : public ShardOptimizer {
   }
 
   at::Tensor direction_of(int shard) {
-    const auto& among = shards_of_[shards_[shard].bucket];
-    const int64_t numel = shards_[shard].values.numel();
-    return pass_of(shards_[shard].bucket).directions.narrow(0, (shard - among.front()) * numel, numel);
+    return pass_of(shards_[shard].bucket)
+        .directions.narrow(0, direction_begins_[shard], shards_[shard].values.numel());
   }
 
   void start_bucket(int bucket) {
     Pass& pass = pass_of(bucket);
     device_->zero(pass.tallies);
     for (int shard : shards_of_[bucket]) {
+      access_->open(shard);
       device_->update(direction_rule(groups_[shards_[shard].group]),
                       {.gradient = shards_[shard].gradient,
                        .values = shards_[shard].values,
@@ -123,11 +137,20 @@ class LambOptimizer : public ShardOptimizer {
                        .rounded = {}},
                       facts_);
       if (shards_[shard].rank == communicator_->rank()) add_squares(shard, pass);
+      access_->close(shard, /*changed=*/true);
     }
     const auto norms = static_cast<int64_t>(2 * parameters_of(bucket).size());
     const at::Tensor squares = pass.squares.narrow(0, 0, norms);
     squares.copy_(pass.tallies.view({-1, kTallyDoubles}).select(1, 0).narrow(0, 0, norms));
     pass.work = communicator_->all_reduce(squares, "Lamb's norms of " + buckets_->label(bucket));
+  }
+
+  // What the shard has of a parameter, counted from the shard's first element.
+  Range range_in(const Shard& shard, int parameter) const {
+    const Range in_slice = buckets_->range_in_slice(parameter, shard.rank);
+    const int64_t begin = std::max(in_slice.begin, shard.begin);
+    const int64_t end = std::min(in_slice.begin + in_slice.numel, shard.begin + shard.values.numel());
+    return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
   }
 
   // Of this rank's slice only, though at stage 0 all are here: so all stages add the same numbers.
@@ -136,7 +159,7 @@ class LambOptimizer : public ShardOptimizer {
     const auto& parameters = parameters_of(shard.bucket);
     const at::Tensor direction = direction_of(index);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const Range piece = buckets_->range_in_slice(parameters[i], shard.rank);
+      const Range piece = range_in(shard, parameters[i]);
       if (piece.numel == 0) continue;
       auto tally = [&](size_t which) {
         return pass.tallies.narrow(0, static_cast<int64_t>(2 * i + which) * kTallyDoubles, kTallyDoubles);
@@ -154,7 +177,9 @@ class LambOptimizer : public ShardOptimizer {
     streams.record(pass.copied, streams.current());
     streams.await(pass.copied, communicator_->timeout(), "Lamb's norms of " + buckets_->label(bucket));
     for (int shard : shards_of_[bucket]) {
+      access_->open(shard);
       apply(shard);
+      access_->close(shard, /*changed=*/true);
       updated(shard);
     }
   }
@@ -166,7 +191,7 @@ class LambOptimizer : public ShardOptimizer {
     const double* squares = pass_of(shard.bucket).told.const_data_ptr<double>();
     const at::Tensor direction = direction_of(index);
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const Range piece = buckets_->range_in_slice(parameters[i], shard.rank);
+      const Range piece = range_in(shard, parameters[i]);
       if (piece.numel == 0) continue;
       auto part = [&](const at::Tensor& whole) {
         return whole.defined() ? whole.narrow(0, piece.begin, piece.numel) : whole;
@@ -211,10 +236,13 @@ class LambOptimizer : public ShardOptimizer {
   const Buckets* buckets_;
   Communicator* communicator_;
   Device* device_;
+  StateAccess* access_;
   at::Tensor facts_;     // the step's, in the device's memory
   at::Tensor no_facts_;  // of a step that leaves what it is given as it is
   std::vector<State> states_;
   std::vector<std::vector<int>> shards_of_;  // by bucket
+  std::vector<int64_t> direction_begins_;    // by shard: where its direction is among those of its bucket
+  std::vector<int> plan_;
   std::array<Pass, 2> passes_;
   int64_t steps_ = 0;
 };
@@ -223,8 +251,9 @@ class LambOptimizer : public ShardOptimizer {
 
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator) {
-  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator);
+                                                    const Buckets& buckets, Communicator& communicator,
+                                                    StateAccess& access) {
+  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator, access);
 }
 
 }  // namespace zerorun

@@ -27,24 +27,25 @@ bool is_muon(const OptimizerConfig& group) {
 class MuonOptimizer : public ShardOptimizer {
  public:
   MuonOptimizer(std::vector<OptimizerConfig> groups, std::vector<Shard> shards, const BorrowMoment& borrow,
-                const Buckets& buckets, Communicator& communicator)
+                const Buckets& buckets, Communicator& communicator, StateAccess& access)
       : groups_(std::move(groups)),
         momenta_(shards.size()),
         shards_(std::move(shards)),
         buckets_(&buckets),
-        shards_of_(buckets.trained_count()),
+        slices_of_(buckets.trained_count()),
+        own_directions_(buckets.trained_count()),
         communicator_(&communicator),
         device_(&communicator.device()),
+        access_(&access),
         facts_(device_->allocate(kFactsNumel, at::kDouble)) {
     int64_t widest = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
-      Shard& shard = shards_[index];
-      gradients_.push_back(shard.gradient);
-      const int64_t numel = shard.values.numel();
-      if (shard.gradient.scalar_type() != at::kFloat) shard.gradient = device_->allocate(numel, at::kFloat);
-      directions_.push_back(shard.gradient);
-      shards_of_[shard.bucket].push_back(static_cast<int>(index));
+      const Shard& shard = shards_[index];
+      if (shard.begin == 0) add_slice(shard);
+      const Slice& slice = slices_.back();
+      shards_[index].gradient = slice.direction.narrow(0, shard.begin, shard.values.numel());
       if (!is_muon(groups_[shard.group])) continue;
+      with_momentum_.push_back(static_cast<int>(index));
       momenta_[index] = borrow(shard, "momentum_buffer");
       widest = std::max(widest, buckets.layout(shard.bucket).numel);
     }
@@ -52,7 +53,7 @@ class MuonOptimizer : public ShardOptimizer {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       if (is_muon(groups_[buckets.layout(bucket).group])) muon_buckets_.push_back(bucket);
     }
-    update_ = make_fused_optimizer(groups_, shards_, borrow, *device_);
+    update_ = make_fused_optimizer(groups_, shards_, borrow, *device_, access);
   }
 
   // Momentum takes in no gradient that is not to be applied.
@@ -62,9 +63,12 @@ class MuonOptimizer : public ShardOptimizer {
   std::span<const at::Tensor> make_directions(double divisor) override {
     c10::NoGradGuard no_grad;
     const auto factor = static_cast<float>(1 / divisor);
-    for (size_t index = 0; index < shards_.size(); ++index) {
-      device_->copy_scaled(directions_[index], gradients_[index], factor);
-      if (momenta_[index].defined()) add_momentum(static_cast<int>(index));
+    for (const Slice& slice : slices_) device_->copy_scaled(slice.direction, slice.gradient, factor);
+    access_->plan(with_momentum_);
+    for (const int index : with_momentum_) {
+      access_->open(index);
+      add_momentum(index);
+      access_->close(index, /*changed=*/true);
     }
     std::unique_ptr<Work> work;
     for (size_t position = 0; position < muon_buckets_.size(); ++position) {
@@ -73,7 +77,7 @@ class MuonOptimizer : public ShardOptimizer {
       if (position + 1 < muon_buckets_.size()) work = start_gather(position + 1);
       orthogonalize(position);
     }
-    return directions_;
+    return own_directions_;
   }
 
   void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
@@ -92,18 +96,38 @@ class MuonOptimizer : public ShardOptimizer {
 
   int64_t buffer_bytes() const override {
     size_t total = gathered_[0].nbytes() + gathered_[1].nbytes();
-    for (size_t index = 0; index < shards_.size(); ++index) {
-      if (!gradients_[index].is_same(directions_[index])) total += directions_[index].nbytes();
+    for (const Slice& slice : slices_) {
+      if (!slice.gradient.is_same(slice.direction)) total += slice.direction.nbytes();
     }
     return static_cast<int64_t>(total);
   }
 
  private:
+  // Of a bucket, with all its shards.
+  struct Slice {
+    int rank;
+    at::Tensor gradient;   // as it comes
+    at::Tensor direction;  // float32; where the gradient is, they are the same tensor
+  };
+
+  // `first`: the first of its shards.
+  void add_slice(const Shard& first) {
+    const int64_t numel = buckets_->layout(first.bucket).slice_numel;
+    const at::Tensor gradient = first.gradient.as_strided({numel}, {1});
+    const bool is_wide = gradient.scalar_type() == at::kFloat;
+    slices_of_[first.bucket].push_back(static_cast<int>(slices_.size()));
+    slices_.push_back({.rank = first.rank,
+                       .gradient = gradient,
+                       .direction = is_wide ? gradient : device_->allocate(numel, at::kFloat)});
+    if (first.rank == communicator_->rank()) own_directions_[first.bucket] = slices_.back().direction;
+  }
+
   // Nesterov's: the gradient becomes what the momentum will be if the next one is the same.
   void add_momentum(int index) {
     const double beta = std::get<MuonConfig>(groups_[shards_[index].group]).momentum;
-    momenta_[index].lerp_(directions_[index], 1 - beta);
-    directions_[index].lerp_(momenta_[index], beta);
+    const at::Tensor& direction = shards_[index].gradient;
+    momenta_[index].lerp_(direction, 1 - beta);
+    direction.lerp_(momenta_[index], beta);
   }
 
   at::Tensor whole(size_t position) {
@@ -114,13 +138,13 @@ class MuonOptimizer : public ShardOptimizer {
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
-    const auto& among = shards_of_[bucket];
+    const auto& among = slices_of_[bucket];
     if (among.size() == 1) {
-      return communicator_->all_gather(gathered, directions_[among.front()],
+      return communicator_->all_gather(gathered, slices_[among.front()].direction,
                                        "Muon's directions of " + buckets_->label(bucket));
     }
-    for (int shard : among) {
-      device_->copy(buckets_->slice(bucket, gathered, shards_[shard].rank), directions_[shard]);
+    for (int slice : among) {
+      device_->copy(buckets_->slice(bucket, gathered, slices_[slice].rank), slices_[slice].direction);
     }
     return nullptr;
   }
@@ -128,18 +152,18 @@ class MuonOptimizer : public ShardOptimizer {
   void orthogonalize(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
-    const auto& among = shards_of_[bucket];
+    const auto& among = slices_of_[bucket];
     const auto& group = std::get<MuonConfig>(groups_[buckets_->layout(bucket).group]);
     for (int parameter : buckets_->layout(bucket).parameters) {
-      const bool needed = std::ranges::any_of(among, [&](int shard) {
-        return buckets_->range_in_slice(parameter, shards_[shard].rank).numel > 0;
+      const bool needed = std::ranges::any_of(among, [&](int slice) {
+        return buckets_->range_in_slice(parameter, slices_[slice].rank).numel > 0;
       });
       if (!needed) continue;
       at::Tensor matrix = buckets_->view(parameter, gathered);
       matrix.copy_(direction_of(matrix, group.newton_schulz));
     }
-    for (int shard : among) {
-      device_->copy(directions_[shard], buckets_->slice(bucket, gathered, shards_[shard].rank));
+    for (int slice : among) {
+      device_->copy(slices_[slice].direction, buckets_->slice(bucket, gathered, slices_[slice].rank));
     }
   }
 
@@ -153,15 +177,17 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
   std::vector<OptimizerConfig> groups_;
-  std::vector<at::Tensor> gradients_;   // by shard, as they come
-  std::vector<at::Tensor> directions_;  // float32; where gradients are, they are the same tensors
-  std::vector<at::Tensor> momenta_;     // undefined where AdamW updates
-  std::vector<Shard> shards_;           // whose gradients are the directions
+  std::vector<at::Tensor> momenta_;  // by shard; undefined where AdamW updates
+  std::vector<int> with_momentum_;   // the other shards
+  std::vector<Shard> shards_;        // whose gradients are the directions
   const Buckets* buckets_;
-  std::vector<std::vector<int>> shards_of_;  // by bucket
+  std::vector<Slice> slices_;
+  std::vector<std::vector<int>> slices_of_;  // by bucket
+  std::vector<at::Tensor> own_directions_;   // this rank's, by bucket
   std::vector<int> muon_buckets_;
   Communicator* communicator_;
   Device* device_;
+  StateAccess* access_;
   at::Tensor facts_;                    // in the device's memory
   std::array<at::Tensor, 2> gathered_;  // whole buckets, taking turns
   std::unique_ptr<ShardOptimizer> update_;
@@ -171,8 +197,10 @@ class MuonOptimizer : public ShardOptimizer {
 
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                    const Buckets& buckets, Communicator& communicator) {
-  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, buckets, communicator);
+                                                    const Buckets& buckets, Communicator& communicator,
+                                                    StateAccess& access) {
+  return std::make_unique<MuonOptimizer>(std::move(groups), std::move(shards), borrow, buckets, communicator,
+                                         access);
 }
 
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups) {

@@ -15,19 +15,38 @@
 
 namespace zerorun {
 
-/// A slice of a bucket: 1-D tensors of equal length on one device, start aligned as the device wants it.
+/// A slice of a bucket, or a chunk of one whose state is not all in memory at a time: 1-D tensors of equal
+/// length on one device, start aligned as the device wants it. Chunks of a slice come one behind the other,
+/// and so do their gradients in memory.
 struct Shard {
   at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
   at::Tensor rounded;   // bfloat16 or float16: every update writes `values` rounded; undefined: not wanted
   int group;            // parameter group
   int bucket = 0;
-  int rank = 0;  // whose slice of the bucket it is
+  int rank = 0;       // whose slice of the bucket it is
+  int64_t begin = 0;  // its first element, counted from the slice's
 };
 
 /// Lends memory for what an optimizer remembers of a shard, under torch.optim's name for it: 1-D float32 of
 /// the shard's length, zero-filled, the same for the same name. It outlives the optimizer.
 using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
+
+/// Brings values and moments of shards to memory around their use, where they are not always there.
+class StateAccess {
+ public:
+  virtual ~StateAccess() = default;
+  /// Whether to go through the shards from last to first this time: what was used last is in memory still.
+  virtual bool goes_backwards() const { return false; }
+  /// The order in which shards will be opened.
+  virtual void plan(std::span<const int> /*shards*/) {}
+  /// Those of the shard may be accessed until it is closed.
+  virtual void open(int /*shard*/) {}
+  virtual void close(int /*shard*/, bool /*changed*/) {}
+};
+
+/// Where all are always there.
+StateAccess& state_in_memory();
 
 class ShardOptimizer {
  public:
@@ -39,11 +58,11 @@ class ShardOptimizer {
   /// Whether gradients are made into something else before they are clipped and applied.
   virtual bool has_directions() const { return false; }
   /// Does that, for gradients that are finite: they are divided by `divisor` before. Returns what step() will
-  /// apply, by shard, divided by what is left: the clipping. A collective.
+  /// apply to this rank's slices, by bucket, divided by what is left: the clipping. A collective.
   virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream, as `facts` say (device/step_facts.h): every gradient is divided by their
-  /// divisor, then applied, or nothing is. `updated(i)` is called once for each shard, in order, as soon as
-  /// its update has been asked for.
+  /// divisor, then applied, or nothing is. `updated(i)` is called once for each shard, as soon as its update
+  /// has been asked for.
   virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
   /// How many steps count: all that were taken, until set_steps() says otherwise (the facts of one said that
   /// nothing is to be applied; what it remembers is that of another run).
@@ -63,9 +82,10 @@ class ShardOptimizer {
 
 /// An optimizer as ds_config.json describes it; one config a group, all of the same type. Gradients are
 /// multiplied with 1/divisor in float32 and left as they are; a shard is one pass over its memory, and its
-/// bits do not depend on where it runs. `device` outlives the result.
+/// bits do not depend on where it runs. `device` and `access` outlive the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                     Device& device = cpu_device());
+                                                     Device& device = cpu_device(),
+                                                     StateAccess& access = state_in_memory());
 
 }  // namespace zerorun

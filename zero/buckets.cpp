@@ -146,7 +146,9 @@ void Buckets::fill(int parameter, at::Tensor place) const {
 
 // What stays of the bucket on this rank.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
-  if (has_master(bucket)) {
+  if (has_master(bucket) && store_->has(bucket, kMaster)) {
+    write_master(bucket, slice(bucket, exact, rank_));
+  } else if (has_master(bucket)) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
     store_->put(bucket, StateKind::master, kMaster, extent,
@@ -161,6 +163,15 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
   store_->put(bucket, StateKind::value, kValue, Extent::bucket, std::move(flat),
               shared(bucket) ? Home::shared : Home::device);
+}
+
+// Where its home is a file.
+void Buckets::write_master(int bucket, const at::Tensor& values) {
+  const StateTensor& master = store_->at(bucket, kMaster);
+  store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+    const auto [begin, numel] = store_->chunk_range(bucket, chunk);
+    master.chunks[chunk].copy_(values.narrow(0, begin, numel));
+  });
 }
 
 Buckets::~Buckets() {
@@ -261,11 +272,20 @@ void Buckets::bump_versions() const {
 void Buckets::follow_writes() {
   for (int bucket = 0; bucket < trained_count_; ++bucket) {
     if (!written_[bucket]) continue;
+    if (has_master(bucket)) follow_writes(bucket);
     written_[bucket] = false;
-    if (!has_master(bucket)) continue;
-    device_->follow_written(store_->at(bucket, kMaster).memory,
-                            options_.whole_master ? flat(bucket) : shard(bucket));
   }
+}
+
+void Buckets::follow_writes(int bucket) {
+  const StateTensor& master = store_->at(bucket, kMaster);
+  if (master.home != Home::file) {
+    device_->follow_written(master.memory, options_.whole_master ? flat(bucket) : shard(bucket));
+    return;
+  }
+  store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+    device_->follow_written(master.chunks[chunk], store_->chunk(bucket, values(bucket), chunk));
+  });
 }
 
 int64_t Buckets::numel() const {

@@ -62,9 +62,9 @@ struct BucketOptions {
 class Buckets {
  public:
   /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
-  /// the communicator's device as the layout of `store` says, which keeps values and master weights and
-  /// outlives this; leaves stay the same, values are rank 0's. One bucket at a time is there in full beyond
-  /// what stays.
+  /// the communicator's device as the layout of `store` says, which keeps values and master weights (where it
+  /// has room for these in files, there) and outlives this; leaves stay the same, values are rank 0's. One
+  /// bucket at a time is there in full beyond what stays.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -157,6 +157,8 @@ class Buckets {
   void move_in(int bucket);
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
+  void follow_writes(int bucket);
+  void write_master(int bucket, const at::Tensor& values);
   void leave();
   at::Tensor values_to_leave(int bucket) const;
 

@@ -66,22 +66,20 @@ constexpr KeyFact rows[] = {
         .no_effect("the model itself says what it computes again; ZeRO follows"),
     boolean("activation_checkpointing.cpu_checkpointing", "false", "move saved values to host memory")
         .no_effect("the model itself says what it computes again; ZeRO follows"),
-    section("aio", "input and output to NVMe").no_effect("nothing is read from or written to NVMe"),
-    integer("aio.block_size", "1048576", "bytes of one request")
-        .least(1)
-        .no_effect("nothing is read from or written to NVMe"),
-    integer("aio.queue_depth", "8", "requests under way")
-        .least(1)
-        .no_effect("nothing is read from or written to NVMe"),
-    integer("aio.intra_op_parallelism", "1", "threads for one tensor")
-        .least(1)
-        .no_effect("nothing is read from or written to NVMe"),
+    section("aio", "how files of offloaded state are read and written"),
+    integer("aio.block_size", "1048576",
+            "bytes of one request; more where a buffer would take more than queue_depth requests")
+        .least(1),
+    integer("aio.queue_depth", "8", "requests under way on a rank, at most").least(1),
+    integer("aio.intra_op_parallelism", "1",
+            "threads that read and write where the kernel offers no io_uring")
+        .least(1),
     boolean("aio.single_submit", "false", "submit requests one by one")
-        .no_effect("nothing is read from or written to NVMe"),
+        .no_effect("a request is submitted as soon as there is one"),
     boolean("aio.overlap_events", "true", "submit while others complete")
-        .no_effect("nothing is read from or written to NVMe"),
+        .no_effect("requests are always submitted while others are under way"),
     boolean("aio.use_gds", "false", "read straight into GPU memory")
-        .no_effect("nothing is read from or written to NVMe"),
+        .not_offered("files are read into the host's memory"),
     integer("aio.thread_count", "", "old name of aio.intra_op_parallelism")
         .least(1)
         .old_name_of("aio.intra_op_parallelism"),

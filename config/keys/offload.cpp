@@ -48,38 +48,39 @@ constexpr KeyFact rows[] = {
     section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
         .or_null()
         .switched_by("device")
-        .not_offered(in_memory)
         .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_optimizer.device", "\"none\"", "none cpu nvme",
-           "where optimizer states are kept")
+           "where optimizer states and master weights are kept, from stage 1 on: cpu is the host's memory, "
+           "where ranks on CPUs have them anyway; nvme is files; ranks on GPUs keep them in the GPU's memory")
         .or_null()
-        .not_offered(in_memory)
-        .advise("write \"none\" or \"cpu\""),
-    text("zero_optimization.offload_optimizer.nvme_path", "", "folder for what is kept in NVMe")
-        .or_null()
-        .not_offered(in_memory),
-    integer("zero_optimization.offload_optimizer.buffer_count", "4", "buffers between NVMe and memory")
+        .advise("write \"none\", \"cpu\" or \"nvme\""),
+    text("zero_optimization.offload_optimizer.nvme_path", "",
+         "folder for the files, which have no names and go with the process; made where it is missing")
+        .or_null(),
+    integer("zero_optimization.offload_optimizer.buffer_count", "4",
+            "buffers between files and memory, at least 3; together a twentieth of the state, but a MiB each "
+            "at least")
         .least(0)
-        .filled_by(fallback)
-        .not_offered(in_memory),
+        .filled_by(fallback),
     boolean("zero_optimization.offload_optimizer.pin_memory", "true", "keep host memory page-locked")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect("ranks on CPUs have no use for page-locked memory"),
     boolean("zero_optimization.offload_optimizer.pipeline_read", "false",
             "read ahead while the optimizer works")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect("files are always read ahead"),
     boolean("zero_optimization.offload_optimizer.pipeline_write", "false",
             "write behind while the optimizer works")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect("files are always written behind"),
     boolean("zero_optimization.offload_optimizer.fast_init", "false", "start quickly with NVMe")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect(
+            "at the start files get their room, and master weights are written while the model moves in"),
     number("zero_optimization.offload_optimizer.ratio", "1.0", "share of the states that is offloaded")
         .range_of(0, 1)
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .not_offered("all of the states are kept where device says"),
     boolean("zero_optimization.offload_optimizer.super_offload", "false",
             "a variant for CPUs joined to their GPU")
         .filled_by(fallback)
@@ -88,7 +89,7 @@ constexpr KeyFact rows[] = {
            "share of cores for the optimizer")
         .range_of(0, 1)
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect("the update uses the threads that the rank has"),
     section("zero_optimization.leaf_module", "modules whose parameters are gathered together")
         .or_null()
         .no_effect("parameters are gathered by operators, whatever the modules"),

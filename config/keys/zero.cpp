@@ -52,11 +52,12 @@ constexpr KeyFact rows[] = {
     boolean("zero_optimization.elastic_checkpoint", "false", "an option of old versions")
         .filled_by(fallback)
         .no_effect("it changed the checkpoints of old versions only"),
-    size("zero_optimization.sub_group_size", "",
-         "parameters that the optimizer updates at a time, in elements")
+    size("zero_optimization.sub_group_size", "1e9",
+         "elements of which the state is read from files at a time, at most, but a MiB of it at least; 0 for "
+         "no such bound; without "
+         "offload to nvme it changes nothing")
         .least(0)
         .filled_by(fallback)
-        .no_effect("the optimizer goes from one small bucket to the next already")
         .advise("write a number of elements, or leave the key out"),
     boolean("zero_optimization.ignore_unused_parameters", "true",
             "false: an error for parameters without a gradient")
@@ -111,7 +112,7 @@ constexpr KeyFact rows[] = {
     boolean("zero_optimization.save_muon_momentum_buffer_in_memory", "false",
             "keep the momentum of Muon out of NVMe")
         .filled_by(fallback)
-        .no_effect("nothing is kept in NVMe"),
+        .not_offered("momentum is kept where offload_optimizer says, as other states are"),
     size("zero_optimization.stage3_prefetch_bucket_size", "5e7",
          "parameters that are gathered ahead of their use, at most, in elements")
         .least(0)

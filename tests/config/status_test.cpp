@@ -41,9 +41,37 @@ TEST_CASE("offloading to no device asks for nothing") {
     check_warning(zero(begin + "\"pin_memory\": false}"), "zero_optimization." + std::string(section) +
                                                               ": is off: \"device\" is left out, and "
                                                               "\"none\" by default");
-    const std::string told = "zero_optimization." + std::string(section) + ": known and not offered: ";
-    check_warning(zero(begin + "\"device\": \"cpu\", \"pin_memory\": false}"), told + in_memory);
-    check_warning(zero(begin + R"("device": "nvme", "nvme_path": "/disk"})"), told + in_memory);
+  }
+}
+
+TEST_CASE("offloaded parameters are not offered, offloaded optimizer states are") {
+  const std::string parameters = R"("stage": 3, "offload_param": {)";
+  const std::string told_of =
+      std::string("zero_optimization.offload_param: known and not offered: ") + in_memory;
+  check_warning(zero(parameters + R"("device": "cpu", "pin_memory": false})"), told_of);
+  check_warning(zero(parameters + R"("device": "nvme", "nvme_path": "/disk"})"), told_of);
+
+  CHECK(told(zero(R"("stage": 1, "offload_optimizer": {"device": "cpu"})")).empty());
+  const Config config = parse_config(
+      with(
+          zero(
+              R"("stage": 1, "sub_group_size": 1000, "offload_optimizer": {"device": "nvme", "nvme_path": "/disk",
+          "buffer_count": 7})") +
+          R"(, "aio": {"block_size": 8192, "queue_depth": 3, "intra_op_parallelism": 2})"),
+      "conf", 1);
+  CHECK(config.warnings.empty());
+  const OffloadConfig& offload = config.zero.offload_optimizer;
+  CHECK(offload.device == OffloadDevice::nvme);
+  CHECK(offload.nvme_path == "/disk");
+  CHECK(offload.buffer_count == 7);
+  CHECK(offload.sub_group_size == 1000);
+  CHECK(offload.aio.block_size == 8192);
+  CHECK(offload.aio.queue_depth == 3);
+  CHECK(offload.aio.threads == 2);
+  for (const std::string device : {"cpu", "nvme"}) {
+    check_warning(zero(R"("offload_optimizer": {"nvme_path": "/disk", "device": ")" + device + "\"}"),
+                  "zero_optimization.offload_optimizer.device: \"" + device +
+                      "\" changes nothing: optimizer states are divided from stage 1 on");
   }
 }
 
@@ -135,8 +163,8 @@ TEST_CASE("what is asked for and not done is a warning, what changes nothing a n
   check_warning(R"("dump_state": true)",
                 "dump_state: true is known and not offered: `zerorun config show` prints the resolved "
                 "configuration");
-  check_note(R"("aio": {"queue_depth": 32})",
-             "aio: changes nothing: nothing is read from or written to NVMe");
+  check_note(R"("aio": {"single_submit": true})",
+             "aio.single_submit: true changes nothing: a request is submitted as soon as there is one");
   CHECK(told(R"("aio": {"queue_depth": 8}, "checkpoint": {"tag_validation": "warn"}, "timers": {},
                  "tensorboard": {"enabled": false, "job_name": "x"}, "dump_state": false)")
             .empty());

@@ -118,7 +118,10 @@ void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::p
   run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
     Random random(seed);  // the same on all ranks
     const bool talks = communicator->rank() == 0;
-    StateTraining training(all_state_cases().front(), stage, way.precision, communicator);
+    const StateCase adam = all_state_cases().front();
+    const bool is_in_files = stage > 0 && any(random, 2) == 0;
+    StateTraining training(is_in_files ? in_files(adam, folder / ".nvme") : adam, stage, way.precision,
+                           communicator);
     if (latest_tag(local_file_system(), folder)) {
       training.engine->load_checkpoint(folder);
       const int64_t step = training.engine->global_steps();

@@ -13,8 +13,8 @@ StateCase client(const std::string& name, const Options& options) {
           }};
 }
 
-StateCase by_config(const std::string& type, const std::string& params) {
-  return {.name = type, .optimizer = R"({"type": ")" + type + R"(", "params": {"lr": 0.01)" + params + "}}"};
+StateCase by_config(const std::string& type, const std::string& params, const std::string& lr = "0.01") {
+  return {.name = type, .optimizer = R"({"type": ")" + type + R"(", "params": {"lr": )" + lr + params + "}}"};
 }
 
 }  // namespace
@@ -37,8 +37,14 @@ std::vector<StateCase> all_state_cases() {
           client<RMSprop>("RMSprop", RMSpropOptions(0.01).momentum(0.9).centered(true))};
 }
 
-StateNetImpl::StateNetImpl(double given_dropout) : dropout(given_dropout) {
-  first = register_parameter("first", values({61, 67}, 1) * 0.1);
+StateCase in_files(StateCase how, const std::filesystem::path& folder) {
+  how.name += " in files";
+  how.zero += R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.string() + "\"}";
+  return how;
+}
+
+StateNetImpl::StateNetImpl(double given_dropout, int64_t width) : dropout(given_dropout) {
+  first = register_parameter("first", values({width, 67}, 1) * 0.1);
   last = register_parameter("last", values({67, 13}, 2) * 0.1);
   bias = register_parameter("bias", values({13}, 3) * 0.1);
   fixed = register_parameter("fixed", values({13, 13}, 4) * 0.1, /*requires_grad=*/false);
@@ -47,16 +53,16 @@ StateNetImpl::StateNetImpl(double given_dropout) : dropout(given_dropout) {
 at::Tensor StateNetImpl::loss(const at::Tensor& x) {
   at::Tensor hidden = torch::tanh(x.matmul(first));
   if (dropout > 0) hidden = torch::dropout(hidden, dropout, is_training());
-  return (hidden.matmul(last) + bias).matmul(fixed).pow(2).mean();
+  return (hidden.matmul(last) + bias).matmul(fixed).to(at::kFloat).pow(2).mean();
 }
 
 StateTraining::StateTraining(const StateCase& how, int stage, const std::string& precision,
                              std::shared_ptr<Communicator> communicator, const std::string& more,
                              double dropout, int64_t bucket_numel)
-    : model(dropout) {
+    : model(dropout, how.width) {
   std::string text = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
       "zero_optimization": {"stage": )" +
-                     std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 20})";
+                     std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 20)" + how.zero + "}";
   if (!how.optimizer.empty()) text += R"(, "optimizer": )" + how.optimizer;
   if (precision == "bf16") text += R"(, "bf16": {"enabled": true})";
   if (precision == "fp16") {
@@ -76,8 +82,11 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
 }
 
 float StateTraining::step(int number) {
-  const auto seed = static_cast<uint64_t>(100 * number + state->communicator->rank());
-  const at::Tensor loss = model->loss(values({5, 61}, seed).to(engine->dtype()));
+  constexpr int64_t kBatch = 12;  // of all ranks: 1, 2, 3, 4 and 6 ranks divide it
+  const int64_t rows = kBatch / state->communicator->world_size();
+  const at::Tensor batch = values({kBatch, model->first.size(0)}, static_cast<uint64_t>(100 * number));
+  const at::Tensor loss =
+      model->loss(batch.narrow(0, rows * state->communicator->rank(), rows).to(engine->dtype()));
   engine->backward(loss);
   engine->step();
   return loss.item<float>();

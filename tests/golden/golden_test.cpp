@@ -24,6 +24,18 @@ TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes 
   }
 }
 
+TEST_CASE("DeepSpeed's traces of offload are reproduced with optimizer states in files") {
+  int replayed = 0;
+  for (json trace : traces()) {
+    json& zero = trace["ds_config"]["zero_optimization"];
+    if (!zero.contains("offload_optimizer") || zero["offload_optimizer"]["device"] != "cpu") continue;
+    zero["offload_optimizer"] = {{"device", "nvme"}};
+    replay(trace, tolerance_of(trace["name"]));
+    ++replayed;
+  }
+  CHECK(replayed > 10);
+}
+
 // What tests on a single GPU rest on.
 TEST_CASE("One rank that accumulates reproduces the traces of several") {
   for (const json& trace : traces()) {

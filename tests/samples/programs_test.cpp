@@ -260,6 +260,34 @@ TEST_CASE("a run that is resumed goes on with the same losses and weights, at ot
   for (size_t i = 0; i < rest.size(); ++i) CHECK(on_four[i] == Approx(rest[i]).epsilon(1e-6));
 }
 
+TEST_CASE("SIGTERM to the launcher: all ranks save the same step, which a next run goes on from") {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2, 1);
+  const std::string gpt2 = kBin + "zerorun --num_gpus 2 --grace 20 " + kBin + "gpt2" + kTiny +
+                           "--generate 0 --data " + write_text(folder) + " --deepspeed " + config + " ";
+  const std::string csv = folder / "log.csv", saves = folder / "saves";
+  const Outcome ended =
+      run(folder, "sh -c '" + gpt2 + "--steps 1000000 --csv " + csv + " --save-dir " + saves +
+                      " --save-every 5 --keep-last 2 --save-on-sigterm & "
+                      "until [ -e " +
+                      saves +
+                      "/latest ]; do sleep 0.05; done; sleep 0.2; "
+                      "kill -TERM $!; wait $!'");
+  INFO(ended.err);
+  const size_t step = read_csv(csv).size();
+  CHECK(step >= 5);
+  CHECK_THAT(ended.out,
+             Contains("ended by SIGTERM behind step " + std::to_string(step) + ", which is saved"));
+  CHECK(read_file(folder / "saves/latest") == "global_step" + std::to_string(step) + "\n");
+  CHECK(std::distance(std::filesystem::directory_iterator(saves), {}) == 3);  // two tags, and `latest`
+
+  const std::string steps = "--steps " + std::to_string(step + 3) + " --csv ";
+  CHECK(run(folder, gpt2 + steps + csv + " --resume " + saves).exit_code == 0);
+  const std::string straight = folder / "straight.csv";
+  CHECK(run(folder, gpt2 + steps + straight).exit_code == 0);
+  CHECK(read_file(csv) == read_file(straight));
+}
+
 TEST_CASE("on a terminal there is one live line of at most 100 columns") {
   const TemporaryFolder folder;
   const Outcome outcome =
@@ -305,7 +333,7 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
                         write_text(folder) + kTiny + "--steps 6 --generate 0 --csv " + csv + flags);
     INFO(outcome.err);
     REQUIRE(outcome.exit_code == 0);
-    CHECK_THAT(outcome.err, !Contains("info: "));  // what the config leaves out is not told unasked
+    CHECK_THAT(outcome.err, !Contains(": note: "));  // what the config leaves out is not told unasked
     return read_file(csv);
   };
   const std::string expected = train(written_out, "");

@@ -35,7 +35,7 @@ std::vector<float> list(const at::Tensor& values) {
 // Which of the elements of its parameter `store` has in `name`, and with which values.
 void collect(const SliceStore& store, int parameter, const std::string& name, at::Tensor& values,
              at::Tensor& times) {
-  store.for_each_piece(parameter, [&](const StatePiece& piece) {
+  store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
     if (piece.state->name != name) return;
     REQUIRE(piece.values.dim() == 1);
     const int64_t numel = piece.values.numel();

@@ -1,0 +1,58 @@
+// What the config's offload_optimizer comes to for an engine: which state of its slices is kept in files, and
+// how the optimizer gets at it. Internal to engine/.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config_types.h"
+#include "engine/model_parameters.h"
+#include "engine/options.h"
+#include "optim/shard_optimizer.h"
+#include "zero/slice_store.h"
+
+namespace zerorun {
+
+/// Throws UserError for what cannot be kept in files, naming it.
+void check_offload_options(const Config& config, const InitializeOptions& options);
+
+/// Tells, on rank 0, what is kept where.
+void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
+
+/// Has `store` keep master weights and moments in files, where the config asks for it and ranks are on CPUs.
+/// `parameters`: of its layout. Throws UserError, on all ranks alike.
+void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
+                    const std::vector<NamedParameter>& parameters, Communicator& communicator);
+
+/// The optimizer's way to the state of its shards, which are chunks of `store`. Used by the engine's thread.
+class ShardStates : public StateAccess {
+ public:
+  /// `store` outlives it.
+  explicit ShardStates(SliceStore& store) : store_(&store) {}
+
+  /// Shards are numbered as they are added.
+  void add(int bucket, int chunk) { chunks_.push_back({bucket, chunk}); }
+  /// The next update goes the other way round, where it matters.
+  void turn_round() { backwards_ = !backwards_ && store_->files(); }
+
+  bool goes_backwards() const override { return backwards_; }
+  void plan(std::span<const int> shards) override;
+  void open(int shard) override { store_->open_chunk(chunks_[shard].bucket, chunks_[shard].chunk); }
+  void close(int shard, bool changed) override {
+    store_->close_chunk(chunks_[shard].bucket, chunks_[shard].chunk, changed);
+  }
+
+ private:
+  struct PlacedShard {
+    int bucket;
+    int chunk;
+  };
+
+  SliceStore* store_;
+  std::vector<PlacedShard> chunks_;
+  std::vector<int> planned_;
+  bool backwards_ = false;
+};
+
+}  // namespace zerorun

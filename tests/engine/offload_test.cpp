@@ -1,0 +1,283 @@
+// Optimizer states in files: the same bits as in memory, on every axis that there is; what goes to the disk;
+// what is refused.
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "base/error.h"
+#include "checkpoint/saved_state.h"
+#include "tests/engine/collected_state.h"
+#include "tests/engine/net.h"
+#include "tests/engine/partition_support.h"
+#include "tests/engine/state_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tiny_gpt2.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+std::string tiny_config(const std::string& precision, int accumulation, double clipping, int stage,
+                        const std::string& offload) {
+  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
+         std::to_string(accumulation) +
+         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0.1}}, "gradient_clipping": )" +
+         std::to_string(clipping) + ", " + precision + R"("zero_optimization": {"stage": )" +
+         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 100)" + offload + "}}";
+}
+
+std::string nvme(const fs::path& folder) {
+  return R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.string() + "\"}";
+}
+
+// Wide enough for slices of several chunks.
+StateCase wide(StateCase how) {
+  constexpr int64_t kWidth = 61 * 128;
+  how.width = kWidth;
+  return how;
+}
+
+struct Trained {
+  CollectedState state;
+  std::vector<std::vector<float>> losses;  // by rank
+};
+
+void train(const StateCase& how, int ranks, int stage, const std::string& precision, Trained& trained,
+           bool shares_memory = false, const std::function<void(StateTraining&, int)>& behind_step = {}) {
+  trained.losses.resize(ranks);
+  run_ranks(
+      ranks,
+      [&](std::shared_ptr<Communicator> communicator) {
+        StateTraining training(how, stage, precision, communicator);
+        for (int step = 0; step < 5; ++step) {
+          trained.losses[communicator->rank()].push_back(training.step(step));
+          if (behind_step) behind_step(training, step);
+        }
+        trained.state.add(training);
+      },
+      std::chrono::seconds(60), shares_memory);
+}
+
+void check_same_training(const Trained& a, const Trained& b) {
+  CHECK(a.losses == b.losses);
+  check_same(a.state.whole(), b.state.whole());
+}
+
+// In the middle of every MiB of what this process has open there without a name.
+void flip_bits_in_files_of(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const fs::path target = fs::read_symlink(entry.path(), gone);
+    if (gone || target.string().find(folder.string()) != 0) continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto bytes = static_cast<int64_t>(fs::file_size(entry.path()));
+    for (int64_t at = std::min<int64_t>(bytes / 2, 1 << 19); at < bytes; at += 1 << 20) {
+      char byte = 0;
+      file.seekg(at).get(byte);
+      file.seekp(at).put(static_cast<char>(byte ^ 16)).flush();
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("The tiny GPT-2 trains to the same bits with optimizer states in files") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE(
+      "", R"("bf16": {"enabled": true},)",
+      R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)");
+  const int accumulation = GENERATE(1, 4);
+  const double clipping = GENERATE(0.0, 1.0);
+  const int ranks = GENERATE(1, 2, 3);
+  auto run = [&](int stage, bool shares_memory, const std::string& offload) {
+    return train_tiny_gpt2(tiny_config(precision, accumulation, clipping, stage, offload),
+                           {.world_size = ranks,
+                            .steps = 5,
+                            .bucket_numel = {},
+                            .group_weight_decay = {},
+                            .inject_inf_steps = {3},
+                            .shares_memory = shares_memory});
+  };
+  const RunResult at_stage_1 = run(1, false, "");
+  const RunResult at_stage_2 = run(2, false, "");
+  CHECK(at_stage_1.bytes.in_files == 0);
+  for (const bool shares_memory : {false, true}) {
+    for (const int stage : {1, 2, 3}) {
+      CAPTURE(precision, accumulation, clipping, ranks, shares_memory, stage);
+      const RunResult in_files = run(stage, shares_memory, nvme(folder / ""));
+      check_same_bits(in_files, stage == 1 ? at_stage_1 : at_stage_2);
+      CHECK(in_files.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
+      CHECK(in_files.bytes.moments == 0);
+      CHECK(in_files.bytes.master == 0);
+      CHECK(in_files.bytes.in_files > 2 * (at_stage_1.bytes.moments + at_stage_1.bytes.master));
+    }
+  }
+}
+
+TEST_CASE("Every optimizer of ours keeps its state in files, in slices of several chunks") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE("fp32", "bf16");
+  for (const StateCase& how : all_state_cases()) {
+    if (how.client) continue;
+    for (const auto& [ranks, stage, shares_memory] : {std::tuple(2, 1, true), {1, 2, false}, {3, 3, false}}) {
+      CAPTURE(how.name, how.optimizer, precision, ranks, stage);
+      Trained in_memory, in_files;
+      train(wide(how), ranks, stage, precision, in_memory, shares_memory);
+      train(testing::in_files(wide(how), folder / ""), ranks, stage, precision, in_files, shares_memory);
+      check_same_training(in_files, in_memory);
+    }
+  }
+}
+
+TEST_CASE("What the program writes reaches master weights in files") {
+  const TemporaryFolder folder;
+  const StateCase adam = wide(all_state_cases().front());
+  const int stage = GENERATE(1, 2, 3);
+  auto writes = [](StateTraining& training, int step) {
+    const torch::NoGradGuard no_grad;
+    if (step % 2 == 0) training.model->first.mul_(0.5);
+  };
+  Trained in_memory, in_files;
+  train(adam, 2, stage, "bf16", in_memory, false, writes);
+  train(testing::in_files(adam, folder / ""), 2, stage, "bf16", in_files, false, writes);
+  check_same_training(in_files, in_memory);
+}
+
+TEST_CASE("A checkpoint after every step has each step's state, links slots and writes none of them") {
+  const TemporaryFolder folder;
+  const StateCase adam = in_files(wide(all_state_cases().front()), folder / "nvme");
+  Trained straight;
+  std::vector<std::unique_ptr<CollectedState>> states(5);
+  for (auto& state : states) state = std::make_unique<CollectedState>();
+  train(adam, 2, 2, "bf16", straight, false, [&](StateTraining& training, int step) {
+    training.engine->save_checkpoint(folder / "saves");
+    states[step]->add(training);
+  });
+  for (int step = 0; step < 5; ++step) {
+    const fs::path saved = folder / "saves" / ("global_step" + std::to_string(step + 1));
+    int slots = 0;
+    for (const auto& entry : fs::directory_iterator(saved)) {
+      if (entry.path().filename().string().find("offloaded") == std::string::npos) continue;
+      ++slots;
+      CHECK(fs::file_size(entry.path()) > 0);
+    }
+    CHECK(slots > 2);
+    for (const bool reads_in_files : {false, true}) {
+      CollectedState read;
+      run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+        const StateCase reader = wide(all_state_cases().front());
+        StateTraining training(reads_in_files ? in_files(reader, folder / "nvme") : reader, 3, "bf16",
+                               communicator);
+        training.engine->load_checkpoint(folder / "saves", saved.filename().string());
+        read.add(training);
+      });
+      check_same(states[step]->whole(), read.whole());
+    }
+  }
+}
+
+TEST_CASE("A step reads and writes the bytes of the formula") {
+  const TemporaryFolder folder;
+  const auto [precision, optimizer, per_parameter] =
+      GENERATE(table<std::string, size_t, double>({{"bf16", 0, 24}, {"fp32", 0, 16}, {"fp32", 6, 8}}));
+  CAPTURE(precision, optimizer);
+  const StateCase how = in_files(wide(all_state_cases()[optimizer]), folder / "");
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(how, 2, precision, communicator);
+    training.step(0);
+    const StateFiles& files = *training.state->store.files();
+    const int64_t before = files.read_bytes() + files.written_bytes();
+    constexpr int kSteps = 4;
+    for (int step = 1; step <= kSteps; ++step) training.step(step);
+    const double bytes = static_cast<double>(files.read_bytes() + files.written_bytes() - before) / kSteps;
+    const double parameters = static_cast<double>(training.state->buckets.numel());
+    // What stays in the buffers is not read.
+    const double kept = static_cast<double>(files.buffer_bytes()) / parameters;
+    expect(bytes / parameters <= per_parameter * 1.01, std::to_string(bytes / parameters) + " bytes");
+    expect(bytes / parameters >= per_parameter - kept, std::to_string(bytes / parameters) + " bytes");
+  });
+}
+
+TEST_CASE("A bit that flips on the disk ends training, with the bucket and the rank") {
+  const TemporaryFolder folder;
+  const StateCase how = in_files(wide(all_state_cases().front()), folder / "");
+  std::string error;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(how, 2, "bf16", communicator);
+    training.step(0);
+    training.step(1);
+    training.state->store.files()->finish_generation();
+    flip_bits_in_files_of(folder / "");
+    try {
+      training.step(2);
+    } catch (const TrainingError& thrown) {
+      error = thrown.what();
+    }
+  });
+  CHECK_THAT(error, Contains("the offloaded state of bucket ") && Contains(" on rank 0") &&
+                        Contains("another checksum") && Contains("resume from the newest checkpoint"));
+}
+
+TEST_CASE("Parameters without elements, and optimizers without state, are no special case") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(1, 2, 3);
+  const std::string optimizer = GENERATE("AdamW", "SGD");
+  CAPTURE(stage, optimizer);
+  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    struct Odd : torch::nn::Module {
+      Odd() {
+        weight = register_parameter("weight", torch::ones({40, 3}));
+        none = register_parameter("none", torch::zeros({0, 3}));
+      }
+      at::Tensor weight, none;
+    } model;
+    const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": ")" + optimizer +
+                             R"("}, "zero_optimization": {"stage": )" + std::to_string(stage) +
+                             nvme(folder / "") + "}}";
+    InitializeOptions options;
+    options.communicator = communicator;
+    options.bucket_numel = 1;
+    Engine engine = initialize(model, parse_config(text, "odd", 2), std::move(options));
+    engine.backward(model.weight.sum() + model.none.sum());
+    engine.step();
+    engine.save_checkpoint(folder / "saves");
+    engine.wait_for_checkpoint();
+    engine.load_checkpoint(folder / "saves");
+    expect(engine.bytes_by_category().in_files == 0 || optimizer == "AdamW", "files of nothing");
+  }));
+}
+
+TEST_CASE("What cannot be kept in files is refused by name") {
+  const TemporaryFolder folder;
+  const std::vector<StateCase> cases = all_state_cases();
+  auto error_of = [&](const StateCase& how, int stage) -> std::string {
+    try {
+      run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+        StateNet model(0, how.width);
+        const auto client = how.client ? how.client({model->first, model->last, model->bias}) : nullptr;
+        InitializeOptions options;
+        options.communicator = communicator;
+        options.optimizer = client.get();
+        const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": )" +
+                                 std::to_string(stage) + how.zero + "}" +
+                                 (how.client ? "" : R"(, "optimizer": )" + how.optimizer) + "}";
+        initialize(*model, parse_config(text, "refusals", 1), std::move(options));
+      });
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  CHECK_THAT(error_of(in_files(cases.back(), folder / ""), 2),
+             Contains("offload_optimizer.device is \"nvme\"") && Contains("the program's own"));
+  CHECK(error_of(in_files(cases.back(), folder / ""), 0) == "no error");
+  folder.write("file", "x");
+  CHECK_THAT(error_of(in_files(cases[0], folder / "file"), 1), Contains("file cannot be given a file"));
+  CHECK(error_of(in_files(cases[0], folder / "made/for/it"), 1) == "no error");
+  CHECK(fs::is_directory(folder / "made/for/it"));
+  CHECK(fs::is_empty(folder / "made/for/it"));
+}
+
+}  // namespace zerorun::testing
