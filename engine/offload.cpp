@@ -33,16 +33,31 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
   return states;
 }
 
+// Of one generation, on this rank.
+int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states) {
+  int64_t total = 0;
+  for (int bucket = 0; bucket < store.count(); ++bucket)
+    total += static_cast<int64_t>(states[bucket].size() * sizeof(float)) * store.layout(bucket).slice_numel;
+  return total;
+}
+
+// What to say where the files cannot be made.
+std::string room_for(int64_t bytes, const fs::path& folder) {
+  std::error_code failed;
+  const auto free = fs::space(folder, failed).available;
+  if (failed) return "";
+  return "; zero_optimization.offload_optimizer takes two generations of " + std::to_string(bytes >> 20) +
+         " MiB there on each rank, and one more while a checkpoint is written; " +
+         std::to_string(free >> 20) + " MiB are free";
+}
+
 int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states,
                     const OffloadConfig& offload, int64_t buffers) {
-  int64_t total = 0;
   int64_t widest = 1;  // bytes of an element
-  for (int bucket = 0; bucket < store.count(); ++bucket) {
-    const auto element = static_cast<int64_t>(states[bucket].size() * sizeof(float));
-    total += element * store.layout(bucket).slice_numel;
-    widest = std::max(widest, element);
-  }
-  const auto share = static_cast<int64_t>(kShareOfBuffers * static_cast<double>(total / buffers));
+  for (const auto& of_bucket : states)
+    widest = std::max(widest, static_cast<int64_t>(of_bucket.size() * sizeof(float)));
+  const auto share =
+      static_cast<int64_t>(kShareOfBuffers * static_cast<double>(state_bytes(store, states) / buffers));
   const bool is_bounded = offload.sub_group_size > 0 && offload.sub_group_size < kLargestChunk;
   const int64_t of_group = is_bounded ? offload.sub_group_size * widest : kLargestChunk;
   const int64_t most = std::min({share, of_group, kLargestChunk});
@@ -90,8 +105,7 @@ void check_offload_options(const Config& config, const InitializeOptions& option
   if (options.optimizer) {
     throw UserError(
         "zero_optimization.offload_optimizer.device is \"nvme\", and the optimizer is the program's own, "
-        "which "
-        "keeps its state in memory: set it to \"cpu\", or name an optimizer in the config");
+        "which keeps its state in memory: set it to \"cpu\", or name an optimizer in the config");
   }
 }
 
@@ -126,7 +140,11 @@ void offload_states(SliceStore& store, const Config& config, const InitializeOpt
     std::error_code failed;
     fs::create_directories(offload.nvme_path, failed);  // what is wrong with it is told next
     allow_open_files(3 * static_cast<int64_t>(states.size()));
-    store.keep_in_files(local_file_system(), files, states, names);
+    try {
+      store.keep_in_files(local_file_system(), files, states, names);
+    } catch (const UserError& error) {
+      throw UserError(error.what() + room_for(state_bytes(store, states), offload.nvme_path));
+    }
   });
 }
 

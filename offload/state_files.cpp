@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -233,7 +234,9 @@ void StateFiles::write(int number) {
   Slice& slice = slices_[state.slice];
   Slot& slot = slice.slots[slice.next()];
   if (slot.replacement) {
-    if (slot.file.use_count() > 1 || slot.file->is_linked()) slot.file = slot.replacement;
+    const bool is_read = slot.file.use_count() > 1;
+    std::atomic_thread_fence(std::memory_order_acquire);  // what its last reader did before it let go
+    if (is_read || slot.file->is_linked()) slot.file = slot.replacement;
     slot.replacement.reset();
   }
   if (state.index == 0) {
