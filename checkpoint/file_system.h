@@ -84,8 +84,7 @@ class OpenFile {
   bool link(const std::filesystem::path& name);
   bool is_linked() const { return is_linked_; }                // link() has given it a name
   const std::filesystem::path& path() const { return path_; }  // of a nameless one: its folder
-  FileSystem& files() const { return *files_; }
-  int number() const { return file_; }  // as the file system has it
+  int number() const { return file_; }                         // as the file system has it
 
  private:
   OpenFile(FileSystem& files, std::filesystem::path path, int file)

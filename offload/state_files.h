@@ -4,8 +4,8 @@
 // [Note: generations] A slice has two slots, files of equal layout. What a step changes goes to the slot that
 // does not have the last complete generation; finish_generation() returns when all of it is written, and then
 // the slots change roles. So a complete generation is there at any time, and checkpoints link to it
-// (lend()); a slot that was lent is never written again, a fresh one takes its place. Slots have no names:
-// whatever ends the process, nothing is left of them.
+// (lend()); a slot that was lent is not written again, for which another is made when it is lent, unless it
+// got no name and nobody has it any more. Slots have no names: whatever ends the process, nothing is left.
 #pragma once
 
 #include <chrono>

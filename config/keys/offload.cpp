@@ -84,7 +84,7 @@ constexpr KeyFact rows[] = {
     boolean("zero_optimization.offload_optimizer.super_offload", "false",
             "a variant for CPUs joined to their GPU")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .not_offered("nothing is moved between a GPU and its CPU"),
     number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8",
            "share of cores for the optimizer")
         .range_of(0, 1)
