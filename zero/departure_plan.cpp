@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -15,6 +16,8 @@ DeparturePlan::DeparturePlan(const Buckets& buckets)
       parameters_(buckets.trained().size()),
       order_(buckets.trained_count()) {
   std::iota(order_.begin(), order_.end(), 0);
+  std::ranges::stable_sort(order_, std::greater<>(),
+                           [&](int bucket) { return std::ranges::min(buckets.layout(bucket).parameters); });
 }
 
 void DeparturePlan::start_backward() {

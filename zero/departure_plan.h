@@ -13,7 +13,8 @@ namespace zerorun {
 
 class DeparturePlan {
  public:
-  /// `buckets` outlive it. Buckets depart in the order of the layout until a plan is made.
+  /// `buckets` outlive it. Until a plan is made they depart as if gradients came from the last parameter to
+  /// the first: a bucket that has parameters of all layers holds back no other.
   explicit DeparturePlan(const Buckets& buckets);
 
   void start_backward();

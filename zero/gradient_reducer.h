@@ -5,9 +5,9 @@
 // [Note: departure] A bucket departs (its reduce-scatter starts) when each of its parameters has had as many
 // gradients as any backward so far has brought it, at least one, and all buckets before it in the plan have
 // departed. So all ranks start collectives in the same order, whatever order gradients arrive in. The rest
-// departs when backward ends; what got no gradient counts as zeros. The first backward follows the layout;
-// then the plan is made: rank 0's order of completion, with the buckets that some rank found unused or used
-// more than once last, so that they hold back no other.
+// departs when backward ends; what got no gradient counts as zeros. In the first backward
+// that is the order of parameters from last to first; then the plan is made: rank 0's order of completion,
+// with the buckets that some rank found unused or used more than once last, so that they hold back no other.
 //
 // [Note: late gradients] A hook may still fire for a bucket that has departed: a parameter recomputed in
 // backward for the first time, or at stages 0 and 1 a second backward in the boundary micro-step. Such a

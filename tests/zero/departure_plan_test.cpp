@@ -41,7 +41,7 @@ void backward(DeparturePlan& plan, const std::vector<int>& arrivals) {
 
 }  // namespace
 
-TEST_CASE("departure plan: before there is a plan buckets go in the order of the layout, when complete") {
+TEST_CASE("departure plan: before there is a plan buckets go from the last parameter on, when complete") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
     DeparturePlan plan(state.buckets);
@@ -60,6 +60,23 @@ TEST_CASE("departure plan: before there is a plan buckets go in the order of the
     plan.start_backward();
     expect_order(take_complete(plan), {}, "arrivals of the backward before do not count");
     expect_order(take_rest(plan), {0, 1, 2, 3}, "once more");
+  });
+}
+
+TEST_CASE(
+    "departure plan: a bucket of first and last parameters holds back no other before there is a plan") {
+  check_on_ranks(1, false, [](Communicator& communicator) {
+    RankState state({{{1}, false, 1}, {{1}}, {{1}}, {{1}, false, 1}}, communicator, {}, 1000);
+    expect(state.buckets.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");
+    DeparturePlan plan(state.buckets);
+    plan.start_backward();
+    plan.note_gradient(3);
+    plan.note_gradient(2);
+    expect_order(take_complete(plan), {}, "parameter 1 is missing");
+    plan.note_gradient(1);
+    expect_order(take_complete(plan), {1}, "parameters 2 and 1 are there");
+    plan.note_gradient(0);
+    expect_order(take_complete(plan), {0}, "all are there");
   });
 }
 
