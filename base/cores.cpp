@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <fstream>
 #include <memory>
-#include <sstream>
-#include <vector>
+
+#include "base/cgroup.h"
 
 namespace zerorun {
 namespace {
@@ -46,17 +46,6 @@ Quota quota_of(const std::string& folder) {
   return smaller(share(both, both), share(limit, period));
 }
 
-// Where a container sees only its own part of the tree, the path's upper folders are not there: the mount
-// itself is looked at too.
-Quota quota_along(const std::string& mount, std::string path) {
-  Quota least = quota_of(mount);
-  while (!path.empty()) {
-    if (path != "/") least = smaller(least, quota_of(mount + path));
-    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
-  }
-  return least;
-}
-
 }  // namespace
 
 int count_usable_cores() {
@@ -66,23 +55,8 @@ int count_usable_cores() {
 }
 
 std::optional<double> cpu_quota(const std::string& root) {
-  const std::string mounts = root + "/sys/fs/cgroup";
-  std::ifstream groups(root + "/proc/self/cgroup");
   Quota least;
-  for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    std::vector<std::string> places;
-    if (controllers.empty()) {
-      places = {mounts, mounts + "/unified"};
-    } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
-      places = {mounts + "/cpu", mounts + "/" + controllers};
-    }
-    for (const std::string& place : places) least = smaller(least, quota_along(place, path));
-  }
+  for (const std::string& folder : cgroup_folders("cpu", root)) least = smaller(least, quota_of(folder));
   return least;
 }
 

@@ -13,6 +13,7 @@
 #include "base/program.h"
 #include "comm/agreement.h"
 #include "engine/checkpoint_contents.h"
+#include "engine/memory_check.h"
 #include "engine/optimizer_groups.h"
 #include "engine/setup.h"
 #include "optim/client_optimizer.h"
@@ -85,6 +86,7 @@ SliceStore make_store(const ModelParameters& parameters, const Config& config,
   SliceStore store(make_model_layout(parameters, config, options, communicator), numels_of(parameters),
                    communicator.rank(), communicator.world_size());
   offload_states(store, config, options, bucketed(parameters), communicator);
+  check_memory(store, config, options, communicator);
   return store;
 }
 

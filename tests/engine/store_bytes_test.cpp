@@ -1,10 +1,15 @@
-// That all memory for slices is in the store: what it counts, against what the device has given out.
+// That all memory for slices is in the store: what it counts, against what the device has given out, and what
+// was to be expected of it before training.
 #include <catch2/catch.hpp>
 
+#include "engine/memory_check.h"
+#include "tests/engine/net.h"
 #include "tests/engine/partition_support.h"
 #include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/recording_device.h"
+#include "tests/support/temporary_folder.h"
+#include "zero/deferred_init.h"
 
 namespace zerorun::testing {
 namespace {
@@ -51,6 +56,93 @@ TEST_CASE("The store has all that the device has given out for slices") {
       }
     }));
   }
+}
+
+TEST_CASE("What memory training needs is known before it, and never too much") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16", "fp16");
+  const bool shares_memory = GENERATE(false, true);
+  const std::string accumulation = GENERATE("", R"(, "gradient_accumulation_steps": 2)");
+  const TemporaryFolder folder;
+  std::vector<StateCase> cases = all_state_cases();
+  cases.push_back(in_files(cases.front(), folder / "files"));
+  for (const StateCase& how : cases) {
+    CAPTURE(how.name, stage, precision, shares_memory, accumulation);
+    CHECK_NOTHROW(run_ranks(
+        2,
+        [&](std::shared_ptr<Communicator> communicator) {
+          StateTraining training(how, stage, precision, communicator, accumulation);
+          for (int step = 0; step < 2; ++step) training.step(step);
+          const EngineState& state = *training.state;
+          const NeededMemory needed = needed_memory(state.store, state.config, {});
+          int64_t values = 0, gradients = 0, master = 0, moments = 0;
+          state.store.for_each([&](int, const StateTensor& kept) {
+            (kept.kind == StateKind::value      ? values
+             : kept.kind == StateKind::gradient ? gradients
+             : kept.kind == StateKind::master   ? master
+                                                : moments) += state.store.bytes(kept);
+          });
+          // Without shared memory each rank has the whole of what is always accessible.
+          const bool has_whole = !shares_memory && stage > 0;
+          expect(needed.values == values || (has_whole && needed.values < values),
+                 "values: " + std::to_string(needed.values) + " of " + std::to_string(values));
+          expect(needed.gradients == gradients || (stage < 2 && needed.gradients < gradients),
+                 "gradients: " + std::to_string(needed.gradients) + " of " + std::to_string(gradients));
+          expect(needed.master == master, "master weights");
+          expect(needed.moments == moments || how.client, "moments");
+        },
+        std::chrono::seconds(60), shares_memory));
+  }
+}
+
+TEST_CASE("A model that no machine has memory for is refused before any of it is taken") {
+  CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
+    constexpr int64_t kNumel = int64_t{1} << 42;
+    torch::nn::Module model;
+    {
+      DeferredInit scope;
+      model.register_parameter("vast", torch::empty({kNumel}));
+    }
+    const std::string message = user_error([&] {
+      make_engine(model, R"({"train_micro_batch_size_per_gpu": 1,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}})",
+                  communicator);
+    });
+    // 4 bytes of values and 8 of moments, divided among the ranks; 4 of gradients on each.
+    const std::string expected =
+        "the model states of 2 ranks take " + std::to_string((4 + 8 + 2 * 4) * (kNumel >> 20)) + " MiB";
+    expect(message.starts_with(expected), message);
+  }));
+}
+
+TEST_CASE("More than a host has, or lets its ranks have, is refused with the numbers") {
+  constexpr int64_t kMib = 1 << 20;
+  const NeededMemory needed{
+      .values = 20 * kMib, .gradients = 20 * kMib, .master = 40 * kMib, .moments = 80 * kMib, .buffers = 0};
+  const MemoryLimit machine{.name = "the machine's memory", .group = "boot", .bytes = 700 * kMib};
+  const auto group = [](const std::string& name, int64_t bytes) {
+    return MemoryLimit{.name = "/" + name + "/memory.max", .group = name, .bytes = bytes};
+  };
+  Config config;
+  config.zero.stage = 3;
+  const auto refusal = [&](std::initializer_list<RankMemory> ranks) {
+    return too_much_memory(std::span(ranks.begin(), ranks.size()), config);
+  };
+  const RankMemory in_a{needed, {machine, group("a", 330 * kMib)}};
+  const RankMemory in_b{needed, {machine, group("b", 330 * kMib)}};
+  CHECK(refusal({in_a, in_a, in_b, in_b}).empty());
+  CHECK(refusal({in_a, in_a, in_b, in_a}) ==
+        "the model states of 3 ranks take 480 MiB of memory (parameters 60 MiB, gradients 60 MiB, master "
+        "weights 120 MiB, optimizer states 240 MiB, buffers for files 0 MiB), activations not counted, and "
+        "/a/memory.max is 330 MiB with swap: keep optimizer states in files "
+        "(zero_optimization.offload_optimizer.device \"nvme\" at stages 1 to 3), use more hosts, a smaller "
+        "model, or allow more memory");
+  CHECK_THAT(refusal({in_a, in_a, in_b, in_b, {needed, {machine}}}),
+             Catch::Matchers::Contains("of 5 ranks take 800 MiB") &&
+                 Catch::Matchers::Contains("the machine's memory is 700 MiB"));
+  config.zero.offload_optimizer.device = OffloadDevice::nvme;
+  CHECK_THAT(refusal({in_a, in_a, in_a}), !Catch::Matchers::Contains("offload_optimizer"));
+  CHECK(refusal({{needed, {}}}).empty());
 }
 
 }  // namespace zerorun::testing

@@ -1,0 +1,121 @@
+#include "engine/memory_check.h"
+
+#include <algorithm>
+#include <array>
+#include <iomanip>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/agreement.h"
+#include "engine/optimizer_groups.h"
+#include "optim/update_rule_of.h"
+#include "zero/stage.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::array kParts = {&NeededMemory::values, &NeededMemory::gradients, &NeededMemory::master,
+                               &NeededMemory::moments, &NeededMemory::buffers};
+
+std::string text_of(const RankMemory& rank) {
+  std::ostringstream text;
+  for (const auto part : kParts) text << rank.needed.*part << ' ';
+  for (const auto& [name, group, bytes] : rank.limits)
+    text << std::quoted(name) << ' ' << std::quoted(group) << ' ' << bytes << ' ';
+  return text.str();
+}
+
+RankMemory read(const std::string& text) {
+  RankMemory rank;
+  std::istringstream words(text);
+  for (const auto part : kParts) words >> rank.needed.*part;
+  for (MemoryLimit limit; words >> std::quoted(limit.name) >> std::quoted(limit.group) >> limit.bytes;)
+    rank.limits.push_back(limit);
+  return rank;
+}
+
+std::string in_mib(int64_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
+std::string remedy(const Config& config) {
+  const bool offloads = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;
+  if (!offloads)
+    return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
+           "to "
+           "3), ";
+  if (config.zero.stage < 2) return "divide gradients among the ranks (zero_optimization.stage 2), ";
+  return "";
+}
+
+}  // namespace
+
+NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options) {
+  const StagePolicy policy = policy_of(config.zero.stage);
+  const PrecisionConfig& precision = config.precision;
+  const int64_t gradient = policy.reduce_every_backward
+                               ? size_of(precision.accumulation)
+                               : std::min(size_of(precision.accumulation), size_of(precision.communication));
+  std::vector<OptimizerConfig> groups;
+  if (config.optimizer) groups = group_configs(*config.optimizer, options);
+  const auto is_in_memory = [&](int bucket, const char* name) {
+    return !store.has(bucket, name) || store.at(bucket, name).home != Home::file;
+  };
+  NeededMemory needed;
+  for (int bucket = 0; bucket < store.count(); ++bucket) {
+    const BucketLayout& layout = store.layout(bucket);
+    const int64_t updated = policy.replicate_update ? layout.numel : layout.slice_numel;
+    needed.values += size_of(precision.training) * updated;
+    if (layout.group == kFrozen) continue;
+    needed.gradients += gradient * (policy.reduce_every_backward ? layout.slice_numel : layout.numel);
+    if (precision.training != Dtype::fp32 && is_in_memory(bucket, kMaster))
+      needed.master += size_of(Dtype::fp32) * updated;
+    if (groups.empty()) continue;
+    for (const char* name : moments_of(groups[layout.group]))
+      if (is_in_memory(bucket, name)) needed.moments += size_of(Dtype::fp32) * updated;
+  }
+  if (store.files()) needed.buffers = store.files()->buffer_bytes();
+  return needed;
+}
+
+std::string too_much_memory(std::span<const RankMemory> ranks, const Config& config) {
+  struct Group {
+    MemoryLimit limit;
+    NeededMemory needed;
+    int ranks = 0;
+  };
+  std::map<std::string, Group> groups;
+  for (const RankMemory& rank : ranks) {
+    for (const MemoryLimit& limit : rank.limits) {
+      Group& group = groups.try_emplace(limit.group, Group{.limit = limit, .needed = {}}).first->second;
+      for (const auto part : kParts) group.needed.*part += rank.needed.*part;
+      ++group.ranks;
+    }
+  }
+  for (const auto& [name, group] : groups) {
+    const auto& [limit, needed, count] = group;
+    if (needed.total() <= limit.bytes) continue;
+    return "the model states of " + std::to_string(count) + (count == 1 ? " rank" : " ranks") + " take " +
+           in_mib(needed.total()) + " of memory (parameters " + in_mib(needed.values) + ", gradients " +
+           in_mib(needed.gradients) + ", master weights " + in_mib(needed.master) + ", optimizer states " +
+           in_mib(needed.moments) + ", buffers for files " + in_mib(needed.buffers) +
+           "), activations not counted, and " + limit.name + " is " + in_mib(limit.bytes) +
+           " with swap: " + remedy(config) + "use more hosts, a smaller model, or allow more memory";
+  }
+  return "";
+}
+
+void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
+                  Communicator& communicator) {
+  if (communicator.device().streams().asynchronous()) return;
+  const RankMemory own{.needed = needed_memory(store, config, options), .limits = memory_limits()};
+  std::vector<RankMemory> ranks;
+  for (const std::string& text : exchange_texts(text_of(own), communicator, "memory that is needed"))
+    ranks.push_back(read(text));
+  const std::string failure = too_much_memory(ranks, config);
+  if (!failure.empty()) throw UserError(failure);
+}
+
+}  // namespace zerorun

@@ -1,0 +1,67 @@
+// How much memory the machine and cgroups leave, read from folders that stand for the system's.
+#include "base/memory_limits.h"
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/temporary_folder.h"
+
+namespace {
+
+using Files = std::map<std::string, std::string>;
+
+std::vector<int64_t> limits_with(const Files& files) {
+  const zerorun::testing::TemporaryFolder root;
+  const std::string top = (root / "").parent_path().string();
+  for (const auto& [name, content] : files) {
+    const std::filesystem::path path = top + name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << content;
+  }
+  std::vector<int64_t> bytes;
+  for (const auto& limit : zerorun::memory_limits(top)) bytes.push_back(limit.bytes);
+  return bytes;
+}
+
+const std::string kMachine = "/proc/meminfo";
+const std::string kGroup = "/proc/self/cgroup";
+const std::string kMount = "/sys/fs/cgroup";
+const std::string kNoSwap = "MemTotal:       1000 kB\nMemFree: 5 kB\nSwapTotal:             0 kB\n";
+constexpr int64_t kKib = 1024;
+using Limits = std::vector<int64_t>;
+
+}  // namespace
+
+TEST_CASE("memory: that of the machine, with swap, where no cgroup has a limit") {
+  CHECK(limits_with({}).empty());
+  CHECK(limits_with({{kMachine, kNoSwap}}) == Limits{1000 * kKib});
+  CHECK(limits_with({{kMachine, "MemTotal: 1000 kB\nHugePages_Total: 0\nSwapTotal: 24 kB\n"}}) ==
+        Limits{1024 * kKib});
+  CHECK(limits_with({{kMachine, kNoSwap}, {kGroup, "0::/a\n"}, {kMount + "/a/memory.max", "max\n"}}) ==
+        Limits{1000 * kKib});
+  // Version 1 spells "no limit" as a number that no machine has.
+  CHECK(limits_with({{kMachine, kNoSwap},
+                     {kGroup, "4:memory:/a\n"},
+                     {kMount + "/memory/a/memory.limit_in_bytes", "9223372036854771712\n"}}) ==
+        Limits{1000 * kKib});
+}
+
+TEST_CASE("memory: limits of the own cgroup and of those around it, of either version") {
+  CHECK(limits_with({{kMachine, kNoSwap},
+                     {kGroup, "0::/a/b\n"},
+                     {kMount + "/a/b/memory.max", "4096\n"},
+                     {kMount + "/a/memory.max", "8192\n"}}) == Limits{1000 * kKib, 4096, 8192});
+  CHECK(limits_with({{kMachine, "MemTotal: 1000 kB\nSwapTotal: 1 kB\n"},
+                     {kGroup, "9:cpu:/c\n4:memory:/a\n0::/\n"},
+                     {kMount + "/cpu/c/memory.limit_in_bytes", "1\n"},
+                     {kMount + "/memory/a/memory.limit_in_bytes", "4096\n"}}) ==
+        Limits{1001 * kKib, 4096 + kKib});
+  // A container that sees its own folder as the mount.
+  CHECK(
+      limits_with({{kMachine, kNoSwap}, {kGroup, "0::/docker/0123\n"}, {kMount + "/memory.max", "512\n"}}) ==
+      Limits{1000 * kKib, 512});
+}
