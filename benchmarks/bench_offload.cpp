@@ -80,14 +80,14 @@ class Training {
       engine_->backward(model_->loss(tokens_));
       engine_->step();
     }
-    if (StateFiles* files = state_->store.files()) files->finish_generation();
+    state_->store.finish_generation();
     at::Tensor all = torch::zeros({communicator_->world_size()}, at::kDouble);
     all[communicator_->rank()] = milliseconds_since(begin) / options_->steps;
     communicator_->all_reduce(all, "figures")->wait();
     return all.max().item<double>();
   }
 
-  const StateFiles& files() const { return *state_->store.files(); }
+  const StateFiles& files() const { return state_->store.files()->files(); }
   Moved moved() const {
     return {static_cast<double>(files().read_bytes()), static_cast<double>(files().written_bytes())};
   }

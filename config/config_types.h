@@ -179,12 +179,18 @@ struct AioConfig {
   int64_t threads = 1;             // where the kernel offers no io_uring
 };
 
-struct OffloadConfig {
+struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path = {};              // a folder
   int64_t buffer_count = 4;                // chunks in memory at a time
   int64_t sub_group_size = 1'000'000'000;  // elements of a chunk, at most
-  AioConfig aio = {};
+};
+
+struct OffloadParamConfig {
+  OffloadDevice device = OffloadDevice::none;
+  std::string nvme_path = {};          // a folder
+  int64_t buffer_count = 5;            // slices in memory at a time
+  int64_t max_in_cpu = 1'000'000'000;  // elements of slices that a rank keeps in memory all the same
 };
 
 struct ZeroConfig {
@@ -192,7 +198,9 @@ struct ZeroConfig {
   int64_t reduce_bucket_size = 500'000'000;     // elements, an upper bound
   int64_t allgather_bucket_size = 500'000'000;  // elements, an upper bound
   bool overlap_comm = false;                    // when left out: true at stage 3, else false
-  OffloadConfig offload_optimizer = {};
+  OffloadOptimizerConfig offload_optimizer = {};
+  OffloadParamConfig offload_param = {};
+  AioConfig aio = {};
 
   // Stage 3 only, all in elements.
   int64_t max_live_parameters = 1'000'000'000;    // gathered at once, an upper bound

@@ -38,19 +38,23 @@ void check_offload(const Resolution& resolution, std::string_view section) {
   }
 }
 
-OffloadConfig resolve_offload_optimizer(const Resolution& resolution) {
-  OffloadConfig offload;
-  const std::string section = "zero_optimization.offload_optimizer.";
-  const auto device = resolution.settings.get<std::string>(section + "device");
+// What both sections have.
+template <typename Offload>
+void resolve_offload(const Resolution& resolution, std::string_view section, Offload& offload) {
+  const std::string prefix = std::string(section) + ".";
+  const auto device = resolution.settings.get<std::string>(prefix + "device");
   if (device == "cpu") offload.device = OffloadDevice::cpu;
   if (device == "nvme") offload.device = OffloadDevice::nvme;
-  resolution.read(section + "nvme_path", offload.nvme_path);
-  resolution.read(section + "buffer_count", offload.buffer_count);
-  resolution.read("zero_optimization.sub_group_size", offload.sub_group_size);
-  resolution.read("aio.block_size", offload.aio.block_size);
-  resolution.read("aio.queue_depth", offload.aio.queue_depth);
-  resolution.read("aio.intra_op_parallelism", offload.aio.threads);
-  return offload;
+  resolution.read(prefix + "nvme_path", offload.nvme_path);
+  resolution.read(prefix + "buffer_count", offload.buffer_count);
+}
+
+AioConfig resolve_aio(const Resolution& resolution) {
+  AioConfig aio;
+  resolution.read("aio.block_size", aio.block_size);
+  resolution.read("aio.queue_depth", aio.queue_depth);
+  resolution.read("aio.intra_op_parallelism", aio.threads);
+  return aio;
 }
 
 void check_ratio(const Resolution& resolution, const ZeroConfig& zero) {
@@ -76,7 +80,11 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
   tell_of_stage(resolution, zero, offloads[0], 1, "optimizer states are divided from stage 1 on");
   tell_of_stage(resolution, zero, offloads[1], 3, "parameters are divided at stage 3 only");
-  zero.offload_optimizer = resolve_offload_optimizer(resolution);
+  resolve_offload(resolution, offloads[0], zero.offload_optimizer);
+  resolution.read("zero_optimization.sub_group_size", zero.offload_optimizer.sub_group_size);
+  resolve_offload(resolution, offloads[1], zero.offload_param);
+  resolution.read("zero_optimization.offload_param.max_in_cpu", zero.offload_param.max_in_cpu);
+  zero.aio = resolve_aio(resolution);
   check_ratio(resolution, zero);
   for (const std::string_view section : offloads) check_offload(resolution, section);
   return zero;

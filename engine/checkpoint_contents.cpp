@@ -63,6 +63,10 @@ std::string name_of_slot(int bucket, int rank) {
   return "bucket-" + five_digits(bucket) + "-rank-" + five_digits(rank) + "-offloaded.safetensors";
 }
 
+std::string name_of_value_slot(int bucket, int rank) {
+  return "bucket-" + five_digits(bucket) + "-rank-" + five_digits(rank) + "-offloaded-values.safetensors";
+}
+
 std::string own_gradient_of(int rank) {
   return std::string(kGradient) + " of rank " + std::to_string(rank);
 }

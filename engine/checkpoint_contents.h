@@ -15,8 +15,10 @@ inline constexpr const char* kFrozenFile = "frozen.safetensors";  // what every 
 
 /// "bucket-00003-rank-00001.safetensors"
 std::string name_of_file(int bucket, int rank);
-/// Of what is kept of it in files: "bucket-00003-rank-00001-offloaded.safetensors"
+/// Of its master weights and moments in files: "bucket-00003-rank-00001-offloaded.safetensors"
 std::string name_of_slot(int bucket, int rank);
+/// Of its values in files: "bucket-00003-rank-00001-offloaded-values.safetensors"
+std::string name_of_value_slot(int bucket, int rank);
 
 /// The state that a rank's own gradients are, where they are not summed over ranks yet.
 std::string own_gradient_of(int rank);

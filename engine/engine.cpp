@@ -245,9 +245,10 @@ int64_t Engine::skipped_steps() const {
 BytesByCategory Engine::bytes_by_category() const {
   BytesByCategory bytes{.buckets = state_->reducer.buffer_bytes() + state_->optimizer->buffer_bytes(),
                         .gathered = residency().resident_bytes};
-  if (const StateFiles* files = state_->store.files()) {
-    bytes.buckets += files->buffer_bytes();
-    bytes.in_files = files->file_bytes();
+  for (const SliceFiles* slices : {state_->store.files(), state_->store.value_files()}) {
+    if (!slices) continue;
+    bytes.buckets += slices->files().buffer_bytes();
+    bytes.in_files += slices->files().file_bytes();
   }
   for (const NamedTensor& other : state_->others)
     bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
@@ -272,7 +273,8 @@ BytesByCategory Engine::bytes_by_category() const {
 
 double Engine::formula_bytes() const {
   return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->communicator->world_size(), state_->policy, state_->bytes_per_parameter());
+                           state_->buckets.numel_in_files(), state_->communicator->world_size(),
+                           state_->policy, state_->bytes_per_parameter());
 }
 
 ResidencyReport Engine::residency() const {

@@ -120,8 +120,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
       checkpoints(*communicator) {
-  if (StateFiles* files = store.files())
-    on_all_ranks(*communicator, "writing optimizer states", [&] { files->finish_generation(); });
+  on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
   others = std::move(parameters.others);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
@@ -191,8 +190,8 @@ Shard EngineState::make_shard(int bucket, int rank, int chunk) {
   const auto [begin, numel] = store.chunk_range(bucket, chunk);
   auto part_of = [&, begin = begin, numel = numel](const char* name) {
     const StateTensor& state = store.at(bucket, name);
-    return state.home == Home::file ? state.chunks[chunk]
-                                    : store.slice(bucket, name, rank).narrow(0, begin, numel);
+    return state.extent == Extent::slice ? store.chunk(bucket, state, chunk)
+                                         : store.slice(bucket, name, rank).narrow(0, begin, numel);
   };
   const bool has_master = buckets.has_master(bucket);
   return {.values = part_of(has_master ? kMaster : kValue),
@@ -287,10 +286,9 @@ void EngineState::check_before_step() const {
 }
 
 void EngineState::measure() {
-  if (StateFiles* files =
-          store.files()) {  // what the last step changed: complete before ranks meet at the norm
+  {  // what the last step changed: complete before ranks meet at the norm
     StepTimer::Scope scope(timer, Phase::update);
-    files->finish_generation();
+    store.finish_generation();
   }
   {
     StepTimer::Scope scope(timer, Phase::reduction);
@@ -329,7 +327,7 @@ void EngineState::update() {
     const int bucket = shard_bucket[shard];
     if (--shards_to_update[bucket] == 0 && residency) residency->finish_update(bucket, gathers);
   });
-  shard_states.turn_round();
+  shard_states.finish_update();
   buckets.bump_versions();
 }
 

@@ -117,8 +117,9 @@ class Restore {
       for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
         state_->communicator->device().zero(state_->store.at(bucket, kGradient).memory);
     }
-    for (int bucket = 0; bucket < state_->buckets.count(); ++bucket) read_slice(bucket);
-    if (StateFiles* files = state_->store.files()) files->finish_generation();
+    for (int bucket = 0; bucket < state_->buckets.count(); ++bucket)
+      state_->store.with_values(bucket, ValueUse::change, [&] { read_slice(bucket); });
+    state_->store.finish_generation();
   }
 
   /// Those of whole tensors that other ranks have read. A collective.

@@ -44,8 +44,10 @@ std::string remedy(const Config& config) {
   const bool offloads = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;
   if (!offloads)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
-           "to "
-           "3), ";
+           "to 3), ";
+  const OffloadParamConfig& param = config.zero.offload_param;
+  if (config.zero.stage == 3 && (param.device != OffloadDevice::nvme || param.max_in_cpu > 0))
+    return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0), ";
   if (config.zero.stage < 2) return "divide gradients among the ranks (zero_optimization.stage 2), ";
   return "";
 }
@@ -67,7 +69,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     const BucketLayout& layout = store.layout(bucket);
     const int64_t updated = policy.replicate_update ? layout.numel : layout.slice_numel;
-    needed.values += size_of(precision.training) * updated;
+    if (!store.has_values_in_files(bucket)) needed.values += size_of(precision.training) * updated;
     if (layout.group == kFrozen) continue;
     needed.gradients += gradient * (policy.reduce_every_backward ? layout.slice_numel : layout.numel);
     if (precision.training != Dtype::fp32 && is_in_memory(bucket, kMaster))
@@ -76,7 +78,8 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     for (const char* name : moments_of(groups[layout.group]))
       if (is_in_memory(bucket, name)) needed.moments += size_of(Dtype::fp32) * updated;
   }
-  if (store.files()) needed.buffers = store.files()->buffer_bytes();
+  for (const SliceFiles* slices : {store.files(), store.value_files()})
+    if (slices) needed.buffers += slices->files().buffer_bytes();
   return needed;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -33,6 +34,23 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
   return states;
 }
 
+// The buckets whose slices of values are in files: of those that are divided the ones behind the first
+// max_in_cpu elements.
+std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamConfig& offload) {
+  std::vector<int> buckets;
+  int64_t in_memory = 0;
+  for (int bucket = 0; bucket < store.count(); ++bucket) {
+    const BucketLayout& layout = store.layout(bucket);
+    if (!layout.partitioned || layout.slice_numel == 0) continue;
+    if (in_memory + layout.slice_numel > offload.max_in_cpu) {
+      buckets.push_back(bucket);
+    } else {
+      in_memory += layout.slice_numel;
+    }
+  }
+  return buckets;
+}
+
 // Of one generation, on this rank.
 int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states) {
   int64_t total = 0;
@@ -42,17 +60,17 @@ int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<State
 }
 
 // What to say where the files cannot be made.
-std::string room_for(int64_t bytes, const fs::path& folder) {
+std::string room_for(int64_t bytes, const std::string& section, const fs::path& folder) {
   std::error_code failed;
   const auto free = fs::space(folder, failed).available;
   if (failed) return "";
-  return "; zero_optimization.offload_optimizer takes two generations of " + std::to_string(bytes >> 20) +
+  return "; zero_optimization." + section + " takes two generations of " + std::to_string(bytes >> 20) +
          " MiB there on each rank, and one more while a checkpoint is written; " +
          std::to_string(free >> 20) + " MiB are free";
 }
 
 int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states,
-                    const OffloadConfig& offload, int64_t buffers) {
+                    const OffloadOptimizerConfig& offload, int64_t buffers) {
   int64_t widest = 1;  // bytes of an element
   for (const auto& of_bucket : states)
     widest = std::max(widest, static_cast<int64_t>(of_bucket.size() * sizeof(float)));
@@ -64,22 +82,21 @@ int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<State
   return std::max(most / kChecksumBlock, int64_t{1}) * kChecksumBlock;
 }
 
-StateFilesOptions files_options(const SliceStore& store, const Config& config,
-                                const std::vector<std::vector<StateInFile>>& states,
-                                const Communicator& communicator) {
-  const OffloadConfig& offload = config.zero.offload_optimizer;
-  const int64_t buffers = std::max<int64_t>(offload.buffer_count, kFewestBuffers);
-  const int64_t chunk = chunk_bytes(store, states, offload, buffers);
-  const int64_t of_queue = (buffers * chunk + offload.aio.queue_depth - 1) / offload.aio.queue_depth;
+// `buffer_bytes`: about what comes at a time.
+StateFilesOptions files_options(const Config& config, const std::string& folder, int64_t buffer_count,
+                                int64_t buffer_bytes, const Communicator& communicator) {
+  const AioConfig& aio = config.zero.aio;
+  const int64_t buffers = std::max<int64_t>(buffer_count, kFewestBuffers);
+  const int64_t of_queue = (buffers * buffer_bytes + aio.queue_depth - 1) / aio.queue_depth;
   const int64_t smallest = std::min(
       {int64_t{sizeof(float)}, size_of(config.precision.training), size_of(config.precision.communication)});
-  return {.folder = offload.nvme_path,
+  return {.folder = folder,
           .rank = communicator.rank(),
           .buffers = static_cast<int>(buffers),
-          .chunk_bytes = chunk,
-          .request_bytes = rounded_up(std::max(offload.aio.block_size, of_queue), kPageBytes),
+          .chunk_bytes = buffer_bytes,
+          .request_bytes = rounded_up(std::max(aio.block_size, of_queue), kPageBytes),
           .alignment = communicator.device().alignment() / smallest,
-          .threads = static_cast<int>(offload.aio.threads),
+          .threads = static_cast<int>(aio.threads),
           .timeout = communicator.timeout()};
 }
 
@@ -98,66 +115,167 @@ void allow_open_files(int64_t count) {
                   ": raise the hard limit (ulimit -Hn), or allow larger buckets (reduce_bucket_size)");
 }
 
-}  // namespace
+// Runs `keep` on all ranks; what it throws says how much room `section` takes in `folder`.
+template <typename Keep>
+void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
+                int64_t count, const Keep& keep) {
+  on_all_ranks(communicator, "making files for " + section, [&] {
+    std::error_code failed;
+    fs::create_directories(folder, failed);  // what is wrong with it is told next
+    allow_open_files(3 * count);
+    try {
+      keep();
+    } catch (const UserError& error) {
+      throw UserError(error.what() + room_for(bytes, section, folder));
+    }
+  });
+}
 
-void check_offload_options(const Config& config, const InitializeOptions& options) {
-  if (config.zero.offload_optimizer.device != OffloadDevice::nvme || config.zero.stage == 0) return;
-  if (options.optimizer) {
-    throw UserError(
-        "zero_optimization.offload_optimizer.device is \"nvme\", and the optimizer is the program's own, "
-        "which keeps its state in memory: set it to \"cpu\", or name an optimizer in the config");
+void offload_optimizer(SliceStore& store, const Config& config, const InitializeOptions& options,
+                       const std::vector<std::string>& names, Communicator& communicator) {
+  const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
+  if (offload.device != OffloadDevice::nvme || config.zero.stage == 0) return;
+  const auto states = states_in_files(store, config, group_configs(*config.optimizer, options));
+  if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
+  const int64_t chunk =
+      chunk_bytes(store, states, offload, std::max<int64_t>(offload.buffer_count, kFewestBuffers));
+  const StateFilesOptions files =
+      files_options(config, offload.nvme_path, offload.buffer_count, chunk, communicator);
+  make_files(communicator, "offload_optimizer", offload.nvme_path, state_bytes(store, states), store.count(),
+             [&] { store.keep_in_files(local_file_system(), files, states, names); });
+}
+
+void offload_param(SliceStore& store, const Config& config, const std::vector<std::string>& names,
+                   Communicator& communicator) {
+  const OffloadParamConfig& offload = config.zero.offload_param;
+  if (offload.device != OffloadDevice::nvme || config.zero.stage < 3) return;
+  const std::vector<int> buckets = buckets_in_files(store, offload);
+  if (buckets.empty()) return;
+  const Dtype dtype = config.precision.training;
+  int64_t total = 0;
+  int64_t largest = 0;
+  for (const int bucket : buckets) {
+    const int64_t bytes = store.layout(bucket).slice_numel * size_of(dtype);
+    total += bytes;
+    largest = std::max(largest, bytes);
+  }
+  StateFilesOptions files =
+      files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
+  files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);  // has room for a slice and its header
+  make_files(communicator, "offload_param", offload.nvme_path, total, 2 * store.count(),
+             [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
+}
+
+std::string in_files(const SliceFiles& slices, const std::string& folder) {
+  const StateFiles& files = slices.files();
+  return " in files of " + folder + ", " + std::to_string(files.file_bytes() >> 20) +
+         " MiB on each rank (two generations), through " + std::to_string(files.buffer_bytes() >> 20) +
+         " MiB of buffers and " + files.transfers();
+}
+
+void log_place(OffloadDevice device, const std::string& section, const std::string& what,
+               const SliceFiles* files, const std::string& folder, bool on_gpu) {
+  if (device == OffloadDevice::none) return;
+  if (on_gpu) {
+    log_warning(section + ": ranks on GPUs keep all " + what + " in the GPU's memory");
+  } else if (files) {
+    log_info(section + ": " + what + " are" + in_files(*files, folder));
+  } else {
+    log_info(section + ": ranks on CPUs have " + what + " in the host's memory" +
+             (device == OffloadDevice::cpu ? " anyway; nothing is copied" : ", where all of it may stay"));
   }
 }
 
+}  // namespace
+
+void check_offload_options(const Config& config, const InitializeOptions& options) {
+  const ZeroConfig& zero = config.zero;
+  if (!options.optimizer) return;
+  auto check = [](bool is_refused, const std::string& section, const std::string& why) {
+    if (!is_refused) return;
+    throw UserError("zero_optimization." + section +
+                    ".device is \"nvme\", and the optimizer is the program's own, " + why +
+                    ": set it to \"cpu\", or name an optimizer in the config");
+  };
+  check(zero.offload_optimizer.device == OffloadDevice::nvme && zero.stage > 0, "offload_optimizer",
+        "which keeps its state in memory");
+  check(zero.offload_param.device == OffloadDevice::nvme && zero.stage == 3, "offload_param",
+        "which wants all that it updates in memory at a time");
+}
+
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator) {
-  const OffloadDevice device = config.zero.offload_optimizer.device;
-  if (communicator.rank() != 0 || device == OffloadDevice::none || config.zero.stage == 0) return;
-  if (communicator.device().streams().asynchronous()) {
-    log_warning("offload_optimizer: ranks on GPUs keep all optimizer states in the GPU's memory");
-  } else if (const StateFiles* files = store.files()) {
-    log_info("offload_optimizer: optimizer states and master weights are in files of " +
-             config.zero.offload_optimizer.nvme_path + ", " + std::to_string(files->file_bytes() >> 20) +
-             " MiB on each rank (two generations), through " + std::to_string(files->buffer_bytes() >> 20) +
-             " MiB of buffers and " + files->transfers());
-  } else {
-    log_info(
-        "offload_optimizer: ranks on CPUs have optimizer states in the host's memory anyway; nothing is "
-        "copied");
+  if (communicator.rank() != 0) return;
+  const ZeroConfig& zero = config.zero;
+  const bool on_gpu = communicator.device().streams().asynchronous();
+  if (zero.stage > 0) {
+    log_place(zero.offload_optimizer.device, "offload_optimizer", "optimizer states and master weights",
+              store.files(), zero.offload_optimizer.nvme_path, on_gpu);
+  }
+  if (zero.stage == 3) {
+    log_place(zero.offload_param.device, "offload_param", "slices of parameters", store.value_files(),
+              zero.offload_param.nvme_path, on_gpu);
   }
 }
 
 void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
                     const std::vector<NamedParameter>& parameters, Communicator& communicator) {
-  const OffloadConfig& offload = config.zero.offload_optimizer;
-  if (offload.device != OffloadDevice::nvme || config.zero.stage == 0) return;
   if (communicator.device().streams().asynchronous()) return;
-  const auto states = states_in_files(store, config, group_configs(*config.optimizer, options));
-  if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
-  const StateFilesOptions files = files_options(store, config, states, communicator);
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters) names.push_back(parameter.name);
-  on_all_ranks(communicator, "making files for optimizer states", [&] {
-    std::error_code failed;
-    fs::create_directories(offload.nvme_path, failed);  // what is wrong with it is told next
-    allow_open_files(3 * static_cast<int64_t>(states.size()));
-    try {
-      store.keep_in_files(local_file_system(), files, states, names);
-    } catch (const UserError& error) {
-      throw UserError(error.what() + room_for(state_bytes(store, states), offload.nvme_path));
-    }
-  });
+  offload_optimizer(store, config, options, names, communicator);
+  offload_param(store, config, names, communicator);
 }
 
 void ShardStates::plan(std::span<const int> shards) {
-  StateFiles* files = store_->files();
-  if (!files) return;
   planned_.clear();
-  for (const int shard : shards) {
-    const auto [bucket, chunk] = chunks_[shard];
-    const int slice = store_->slice_in_files(bucket);
-    if (slice >= 0) planned_.push_back(files->first_chunk(slice) + chunk);
+  for (const int shard : shards) planned_.push_back(chunks_[shard]);
+  if (store_->files()) store_->files()->plan(planned_);
+  if (!store_->value_files()) return;
+  // A bucket comes once for all of its shards in a row, and only where its values are read.
+  for (ChunkOfSlice& chunk : planned_) chunk.chunk = 0;
+  const auto same = [](const ChunkOfSlice& a, const ChunkOfSlice& b) { return a.bucket == b.bucket; };
+  planned_.erase(std::unique(planned_.begin(), planned_.end(), same), planned_.end());
+  std::erase_if(planned_, [&](const ChunkOfSlice& chunk) { return !updates_values_in_files(chunk.bucket); });
+  store_->value_files()->plan(planned_);
+}
+
+bool ShardStates::updates_values_in_files(int bucket) const {
+  return store_->has_values_in_files(bucket) && !store_->has(bucket, kMaster);
+}
+
+void ShardStates::open(int shard, ShardUse use) {
+  const auto [bucket, chunk] = chunks_[shard];
+  store_->open_chunk(bucket, chunk);
+  if (use == ShardUse::update) {
+    hold_values(bucket);
+  } else if (updates_values_in_files(bucket)) {
+    store_->open_values(bucket, ValueUse::read);
   }
-  files->plan(planned_);
+}
+
+void ShardStates::close(int shard, ShardUse use) {
+  const auto [bucket, chunk] = chunks_[shard];
+  if (use == ShardUse::moments && updates_values_in_files(bucket))
+    store_->close_values(bucket, ValueUse::read);
+  store_->close_chunk(bucket, chunk, /*changed=*/true);
+}
+
+// Of 16-bit values all are rounded anew, whatever there was.
+void ShardStates::hold_values(int bucket) {
+  auto use_of = [&](int held) {
+    return updates_values_in_files(held) ? ValueUse::change : ValueUse::overwrite;
+  };
+  if (held_ == bucket) return;
+  const int before = std::exchange(held_, -1);
+  if (before >= 0) store_->close_values(before, use_of(before));
+  if (bucket < 0) return;
+  store_->open_values(bucket, use_of(bucket));
+  held_ = bucket;
+}
+
+void ShardStates::finish_update() {
+  hold_values(-1);
+  backwards_ = !backwards_ && store_->files();
 }
 
 }  // namespace zerorun

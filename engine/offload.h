@@ -1,5 +1,5 @@
-// What the config's offload_optimizer comes to for an engine: which state of its slices is kept in files, and
-// how the optimizer gets at it. Internal to engine/.
+// What the config's offload_optimizer and offload_param come to for an engine: which state of its slices is
+// kept in files, and how the optimizer gets at it. Internal to engine/.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 /// Tells, on rank 0, what is kept where.
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
 
-/// Has `store` keep master weights and moments in files, where the config asks for it and ranks are on CPUs.
-/// `parameters`: of its layout. Throws UserError, on all ranks alike.
+/// Has `store` keep master weights, moments and values in files, where the config asks for it and ranks are
+/// on CPUs. `parameters`: of its layout. Throws UserError, on all ranks alike.
 void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
                     const std::vector<NamedParameter>& parameters, Communicator& communicator);
 
@@ -33,25 +33,23 @@ class ShardStates : public StateAccess {
 
   /// Shards are numbered as they are added.
   void add(int bucket, int chunk) { chunks_.push_back({bucket, chunk}); }
-  /// The next update goes the other way round, where it matters.
-  void turn_round() { backwards_ = !backwards_ && store_->files(); }
 
   bool goes_backwards() const override { return backwards_; }
   void plan(std::span<const int> shards) override;
-  void open(int shard) override { store_->open_chunk(chunks_[shard].bucket, chunks_[shard].chunk); }
-  void close(int shard, bool changed) override {
-    store_->close_chunk(chunks_[shard].bucket, chunks_[shard].chunk, changed);
-  }
+  void open(int shard, ShardUse use) override;
+  void close(int shard, ShardUse use) override;
+  /// Behind an update: the next one goes the other way round, where it matters.
+  void finish_update();
 
  private:
-  struct PlacedShard {
-    int bucket;
-    int chunk;
-  };
+  /// Whether what is updated are values, and they are in files.
+  bool updates_values_in_files(int bucket) const;
+  void hold_values(int bucket);
 
   SliceStore* store_;
-  std::vector<PlacedShard> chunks_;
-  std::vector<int> planned_;
+  std::vector<ChunkOfSlice> chunks_;  // by shard
+  std::vector<ChunkOfSlice> planned_;
+  int held_ = -1;  // the bucket whose values stay open for the shards to come: written once for all of them
   bool backwards_ = false;
 };
 

@@ -147,16 +147,20 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
   return file;
 }
 
-// What of the bucket is in files, where something is.
-void add_slot(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
-  const int slice = state.store.slice_in_files(bucket);
-  if (slice < 0) return;
-  LentSlot slot = state.store.files()->lend(slice);
-  files.push_back({.name = name_of_slot(bucket, state.communicator->rank()),
-                   .metadata = {},
-                   .ranges = {},
-                   .slot = std::move(slot.file),
-                   .slot_facts = std::move(slot.facts)});
+// What of the bucket is in files.
+void add_slots(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
+  SliceStore& store = state.store;
+  auto add = [&](SliceFiles* slices, const std::string& name) {
+    if (!slices || !slices->has(bucket)) return;
+    LentSlot slot = slices->lend(bucket);
+    files.push_back({.name = name,
+                     .metadata = {},
+                     .ranges = {},
+                     .slot = std::move(slot.file),
+                     .slot_facts = std::move(slot.facts)});
+  };
+  add(store.files(), name_of_slot(bucket, state.communicator->rank()));
+  add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
 }
 
 RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
@@ -240,10 +244,10 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
   pins.begin();
   part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   const int buckets = options.exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
-  if (StateFiles* files = state.store.files()) files->finish_generation();
+  state.store.finish_generation();
   for (int bucket = 0; bucket < buckets; ++bucket) {
     part.files.push_back(file_of_bucket(state, bucket, window, part.pinned[bucket]));
-    add_slot(state, bucket, part.files);
+    add_slots(state, bucket, part.files);
   }
   if (state.communicator->rank() == 0) {
     part.files.push_back(file_of_buffers(state));

@@ -72,6 +72,9 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
                predivide, average, warnings, notes, resolved] = config;
   ZeroConfig same_everywhere = zero;  // ranks may have disks of their own
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device};
+  same_everywhere.offload_param = {.device = zero.offload_param.device,
+                                   .max_in_cpu = zero.offload_param.max_in_cpu};
+  same_everywhere.aio = {};
   std::ostringstream text;
   describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, predivide,
                           average, options.bucket_numel));

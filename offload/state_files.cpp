@@ -94,8 +94,7 @@ void StateFiles::check_not_failed() const {
   if (!home_.is_current()) {
     throw UserError(
         "a forked child of rank " + std::to_string(options_.rank) +
-        " uses the engine of its parent, whose optimizer states are in files that both have: train in "
-        "the parent only");
+        " uses the engine of its parent, whose state is in files that both have: train in the parent only");
   }
   if (!failure_.empty()) throw TrainingError(failure_);
 }
@@ -108,14 +107,14 @@ void StateFiles::plan(std::span<const int> chunks) {
   read_ahead();
 }
 
-std::byte* StateFiles::open(int chunk) {
+std::byte* StateFiles::open(int chunk, bool overwrites) {
   check_not_failed();
-  if (chunks_[chunk].buffer < 0) load(chunk, take_buffer());
+  if (chunks_[chunk].buffer < 0) load(chunk, take_buffer(), overwrites);
   const int buffer = chunks_[chunk].buffer;
   ++buffers_[buffer].opened;  // before the wait, in which buffers are taken
   await(buffer);
   buffers_[buffer].last_opened = ++opens_;
-  if (opened_of_plan_ < plan_.size() && plan_[opened_of_plan_] == chunk) ++opened_of_plan_;
+  note_opened(chunk);
   read_ahead();
   return buffers_[buffer].memory;
 }
@@ -178,6 +177,15 @@ void StateFiles::fill(int chunk, std::byte* memory) const {
   if (state.index == 0) std::ranges::copy(std::as_bytes(std::span(slice.layout.header)), memory);
 }
 
+// What the plan has before it is not opened any more.
+void StateFiles::note_opened(int chunk) {
+  const auto next = plan_.begin() + static_cast<std::ptrdiff_t>(opened_of_plan_);
+  const auto end =
+      next + static_cast<std::ptrdiff_t>(std::min(plan_.size() - opened_of_plan_, buffers_.size()));
+  const auto found = std::find(next, end, chunk);
+  if (found != end) opened_of_plan_ = static_cast<size_t>(found - plan_.begin()) + 1;
+}
+
 // Opened soon: not to make room for what is opened later.
 bool StateFiles::is_planned(int chunk) const {
   const size_t end = std::min(plan_.size(), opened_of_plan_ + 2 * buffers_.size());
@@ -209,7 +217,7 @@ int StateFiles::take_buffer() {
   }
 }
 
-void StateFiles::load(int chunk, int number) {
+void StateFiles::load(int chunk, int number, bool overwrites) {
   Buffer& buffer = buffers_[number];
   ZR_CHECK(!buffer.is_changed, "a buffer with what is in no file is to be used again");
   ChunkState& state = chunks_[chunk];
@@ -219,7 +227,7 @@ void StateFiles::load(int chunk, int number) {
   state.buffer = number;
   Slice& slice = slices_[state.slice];
   const int slot = state.is_in_next ? slice.next() : slice.complete;
-  if (slot < 0) {
+  if (slot < 0 || overwrites) {
     fill(chunk, buffer.memory);
     buffer.use = Use::ready;
     return;

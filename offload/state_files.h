@@ -1,5 +1,5 @@
 // The state of slices whose home is files: chunks of it come to a few buffers in memory around their use,
-// read ahead and written behind. Owned by the slice store, used by the engine's thread.
+// read ahead and written behind. Used by one thread at a time.
 //
 // [Note: generations] A slice has two slots, files of equal layout. What a step changes goes to the slot that
 // does not have the last complete generation; finish_generation() returns when all of it is written, and then
@@ -67,7 +67,8 @@ class StateFiles {
   /// The order in which chunks will be opened from now on: they are read ahead.
   void plan(std::span<const int> chunks);
   /// The chunk's memory, whose states lie where layout() says, until it is closed as often as it was opened.
-  std::byte* open(int chunk);
+  /// `overwrites`: all of them are about to be written, so that nothing is read for it.
+  std::byte* open(int chunk, bool overwrites = false);
   /// `changed`: what is in memory now goes to the next generation.
   void close(int chunk, bool changed);
   /// Returns when all that was changed is in files, and complete.
@@ -135,9 +136,10 @@ class StateFiles {
   std::shared_ptr<OpenFile> make_file(const SlotLayout& layout) const;
   void fill(int chunk, std::byte* memory) const;
   int find_buffer(bool only_unplanned) const;
+  void note_opened(int chunk);
   bool is_planned(int chunk) const;
   int take_buffer();
-  void load(int chunk, int buffer);
+  void load(int chunk, int buffer, bool overwrites = false);
   void write(int buffer);
   void start(int buffer, OpenFile& file, bool writes);
   void read_ahead();

@@ -23,9 +23,9 @@ class FusedOptimizer : public ShardOptimizer {
       size_t count = 0;
       for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
-        access_->open(index);
+        access_->open(index, ShardUse::moments);
         moments[0].fill_(adagrad->initial_accumulator_value);
-        access_->close(index, /*changed=*/true);
+        access_->close(index, ShardUse::moments);
       }
     }
     backwards_.assign(forwards_.rbegin(), forwards_.rend());
@@ -38,7 +38,7 @@ class FusedOptimizer : public ShardOptimizer {
     for (const int index : order) {
       const Shard& shard = shards_[index];
       const Moments& moments = moments_[index];
-      access_->open(index);
+      access_->open(index, ShardUse::update);
       device_->update(update_rule_of(groups_[shard.group], steps_),
                       {.gradient = shard.gradient,
                        .values = shard.values,
@@ -47,7 +47,7 @@ class FusedOptimizer : public ShardOptimizer {
                        .third = moments[2],
                        .rounded = shard.rounded},
                       facts);
-      access_->close(index, /*changed=*/true);
+      access_->close(index, ShardUse::update);
       updated(index);
     }
   }

@@ -127,7 +127,7 @@ class LambOptimizer : public ShardOptimizer {
     Pass& pass = pass_of(bucket);
     device_->zero(pass.tallies);
     for (int shard : shards_of_[bucket]) {
-      access_->open(shard);
+      access_->open(shard, ShardUse::moments);
       device_->update(direction_rule(groups_[shards_[shard].group]),
                       {.gradient = shards_[shard].gradient,
                        .values = shards_[shard].values,
@@ -137,7 +137,7 @@ class LambOptimizer : public ShardOptimizer {
                        .rounded = {}},
                       facts_);
       if (shards_[shard].rank == communicator_->rank()) add_squares(shard, pass);
-      access_->close(shard, /*changed=*/true);
+      access_->close(shard, ShardUse::moments);
     }
     const auto norms = static_cast<int64_t>(2 * parameters_of(bucket).size());
     const at::Tensor squares = pass.squares.narrow(0, 0, norms);
@@ -177,9 +177,9 @@ class LambOptimizer : public ShardOptimizer {
     streams.record(pass.copied, streams.current());
     streams.await(pass.copied, communicator_->timeout(), "Lamb's norms of " + buckets_->label(bucket));
     for (int shard : shards_of_[bucket]) {
-      access_->open(shard);
+      access_->open(shard, ShardUse::update);
       apply(shard);
-      access_->close(shard, /*changed=*/true);
+      access_->close(shard, ShardUse::update);
       updated(shard);
     }
   }

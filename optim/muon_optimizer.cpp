@@ -66,9 +66,9 @@ class MuonOptimizer : public ShardOptimizer {
     for (const Slice& slice : slices_) device_->copy_scaled(slice.direction, slice.gradient, factor);
     access_->plan(with_momentum_);
     for (const int index : with_momentum_) {
-      access_->open(index);
+      access_->open(index, ShardUse::moments);
       add_momentum(index);
-      access_->close(index, /*changed=*/true);
+      access_->close(index, ShardUse::moments);
     }
     std::unique_ptr<Work> work;
     for (size_t position = 0; position < muon_buckets_.size(); ++position) {

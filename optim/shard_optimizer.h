@@ -32,6 +32,11 @@ struct Shard {
 /// the shard's length, zero-filled, the same for the same name. It outlives the optimizer.
 using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
 
+enum class ShardUse {
+  moments,  // are changed; values are read
+  update,   // values are changed, and moments may be
+};
+
 /// Brings values and moments of shards to memory around their use, where they are not always there.
 class StateAccess {
  public:
@@ -40,9 +45,12 @@ class StateAccess {
   virtual bool goes_backwards() const { return false; }
   /// The order in which shards will be opened.
   virtual void plan(std::span<const int> /*shards*/) {}
-  /// Those of the shard may be accessed until it is closed.
-  virtual void open(int /*shard*/) {}
-  virtual void close(int /*shard*/, bool /*changed*/) {}
+  /// Those of the shard may be accessed until it is closed; `rounded` where values are to be updated.
+  virtual void open(int /*shard*/, ShardUse /*use*/) {}
+  /// `use`: as it was opened.
+  virtual void close(int /*shard*/, ShardUse /*use*/) {}
+  /// The update is asked for: nothing is open, and nothing of it is opened again.
+  virtual void finish() {}
 };
 
 /// Where all are always there.

@@ -90,7 +90,7 @@ bool Buckets::has_master(int bucket) const {
 
 at::Tensor Buckets::allocate_values(int bucket) {
   const int64_t numel = layout(bucket).numel;
-  if (marked() && options_.shared) {
+  if (marked() && options_.shared && !shard_in_files(bucket)) {
     at::Tensor values = communicator_->allocate_shared(numel, scalar_type(dtype()));
     shared_[bucket] = values.defined();
     if (values.defined()) return values;
@@ -156,6 +156,8 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   }
   if (comes_and_goes(bucket)) {
     const at::Tensor own = slice(bucket, flat, rank_);
+    if (shard_in_files(bucket))
+      return with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
     store_->put(bucket, StateKind::value, kValue, Extent::slice,
                 communicator_->allocate(own.numel(), flat.scalar_type()).copy_(own));
     return;
@@ -279,28 +281,25 @@ void Buckets::follow_writes() {
 
 void Buckets::follow_writes(int bucket) {
   const StateTensor& master = store_->at(bucket, kMaster);
-  if (master.home != Home::file) {
-    device_->follow_written(master.memory, options_.whole_master ? flat(bucket) : shard(bucket));
-    return;
-  }
-  store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-    device_->follow_written(master.chunks[chunk], store_->chunk(bucket, values(bucket), chunk));
+  if (options_.whole_master) return device_->follow_written(master.memory, flat(bucket));
+  with_shard(bucket, ValueUse::read, [&] {
+    store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
+      device_->follow_written(store_->chunk(bucket, master, chunk),
+                              store_->chunk(bucket, values(bucket), chunk));
+    });
   });
 }
 
 int64_t Buckets::numel() const {
-  int64_t total = 0;
-  for (size_t index = 0; index < trained_parameters_; ++index) total += shapes_[index].numel;
-  return total;
+  return numel_where([](int) { return true; });
 }
 
 int64_t Buckets::whole_numel() const {
-  int64_t total = 0;
-  for (size_t index = 0; index < trained_parameters_; ++index) {
-    const int bucket = bucket_of(static_cast<int>(index));
-    if (!partitioned(bucket) && !shared(bucket)) total += shapes_[index].numel;
-  }
-  return total;
+  return numel_where([&](int bucket) { return !partitioned(bucket) && !shared(bucket); });
+}
+
+int64_t Buckets::numel_in_files() const {
+  return numel_where([&](int bucket) { return shard_in_files(bucket); });
 }
 
 }  // namespace zerorun

@@ -63,7 +63,7 @@ class Buckets {
  public:
   /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
   /// the communicator's device as the layout of `store` says, which keeps values and master weights (where it
-  /// has room for these in files, there) and outlives this; leaves stay the same, values are rank 0's. One
+  /// has room for them in files, there) and outlives this; leaves stay the same, values are rank 0's. One
   /// bucket at a time is there in full beyond what stays.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
@@ -90,8 +90,18 @@ class Buckets {
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
   const at::Tensor& flat(int bucket) const;
-  /// This rank's slice of the values, 1-D.
+  /// This rank's slice of the values, 1-D. Where it is in files it has memory in with_shard() only.
   const at::Tensor& shard(int bucket) const { return values(bucket).own; }
+  bool shard_in_files(int bucket) const { return store_->has_values_in_files(bucket); }
+  /// Calls visit() while the shard has memory. Throws TrainingError where a disk fails.
+  template <typename Visit>
+  void with_shard(int bucket, ValueUse use, const Visit& visit) const {
+    store_->with_values(bucket, use, visit);
+  }
+  /// The order in which shards will be read from now on, as far as that is known.
+  void plan_reads(std::span<const ChunkOfSlice> shards) const {
+    if (store_->value_files()) store_->value_files()->plan(shards);
+  }
   Dtype dtype() const { return options_.dtype; }
   /// Whether it has master weights: trained, under a 16-bit dtype.
   bool has_master(int bucket) const;
@@ -140,8 +150,9 @@ class Buckets {
   /// values.
   void follow_writes();
 
-  int64_t numel() const;        // of trained parameters, without padding
-  int64_t whole_numel() const;  // of those that this rank has memory for all by itself
+  int64_t numel() const;           // of trained parameters, without padding
+  int64_t whole_numel() const;     // of those that this rank has memory for all by itself
+  int64_t numel_in_files() const;  // of those whose values are in files
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -151,6 +162,14 @@ class Buckets {
     int64_t numel;
   };
 
+  /// Of trained parameters in buckets for which `counts` holds.
+  template <typename Counts>
+  int64_t numel_where(const Counts& counts) const {
+    int64_t total = 0;
+    for (size_t index = 0; index < trained_parameters_; ++index)
+      total += counts(bucket_of(static_cast<int>(index))) ? shapes_[index].numel : 0;
+    return total;
+  }
   const Placement& placement(int parameter) const { return store_->layout().placements[parameter]; }
   const StateTensor& values(int bucket) const { return store_->at(bucket, kValue); }
   at::Tensor allocate_values(int bucket);

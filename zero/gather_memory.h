@@ -30,7 +30,7 @@ class GatherMemory {
   /// Gives the bucket its place in the arena. False where another bucket is still there, or where the plan is
   /// made for another arena.
   bool take_planned(int bucket, int64_t offset);
-  /// Gives it memory of its own; on one rank its slice, which is all of it.
+  /// Gives it memory of its own; on one rank its slice, which is all of it, where that is in memory.
   void take_unplanned(int bucket);
   /// The current stream is about to write to the bucket's memory: after everyone who used it, and those who
   /// used this bucket where it was before.

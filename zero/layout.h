@@ -14,6 +14,12 @@ namespace zerorun {
 /// The group of parameters that are not trained.
 inline constexpr int kFrozen = -1;
 
+/// Consecutive elements.
+struct Range {
+  int64_t begin;
+  int64_t numel;  // 0: none
+};
+
 struct LayoutParameter {
   int64_t numel;
   int group;                 // parameters of one bucket share their group, hence their hyperparameters

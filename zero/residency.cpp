@@ -33,6 +33,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
     states_[bucket].kind = buckets.kind(bucket);
+    reads_files_ = reads_files_ || buckets.shard_in_files(bucket);
     if (states_[bucket].kind.comes_and_goes) {
       passing_.push_back(bucket);
       comes_and_goes_numel_ += bucket_numel_.back();
@@ -163,8 +164,7 @@ void Residency::move(int bucket, State to, std::string reason) {
       if (!passing) take_memory(buckets_->storage(bucket));
       streams_->wait(state.shard_written, streams_->current(), Handover::updated);
       if (streams_->asynchronous()) memory_.wait_for_last_uses(bucket);
-      state.work = communicator_->all_gather(memory_.of(bucket), buckets_->shard(bucket),
-                                             "parameters of " + buckets_->label(bucket), std::move(reason));
+      state.work = gather(bucket, std::move(reason));
       if (passing) live_numel_ += bucket_numel_[bucket];
       ++report_.gathers;
       break;
@@ -181,6 +181,18 @@ void Residency::move(int bucket, State to, std::string reason) {
       break;
   }
   state.state = to;
+}
+
+// What is in files is read to its place among the others' slices, so that its buffer is free at once.
+std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
+  const at::Tensor& memory = memory_.of(bucket);
+  at::Tensor own = buckets_->shard(bucket);
+  if (buckets_->shard_in_files(bucket)) {
+    own = buckets_->slice(bucket, memory, communicator_->rank());
+    buckets_->with_shard(bucket, ValueUse::read, [&] { device_->copy(own, buckets_->shard(bucket)); });
+  }
+  return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
+                                   std::move(reason));
 }
 
 // On the gathers' stream, behind the last update of the shards and the last uses of the places.
@@ -209,7 +221,8 @@ void Residency::write_back(int bucket) {
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
   before_write_(bucket);
-  device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank()));
+  buckets_->with_shard(bucket, ValueUse::overwrite,
+                       [&] { device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank())); });
   streams_->record(states_[bucket].shard_written, streams_->current());
 }
 
@@ -240,7 +253,7 @@ void Residency::finish_gather(int bucket) {
 }
 
 bool Residency::traced() const {
-  if (communicator_->world_size() == 1) return false;  // gathering costs nothing
+  if (communicator_->world_size() == 1 && !reads_files_) return false;  // gathering costs nothing
   return training_ || comes_and_goes_numel_ > limits_.max_live;
 }
 
@@ -254,7 +267,10 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
     const bool first = !trace().started();
     const bool followed = trace().following();
     if (const GatherPlan::Step* step = trace().follow(buckets)) {
-      if (first) follow(trace().plan().initial);
+      if (first) {
+        plan_reads();
+        follow(trace().plan().initial);
+      }
       for (int bucket : step->releases) {
         if (states_[bucket].state != State::sharded && states_[bucket].pins == 0) {
           move(bucket, State::sharded);
@@ -271,6 +287,16 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
       std::ranges::any_of(buckets, [&](int bucket) { return states_[bucket].state == State::sharded; });
   if (missing) gather_on_demand(buckets, describe(use));
   current_.assign(buckets.begin(), buckets.end());
+}
+
+// Of the iteration that begins.
+void Residency::plan_reads() {
+  if (!reads_files_) return;
+  reads_.clear();
+  auto add = [&](const GatherPlan::Gather& gather) { reads_.push_back({gather.bucket, 0}); };
+  std::ranges::for_each(trace().plan().initial, add);
+  for (const GatherPlan::Step& step : trace().plan().steps) std::ranges::for_each(step.gathers, add);
+  buckets_->plan_reads(reads_);
 }
 
 void Residency::follow(std::span<const GatherPlan::Gather> gathers) {

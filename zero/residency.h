@@ -132,6 +132,7 @@ class Residency final : public OperatorListener {
   bool may_move(int bucket, State to) const;
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
+  std::unique_ptr<Work> gather(int bucket, std::string reason);
   void finish_gather(int bucket);
   void write_back(int bucket);
   void release(int bucket);
@@ -162,6 +163,7 @@ class Residency final : public OperatorListener {
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
   /// Whether uses are recorded and planned for: not where all of it may stay.
   bool traced() const;
+  void plan_reads();
 
   Buckets* buckets_;
   Communicator* communicator_;
@@ -170,6 +172,7 @@ class Residency final : public OperatorListener {
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
   int64_t comes_and_goes_numel_ = 0;
+  bool reads_files_ = false;  // shards are in files
 
   std::function<bool()> in_training_;
   std::function<void(int)> before_write_ = [](int) {};
@@ -185,6 +188,7 @@ class Residency final : public OperatorListener {
   std::vector<int> current_;  // the buckets of the use under way
   int copies_made_ = 0;       // of shared buckets, and not dropped
   std::vector<Question> questions_;
+  std::vector<ChunkOfSlice> reads_;  // shards, in the order of the plan
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
   CopyWatch escaped_copies_;

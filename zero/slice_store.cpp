@@ -1,11 +1,8 @@
 #include "zero/slice_store.h"
 
-#include <ATen/ops/empty.h>
-
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace zerorun {
 
@@ -64,103 +61,101 @@ Range SliceStore::range_in_slice(int parameter, int rank) const {
   return {.begin = begin - rank * slice, .numel = std::max<int64_t>(end - begin, 0)};
 }
 
+SliceContents SliceStore::contents_of(int bucket, std::vector<SliceState> states,
+                                      std::span<const std::string> names) const {
+  SliceContents contents{.label = "bucket " + std::to_string(bucket),
+                         .metadata = {{"format", "zerorun"},
+                                      {"version", "1"},
+                                      {"bucket", std::to_string(bucket)},
+                                      {"rank", std::to_string(rank_)}},
+                         .numel = layout(bucket).slice_numel,
+                         .states = std::move(states),
+                         .parts = {}};
+  for (const int parameter : layout(bucket).parameters) {
+    const auto [begin, numel] = range_in_slice(parameter, rank_);
+    if (numel == 0) continue;
+    contents.parts.push_back(
+        {.parameter = names[parameter],
+         .begin = std::max<int64_t>(rank_ * contents.numel - layout_.placements[parameter].offset, 0),
+         .begin_in_slice = begin,
+         .numel = numel});
+  }
+  contents.label += contents.parts.empty() ? "" : " (" + contents.parts.front().parameter + " ...)";
+  return contents;
+}
+
+StateTensor& SliceStore::add_in_files(int bucket, StateKind kind, const std::string& name) {
+  ZR_CHECK(!has(bucket, name), "\"" + name + "\" of bucket " + std::to_string(bucket) + " is kept already");
+  return states_[bucket].emplace_back(StateTensor{
+      .kind = kind, .name = name, .extent = Extent::slice, .home = Home::file, .memory = {}, .own = {}});
+}
+
 void SliceStore::keep_in_files(FileSystem& files, StateFilesOptions options,
                                std::span<const std::vector<StateInFile>> states,
                                std::span<const std::string> names) {
   std::vector<SliceContents> slices;
-  slices_in_files_.assign(count(), -1);
   for (int bucket = 0; bucket < count(); ++bucket) {
-    if (states[bucket].empty()) continue;
-    slices_in_files_[bucket] = static_cast<int>(slices.size());
-    SliceContents& contents = slices.emplace_back();
-    contents.label = "bucket " + std::to_string(bucket);
-    contents.metadata = {{"format", "zerorun"},
-                         {"version", "1"},
-                         {"bucket", std::to_string(bucket)},
-                         {"rank", std::to_string(rank_)}};
-    contents.numel = layout(bucket).slice_numel;
-    for (const StateInFile& state : states[bucket]) contents.states.push_back({.name = state.name});
-    for (const int parameter : layout(bucket).parameters) {
-      const auto [begin, numel] = range_in_slice(parameter, rank_);
-      if (numel == 0) continue;
-      contents.parts.push_back(
-          {.parameter = names[parameter],
-           .begin = std::max<int64_t>(rank_ * contents.numel - layout_.placements[parameter].offset, 0),
-           .begin_in_slice = begin,
-           .numel = numel});
-    }
-    contents.label += contents.parts.empty() ? "" : " (" + contents.parts.front().parameter + " ...)";
+    std::vector<SliceState> of_bucket;
+    for (const StateInFile& state : states[bucket]) of_bucket.push_back({.name = state.name});
+    slices.push_back(contents_of(bucket, std::move(of_bucket), names));
   }
-  files_ = std::make_unique<StateFiles>(files, std::move(options), std::move(slices));
-  in_memory_.resize(files_->chunks());
-  for (int bucket = 0; bucket < count(); ++bucket) add_chunks(bucket, states[bucket]);
-}
-
-void SliceStore::add_chunks(int bucket, std::span<const StateInFile> states) {
-  for (size_t which = 0; which < states.size(); ++which) {
-    const auto& [kind, name] = states[which];
-    ZR_CHECK(!has(bucket, name), "\"" + name + "\" of bucket " + std::to_string(bucket) + " is kept already");
-    StateTensor& state = states_[bucket].emplace_back(StateTensor{
-        .kind = kind, .name = name, .extent = Extent::slice, .home = Home::file, .memory = {}, .own = {}});
-    const std::vector<Chunk>& chunks = files_->layout(slices_in_files_[bucket]).chunks;
-    for (size_t index = 0; index < chunks.size(); ++index) {
-      c10::Storage& storage = in_memory_[number_of(bucket, static_cast<int>(index))].storage;
-      if (!storage) {
-        storage = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(chunks[index].bytes),
-                               c10::DataPtr(nullptr, at::kCPU), nullptr, false);
-      }
-      at::Tensor& values = state.chunks.emplace_back(at::empty({0}, at::kFloat));
-      values.set_(storage, chunks[index].state_offsets[which] / static_cast<int64_t>(sizeof(float)),
-                  {chunks[index].numel}, {1});
+  files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
+  for (int bucket = 0; bucket < count(); ++bucket) {
+    for (size_t which = 0; which < states[bucket].size(); ++which) {
+      StateTensor& state = add_in_files(bucket, states[bucket][which].kind, states[bucket][which].name);
+      for (int chunk = 0; chunk < files_->chunks(bucket); ++chunk)
+        state.chunks.push_back(files_->tensor(bucket, which, chunk));
     }
   }
 }
 
-int SliceStore::number_of(int bucket, int chunk) const {
-  return files_->first_chunk(slices_in_files_[bucket]) + chunk;
+void SliceStore::keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
+                                      std::span<const int> buckets, std::span<const std::string> names) {
+  const char* spelled = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
+  std::vector<SliceContents> slices(count());
+  for (const int bucket : buckets)
+    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = spelled}}, names);
+  value_files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
+  for (const int bucket : buckets) {
+    ZR_CHECK(value_files_->chunks(bucket) == 1, "values come as whole slices");
+    add_in_files(bucket, StateKind::value, kValue).own = value_files_->tensor(bucket, 0, 0);
+  }
+}
+
+void SliceStore::finish_generation() {
+  if (files_) files_->finish_generation();
+  if (value_files_) value_files_->finish_generation();
 }
 
 int SliceStore::chunks(int bucket) const {
-  const int slice = slice_in_files(bucket);
-  return slice < 0 ? 1 : static_cast<int>(files_->layout(slice).chunks.size());
+  return has_in_files(bucket) ? files_->chunks(bucket) : 1;
 }
 
 Range SliceStore::chunk_range(int bucket, int chunk) const {
-  const int slice = slice_in_files(bucket);
-  if (slice < 0) return {.begin = 0, .numel = layout(bucket).slice_numel};
-  const Chunk& place = files_->layout(slice).chunks[chunk];
-  return {.begin = place.begin, .numel = place.numel};
+  if (has_in_files(bucket)) return files_->chunk_range(bucket, chunk);
+  return {.begin = 0, .numel = layout(bucket).slice_numel};
 }
 
 at::Tensor SliceStore::chunk(int bucket, const StateTensor& state, int chunk) const {
-  if (state.home == Home::file) return state.chunks[chunk];
+  if (!state.chunks.empty()) return state.chunks[chunk];
   const auto [begin, numel] = chunk_range(bucket, chunk);
   return state.own.narrow(0, begin, numel);
 }
 
 void SliceStore::open_chunk(int bucket, int chunk) {
-  if (slice_in_files(bucket) < 0) return;
-  const int number = number_of(bucket, chunk);
-  std::byte* memory = files_->open(number);
-  auto& [storage, opened] = in_memory_[number];
-  if (opened++ == 0) storage.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(memory, at::kCPU));
+  if (has_in_files(bucket)) files_->open(bucket, chunk);
 }
 
 void SliceStore::close_chunk(int bucket, int chunk, bool changed) {
-  if (slice_in_files(bucket) < 0) return;
-  const int number = number_of(bucket, chunk);
-  auto& [storage, opened] = in_memory_[number];
-  if (--opened == 0) storage.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
-  files_->close(number, changed);
+  if (has_in_files(bucket)) files_->close(bucket, chunk, changed);
 }
 
-// While an exception is on its way.
-void SliceStore::abandon_chunk(int bucket, int chunk, bool changed) noexcept {
-  try {
-    close_chunk(bucket, chunk, changed);
-  } catch (const std::exception& error) {
-    log_warning(error.what());
-  }
+void SliceStore::open_values(int bucket, ValueUse use) {
+  if (has_values_in_files(bucket)) value_files_->open(bucket, 0, use == ValueUse::overwrite);
+}
+
+void SliceStore::close_values(int bucket, ValueUse use) {
+  if (has_values_in_files(bucket)) value_files_->close(bucket, 0, use != ValueUse::read);
 }
 
 int64_t SliceStore::bytes(const StateTensor& state) const {

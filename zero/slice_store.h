@@ -10,9 +10,10 @@
 //   gradient  the reducer, until finish_window() returns; then the optimizer, until start_window()
 //   moment    the optimizer
 //
-// [Note: chunks] What is at home in files comes to memory chunk by chunk: consecutive elements of the slice,
-// with all that is kept of them in files. Whoever reads or writes it opens the chunk before and closes it
-// afterwards; for what is always in memory that does nothing, and the slice is one chunk. One thread opens.
+// [Note: chunks] Master weights and moments whose home is files come to memory chunk by chunk: consecutive
+// elements of the slice, with all of these states. Values come as whole slices, from files of their own,
+// since they are needed at other times. Whoever reads or writes opens before and closes afterwards; for what
+// is always in memory that does nothing, and the slice is one chunk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,15 +21,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "offload/state_files.h"
+#include "base/dtype.h"
 #include "zero/layout.h"
+#include "zero/slice_files.h"
 
 namespace zerorun {
 
@@ -46,7 +47,7 @@ enum class Extent { slice, bucket };
 enum class Home {
   device,  // in memory of the rank's own, where it computes
   shared,  // there once for the ranks of the host, each of which owns its slice
-  file,    // in files, of which chunks come to memory around their use
+  file,    // in files, from which it comes to memory around its use
 };
 
 struct StateTensor {
@@ -55,20 +56,20 @@ struct StateTensor {
   Extent extent;
   Home home;
   at::Tensor memory;  // 1-D, of the length that `extent` says; undefined where its home is a file
-  at::Tensor own;     // this rank's slice of it; likewise
-  std::vector<at::Tensor> chunks = {};  // those of a file: 1-D, without memory unless they are open
+  at::Tensor own;     // this rank's slice of it; of values in files without memory unless they are open
+  std::vector<at::Tensor> chunks = {};  // where it comes from files in chunks: 1-D, likewise
 };
 
-/// What is to be kept in files of a bucket's slice: fp32, zero at first.
+/// What is to be kept in files of a bucket's slice, not its values: fp32, zero at first.
 struct StateInFile {
   StateKind kind;
   std::string name;
 };
 
-/// Consecutive elements.
-struct Range {
-  int64_t begin;
-  int64_t numel;  // 0: none
+enum class ValueUse {
+  read,
+  change,
+  overwrite,  // all of the slice, whatever there was
 };
 
 /// What a rank's slice has of one parameter, in one of the tensors that belong to the slice.
@@ -102,11 +103,18 @@ class SliceStore {
   /// `names`: of the layout's parameters. Throws UserError.
   void keep_in_files(FileSystem& files, StateFilesOptions options,
                      std::span<const std::vector<StateInFile>> states, std::span<const std::string> names);
-  /// Of what is in files; null where nothing is.
-  StateFiles* files() { return files_.get(); }
-  const StateFiles* files() const { return files_.get(); }
-  /// The file in which something of the bucket is; -1: none.
-  int slice_in_files(int bucket) const { return slices_in_files_.empty() ? -1 : slices_in_files_[bucket]; }
+  /// Likewise the values of these buckets, of which this rank keeps its slice.
+  void keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
+                            std::span<const int> buckets, std::span<const std::string> names);
+  /// Master weights and moments; null where all are in memory.
+  SliceFiles* files() { return files_.get(); }
+  const SliceFiles* files() const { return files_.get(); }
+  SliceFiles* value_files() { return value_files_.get(); }
+  const SliceFiles* value_files() const { return value_files_.get(); }
+  bool has_in_files(int bucket) const { return files_ && files_->has(bucket); }
+  bool has_values_in_files(int bucket) const { return value_files_ && value_files_->has(bucket); }
+  /// Returns when all that was changed is in files. Throws TrainingError where a disk fails.
+  void finish_generation();
 
   /// In how many chunks the bucket's slice comes to memory: [Note: chunks].
   int chunks(int bucket) const;
@@ -114,10 +122,12 @@ class SliceStore {
   Range chunk_range(int bucket, int chunk) const;
   /// Of this rank's slice of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
-  /// Throws TrainingError where a disk fails.
+  /// These throw TrainingError where a disk fails.
   void open_chunk(int bucket, int chunk);
   void close_chunk(int bucket, int chunk, bool changed);
-  /// Calls visit(chunk) for each chunk of the bucket while it is open.
+  void open_values(int bucket, ValueUse use);
+  void close_values(int bucket, ValueUse use);
+  /// Calls visit(chunk) for each chunk of the bucket while it is open; values are not.
   template <typename Visit>
   void for_each_chunk(int bucket, bool changes, const Visit& visit) {
     for (int chunk = 0; chunk < chunks(bucket); ++chunk) {
@@ -125,11 +135,23 @@ class SliceStore {
       try {
         visit(chunk);
       } catch (...) {
-        abandon_chunk(bucket, chunk, changes);
+        if (has_in_files(bucket)) files_->abandon(bucket, chunk, changes);
         throw;
       }
       close_chunk(bucket, chunk, changes);
     }
+  }
+  /// Calls visit() while this rank's slice of the bucket's values is open.
+  template <typename Visit>
+  void with_values(int bucket, ValueUse use, const Visit& visit) {
+    open_values(bucket, use);
+    try {
+      visit();
+    } catch (...) {
+      if (has_values_in_files(bucket)) value_files_->abandon(bucket, 0, use != ValueUse::read);
+      throw;
+    }
+    close_values(bucket, use);
   }
 
   /// `rank`'s slice of a tensor laid out like the bucket.
@@ -144,22 +166,25 @@ class SliceStore {
       for (const StateTensor& state : states_[bucket]) visit(bucket, state);
     }
   }
-  /// Calls visit(StatePiece) for what this rank's slice has of the parameter, opening chunks for that. Over
+  /// Calls visit(StatePiece) for what this rank's slice has of the parameter, opening all for reading. Over
   /// all ranks the pieces of a name cover each element once.
   template <typename Visit>
   void for_each_piece(int parameter, const Visit& visit) {
     if (range_in_slice(parameter, rank_).numel == 0) return;
-    for_each_chunk(layout_.placements[parameter].bucket, /*changes=*/false,
-                   [&](int chunk) { for_each_piece_of(chunk, parameter, visit); });
+    const int bucket = layout_.placements[parameter].bucket;
+    with_values(bucket, ValueUse::read, [&] {
+      for_each_chunk(bucket, /*changes=*/false,
+                     [&](int chunk) { for_each_piece_of(chunk, parameter, visit); });
+    });
   }
-  /// Likewise of one chunk, which is open. What is always in memory counts as of the first one.
+  /// Likewise of one chunk, which the caller opens. What does not come in chunks counts as of the first one.
   template <typename Visit>
   void for_each_piece_of(int chunk, int parameter, const Visit& visit) const {
     const Range range = range_in_slice(parameter, rank_);
     const auto [bucket, offset] = layout_.placements[parameter];
     const int64_t begin = std::max<int64_t>(rank_ * layout(bucket).slice_numel - offset, 0);
     for (const StateTensor& state : states_[bucket]) {
-      if (state.home == Home::file) {
+      if (!state.chunks.empty()) {
         const Range of_chunk = chunk_range(bucket, chunk);
         const int64_t first = std::max(range.begin, of_chunk.begin);
         const int64_t end = std::min(range.begin + range.numel, of_chunk.begin + of_chunk.numel);
@@ -175,24 +200,18 @@ class SliceStore {
   int64_t bytes(const StateTensor& state) const;
 
  private:
-  struct ChunkMemory {
-    c10::Storage storage;  // of all states of a chunk; without memory unless it is open
-    int opened = 0;
-  };
-
   const StateTensor* find(int bucket, std::string_view name) const;
-  int number_of(int bucket, int chunk) const;
-  void add_chunks(int bucket, std::span<const StateInFile> states);
-  void abandon_chunk(int bucket, int chunk, bool changed) noexcept;
+  StateTensor& add_in_files(int bucket, StateKind kind, const std::string& name);
+  SliceContents contents_of(int bucket, std::vector<SliceState> states,
+                            std::span<const std::string> names) const;
 
   Layout layout_;
   std::vector<int64_t> numels_;  // by parameter
   int rank_;
   int world_size_;
   std::vector<std::deque<StateTensor>> states_;  // by bucket
-  std::unique_ptr<StateFiles> files_;
-  std::vector<int> slices_in_files_;    // by bucket
-  std::vector<ChunkMemory> in_memory_;  // by number of the chunk in files_
+  std::unique_ptr<SliceFiles> files_;
+  std::unique_ptr<SliceFiles> value_files_;
 };
 
 }  // namespace zerorun

@@ -32,13 +32,14 @@ struct BytesPerParameter {
 };
 
 /// Model-state bytes per rank, where every rank keeps the values of `whole_parameters`, and its part of
-/// the others'. ZeRO (Rajbhandari et al. 2020), section 3.
-constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int world_size,
-                                   StagePolicy policy, const BytesPerParameter& bytes) {
+/// the others' but for those of `in_files`. ZeRO (Rajbhandari et al. 2020), section 3.
+constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int64_t in_files,
+                                   int world_size, StagePolicy policy, const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);
   const double whole = static_cast<double>(whole_parameters);
   const double own = n / world_size;
-  return static_cast<double>(bytes.value) * (whole + (n - whole) / world_size) +
+  return static_cast<double>(bytes.value) *
+             (whole + (n - whole - static_cast<double>(in_files)) / world_size) +
          static_cast<double>(bytes.gradient) * (policy.reduce_every_backward ? own : n) +
          (static_cast<double>(bytes.master) + bytes.moments) * (policy.replicate_update ? n : own);
 }

@@ -6,8 +6,6 @@ namespace {
 
 using namespace keys;
 
-constexpr std::string_view in_memory = "everything stays in the memory of the device that computes";
-
 constexpr KeyFact rows[] = {
     boolean("zero_optimization.cpu_offload", "", "old form of offload_optimizer: true is {device: cpu}")
         .old_name_of("zero_optimization.offload_optimizer"),
@@ -21,30 +19,32 @@ constexpr KeyFact rows[] = {
     section("zero_optimization.offload_param", "where parameters are kept between uses")
         .or_null()
         .switched_by("device")
-        .not_offered(in_memory)
         .advise("write an object such as {\"device\": \"cpu\"}"),
-    choice("zero_optimization.offload_param.device", "\"none\"", "none cpu nvme", "where parameters are kept")
+    choice(
+        "zero_optimization.offload_param.device", "\"none\"", "none cpu nvme",
+        "where each rank's slices of parameters are kept between uses, at stage 3: cpu is the host's "
+        "memory, where ranks on CPUs have them anyway; nvme is files; ranks on GPUs keep them in the GPU's "
+        "memory")
         .or_null()
-        .not_offered(in_memory)
-        .advise("write \"none\" or \"cpu\""),
-    text("zero_optimization.offload_param.nvme_path", "", "folder for what is kept in NVMe")
-        .or_null()
-        .not_offered(in_memory),
-    integer("zero_optimization.offload_param.buffer_count", "5", "buffers between NVMe and memory")
+        .advise("write \"none\", \"cpu\" or \"nvme\""),
+    text("zero_optimization.offload_param.nvme_path", "",
+         "folder for the files, which have no names and go with the process; made where it is missing")
+        .or_null(),
+    integer("zero_optimization.offload_param.buffer_count", "5",
+            "buffers between files and memory, at least 3; each has room for the largest slice")
         .least(0)
-        .filled_by(fallback)
-        .not_offered(in_memory),
+        .filled_by(fallback),
     size("zero_optimization.offload_param.buffer_size", "1e8", "elements of one such buffer")
         .least(0)
         .filled_by(fallback)
-        .not_offered(in_memory),
-    size("zero_optimization.offload_param.max_in_cpu", "1e9", "elements kept in host memory beside NVMe")
+        .no_effect("a buffer has room for the largest slice of a bucket, whatever its size"),
+    size("zero_optimization.offload_param.max_in_cpu", "1e9",
+         "elements of slices that each rank keeps in memory beside the files: 0 for all in files")
         .least(0)
-        .filled_by(fallback)
-        .not_offered(in_memory),
+        .filled_by(fallback),
     boolean("zero_optimization.offload_param.pin_memory", "true", "keep host memory page-locked")
         .filled_by(fallback)
-        .not_offered(in_memory),
+        .no_effect("ranks on CPUs have no use for page-locked memory"),
     section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
         .or_null()
         .switched_by("device")

@@ -1,87 +1,20 @@
 // Optimizer states in files: the same bits as in memory, on every axis that there is; what goes to the disk;
 // what is refused.
 #include <catch2/catch.hpp>
-#include <fstream>
 
 #include "base/error.h"
 #include "checkpoint/saved_state.h"
-#include "tests/engine/collected_state.h"
 #include "tests/engine/net.h"
+#include "tests/engine/offload_support.h"
 #include "tests/engine/partition_support.h"
-#include "tests/engine/state_support.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_gpt2.h"
 
 namespace zerorun::testing {
-namespace {
 
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
-
-std::string tiny_config(const std::string& precision, int accumulation, double clipping, int stage,
-                        const std::string& offload) {
-  return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-         std::to_string(accumulation) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "weight_decay": 0.1}}, "gradient_clipping": )" +
-         std::to_string(clipping) + ", " + precision + R"("zero_optimization": {"stage": )" +
-         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 100)" + offload + "}}";
-}
-
-std::string nvme(const fs::path& folder) {
-  return R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.string() + "\"}";
-}
-
-// Wide enough for slices of several chunks.
-StateCase wide(StateCase how) {
-  constexpr int64_t kWidth = 61 * 128;
-  how.width = kWidth;
-  return how;
-}
-
-struct Trained {
-  CollectedState state;
-  std::vector<std::vector<float>> losses;  // by rank
-};
-
-void train(const StateCase& how, int ranks, int stage, const std::string& precision, Trained& trained,
-           bool shares_memory = false, const std::function<void(StateTraining&, int)>& behind_step = {}) {
-  trained.losses.resize(ranks);
-  run_ranks(
-      ranks,
-      [&](std::shared_ptr<Communicator> communicator) {
-        StateTraining training(how, stage, precision, communicator);
-        for (int step = 0; step < 5; ++step) {
-          trained.losses[communicator->rank()].push_back(training.step(step));
-          if (behind_step) behind_step(training, step);
-        }
-        trained.state.add(training);
-      },
-      std::chrono::seconds(60), shares_memory);
-}
-
-void check_same_training(const Trained& a, const Trained& b) {
-  CHECK(a.losses == b.losses);
-  check_same(a.state.whole(), b.state.whole());
-}
-
-// In the middle of every MiB of what this process has open there without a name.
-void flip_bits_in_files_of(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const fs::path target = fs::read_symlink(entry.path(), gone);
-    if (gone || target.string().find(folder.string()) != 0) continue;
-    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-    const auto bytes = static_cast<int64_t>(fs::file_size(entry.path()));
-    for (int64_t at = std::min<int64_t>(bytes / 2, 1 << 19); at < bytes; at += 1 << 20) {
-      char byte = 0;
-      file.seekg(at).get(byte);
-      file.seekp(at).put(static_cast<char>(byte ^ 16)).flush();
-    }
-  }
-}
-
-}  // namespace
 
 TEST_CASE("The tiny GPT-2 trains to the same bits with optimizer states in files") {
   const TemporaryFolder folder;
@@ -106,7 +39,7 @@ TEST_CASE("The tiny GPT-2 trains to the same bits with optimizer states in files
   for (const bool shares_memory : {false, true}) {
     for (const int stage : {1, 2, 3}) {
       CAPTURE(precision, accumulation, clipping, ranks, shares_memory, stage);
-      const RunResult in_files = run(stage, shares_memory, nvme(folder / ""));
+      const RunResult in_files = run(stage, shares_memory, offload_in("offload_optimizer", folder / ""));
       check_same_bits(in_files, stage == 1 ? at_stage_1 : at_stage_2);
       CHECK(in_files.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
       CHECK(in_files.bytes.moments == 0);
@@ -194,12 +127,13 @@ TEST_CASE("A step reads and writes the bytes of the formula") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(how, 2, row.precision, communicator);
     training.step(0);
-    StateFiles& files = *training.state->store.files();
-    files.finish_generation();
+    SliceStore& store = training.state->store;
+    const StateFiles& files = store.files()->files();
+    store.finish_generation();
     const int64_t read_before = files.read_bytes(), written_before = files.written_bytes();
     constexpr int kSteps = 4;
     for (int step = 1; step <= kSteps; ++step) training.step(step);
-    files.finish_generation();
+    store.finish_generation();
     const double parameters = kSteps * static_cast<double>(training.state->buckets.numel());
     const double read = static_cast<double>(files.read_bytes() - read_before) / parameters;
     const double written = static_cast<double>(files.written_bytes() - written_before) / parameters;
@@ -221,7 +155,7 @@ TEST_CASE("A bit that flips on the disk ends training, with the bucket and the r
     StateTraining training(how, 2, "bf16", communicator);
     training.step(0);
     training.step(1);
-    training.state->store.files()->finish_generation();
+    training.state->store.finish_generation();
     flip_bits_in_files_of(folder / "");
     try {
       training.step(2);
@@ -248,7 +182,7 @@ TEST_CASE("Parameters without elements, and optimizers without state, are no spe
     } model;
     const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": ")" + optimizer +
                              R"("}, "zero_optimization": {"stage": )" + std::to_string(stage) +
-                             nvme(folder / "") + "}}";
+                             offload_in("offload_optimizer", folder / "") + "}}";
     InitializeOptions options;
     options.communicator = communicator;
     options.bucket_numel = 1;

@@ -43,6 +43,13 @@ StateCase in_files(StateCase how, const std::filesystem::path& folder) {
   return how;
 }
 
+StateCase with_values_in_files(StateCase how, const std::filesystem::path& folder) {
+  how.name += " with values in files";
+  how.zero +=
+      R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" + folder.string() + "\"}";
+  return how;
+}
+
 StateNetImpl::StateNetImpl(double given_dropout, int64_t width) : dropout(given_dropout) {
   first = register_parameter("first", values({width, 67}, 1) * 0.1);
   last = register_parameter("last", values({67, 13}, 2) * 0.1);

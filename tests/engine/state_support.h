@@ -26,6 +26,9 @@ struct StateCase {
 /// The same, with optimizer states in files of that folder.
 StateCase in_files(StateCase how, const std::filesystem::path& folder);
 
+/// The same at stage 3, with all slices of parameters in files of that folder.
+StateCase with_values_in_files(StateCase how, const std::filesystem::path& folder);
+
 /// Every optimizer there is, with momentum where it can have it.
 std::vector<StateCase> all_state_cases();
 

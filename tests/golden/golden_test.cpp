@@ -36,6 +36,22 @@ TEST_CASE("DeepSpeed's traces of offload are reproduced with optimizer states in
   CHECK(replayed > 10);
 }
 
+TEST_CASE(
+    "DeepSpeed's traces of stage 3 with offload are reproduced with all slices of parameters in files") {
+  int replayed = 0;
+  for (json trace : traces()) {
+    json& zero = trace["ds_config"]["zero_optimization"];
+    if (zero["stage"] != 3 || !(zero.contains("offload_optimizer") || zero.contains("offload_param")))
+      continue;
+    if (zero.contains("offload_optimizer")) zero["offload_optimizer"] = {{"device", "nvme"}};
+    zero["offload_param"] = {{"device", "nvme"}, {"max_in_cpu", 0}};
+    zero["stage3_param_persistence_threshold"] = 0;
+    replay(trace, tolerance_of(trace["name"]));
+    ++replayed;
+  }
+  CHECK(replayed >= 7);
+}
+
 // What tests on a single GPU rest on.
 TEST_CASE("One rank that accumulates reproduces the traces of several") {
   for (const json& trace : traces()) {

@@ -110,8 +110,9 @@ void replay(const json& trace, const Tolerance& tolerance,
   json ds_config = trace["ds_config"];
   const TemporaryFolder folder;
   json& zero = ds_config["zero_optimization"];
-  if (zero.contains("offload_optimizer") && zero["offload_optimizer"]["device"] == "nvme")
-    zero["offload_optimizer"]["nvme_path"] = folder / "";
+  for (const char* section : {"offload_optimizer", "offload_param"}) {
+    if (zero.contains(section) && zero[section]["device"] == "nvme") zero[section]["nvme_path"] = folder / "";
+  }
   const RunResult run = train_tiny_gpt2(ds_config.dump(), options);
   const json& norms = trace_with_norms(trace);
 

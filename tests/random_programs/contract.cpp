@@ -228,7 +228,7 @@ class Contract {
   bool free_of_blocks() const { return scopes_.empty() && no_syncs_ == 0; }
   bool free() const { return free_of_blocks() && attempts_ == 0; }
   bool may_differ() const {
-    return setup_.stage < 3 || setup_.ranks == 1 || (shares_parameters(setup_) && !pending_);
+    return setup_.stage < 3 || setup_.ranks == 1 || (shares_partitioned(setup_) && !pending_);
   }
   bool trains(const Operation& operation) const {
     for (int rank = 0; rank < setup_.ranks; ++rank) {

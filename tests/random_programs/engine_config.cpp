@@ -1,4 +1,5 @@
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 
 #include "tests/random_programs/engine_run.h"
@@ -51,6 +52,12 @@ std::string zero_of(const Setup& setup) {
          << R"(, "stage3_max_live_parameters": )" << setup.max_live << R"(, "stage3_prefetch_bucket_size": )"
          << setup.prefetch;
   }
+  const std::string nvme =
+      R"({"device": "nvme", "nvme_path": ")" + std::filesystem::temp_directory_path().string() + '"';
+  if (setup.in_files == InFiles::states || setup.in_files == InFiles::both)
+    text << R"(, "offload_optimizer": )" << nvme << "}";
+  if (setup.in_files == InFiles::parameters || setup.in_files == InFiles::both)
+    text << R"(, "offload_param": )" << nvme << R"(, "max_in_cpu": )" << setup.max_in_cpu << "}";
   text << "}";
   return text.str();
 }

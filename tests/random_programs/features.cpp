@@ -67,6 +67,9 @@ void count_features(const Program& program, FeatureCounts& counts) {
   features.insert(kRules[static_cast<int>(setup.rule)]);
   features.insert("stage " + std::to_string(setup.stage));
   features.insert(std::to_string(setup.ranks) + (setup.ranks == 1 ? " rank" : " ranks"));
+  static constexpr const char* kInFiles[] = {"", "optimizer states in files", "parameters in files",
+                                             "optimizer states and parameters in files"};
+  if (setup.in_files != InFiles::nothing) features.insert(kInFiles[static_cast<int>(setup.in_files)]);
   if (setup.micro_steps > 1) features.insert("accumulation");
   if (setup.clips) features.insert("clipping");
   if (setup.has_schedule) features.insert("schedule of the program");

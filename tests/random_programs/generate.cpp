@@ -56,6 +56,10 @@ Setup draw_setup(Dice& dice, uint64_t block) {
   setup.fixed_scale = dice.chance(30);
   setup.has_schedule = dice.chance(20);
   if (dice.chance(20)) setup.schedule_throws_at = dice.between(1, 2);
+  if (setup.stage > 0 && dice.chance(40)) setup.in_files = InFiles::states;
+  if (setup.stage == 3 && dice.chance(40))
+    setup.in_files = setup.in_files == InFiles::states ? InFiles::both : InFiles::parameters;
+  setup.max_in_cpu = dice.one_of({0, 0, 20});
   return setup;
 }
 

@@ -15,6 +15,7 @@ namespace zerorun::testing {
 enum class Place { threads, sharing_threads, shared_memory_processes, gloo_processes };
 enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
+enum class InFiles { nothing, states, parameters, both };
 
 /// Who does something.
 inline constexpr int kEverybody = -1;
@@ -41,6 +42,8 @@ struct Setup {
   bool fixed_scale = false;
   bool has_schedule = false;    // a function of the program
   int schedule_throws_at = -1;  // the applied step that it is asked for then; -1: never
+  InFiles in_files = InFiles::nothing;
+  int max_in_cpu = 0;  // elements of slices that stay in memory all the same
 };
 
 enum class Layout { plain, transposed, channels_last };
@@ -105,6 +108,10 @@ inline bool in_processes(Place place) {
 inline bool shares_parameters(const Setup& setup) {
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);
+}
+/// Whether that goes for partitioned parameters too.
+inline bool shares_partitioned(const Setup& setup) {
+  return shares_parameters(setup) && setup.in_files != InFiles::parameters && setup.in_files != InFiles::both;
 }
 /// Parameters in the order in which `rank` uses them.
 std::vector<int> uses_of(const Operation& operation, int rank);

@@ -19,6 +19,7 @@ constexpr std::array kPlaceNames = {"threads", "sharing_threads", "shared_memory
                                     "gloo_processes"};
 constexpr std::array kPrecisionNames = {"fp32", "bf16", "fp16"};
 constexpr std::array kRuleNames = {"sgd", "momentum", "adam_w"};
+constexpr std::array kInFilesNames = {"nothing", "states", "parameters", "both"};
 constexpr std::array kLayoutNames = {"plain", "transposed", "channels_last"};
 
 template <typename Names>
@@ -68,6 +69,8 @@ void visit(Setup& setup, Visitor&& visitor) {
   visitor.number("fixed_scale", setup.fixed_scale);
   visitor.number("has_schedule", setup.has_schedule);
   visitor.number("schedule_throws_at", setup.schedule_throws_at);
+  visitor.name("in_files", setup.in_files, kInFilesNames);
+  visitor.number("max_in_cpu", setup.max_in_cpu);
 }
 
 template <typename Visitor>

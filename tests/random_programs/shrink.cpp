@@ -98,6 +98,8 @@ void add_setup(std::vector<Change>& changes, const Setup& setup) {
   changes.push_back(set_up(&Setup::overlap, true));
   changes.push_back(set_up(&Setup::max_live, 1000000));
   changes.push_back(set_up(&Setup::prefetch, 0));
+  for (const InFiles fewer : {InFiles::nothing, InFiles::states, InFiles::parameters})
+    if (setup.in_files > fewer) changes.push_back(set_up(&Setup::in_files, fewer));
   changes.push_back(set_up(&Setup::persistence, 0));
   changes.push_back(set_up(&Setup::scale_power, 4));
   changes.push_back(set_up(&Setup::fixed_scale, false));

@@ -1,0 +1,273 @@
+// Slices of parameters in files, at stage 3: the same bits as in memory, with and without optimizer states in
+// files; what the program writes; checkpoints; what goes to the disk; what is refused.
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "engine/gathered_parameters.h"
+#include "tests/engine/offload_support.h"
+#include "tests/engine/partition_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tiny_gpt2.h"
+
+namespace zerorun::testing {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+TEST_CASE("The tiny GPT-2 trains to the same bits with slices of parameters in files") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE(
+      "", R"("bf16": {"enabled": true},)",
+      R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)");
+  const int accumulation = GENERATE(1, 4);
+  const double clipping = GENERATE(0.0, 1.0);
+  const int ranks = GENERATE(1, 2, 3);
+  auto run = [&](bool shares_memory, const std::string& more) {
+    return train_tiny_gpt2(tiny_config(precision, accumulation, clipping, 3, more),
+                           {.world_size = ranks,
+                            .steps = 5,
+                            .bucket_numel = {},
+                            .group_weight_decay = {},
+                            .inject_inf_steps = {3},
+                            .shares_memory = shares_memory});
+  };
+  const std::string in_files = offload_in("offload_param", folder / "");
+  const std::string all_in_files = in_files + offload_in("offload_optimizer", folder / "");
+  // As little gathered as can be, and read ahead of its use.
+  const std::string tight = R"(, "stage3_max_live_parameters": 20000, "stage3_prefetch_bucket_size": 10000)";
+  const RunResult in_memory = run(false, "");
+  CHECK(in_memory.bytes.in_files == 0);
+  for (const bool shares_memory : {false, true}) {
+    for (const std::string& more : {in_files, all_in_files, all_in_files + tight}) {
+      CAPTURE(precision, accumulation, clipping, ranks, shares_memory, more);
+      const RunResult result = run(shares_memory, more);
+      check_same_bits(result, in_memory);
+      CHECK(result.skipped == std::vector<int64_t>{0, 0, 0, 1, 1});
+      CHECK(result.bytes.parameters < in_memory.bytes.parameters / 5);
+      CHECK(result.bytes.in_files > in_memory.bytes.parameters);
+    }
+  }
+}
+
+TEST_CASE("Every optimizer of ours updates values in files") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE("fp32", "bf16");
+  for (const StateCase& how : all_state_cases()) {
+    if (how.client) continue;
+    for (const auto& [ranks, shares_memory, with_states] :
+         {std::tuple(1, false, true), {2, true, false}, {3, false, true}}) {
+      CAPTURE(how.name, how.optimizer, precision, ranks);
+      StateCase filed = with_values_in_files(wide(how), folder / "");
+      if (with_states) filed = in_files(filed, folder / "");
+      Trained in_memory, from_files;
+      train(wide(how), ranks, 3, precision, in_memory, shares_memory);
+      train(filed, ranks, 3, precision, from_files, shares_memory);
+      check_same_training(from_files, in_memory);
+    }
+  }
+}
+
+TEST_CASE("What the program writes reaches values in files, of frozen parameters too") {
+  const TemporaryFolder folder;
+  const StateCase adam = wide(all_state_cases().front());
+  const int ranks = GENERATE(1, 2);
+  const std::string precision = GENERATE("fp32", "bf16");
+  const bool shares_memory = GENERATE(false, true);
+  CAPTURE(ranks, precision, shares_memory);
+  auto writes = [](StateTraining& training, int step) {
+    const torch::NoGradGuard no_grad;
+    StateNet& model = training.model;
+    if (step == 0) model->first.mul_(0.5);
+    if (step == 1) model->fixed.add_(model->fixed);
+    if (step == 2) {
+      const GatheredParameters scope(*training.engine, {model->last, model->fixed}, 0);
+      if (training.state->communicator->rank() == 0) {
+        std::memset(model->last.mutable_data_ptr(), 0, model->last.nbytes() / 2);
+      }
+    }
+    if (step == 3) {
+      const GatheredParameters scope(*training.engine, {model->fixed}, 0);
+      if (training.state->communicator->rank() == 0) model->fixed.fill_(0.25);
+    }
+    if (step == 4) training.engine->synchronize();
+  };
+  Trained in_memory, from_files;
+  train(adam, ranks, 3, precision, in_memory, shares_memory, writes);
+  train(with_values_in_files(adam, folder / ""), ranks, 3, precision, from_files, shares_memory, writes);
+  check_same_training(from_files, in_memory);
+}
+
+TEST_CASE("A checkpoint links values in files, frozen ones once, and is read wherever they are then") {
+  const TemporaryFolder folder;
+  const StateCase plain = wide(all_state_cases().front());
+  const StateCase filed = in_files(with_values_in_files(plain, folder / "nvme"), folder / "nvme");
+  const std::string precision = GENERATE("fp32", "bf16");
+  CAPTURE(precision);
+  Trained straight;
+  std::vector<std::unique_ptr<CollectedState>> states(5);
+  for (auto& state : states) state = std::make_unique<CollectedState>();
+  train(filed, 2, 3, precision, straight, false, [&](StateTraining& training, int step) {
+    training.engine->save_checkpoint(folder / "saves");
+    states[step]->add(training);
+  });
+  std::map<std::string, std::set<ino_t>> files;
+  for (int step = 0; step < 5; ++step) {
+    const fs::path saved = folder / "saves" / ("global_step" + std::to_string(step + 1));
+    int slots = 0;
+    for (const auto& entry : fs::directory_iterator(saved)) {
+      const std::string name = entry.path().filename().string();
+      if (name.find("offloaded-values") == std::string::npos) continue;
+      ++slots;
+      struct stat facts {};
+      REQUIRE(::stat(entry.path().c_str(), &facts) == 0);
+      files[name].insert(facts.st_ino);
+    }
+    CHECK(slots > 4);
+    for (const bool reads_in_files : {false, true}) {
+      for (const std::string other : {"fp32", "bf16"}) {
+        CollectedState read;
+        run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+          StateTraining training(reads_in_files ? filed : plain, 3, other, communicator);
+          training.engine->load_checkpoint(folder / "saves", saved.filename().string());
+          read.add(training);
+        });
+        CAPTURE(step, reads_in_files, other);
+        check_same(states[step]->whole(), read.whole(), other == precision);
+      }
+    }
+  }
+  const auto of_frozen =
+      std::ranges::count_if(files, [](const auto& file) { return file.second.size() == 1; });
+  CHECK(of_frozen == 2);  // one bucket, two ranks
+  for (const auto& [name, inodes] : files) CHECK((inodes.size() == 1 || inodes.size() == 5));
+}
+
+namespace {
+
+// More layers than there are buffers, each a bucket, on one rank.
+struct Layers {
+  static constexpr int kLayers = 12, kWidth = 512;
+
+  Layers(const std::string& precision, const fs::path& folder, std::shared_ptr<Communicator> communicator) {
+    for (int layer = 0; layer < kLayers; ++layer)
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    const std::string zero = R"(, "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 300000)";
+    const Config config = parse_config(
+        tiny_config(precision, 1, 0, 3, offload_in("offload_param", folder) + zero), "layers", 1);
+    InitializeOptions options;
+    options.communicator = communicator;
+    options.bucket_numel = 1;
+    state = std::make_shared<EngineState>(*model, config, communicator,
+                                          collect_parameters(*model, config, options), options);
+    engine.emplace(state);
+  }
+  void step() {
+    engine->backward(model->forward(torch::ones({2, kWidth}, engine->dtype())).pow(2).mean());
+    engine->step();
+  }
+
+  torch::nn::Sequential model;
+  std::shared_ptr<EngineState> state;
+  std::optional<Engine> engine;
+};
+
+}  // namespace
+
+TEST_CASE("A step writes values in files once, and reads them for each gather") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE("", R"("bf16": {"enabled": true},)");
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Layers layers(precision, folder / "", communicator);
+    constexpr int kSteps = 4, kLayers = Layers::kLayers;
+    SliceStore& store = layers.state->store;
+    const StateFiles& files = store.value_files()->files();
+    for (int step = 0; step < 2; ++step) layers.step();
+    store.finish_generation();
+    const int64_t read = files.read_bytes(), written = files.written_bytes();
+    const int64_t gathers = layers.engine->residency().gathers;
+    for (int step = 0; step < kSteps; ++step) layers.step();
+    store.finish_generation();
+    const double slice = (precision.empty() ? 4 : 2) * Layers::kWidth * Layers::kWidth;
+    const double written_slices = static_cast<double>(files.written_bytes() - written) / slice;
+    CHECK(written_slices == Approx(kSteps * kLayers).epsilon(0.02));  // headers
+    // Those in the buffers where forward turns into backward, and where a step ends, are not read again.
+    const auto updates = static_cast<double>(precision.empty() ? kSteps * kLayers : 0);
+    const double uses = static_cast<double>(layers.engine->residency().gathers - gathers) + updates;
+    const double read_slices = static_cast<double>(files.read_bytes() - read) / slice;
+    INFO(uses << " uses, " << read_slices << " read");
+    CHECK(uses >= kSteps * (2 * kLayers - 2));
+    CHECK(read_slices <= 1.02 * uses);
+    CHECK(read_slices >= uses - kSteps * 3 * 5 - 5);
+  });
+}
+
+TEST_CASE("Slices stay in memory up to max_in_cpu, and none where all of them may") {
+  const TemporaryFolder folder;
+  auto bytes_of = [&](const std::string& most) {
+    BytesByCategory bytes;
+    run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+      StateCase how = all_state_cases().front();
+      how.zero = R"(, "offload_param": {"device": "nvme", "nvme_path": ")" + (folder / "").string() + "\"" +
+                 most + "}";
+      StateTraining training(how, 3, "fp32", communicator, "", 0, /*bucket_numel=*/1);
+      bytes = training.engine->bytes_by_category();
+    });
+    return bytes;
+  };
+  constexpr int64_t kFirst = 61 * 67 * 4, kLast = 67 * 13 * 4;
+  CHECK(bytes_of("").in_files == 0);
+  constexpr int64_t kBias = 16 * 4;  // stays gathered
+  CHECK(bytes_of(R"(, "max_in_cpu": 0)").parameters == kBias);
+  const int64_t some = bytes_of(R"(, "max_in_cpu": 1200)").parameters;
+  CHECK((some >= kLast && some < kFirst));
+}
+
+TEST_CASE("A bit that flips in a file of values ends training, with the bucket and the rank") {
+  const TemporaryFolder folder;
+  std::string error;
+  run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+    Layers layers(R"("bf16": {"enabled": true},)", folder / "", communicator);
+    layers.step();
+    layers.state->store.finish_generation();
+    flip_bits_in_files_of(folder / "");
+    try {
+      layers.step();
+    } catch (const TrainingError& thrown) {
+      error = thrown.what();
+    }
+  });
+  CHECK_THAT(error, Contains("the offloaded state of bucket ") && Contains(" on rank 0") &&
+                        Contains("another checksum") && Contains("resume from the newest checkpoint"));
+}
+
+TEST_CASE("An optimizer object of the program cannot update values in files") {
+  const TemporaryFolder folder;
+  auto error_of = [&](int stage) -> std::string {
+    try {
+      run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+        StateNet model;
+        torch::optim::Adam adam({model->first, model->last, model->bias});
+        InitializeOptions options;
+        options.communicator = communicator;
+        options.optimizer = &adam;
+        const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": )" +
+                                 std::to_string(stage) + offload_in("offload_param", folder / "") + "}}";
+        initialize(*model, parse_config(text, "refusals", 1), std::move(options));
+      });
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  CHECK_THAT(error_of(3), Contains("offload_param.device is \"nvme\"") && Contains("the program's own"));
+  CHECK(error_of(2) == "no error");
+}
+
+}  // namespace zerorun::testing

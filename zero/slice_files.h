@@ -1,0 +1,67 @@
+// State of slices whose home is files, as tensors: they have memory while they are open. Owned by the slice
+// store; any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "offload/state_files.h"
+#include "zero/layout.h"
+
+namespace zerorun {
+
+/// A chunk of a bucket's slice.
+struct ChunkOfSlice {
+  int bucket;
+  int chunk;
+};
+
+class SliceFiles {
+ public:
+  /// `slices`: by bucket; those without states or elements are in no file. Throws UserError as StateFiles.
+  SliceFiles(FileSystem& files, StateFilesOptions options, const std::vector<SliceContents>& slices);
+
+  bool has(int bucket) const { return slice_of_[bucket] >= 0; }
+  int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }
+  /// Its place in the slice.
+  Range chunk_range(int bucket, int chunk) const;
+  /// The chunk of the bucket's state of this number: 1-D, without memory unless it is open.
+  at::Tensor tensor(int bucket, size_t state, int chunk) const;
+
+  // These throw TrainingError where a disk fails.
+
+  /// The order in which chunks will be opened from now on. Those of buckets that are in no file are left out.
+  void plan(std::span<const ChunkOfSlice> chunks);
+  /// `overwrites`: whoever opens it writes to all of it, and need not find in it what the file has.
+  void open(int bucket, int chunk, bool overwrites = false);
+  void close(int bucket, int chunk, bool changed);
+  /// Likewise, while an exception is on its way.
+  void abandon(int bucket, int chunk, bool changed) noexcept;
+  void finish_generation();
+  LentSlot lend(int bucket);
+
+  /// For what it counts.
+  const StateFiles& files() const { return *files_; }
+
+ private:
+  struct ChunkMemory {
+    c10::Storage storage;  // of all states of a chunk
+    int opened = 0;
+  };
+
+  const SlotLayout& layout(int bucket) const { return files_->layout(slice_of_[bucket]); }
+  int number_of(int bucket, int chunk) const { return files_->first_chunk(slice_of_[bucket]) + chunk; }
+
+  std::vector<int> slice_of_;  // by bucket; -1: none
+  mutable std::mutex mutex_;   // guards all below
+  std::unique_ptr<StateFiles> files_;
+  std::vector<std::vector<at::ScalarType>> dtypes_;  // by bucket and state
+  std::vector<ChunkMemory> memory_;                  // by number of the chunk in files_
+  std::vector<int> planned_;
+};
+
+}  // namespace zerorun
