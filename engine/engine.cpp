@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "comm/rendezvous.h"
@@ -70,6 +71,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   auto state = kept_by_forks(
       std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
+  return_freed_memory();  // of the parameters as the program had made them
   return Engine(std::move(state));
 }
 

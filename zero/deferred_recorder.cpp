@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap.h"
 #include "zero/operator_traits.h"
 
 namespace zerorun {
@@ -323,7 +324,8 @@ void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::Dispat
   }
   torch::jit::drop(*stack, seen.values.size());
   if (all_plain(results)) {
-    defer_results(entry, seen.values, results);
+    const int64_t bytes = defer_results(entry, seen.values, results);
+    if (entry.random && bytes >= kLargeBlock) return_freed_memory();  // of the values that were drawn
     tape_.add(std::move(entry));
   }
   for (c10::IValue& result : results) stack->push_back(std::move(result));
@@ -367,8 +369,10 @@ c10::Storage DeferredRecorder::new_storage(int64_t nbytes) {
   return make_owned_storage(*owner.release(), nbytes, c10::kCPU, kNoMemory);
 }
 
-void DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,
-                                     torch::jit::Stack& results) {
+// Returns the bytes of what it has deferred.
+int64_t DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,
+                                        torch::jit::Stack& results) {
+  int64_t bytes = 0;
   std::map<c10::StorageImpl*, c10::Storage> storages;  // results may share one
   const auto& returns = entry.op.schema().returns();
   for (size_t index = 0; index < returns.size(); ++index) {
@@ -381,12 +385,17 @@ void DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stac
   for_each_tensor(found, [&](size_t index, std::optional<size_t> item, const at::Tensor& result) {
     if (returns[index].alias_info()) return;
     auto [storage, fresh] = storages.try_emplace(result.storage().unsafeGetStorageImpl());
-    if (fresh) storage->second = new_storage(static_cast<int64_t>(result.storage().nbytes()));
+    if (fresh) {
+      const auto of_storage = static_cast<int64_t>(result.storage().nbytes());
+      storage->second = new_storage(of_storage);
+      bytes += of_storage;
+    }
     at::Tensor deferred = marked_view(storage->second, result.scalar_type(), result.sizes(), result.strides(),
                                       result.storage_offset());
     entry.made.push_back({index, item, true, tape_tensor_of(deferred, *deferred_owner_of(deferred))});
     put(results, index, item, std::move(deferred));
   });
+  return bytes;
 }
 
 }  // namespace zerorun

@@ -44,7 +44,7 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record_deferred(const c10::OperatorHandle& op, const Arguments& seen, torch::jit::Stack* stack);
 
   /// Replaces results by deferred tensors, which it notes in `entry`; the memory of the results goes.
-  void defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
+  int64_t defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
   c10::Storage new_storage(int64_t nbytes);
 
   OperatorTape tape_;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap.h"
 #include "device/zeroed_memory.h"
 #include "zero/interception.h"
 #include "zero/operator_traits.h"
@@ -259,6 +260,7 @@ void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
   InterceptionPause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Replay(*this, target, memory).run();
+  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // of results on the way
 }
 
 }  // namespace zerorun
