@@ -184,6 +184,7 @@ struct OffloadOptimizerConfig {
   std::string nvme_path = {};              // a folder
   int64_t buffer_count = 4;                // chunks in memory at a time
   int64_t sub_group_size = 1'000'000'000;  // elements of a chunk, at most
+  double ratio = 1;                        // share of the states that is in files
 };
 
 struct OffloadParamConfig {

@@ -82,6 +82,7 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   tell_of_stage(resolution, zero, offloads[1], 3, "parameters are divided at stage 3 only");
   resolve_offload(resolution, offloads[0], zero.offload_optimizer);
   resolution.read("zero_optimization.sub_group_size", zero.offload_optimizer.sub_group_size);
+  resolution.read("zero_optimization.offload_optimizer.ratio", zero.offload_optimizer.ratio);
   resolve_offload(resolution, offloads[1], zero.offload_param);
   resolution.read("zero_optimization.offload_param.max_in_cpu", zero.offload_param.max_in_cpu);
   zero.aio = resolve_aio(resolution);

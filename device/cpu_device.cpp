@@ -52,6 +52,10 @@ void tell_unless(bool finite, const at::Tensor& from, const Finding& finding) {
 
 }  // namespace
 
+Device& Device::host() {
+  return cpu_device();
+}
+
 at::Tensor CpuDevice::allocate(int64_t numel, at::ScalarType dtype) {
   return zeroed_memory(numel, dtype);
 }

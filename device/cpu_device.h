@@ -14,6 +14,7 @@ class CpuDevice : public Device {
 
   c10::Device location() const override { return c10::kCPU; }
   Streams& streams() override { return streams_; }
+  Device& host() override { return *this; }
   int64_t alignment() const override { return 64; }  // a cache line, and a full AVX-512 register
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;

@@ -43,6 +43,8 @@ class Device {
 
   virtual c10::Device location() const = 0;
   virtual Streams& streams() = 0;
+  /// What works in the host's memory, in the calling thread.
+  virtual Device& host();
   /// What parameters and slices are aligned to, in bytes.
   virtual int64_t alignment() const = 0;
   /// A zero-filled 1-D tensor. Freeing one waits for all of the device's work.

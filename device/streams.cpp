@@ -22,6 +22,10 @@ const char* name_of(Handover handover) {
       return "measured";
     case Handover::saved:
       return "saved";
+    case Handover::leaving:
+      return "leaving";
+    case Handover::left:
+      return "left";
   }
   return "?";
 }

@@ -2,12 +2,12 @@
 // a Device; any thread. On a device that does its work in the calling thread (the CPU) every thread is its
 // own stream, what was called before is done, and nothing here has an effect.
 //
-// [Note: streams] A rank has one stream for gathers, one for reductions and one for copies to the host; the
-// rest runs on whatever stream the program's own operators run on ("compute": a thread's current one).
-// Collectives and kernels run on the current stream of the thread that asks for them: StreamScope changes it.
-// Work on different streams is ordered by events alone: what hands memory over records one behind its last
-// use, who takes it over waits for it. Every such hand-over has a name, and the tests prove that each is
-// needed and none is missing.
+// [Note: streams] A rank has one stream for gathers, one for reductions and one for copies to the host and
+// back; the rest runs on whatever stream the program's own operators run on ("compute": a thread's current
+// one). Collectives and kernels run on the current stream of the thread that asks for them: StreamScope
+// changes it. Work on different streams is ordered by events alone: what hands memory over records one behind
+// its last use, who takes it over waits for it. Every such hand-over has a name, and the tests prove that
+// each is needed and none is missing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +38,10 @@ enum class Handover : uint8_t {
   reduced,   // sums over ranks: reduction -> norm and update
   measured,  // what a step has come to: norm -> copy to the host
   saved,     // a checkpoint's state: what wrote it -> copy to the host -> what changes it next
+  leaving,   // sums over ranks that the host applies: reduction -> copy to the host
+  left,      // likewise: copy to the host -> what writes them next
 };
-inline constexpr int kHandovers = 9;
+inline constexpr int kHandovers = 11;
 const char* name_of(Handover handover);
 
 /// A point in the work of a stream. Belongs to what it guards; recording it again moves it on. One that was

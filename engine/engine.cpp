@@ -267,8 +267,10 @@ BytesByCategory Engine::bytes_by_category() const {
     }
     return bytes.moments;
   };
+  if (state_->host_update) bytes.on_host = state_->host_update->bytes();
   state_->store.for_each([&](int bucket, const StateTensor& state) {
-    category(bucket, state.kind) += state_->store.bytes(state);
+    int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
+    where += state_->store.bytes(state);
   });
   return bytes;
 }

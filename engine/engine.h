@@ -37,6 +37,7 @@ struct BytesByCategory {
                          // between files and memory
   int64_t buffers = 0;   // the module's buffers and frozen parameters
   int64_t gathered = 0;  // memory for partitioned parameters around their use
+  int64_t on_host = 0;   // not the GPU's memory: what the host keeps for a rank that computes on one
   int64_t in_files = 0;  // not memory: files of offloaded state, with two generations of it
 
   int64_t model_states() const { return parameters + gradients + master + moments; }

@@ -69,16 +69,18 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
           .shared = !policy.replicate_update && communicator.world_size() > 1,
           .dtype = config.precision.training,
           .master_from_fp32 = config.precision.master_from_fp32,
-          .whole_master = policy.replicate_update};
+          .whole_master = policy.replicate_update,
+          .master_on_host = updates_on_host(config, communicator.device())};
 }
 
-ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor) {
+ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, Device& device) {
   return {.policy = policy,
           .overlap = config.zero.overlap_comm,
           .communication = config.precision.communication,
           .accumulation = config.precision.accumulation,
           .accumulates = config.batch.gradient_accumulation_steps > 1,
-          .factor = static_cast<float>(factor)};
+          .factor = static_cast<float>(factor),
+          .to_host = updates_on_host(config, device)};
 }
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
@@ -112,8 +114,12 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
                                  : nullptr),
-      reducer(buckets, store, *communicator, reducer_options(config, policy, averaging.before)),
-      shard_states(store),
+      reducer(buckets, store, *communicator,
+              reducer_options(config, policy, averaging.before, communicator->device())),
+      host_update(updates_on_host(config, communicator->device())
+                      ? std::make_unique<HostUpdate>(buckets, reducer, communicator->device())
+                      : nullptr),
+      shard_states(store, host_update.get()),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
                *optimizer),
@@ -152,12 +158,15 @@ EngineState::~EngineState() {
 
 std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOptions& options) {
   std::vector<Shard> shards = make_shards();
-  Device& device = communicator->device();
+  Device& device = host_update ? communicator->device().host() : communicator->device();
   auto borrow = [this](const Shard& shard, const char* name) { return lend_moment(shard, name); };
-  if (options.optimizer) return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device);
+  if (options.optimizer) {
+    return make_client_optimizer(*options.optimizer, std::move(shards), borrow, device, shard_states);
+  }
   std::vector<OptimizerConfig> groups = group_configs(*config.optimizer, options);
   if (std::holds_alternative<LambConfig>(*config.optimizer)) {
-    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator, shard_states);
+    return make_lamb_optimizer(groups, std::move(shards), borrow, buckets, *communicator, device,
+                               shard_states);
   }
   if (std::holds_alternative<MuonConfig>(*config.optimizer)) {
     return make_muon_optimizer(std::move(groups), std::move(shards), borrow, buckets, *communicator,
@@ -194,9 +203,17 @@ Shard EngineState::make_shard(int bucket, int rank, int chunk) {
                                          : store.slice(bucket, name, rank).narrow(0, begin, numel);
   };
   const bool has_master = buckets.has_master(bucket);
+  at::Tensor gradient, rounded;
+  if (host_update) {
+    gradient = reducer.on_host(bucket).narrow(0, begin, numel);
+    if (buckets.dtype() != Dtype::fp32) rounded = host_update->values(bucket).narrow(0, begin, numel);
+  } else {
+    gradient = part_of(kGradient);
+    if (has_master) rounded = part_of(kValue);
+  }
   return {.values = part_of(has_master ? kMaster : kValue),
-          .gradient = part_of(kGradient),
-          .rounded = has_master ? part_of(kValue) : at::Tensor(),
+          .gradient = std::move(gradient),
+          .rounded = std::move(rounded),
           .group = buckets.layout(bucket).group,
           .bucket = bucket,
           .rank = rank,
@@ -209,8 +226,10 @@ at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
     const BucketLayout& layout = store.layout(shard.bucket);
     const Extent extent = policy.replicate_update ? Extent::bucket : Extent::slice;
     const int64_t numel = policy.replicate_update ? layout.numel : layout.slice_numel;
+    Device& device = communicator->device();
     store.put(shard.bucket, StateKind::moment, name, extent,
-              communicator->device().allocate(numel, at::kFloat));
+              host_update ? device.allocate_on_host(numel, at::kFloat) : device.allocate(numel, at::kFloat),
+              host_update ? Home::host : Home::device);
   }
   const StateTensor& state = store.at(shard.bucket, name);
   if (state.home != Home::file) return store.slice(shard.bucket, name, shard.rank);
@@ -311,21 +330,27 @@ void EngineState::make_directions() {
 
 // A device with streams skips the update by itself. The loss scale of the next backward needs an answer now.
 bool EngineState::waits_for_facts() const {
-  return scaler || optimizer->reads_facts() || !communicator->device().streams().asynchronous();
+  return scaler || host_update || optimizer->reads_facts() ||
+         !communicator->device().streams().asynchronous();
 }
 
 void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
+  // Where new values go up, who used them and who gathers them next are in order with that.
+  std::optional<StreamScope> copies;
+  if (host_update) copies.emplace(communicator->device().streams(), Lane::copy);
   if (residency) {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
   buckets.follow_writes();
   const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
   shards_to_update = shards_of_bucket;
-  optimizer->step(outcome.facts(optimizer->reads_facts()), [&](int shard) {
+  optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
     const int bucket = shard_bucket[shard];
-    if (--shards_to_update[bucket] == 0 && residency) residency->finish_update(bucket, gathers);
+    if (--shards_to_update[bucket] > 0) return;
+    if (host_update) host_update->send_up(bucket);
+    if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
   buckets.bump_versions();
@@ -381,18 +406,21 @@ void EngineState::report_time() {
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {
+  double master = 0;
   double moments = 0;
   store.for_each([&](int bucket, const StateTensor& state) {
-    if (state.kind != StateKind::moment || state.home == Home::file) return;
+    if (state.home == Home::file || state.home == Home::host) return;
+    if (state.kind != StateKind::master && state.kind != StateKind::moment) return;
+    double& total = state.kind == StateKind::master ? master : moments;
     for (int parameter : buckets.layout(bucket).parameters)
-      moments +=
+      total +=
           static_cast<double>(buckets.parameters()[parameter].tensor.numel() * state.memory.element_size());
   });
-  const Dtype training = config.precision.training;
-  return {.value = size_of(training),
+  const auto numel = static_cast<double>(buckets.numel());
+  return {.value = size_of(config.precision.training),
           .gradient = size_of(reducer.gradient_dtype()),
-          .master = training == Dtype::fp32 || store.files() ? 0 : size_of(Dtype::fp32),
-          .moments = moments / static_cast<double>(buckets.numel())};
+          .master = master / numel,
+          .moments = moments / numel};
 }
 
 }  // namespace zerorun

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/checkpoint_writer.h"
+#include "engine/host_update.h"
 #include "engine/model_parameters.h"
 #include "engine/offload.h"
 #include "engine/options.h"
@@ -90,6 +91,7 @@ struct EngineState {
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // of marked buckets
   GradientReducer reducer;
+  std::unique_ptr<HostUpdate> host_update;  // where the host updates what is on a GPU
   ShardStates shard_states;
   std::vector<int> shard_bucket;      // the bucket of each of the optimizer's shards
   std::vector<int> shards_of_bucket;  // how many each has

@@ -22,13 +22,20 @@ namespace {
 constexpr double kShareOfBuffers = 0.05;
 constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes: beyond that a disk gains nothing
 
-std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, const Config& config,
+std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, bool has_master, double ratio,
                                                       const std::vector<OptimizerConfig>& groups) {
   std::vector<std::vector<StateInFile>> states(store.count());
+  int64_t numel = 0;
+  for (const BucketLayout& layout : store.layout().buckets)
+    numel += layout.group == kFrozen ? 0 : layout.slice_numel;
+  const auto most = static_cast<int64_t>(ratio * static_cast<double>(numel));
+  int64_t in_files = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     const int group = store.layout(bucket).group;
-    if (group == kFrozen || store.layout(bucket).slice_numel == 0) continue;
-    if (config.precision.training != Dtype::fp32) states[bucket].push_back({StateKind::master, kMaster});
+    const int64_t slice = store.layout(bucket).slice_numel;
+    if (group == kFrozen || slice == 0 || in_files + slice > most) continue;
+    in_files += slice;
+    if (has_master) states[bucket].push_back({StateKind::master, kMaster});
     for (const char* name : moments_of(groups[group])) states[bucket].push_back({StateKind::moment, name});
   }
   return states;
@@ -135,7 +142,10 @@ void offload_optimizer(SliceStore& store, const Config& config, const Initialize
                        const std::vector<std::string>& names, Communicator& communicator) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
   if (offload.device != OffloadDevice::nvme || config.zero.stage == 0) return;
-  const auto states = states_in_files(store, config, group_configs(*config.optimizer, options));
+  const bool has_master =
+      config.precision.training != Dtype::fp32 || updates_on_host(config, communicator.device());
+  const auto states =
+      states_in_files(store, has_master, offload.ratio, group_configs(*config.optimizer, options));
   if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
   const int64_t chunk =
       chunk_bytes(store, states, offload, std::max<int64_t>(offload.buffer_count, kFewestBuffers));
@@ -174,16 +184,30 @@ std::string in_files(const SliceFiles& slices, const std::string& folder) {
 }
 
 void log_place(OffloadDevice device, const std::string& section, const std::string& what,
-               const SliceFiles* files, const std::string& folder, bool on_gpu) {
-  if (device == OffloadDevice::none) return;
-  if (on_gpu) {
-    log_warning(section + ": ranks on GPUs keep all " + what + " in the GPU's memory");
-  } else if (files) {
+               const SliceFiles* files, const std::string& folder) {
+  if (files) {
     log_info(section + ": " + what + " are" + in_files(*files, folder));
   } else {
     log_info(section + ": ranks on CPUs have " + what + " in the host's memory" +
              (device == OffloadDevice::cpu ? " anyway; nothing is copied" : ", where all of it may stay"));
   }
+}
+
+void log_offload_from_gpu(const Config& config, const SliceStore& store, Device& device) {
+  const ZeroConfig& zero = config.zero;
+  if (zero.stage > 0 && zero.offload_optimizer.device != OffloadDevice::none) {
+    const std::string what = "offload_optimizer: optimizer states and master weights ";
+    if (!updates_on_host(config, device)) {
+      log_warning(what + "of Muon stay in the GPU's memory, where its matrices are");
+    } else if (store.files()) {
+      log_info(what + "are" + in_files(*store.files(), zero.offload_optimizer.nvme_path) +
+               ", updated on the host");
+    } else {
+      log_info(what + "are in the host's memory, updated there");
+    }
+  }
+  if (zero.stage == 3 && zero.offload_param.device != OffloadDevice::none)
+    log_warning("offload_param: ranks on GPUs keep slices of parameters in the GPU's memory");
 }
 
 }  // namespace
@@ -206,24 +230,26 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator) {
   if (communicator.rank() != 0) return;
   const ZeroConfig& zero = config.zero;
-  const bool on_gpu = communicator.device().streams().asynchronous();
-  if (zero.stage > 0) {
+  if (communicator.device().streams().asynchronous())
+    return log_offload_from_gpu(config, store, communicator.device());
+  if (zero.stage > 0 && zero.offload_optimizer.device != OffloadDevice::none) {
     log_place(zero.offload_optimizer.device, "offload_optimizer", "optimizer states and master weights",
-              store.files(), zero.offload_optimizer.nvme_path, on_gpu);
+              store.files(), zero.offload_optimizer.nvme_path);
   }
-  if (zero.stage == 3) {
+  if (zero.stage == 3 && zero.offload_param.device != OffloadDevice::none) {
     log_place(zero.offload_param.device, "offload_param", "slices of parameters", store.value_files(),
-              zero.offload_param.nvme_path, on_gpu);
+              zero.offload_param.nvme_path);
   }
 }
 
 void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
                     const std::vector<NamedParameter>& parameters, Communicator& communicator) {
-  if (communicator.device().streams().asynchronous()) return;
+  const bool on_gpu = communicator.device().streams().asynchronous();
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters) names.push_back(parameter.name);
-  offload_optimizer(store, config, options, names, communicator);
-  offload_param(store, config, names, communicator);
+  if (!on_gpu || updates_on_host(config, communicator.device()))
+    offload_optimizer(store, config, options, names, communicator);
+  if (!on_gpu) offload_param(store, config, names, communicator);
 }
 
 void ShardStates::plan(std::span<const int> shards) {
@@ -257,6 +283,10 @@ void ShardStates::close(int shard, ShardUse use) {
   const auto [bucket, chunk] = chunks_[shard];
   if (use == ShardUse::moments && updates_values_in_files(bucket))
     store_->close_values(bucket, ValueUse::read);
+  if (host_update_ && use == ShardUse::update) {
+    host_update_->take_exact(bucket, store_->chunk_range(bucket, chunk).begin,
+                             store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
+  }
   store_->close_chunk(bucket, chunk, /*changed=*/true);
 }
 

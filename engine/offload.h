@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "config/config_types.h"
+#include "engine/host_update.h"
 #include "engine/model_parameters.h"
 #include "engine/options.h"
 #include "optim/shard_optimizer.h"
@@ -28,8 +29,8 @@ void offload_states(SliceStore& store, const Config& config, const InitializeOpt
 /// The optimizer's way to the state of its shards, which are chunks of `store`. Used by the engine's thread.
 class ShardStates : public StateAccess {
  public:
-  /// `store` outlives it.
-  explicit ShardStates(SliceStore& store) : store_(&store) {}
+  /// Both outlive it; `host_update` may be null.
+  ShardStates(SliceStore& store, HostUpdate* host_update) : store_(&store), host_update_(host_update) {}
 
   /// Shards are numbered as they are added.
   void add(int bucket, int chunk) { chunks_.push_back({bucket, chunk}); }
@@ -47,6 +48,7 @@ class ShardStates : public StateAccess {
   void hold_values(int bucket);
 
   SliceStore* store_;
+  HostUpdate* host_update_;
   std::vector<ChunkOfSlice> chunks_;  // by shard
   std::vector<ChunkOfSlice> planned_;
   int held_ = -1;  // the bucket whose values stay open for the shards to come: written once for all of them

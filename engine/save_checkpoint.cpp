@@ -126,7 +126,9 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
       auto& source = sources[&kept];
-      if (!source) {
+      if (!source && kept.home == Home::host) {
+        source = zerorun::pinned(kept.own.clone());
+      } else if (!source) {
         const CopyTime time = copy_time(state, bucket, kept.kind);
         source = state.checkpoints.pins().pin(kept.own, time);
         if (time == CopyTime::before_change) pinned.push_back(source);

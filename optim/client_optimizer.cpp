@@ -103,8 +103,8 @@ std::tuple<double, double>* betas_of(torch::optim::OptimizerOptions& options) {
 class ClientOptimizer : public ShardOptimizer {
  public:
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, const BorrowMoment& borrow,
-                  Device& device)
-      : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device) {
+                  Device& device, StateAccess& access)
+      : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device), access_(&access) {
     given_state_ = std::exchange(optimizer.state(), {});
     for (auto& group : optimizer.param_groups()) given_.push_back(std::exchange(group.params(), {}));
     for (Shard& shard : shards_) {
@@ -177,6 +177,8 @@ class ClientOptimizer : public ShardOptimizer {
 
  private:
   void apply(double gradient_divisor) {
+    const int count = static_cast<int>(shards_.size());
+    for (int index = 0; index < count; ++index) access_->open(index, ShardUse::update);
     // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
     for (size_t index = 0; index < shards_.size(); ++index) {
       const at::Tensor& source = shards_[index].gradient;
@@ -192,6 +194,7 @@ class ClientOptimizer : public ShardOptimizer {
       shard.values.mutable_grad().reset();
       if (shard.rounded.defined()) device_->copy_scaled(shard.rounded, shard.values, 1);
     }
+    for (int index = 0; index < count; ++index) access_->close(index, ShardUse::update);
   }
 
   // Behind the first step: the momentum that SGD has made moves to where it is borrowed.
@@ -209,6 +212,7 @@ class ClientOptimizer : public ShardOptimizer {
   std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())> given_state_;
   std::vector<Shard> shards_;
   Device* device_;
+  StateAccess* access_;
   std::vector<at::Tensor> momenta_;  // SGD's, by shard; undefined: none
   int64_t steps_ = 0;
   std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
@@ -237,8 +241,8 @@ void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
 
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
                                                       std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                      Device& device) {
-  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards), borrow, device);
+                                                      Device& device, StateAccess& access) {
+  return std::make_unique<ClientOptimizer>(optimizer, std::move(shards), borrow, device, access);
 }
 
 }  // namespace zerorun

@@ -14,11 +14,12 @@ namespace zerorun {
 /// Throws UserError unless `optimizer` is an Adam, AdamW, SGD, Adagrad or RMSprop that has not been stepped.
 void check_client_optimizer(const torch::optim::Optimizer& optimizer);
 
-/// `optimizer` (checked; outlives the result, as `device` does) from now on holds shards where its groups
-/// held parameters, and its state is in what it has borrowed. On a device with streams each step waits for
-/// the facts.
+/// `optimizer` (checked; outlives the result, as `device` and `access` do) from now on holds shards where its
+/// groups held parameters, and its state is in what it has borrowed. On a device with streams each step waits
+/// for the facts.
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
                                                       std::vector<Shard> shards, const BorrowMoment& borrow,
-                                                      Device& device = cpu_device());
+                                                      Device& device = cpu_device(),
+                                                      StateAccess& access = state_in_memory());
 
 }  // namespace zerorun

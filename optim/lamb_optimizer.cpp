@@ -21,11 +21,11 @@ class LambOptimizer : public ShardOptimizer {
  public:
   LambOptimizer(const std::vector<OptimizerConfig>& groups, std::vector<Shard> shards,
                 const BorrowMoment& borrow, const Buckets& buckets, Communicator& communicator,
-                StateAccess& access)
+                Device& device, StateAccess& access)
       : shards_(std::move(shards)),
         buckets_(&buckets),
         communicator_(&communicator),
-        device_(&communicator.device()),
+        device_(&device),
         access_(&access),
         facts_(device_->allocate(kFactsNumel, at::kDouble)),
         no_facts_(device_->allocate(kFactsNumel, at::kDouble)),
@@ -252,8 +252,9 @@ class LambOptimizer : public ShardOptimizer {
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                     const Buckets& buckets, Communicator& communicator,
-                                                    StateAccess& access) {
-  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator, access);
+                                                    Device& device, StateAccess& access) {
+  return std::make_unique<LambOptimizer>(groups, std::move(shards), borrow, buckets, communicator, device,
+                                         access);
 }
 
 }  // namespace zerorun

@@ -12,11 +12,12 @@
 namespace zerorun {
 
 /// Lamb: the trust ratio of a parameter is that of the whole parameter. `shards` of all of `buckets`, in
-/// order, which outlive the result as `communicator` and `access` do; one config a group, all Lamb's.
+/// order, which outlive the result as `communicator`, `device` (theirs) and `access` do; one config a group,
+/// all Lamb's.
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                     const Buckets& buckets, Communicator& communicator,
-                                                    StateAccess& access);
+                                                    Device& device, StateAccess& access);
 
 /// Muon for the groups of that type, which hold parameters of two dimensions or more, AdamW for the others.
 std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig> groups,

@@ -85,7 +85,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
 }
 
 bool Buckets::has_master(int bucket) const {
-  return dtype() != Dtype::fp32 && layout(bucket).group != kFrozen;
+  return (dtype() != Dtype::fp32 || options_.master_on_host) && layout(bucket).group != kFrozen;
 }
 
 at::Tensor Buckets::allocate_values(int bucket) {
@@ -104,7 +104,7 @@ void Buckets::move_in(int bucket) {
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
   at::Tensor flat = allocate_values(bucket);
-  const bool wants_exact = options_.master_from_fp32 && has_master(bucket);
+  const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && dtype() != Dtype::fp32;
   const at::Tensor exact = wants_exact ? communicator_->allocate(bucket_layout.numel, at::kFloat) : flat;
   const char* message = bucket_layout.partitioned ? kReleased : shared(bucket) ? kShared : kPending;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
@@ -151,8 +151,10 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   } else if (has_master(bucket)) {
     const Extent extent = options_.whole_master ? Extent::bucket : Extent::slice;
     const at::Tensor updated = options_.whole_master ? exact : slice(bucket, exact, rank_);
-    store_->put(bucket, StateKind::master, kMaster, extent,
-                device_->allocate(updated.numel(), at::kFloat).copy_(updated));
+    at::Tensor master = options_.master_on_host ? device_->allocate_on_host(updated.numel(), at::kFloat)
+                                                : device_->allocate(updated.numel(), at::kFloat);
+    store_->put(bucket, StateKind::master, kMaster, extent, master.copy_(updated),
+                options_.master_on_host ? Home::host : Home::device);
   }
   if (comes_and_goes(bucket)) {
     const at::Tensor own = slice(bucket, flat, rank_);
@@ -283,11 +285,27 @@ void Buckets::follow_writes(int bucket) {
   const StateTensor& master = store_->at(bucket, kMaster);
   if (options_.whole_master) return device_->follow_written(master.memory, flat(bucket));
   with_shard(bucket, ValueUse::read, [&] {
+    const at::Tensor written = options_.master_on_host ? shard_on_host(bucket) : shard(bucket);
     store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-      device_->follow_written(store_->chunk(bucket, master, chunk),
-                              store_->chunk(bucket, values(bucket), chunk));
+      const auto [begin, numel] = store_->chunk_range(bucket, chunk);
+      const at::Tensor values = written.narrow(0, begin, numel);
+      const at::Tensor exact = store_->chunk(bucket, master, chunk);
+      Device& where = options_.master_on_host ? device_->host() : *device_;
+      if (dtype() == Dtype::fp32) return where.copy(exact, values);
+      where.follow_written(exact, values);
     });
   });
+}
+
+// A copy of what the current stream has put there. Rare: the program has written to it.
+at::Tensor Buckets::shard_on_host(int bucket) const {
+  Streams& streams = device_->streams();
+  at::Tensor copy = device_->allocate_on_host(shard(bucket).numel(), shard(bucket).scalar_type());
+  device_->copy(copy, shard(bucket));
+  Event copied;
+  streams.record(copied, streams.current());
+  streams.await(copied, communicator_->timeout(), "what was written to " + label(bucket));
+  return copy;
 }
 
 int64_t Buckets::numel() const {

@@ -57,6 +57,7 @@ struct BucketOptions {
   Dtype dtype = Dtype::fp32;      // of the values; under a 16-bit one trained buckets have master weights
   bool master_from_fp32 = false;  // they start from the parameters as given, not as rounded to `dtype`
   bool whole_master = false;      // this rank keeps those of all slices, not only of its own
+  bool master_on_host = false;    // in the host's memory, and of fp32 values too
 };
 
 class Buckets {
@@ -103,7 +104,7 @@ class Buckets {
     if (store_->value_files()) store_->value_files()->plan(shards);
   }
   Dtype dtype() const { return options_.dtype; }
-  /// Whether it has master weights: trained, under a 16-bit dtype.
+  /// Whether it has master weights: trained, under a 16-bit dtype or where the host updates.
   bool has_master(int bucket) const;
   /// `rank`'s slice of a tensor laid out like this bucket.
   at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const {
@@ -177,6 +178,7 @@ class Buckets {
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void follow_writes(int bucket);
+  at::Tensor shard_on_host(int bucket) const;
   void write_master(int bucket, const at::Tensor& values);
   void leave();
   at::Tensor values_to_leave(int bucket) const;

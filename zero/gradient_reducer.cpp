@@ -97,6 +97,8 @@ void GradientReducer::make_memory(int bucket) {
   } else {
     state.buffer.memory = keep(Extent::bucket, allocate(layout.numel, gradient_dtype()));
   }
+  if (options_.to_host)
+    state.on_host = device_->allocate_on_host(layout.slice_numel, scalar_type(gradient_dtype()));
 }
 
 const at::Tensor& GradientReducer::gradient(int bucket) const {
@@ -139,6 +141,7 @@ void GradientReducer::make_sums() {
 
 void GradientReducer::start_backward(bool boundary) {
   reducing_ = options_.policy.reduce_every_backward || boundary;
+  at_boundary_ = boundary;
   if (!reducing_) make_sums();
   in_backward_ = true;
   if (options_.policy.reduce_every_backward) {
@@ -266,6 +269,7 @@ void GradientReducer::depart(int bucket) {
   {
     StreamScope scope(*streams_, Lane::reduce);
     streams_->wait(state.complete, streams_->current(), Handover::written);
+    start_summing(bucket);
     flight.work =
         communicator_->reduce_scatter(own, flight.buffer.memory, "gradients of " + buckets_->label(bucket));
   }
@@ -299,6 +303,7 @@ void GradientReducer::retire_oldest() {
     }
   }
   if (flight.arrived.defined()) {
+    start_summing(flight.bucket);
     // Sums that are not finite are found by the norm.
     const at::Tensor& reduced = gradient(flight.bucket);
     if (flight.is_first) {
@@ -307,6 +312,7 @@ void GradientReducer::retire_oldest() {
       device_->add_scaled(reduced, flight.arrived, 1);
     }
   }
+  if (at_boundary_) send_to_host(flight.bucket);
   if (!pooled()) return;
   streams_->record(flight.buffer.free, streams_->current());
   pool_.give_back(std::move(flight.buffer));
@@ -333,6 +339,25 @@ void GradientReducer::finish_reduction() {
   streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
+// The current stream writes to the bucket's sums: after they have left.
+void GradientReducer::start_summing(int bucket) {
+  if (!options_.to_host) return;
+  streams_->wait(states_[bucket].left, streams_->current(), Handover::left);
+  states_[bucket].is_sent = false;
+}
+
+// What the current stream has made of the sums.
+void GradientReducer::send_to_host(int bucket) {
+  if (!options_.to_host) return;
+  BucketState& state = states_[bucket];
+  streams_->record(state.summed, streams_->current());
+  StreamScope scope(*streams_, Lane::copy);
+  streams_->wait(state.summed, streams_->current(), Handover::leaving);
+  device_->copy(state.on_host, store_->at(bucket, kGradient).own);
+  streams_->record(state.left, streams_->current());
+  state.is_sent = true;
+}
+
 int64_t GradientReducer::finish_window(bool notice) {
   depart_rest();  // where the last backward was not known to be the last, all are still here
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
@@ -344,6 +369,7 @@ int64_t GradientReducer::finish_window(bool notice) {
   agreement->wait();
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (late[bucket] > 0) reduce_late(bucket);
+    if (!states_[bucket].is_sent) send_to_host(bucket);
   }
   return notices;
 }
@@ -365,6 +391,7 @@ void GradientReducer::reduce_late(int bucket) {
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
+  start_summing(bucket);
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
 }
 
@@ -375,6 +402,8 @@ void GradientReducer::start_window() {
   for (BucketState& state : states_) {
     state.has_sums = false;
     state.departed = false;
+    state.is_sent = false;
+    streams_->wait(state.left, streams_->current(), Handover::left);
   }
   streams_->record(consumed_, streams_->current());
 }

@@ -30,7 +30,8 @@
 //
 // [Note: streams of gradients] A hook writes on the stream it runs on, once the buffer is free. A departure
 // waits for all streams that wrote; from there on everything happens on the reduction's stream, which says
-// when the buffer is free again, and whoever reads the sums waits for it.
+// when the buffer is free again, and whoever reads the sums waits for it. Where the host applies the sums,
+// they leave on the stream of copies as soon as they are there, under backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -59,6 +60,7 @@ struct ReducerOptions {
   Dtype accumulation = Dtype::fp32;
   bool accumulates = false;  // some backwards of a window are no boundary
   float factor = 1;          // what gradients are multiplied with before they are summed over ranks
+  bool to_host = false;      // this rank's slices of a window's sums are wanted on the host
 };
 
 /// What a window that is not at its end has had, beside the gradients in the store.
@@ -91,6 +93,9 @@ class GradientReducer {
   /// Sums over ranks of the bucket's gradients since the last step: this rank's slice, or all of it when the
   /// stage replicates the update. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
+  /// This rank's slice of them in the host's memory, where that is wanted: behind finish_window() they are
+  /// on their way there on the stream of copies.
+  const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
   /// After the optimizer step on the current stream: what comes next starts from zero.
   void start_window();
 
@@ -131,6 +136,10 @@ class GradientReducer {
     bool has_sums = false;  // its gradient() holds sums of this window
     bool departed = false;  // further gradients are late
     at::Tensor late;        // defined only while it holds late gradients
+    at::Tensor on_host;     // defined only where the host wants the sums
+    bool is_sent = false;   // those of this window are there, or on their way
+    Event summed;
+    Event left;  // what was sent last is there
   };
   struct Flight {
     int bucket;
@@ -164,6 +173,8 @@ class GradientReducer {
   void retire_one_reduction();
   void finish_reduction();
   void reduce_late(int bucket);
+  void start_summing(int bucket);
+  void send_to_host(int bucket);
 
   const Buckets* buckets_;
   SliceStore* store_;
@@ -189,6 +200,7 @@ class GradientReducer {
   std::mutex hooks_;  // held while a gradient is taken in
   bool in_backward_ = false;
   bool reducing_ = false;
+  bool at_boundary_ = false;
   int64_t window_arrivals_ = 0;
   std::optional<int> bypassed_;
 };

@@ -47,6 +47,7 @@ enum class Extent { slice, bucket };
 enum class Home {
   device,  // in memory of the rank's own, where it computes
   shared,  // there once for the ranks of the host, each of which owns its slice
+  host,    // in the host's memory, of a rank that computes elsewhere
   file,    // in files, from which it comes to memory around its use
 };
 
@@ -196,7 +197,7 @@ class SliceStore {
       }
     }
   }
-  /// What it costs this rank in memory: of what is shared its part.
+  /// What it costs this rank in the memory where it is at home: of what is shared its part, in files none.
   int64_t bytes(const StateTensor& state) const;
 
  private:

@@ -27,7 +27,7 @@ constexpr StagePolicy policy_of(int stage) {
 struct BytesPerParameter {
   int64_t value = 4;
   int64_t gradient = 4;
-  int64_t master = 0;  // 4 under 16-bit training
+  double master = 0;   // 4 under 16-bit training
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
@@ -41,7 +41,7 @@ constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters,
   return static_cast<double>(bytes.value) *
              (whole + (n - whole - static_cast<double>(in_files)) / world_size) +
          static_cast<double>(bytes.gradient) * (policy.reduce_every_backward ? own : n) +
-         (static_cast<double>(bytes.master) + bytes.moments) * (policy.replicate_update ? n : own);
+         (bytes.master + bytes.moments) * (policy.replicate_update ? n : own);
 }
 
 }  // namespace zerorun

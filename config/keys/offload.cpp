@@ -24,7 +24,7 @@ constexpr KeyFact rows[] = {
         "zero_optimization.offload_param.device", "\"none\"", "none cpu nvme",
         "where each rank's slices of parameters are kept between uses, at stage 3: cpu is the host's "
         "memory, where ranks on CPUs have them anyway; nvme is files; ranks on GPUs keep them in the GPU's "
-        "memory")
+        "memory, and warn")
         .or_null()
         .advise("write \"none\", \"cpu\" or \"nvme\""),
     text("zero_optimization.offload_param.nvme_path", "",
@@ -51,7 +51,9 @@ constexpr KeyFact rows[] = {
         .advise("write an object such as {\"device\": \"cpu\"}"),
     choice("zero_optimization.offload_optimizer.device", "\"none\"", "none cpu nvme",
            "where optimizer states and master weights are kept, from stage 1 on: cpu is the host's memory, "
-           "where ranks on CPUs have them anyway; nvme is files; ranks on GPUs keep them in the GPU's memory")
+           "where ranks on CPUs have them anyway; nvme is files; for ranks on GPUs the host updates them "
+           "(but for "
+           "Muon's)")
         .or_null()
         .advise("write \"none\", \"cpu\" or \"nvme\""),
     text("zero_optimization.offload_optimizer.nvme_path", "",
@@ -64,7 +66,9 @@ constexpr KeyFact rows[] = {
         .filled_by(fallback),
     boolean("zero_optimization.offload_optimizer.pin_memory", "true", "keep host memory page-locked")
         .filled_by(fallback)
-        .no_effect("ranks on CPUs have no use for page-locked memory"),
+        .no_effect(
+            "what the host keeps for a GPU is always page-locked, in exact sizes; ranks on CPUs have no use "
+            "for that"),
     boolean("zero_optimization.offload_optimizer.pipeline_read", "false",
             "read ahead while the optimizer works")
         .filled_by(fallback)
@@ -77,10 +81,11 @@ constexpr KeyFact rows[] = {
         .filled_by(fallback)
         .no_effect(
             "at the start files get their room, and master weights are written while the model moves in"),
-    number("zero_optimization.offload_optimizer.ratio", "1.0", "share of the states that is offloaded")
+    number("zero_optimization.offload_optimizer.ratio", "1.0",
+           "share of the optimizer states that is in files, in whole buckets, with nvme; the rest stays in "
+           "memory")
         .range_of(0, 1)
-        .filled_by(fallback)
-        .not_offered("all of the states are kept where device says"),
+        .filled_by(fallback),
     boolean("zero_optimization.offload_optimizer.super_offload", "false",
             "a variant for CPUs joined to their GPU")
         .filled_by(fallback)

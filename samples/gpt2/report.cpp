@@ -51,6 +51,7 @@ std::string memory_table(const BytesByCategory& bytes, double formula_bytes) {
                   static_cast<double>(bytes.model_states()) / formula_bytes);
   table += row("buckets", bytes.buckets) + "\n";
   table += row("buffers", bytes.buffers) + "\n";
+  if (bytes.on_host > 0) table += row("on the host", bytes.on_host) + "\n";
   if (bytes.in_files > 0) table += row("in files", bytes.in_files) + "\n";
   return table;
 }

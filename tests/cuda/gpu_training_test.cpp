@@ -61,12 +61,14 @@ Tolerance on_gpu(Tolerance tolerance) {
   return tolerance;
 }
 
-RunResult train_on_gpu(const std::string& precision, int stage, double clipping) {
+RunResult train_on_gpu(const std::string& precision, int stage, double clipping,
+                       const std::string& offload = "") {
   const std::string config =
       R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
       "gradient_clipping": )" +
       std::to_string(clipping) + ", " + precision + R"("zero_optimization": {"stage": )" +
-      std::to_string(stage) + R"(, "overlap_comm": true, "stage3_param_persistence_threshold": 100}})";
+      std::to_string(stage) + R"(, "overlap_comm": true, "stage3_param_persistence_threshold": 100)" +
+      offload + "}}";
   RunOptions options{.world_size = 1, .steps = 6, .bucket_numel = {}, .group_weight_decay = {}};
   options.inject_inf_steps = {3};
   options.communicator_for = [](std::shared_ptr<Communicator> unused) { return on_gpu(unused); };
@@ -145,6 +147,26 @@ TEST_CASE("GPU: all stages give the same bits in every precision, with a step th
     check_same_bits(train_on_gpu(precision, stage, clipping), reference);
   }
   check_same_bits(train_on_gpu(precision, 0, clipping), reference);
+}
+
+TEST_CASE("GPU: updates on the host give the bits of updates on the GPU") {
+  gpus();
+  const std::string precision =
+      GENERATE("", R"("bf16": {"enabled": true},)",
+               R"("fp16": {"enabled": true, "initial_scale_power": 12, "hysteresis": 1},)");
+  const TemporaryFolder folder;
+  const RunResult reference = train_on_gpu(precision, 1, 1.0);
+  for (const int stage : {1, 2, 3}) {
+    for (const char* device : {"cpu", "nvme"}) {
+      CAPTURE(precision, stage, device);
+      const std::string offload = R"(, "offload_optimizer": {"device": ")" + std::string(device) +
+                                  R"(", "nvme_path": ")" + (folder / "").string() + "\"}";
+      const RunResult on_host = train_on_gpu(precision, stage, 1.0, offload);
+      check_same_bits(on_host, reference);
+      CHECK(on_host.bytes.master + on_host.bytes.moments == 0);
+      CHECK(on_host.bytes.on_host > 0);
+    }
+  }
 }
 
 TEST_CASE("GPU: two ranks train as two on the CPU do") {

@@ -64,6 +64,33 @@ TEST_CASE("Every optimizer of ours keeps its state in files, in slices of severa
   }
 }
 
+TEST_CASE("A share of the optimizer states in files, and the rest in memory") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE("", R"("bf16": {"enabled": true},)");
+  auto run = [&](const std::string& offload) {
+    return train_tiny_gpt2(tiny_config(precision, 1, 1.0, 3, offload), {.world_size = 2,
+                                                                        .steps = 5,
+                                                                        .bucket_numel = 2000,
+                                                                        .group_weight_decay = {},
+                                                                        .inject_inf_steps = {3}});
+  };
+  auto states_of = [](const RunResult& result) { return result.bytes.master + result.bytes.moments; };
+  const RunResult in_memory = run("");
+  const RunResult in_files = run(offload_in("offload_optimizer", folder / ""));
+  for (const double ratio : {0.0, 0.3, 0.7}) {
+    std::string offload = offload_in("offload_optimizer", folder / "");
+    offload.insert(offload.size() - 1, R"(, "ratio": )" + std::to_string(ratio));
+    const RunResult mixed = run(offload);
+    CAPTURE(precision, ratio);
+    check_same_bits(mixed, in_memory);
+    CHECK((mixed.bytes.in_files == 0) == (ratio == 0));
+    CHECK(mixed.bytes.in_files <= in_files.bytes.in_files);
+    const double kept = static_cast<double>(states_of(mixed)) / static_cast<double>(states_of(in_memory));
+    CHECK(kept >= 1 - ratio);
+    CHECK(kept <= 1.3 - ratio);
+  }
+}
+
 TEST_CASE("What the program writes reaches master weights in files") {
   const TemporaryFolder folder;
   const StateCase adam = wide(all_state_cases().front());

@@ -34,8 +34,13 @@ class RecordingStreams : public Streams {
     ++recording_->waits[static_cast<size_t>(handover)];
     recording_->checker.wait(static_cast<const RecordedEvent&>(*event.state).clock, stream);
   }
-  void await(const Event& event, std::chrono::milliseconds, const std::string&) override {
+  void await(const Event& event, std::chrono::milliseconds, const std::string& what) override {
     if (!event.state || std::this_thread::get_id() != owner_) return;  // the program waits in its own thread
+    const std::string& dropped = recording_->dropped_on_host;
+    if (!dropped.empty() && what.find(dropped) != std::string::npos) {
+      ++recording_->dropped_host_waits;
+      return;
+    }
     ++recording_->host_waits;
     recording_->checker.wait_on_host(static_cast<const RecordedEvent&>(*event.state).clock);
   }
@@ -54,22 +59,70 @@ class RecordingStreams : public Streams {
   StreamId current_ = 0;  // what a rank asks of the device it asks in one thread
 };
 
+// The host, which updates what has come to its memory.
+class RecordingHost : public CpuDevice {
+ public:
+  explicit RecordingHost(Recording& recording) : recording_(&recording) {}
+
+  void copy(const at::Tensor& to, const at::Tensor& from) override {
+    use({from}, {to}, "copy");
+    CpuDevice::copy(to, from);
+  }
+  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override {
+    use({from}, {to}, "copy_scaled");
+    CpuDevice::copy_scaled(to, from, factor);
+  }
+  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override {
+    use({values}, {tally}, "add_squares");
+    CpuDevice::add_squares(tally, values, number);
+  }
+  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override {
+    use({tensors.gradient, facts},
+        {tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded}, "update");
+    CpuDevice::update(rule, tensors, facts);
+  }
+  void follow_written(const at::Tensor& master, const at::Tensor& values) override {
+    use({values}, {master}, "follow_written");
+    CpuDevice::follow_written(master, values);
+  }
+
+ private:
+  void use(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
+           const std::string& what) {
+    auto note = [&](const at::Tensor& tensor, bool writes) {
+      if (!tensor.defined() || tensor.numel() == 0) return;
+      recording_->checker.use_by_host(tensor.const_data_ptr(), tensor.nbytes(), writes, what);
+    };
+    for (const at::Tensor& tensor : read) note(tensor, false);
+    for (const at::Tensor& tensor : written) note(tensor, true);
+  }
+
+  Recording* recording_;
+};
+
 class RecordingDevice : public CpuDevice {
  public:
-  explicit RecordingDevice(Recording& recording) : recording_(&recording), streams_(recording) {}
+  explicit RecordingDevice(Recording& recording)
+      : recording_(&recording), streams_(recording), host_(recording) {}
 
   Streams& streams() override { return streams_; }
+  Device& host() override { return host_; }
   RecordingStreams& recording_streams() { return streams_; }
 
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return lent(make(numel, dtype), numel, dtype, [](const at::Tensor&) {});
+    return lent(make(numel, dtype, streams_.current()), numel, dtype, [](const at::Tensor&) {});
+  }
+
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    recording_->host_bytes += numel * static_cast<int64_t>(c10::elementSize(dtype));
+    return make(numel, dtype, StreamChecker::kHost);
   }
 
   // As LibTorch's allocator for GPUs does it: what is freed is given out again at once, to the same stream.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
     const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
     std::vector<at::Tensor>& free = (*freed_)[key];
-    if (free.empty()) free.push_back(make(key.second, at::kByte));
+    if (free.empty()) free.push_back(make(key.second, at::kByte, streams_.current()));
     at::Tensor memory = free.back();
     free.pop_back();
     return lent(memory, numel, dtype,
@@ -126,10 +179,11 @@ class RecordingDevice : public CpuDevice {
   }
 
  private:
-  at::Tensor make(int64_t numel, at::ScalarType dtype) {
+  // `stream` fills it with zeros.
+  at::Tensor make(int64_t numel, at::ScalarType dtype, StreamId stream) {
     const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
     void* begin = memory.mutable_data_ptr();
-    recording_->checker.add_memory(begin, memory.nbytes(), streams_.current());
+    recording_->checker.add_memory(begin, memory.nbytes(), stream);
     ++recording_->allocations;
     auto free = [memory, recording = recording_](void* gone) {
       recording->checker.remove_memory(gone);
@@ -161,6 +215,7 @@ class RecordingDevice : public CpuDevice {
 
   Recording* recording_;
   RecordingStreams streams_;
+  RecordingHost host_;
   std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and bytes
 };
 

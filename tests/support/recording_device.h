@@ -17,12 +17,16 @@ namespace zerorun::testing {
 struct Recording {
   /// Waits of this kind do nothing.
   std::optional<Handover> dropped = {};
+  /// Waits of the host for what is called so do nothing.
+  std::string dropped_on_host = {};
 
   StreamChecker checker = {};
   int64_t allocations = 0;  // and those that were freed
   int64_t frees = 0;
   int64_t live_bytes = 0;  // of tensors that somebody still has
+  int64_t host_bytes = 0;  // of memory of the host's that was allocated
   int64_t host_waits = 0;
+  int64_t dropped_host_waits = 0;
   std::array<int64_t, kHandovers> waits = {};
 };
 

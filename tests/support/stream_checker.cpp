@@ -17,6 +17,7 @@ void join(StreamChecker::Clock& clock, const StreamChecker::Clock& other) {
 
 std::string name_of_stream(StreamId stream) {
   constexpr std::array<const char*, 4> kNames = {"compute", "gather", "reduce", "copy"};
+  if (stream == StreamChecker::kHost) return "the host";
   return stream < static_cast<StreamId>(kNames.size()) ? kNames[stream] : "stream " + std::to_string(stream);
 }
 
@@ -24,7 +25,9 @@ std::string name_of_stream(StreamId stream) {
 
 void StreamChecker::add_memory(const void* begin, size_t bytes, StreamId stream) {
   memory_.push_back({address_of(begin), address_of(begin) + bytes});
-  use(begin, bytes, stream, true, "fill with zeros");
+  const std::string what = "fill with zeros";
+  if (stream == kHost) return use_by_host(begin, bytes, true, what);
+  use(begin, bytes, stream, true, what);
 }
 
 void StreamChecker::remove_memory(const void* begin) {
@@ -52,18 +55,27 @@ void StreamChecker::use(const void* begin, size_t bytes, StreamId stream, bool w
   if (bytes == 0 || !knows(begin)) return;
   follow_host(stream);
   Clock& clock = clocks_.at(stream);
-  const Use mine{address_of(begin), address_of(begin) + bytes, stream, ++clock[stream], writes, what};
+  note({address_of(begin), address_of(begin) + bytes, stream, ++clock[stream], writes, what}, clock);
+}
+
+void StreamChecker::use_by_host(const void* begin, size_t bytes, bool writes, const std::string& what) {
+  if (bytes == 0 || !knows(begin)) return;
+  note({address_of(begin), address_of(begin) + bytes, kHost, ++host_[kHost], writes, what}, host_);
+}
+
+void StreamChecker::note(const Use& mine, const Clock& clock) {
   for (const Use& other : uses_) {
-    if (other.end <= mine.begin || mine.end <= other.begin || !(other.writes || writes)) continue;
+    if (other.end <= mine.begin || mine.end <= other.begin || !(other.writes || mine.writes)) continue;
     if (other.time <= clock[other.stream]) continue;
-    violations_.push_back(name_of_stream(stream) + (writes ? " writes (" : " reads (") + what + ") what " +
-                          name_of_stream(other.stream) + (other.writes ? " writes (" : " reads (") +
-                          other.what + "), and nothing puts them in order");
+    violations_.push_back(name_of_stream(mine.stream) + (mine.writes ? " writes (" : " reads (") + mine.what +
+                          ") what " + name_of_stream(other.stream) +
+                          (other.writes ? " writes (" : " reads (") + other.what +
+                          "), and nothing puts them in order");
   }
   // What a write covers has been dealt with; of equal reads by one stream the last says it all.
   std::erase_if(uses_, [&](const Use& other) {
     const bool covered = mine.begin <= other.begin && other.end <= mine.end;
-    return covered && (writes || (!other.writes && other.stream == stream));
+    return covered && (mine.writes || (!other.writes && other.stream == mine.stream));
   });
   uses_.push_back(mine);
 }

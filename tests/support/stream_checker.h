@@ -15,17 +15,21 @@ namespace zerorun::testing {
 
 class StreamChecker {
  public:
-  static constexpr int kStreams = 8;  // one more for the host, at the end
+  static constexpr int kStreams = 8;
+  static constexpr StreamId kHost = kStreams;  // as if it were one more
   using Clock = std::array<uint64_t, kStreams + 1>;
 
-  /// Memory whose uses count from now on, new and used by `stream`; no longer, after all streams have ended
-  /// what they do.
+  /// Memory whose uses count from now on, new and used by `stream`, or kHost; no longer, after all streams
+  /// have ended what they do.
   void add_memory(const void* begin, size_t bytes, StreamId stream);
   void remove_memory(const void* begin);
   bool knows(const void* address) const;
 
   /// `stream` uses these bytes. What it does with them is in `what`, for messages.
   void use(const void* begin, size_t bytes, StreamId stream, bool writes, const std::string& what);
+
+  /// The host itself does, now.
+  void use_by_host(const void* begin, size_t bytes, bool writes, const std::string& what);
 
   Clock now(StreamId stream);
   void wait(const Clock& event, StreamId stream);
@@ -49,6 +53,7 @@ class StreamChecker {
   };
 
   void follow_host(StreamId stream);
+  void note(const Use& mine, const Clock& clock);
 
   std::vector<Memory> memory_;
   std::vector<Use> uses_;

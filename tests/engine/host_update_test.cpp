@@ -1,0 +1,133 @@
+// Updates in the host's memory of ranks whose parameters are elsewhere, on the recording device: the bits of
+// ranks that have everything in one memory, each hand-over and each wait of the host needed, and what is
+// allocated by the formula.
+#include <catch2/catch.hpp>
+
+#include "tests/engine/streams_support.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+
+TEST_CASE("host update: the bits are those of ranks with one memory, and everything is in order") {
+  const int stage = GENERATE(1, 2, 3);
+  const int ranks = GENERATE(1, 2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16, kFp16);
+  const int accumulation = GENERATE(1, 3);
+  const bool overlap = GENERATE(false, true);
+  CAPTURE(stage, ranks, precision, accumulation, overlap);
+  const Setting setting{.stage = stage,
+                        .ranks = ranks,
+                        .precision = precision,
+                        .accumulation = accumulation,
+                        .overlap = overlap,
+                        .offload = kHostUpdate};
+  check_beside_plain(setting, {});
+  check_beside_plain(setting, {.side_streams = true});
+}
+
+TEST_CASE("host update: writes of the program, late gradients, checkpoints and skipped steps") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(1, 2, 3);
+  const int ranks = GENERATE(1, 2);
+  const std::string precision = GENERATE(kFp32, kBf16, kFp16);
+  CAPTURE(stage, ranks, precision);
+  const Setting setting{.stage = stage, .ranks = ranks, .precision = precision, .offload = kHostUpdate};
+  check_beside_plain(setting, {.side_streams = true, .writes = true});
+  check_beside_plain(setting, {.two_backwards = true});
+  check_beside_plain(setting, {.writes = true, .saves_to = folder / "saves"});
+  Program reloads;
+  reloads.after_step = [&](int, Engine& engine) {
+    engine.save_checkpoint(folder / "reloads");
+    engine.load_checkpoint(folder / "reloads");
+  };
+  check_beside_plain(setting, reloads);
+  if (ranks == 2) {
+    for (const int infinite_step : {1, 5}) check_beside_plain(setting, {.infinite_step = infinite_step});
+  }
+}
+
+TEST_CASE("host update: every optimizer of the config, and states in files") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(1, 3);
+  const std::string precision = GENERATE(kFp32, kBf16);
+  check_beside_plain({.stage = stage, .precision = precision, .client = true, .offload = kHostUpdate}, {});
+  const std::string files =
+      R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + (folder / "").string() + "\"}";
+  for (const std::string& offload : {std::string(kHostUpdate), files}) {
+    for (const char* type : {"Adam", "SGD", "Adagrad", "Lion", "Lamb", "Muon"}) {
+      CAPTURE(stage, precision, type, offload);
+      const Setting setting{
+          .stage = stage,
+          .ranks = 2,
+          .precision = precision,
+          .optimizer = R"({"type": ")" + std::string(type) + R"(", "params": {"lr": 0.01}})",
+          .offload = offload};
+      check_beside_plain(setting, {.side_streams = true});
+    }
+  }
+}
+
+TEST_CASE("host update: without any one wait of the host something is out of order") {
+  for (const char* what : {"the gradient norm", "what was written to"}) {
+    size_t violations = 0;
+    int64_t dropped = 0;
+    std::string first;
+    for (const int stage : {1, 2, 3}) {
+      std::vector<Recording> recordings(2);
+      for (Recording& recording : recordings) recording.dropped_on_host = what;
+      run_recorded({.stage = stage, .ranks = 2, .precision = kBf16, .offload = kHostUpdate},
+                   {.side_streams = true, .writes = true}, recordings);
+      for (const Recording& recording : recordings) {
+        dropped += recording.dropped_host_waits;
+        violations += recording.checker.violations().size();
+        if (first.empty() && violations > 0) first = recording.checker.violations().front();
+      }
+    }
+    INFO("without the waits for what is " << what);
+    CHECK(dropped > 0);
+    CHECK(violations > 0);
+    std::printf("without %-26s %5zu violations, as: %s\n", what, violations, first.c_str());
+  }
+}
+
+TEST_CASE(
+    "host update: memory of the device and of the host is that of the formula, and a step allocates none") {
+  const int stage = GENERATE(1, 2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16);
+  CAPTURE(stage, precision);
+  std::vector<Recording> recordings(2);
+  std::vector<int64_t> on_host, allocations;
+  BytesByCategory bytes;
+  double formula = 0;
+  Program program{.steps = 6};
+  program.after_step = [&](int, Engine& engine) {
+    if (engine.communicator().rank() != 0) return;
+    on_host.push_back(recordings[0].host_bytes);
+    allocations.push_back(recordings[0].allocations);
+    bytes = engine.bytes_by_category();
+    formula = engine.formula_bytes();
+  };
+  run_recorded({.stage = stage, .ranks = 2, .precision = precision, .offload = kHostUpdate}, program,
+               recordings);
+  check_clean(recordings);
+  CHECK(bytes.master == 0);
+  CHECK(bytes.moments == 0);
+  CHECK(static_cast<double>(bytes.model_states()) >= formula);
+  // Of each element of this rank's slices: master weight, two moments, and on their way a gradient and a
+  // value.
+  const int64_t gradient = precision == kFp32 || stage > 1 ? 4 : 2;
+  const int64_t element = 4 + 8 + gradient + (precision == kFp32 ? 4 : 2);
+  CHECK(bytes.on_host % element == 0);
+  const int64_t elements = bytes.on_host / element;
+  CHECK(elements >= 4 * (12 * 12 + 12) / 2);
+  CHECK(elements < 4 * (12 * 12 + 12) / 2 + 200);  // alignment
+  // The facts of a step beside it.
+  CHECK(on_host.front() - bytes.on_host < 200);
+  for (size_t step = 3; step < on_host.size(); ++step) {
+    CHECK(on_host[step] == on_host[step - 1]);
+    CHECK(allocations[step] == allocations[step - 1]);
+  }
+}
+
+}  // namespace zerorun::testing
