@@ -36,12 +36,20 @@ CASES = {
 }
 
 
-def config_of(stage, shape):
+# Who can keep optimizer states in files.
+WITH_NVME = ("zerorun", "deepspeed")
+
+
+def config_of(stage, shape, nvme):
+    zero = {"stage": stage, "overlap_comm": stage > 0}
+    if nvme:
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": nvme, "pin_memory": False}
+        zero["offload_optimizer"] |= {"pipeline_read": True, "pipeline_write": True}
     return {
         "train_micro_batch_size_per_gpu": shape["micro_batch"],
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": stage, "overlap_comm": stage > 0},
+        "zero_optimization": zero,
         "steps_per_print": 1000000000,
     }
 
@@ -148,9 +156,10 @@ class Stage:
         for shape in (GPT2, TINY):
             config = os.path.join(folder, f"stage_{stage}_{shape['hidden']}.json")
             with open(config, "w", encoding="utf-8") as file:
-                json.dump(config_of(stage, shape), file)
+                json.dump(config_of(stage, shape, options.nvme), file)
             self.files[shape["hidden"]] = (config, os.path.join(folder, f"weights_{shape['hidden']}.safetensors"))
-        self.figures = {peer: {"step_ms": []} for peer in CASES[stage]}
+        peers = [peer for peer in CASES[stage] if not options.nvme or peer in WITH_NVME]
+        self.figures = {peer: {"step_ms": []} for peer in peers}
 
     def start(self, peer, shape, steps=None, launched=False):
         config, weights = self.files[shape["hidden"]]
@@ -214,6 +223,7 @@ def main():
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn")
     parser.add_argument("--warm-up", type=int, default=4)
+    parser.add_argument("--nvme", metavar="FOLDER", help="optimizer states in files of FOLDER: needs --stages 3, libaio-dev")
     parser.add_argument("--json", help="file for all figures")
     options = parser.parse_args()
 
