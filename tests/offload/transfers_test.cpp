@@ -1,9 +1,12 @@
 // Transfers through io_uring and through threads, and what is taken where the kernel offers no io_uring.
 #include "offload/transfers.h"
 
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +32,28 @@ bool forbid_io_uring() {
   const sock_fprog program{.len = 4, .filter = filter};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// From here on this process may lock no memory.
+bool forbid_locked_memory() {
+  const rlimit none{};
+  __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+  __user_cap_data_struct sets[2] = {};
+  if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0 || ::syscall(SYS_capget, &header, sets) != 0) return false;
+  sets[0].effective &= ~(1U << CAP_IPC_LOCK);
+  sets[0].permitted &= ~(1U << CAP_IPC_LOCK);
+  std::byte page[4096];
+  return ::syscall(SYS_capset, &header, sets) == 0 && ::mlock(page, sizeof page) != 0;
+}
+
+// Exit code 0 where `works` holds in a process of its own.
+template <typename Works>
+int exit_code_of(const Works& works) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(works() ? 0 : 1);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return status;
 }
 
 void check_transfers(Transfers& transfers, OpenFile& file) {
@@ -79,15 +104,26 @@ TEST_CASE("What is written is read again, and errors are told") {
 }
 
 TEST_CASE("Where io_uring is forbidden there are threads") {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const bool has_threads =
-        forbid_io_uring() && std::string(open_transfers(local_file_system(), 8, 2)->name()) == "threads";
-    ::_exit(has_threads ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+  CHECK(exit_code_of([] {
+          return forbid_io_uring() &&
+                 std::string(open_transfers(local_file_system(), 8, 2)->name()) == "threads";
+        }) == 0);
+}
+
+TEST_CASE("Where a process may lock no memory it works all the same") {
+  const TemporaryFolder folder;
+  CHECK(exit_code_of([&] {
+          if (!forbid_locked_memory()) return false;
+          OpenFile file = OpenFile::create(local_file_system(), folder / "x");
+          const auto transfers = open_transfers(local_file_system(), 8, 2);
+          std::vector<std::byte> written(8192, std::byte{7}), read(8192);
+          auto moves = [&](std::vector<std::byte>& bytes, bool writes) {
+            transfers->start({.file = file.number(), .writes = writes, .bytes = bytes, .offset = 0}, 1);
+            const auto done = transfers->next(seconds(10));
+            return done && done->result == 8192;
+          };
+          return moves(written, true) && moves(read, false) && read == written;
+        }) == 0);
 }
 
 }  // namespace zerorun::testing

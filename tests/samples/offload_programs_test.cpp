@@ -43,8 +43,9 @@ bool comes_true(const Condition& condition) {
   return false;
 }
 
-// One in every MiB of what the process has open there without a name, behind the header.
-void flip_bits(pid_t process, const fs::path& folder) {
+// One in every MiB of what the process has open there without a name, behind the header. How many.
+int flip_bits(pid_t process, const fs::path& folder) {
+  int flipped = 0;
   std::error_code gone;
   for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/fd", gone)) {
     const fs::path target = fs::read_symlink(entry.path(), gone);
@@ -57,10 +58,11 @@ void flip_bits(pid_t process, const fs::path& folder) {
       char byte = 0;
       if (::pread(file, &byte, 1, at) != 1) continue;
       byte = static_cast<char>(byte ^ 16);
-      REQUIRE(::pwrite(file, &byte, 1, at) == 1);
+      flipped += ::pwrite(file, &byte, 1, at) == 1;
     }
     ::close(file);
   }
+  return flipped;
 }
 
 std::string state_in_files(const TemporaryFolder& folder) {
@@ -79,18 +81,20 @@ std::string gpt2(const TemporaryFolder& folder) {
 
 }  // namespace
 
-TEST_CASE("a disk that gives back something else ends the job, and the newest checkpoint is intact") {
+TEST_CASE("a disk that gives back something else ends the job, and the checkpoint from before resumes") {
   const TemporaryFolder folder;
   const std::string saves = folder / "saves";
   REQUIRE(run(folder, gpt2(folder) + "--steps 3 --save-dir " + saves).exit_code == 0);
   const fs::path csv = folder / "log.csv";
+  int flipped = 0;
   std::thread saboteur([&] {
-    if (!comes_true([&] { return fs::exists(csv) && read_file(csv).size() > 200; })) return;
-    flip_bits(find_rank(folder / "", 1), folder / "nvme");
+    if (comes_true([&] { return fs::exists(csv) && read_file(csv).size() > 200; }))
+      flipped = flip_bits(find_rank(folder / "", 1), folder / "nvme");
   });
   const Outcome ended =
-      run(folder, gpt2(folder) + "--steps 1000000 --resume " + saves + " --csv " + csv.string());
+      run(folder, gpt2(folder) + "--steps 5000 --resume " + saves + " --csv " + csv.string());
   saboteur.join();
+  CHECK(flipped > 0);
   INFO(ended.err);
   CHECK(ended.exit_code == 1);
   CHECK_THAT(ended.err, Contains("error: rank 1: the offloaded state of bucket ") &&
@@ -136,7 +140,7 @@ TEST_CASE("a rank that is killed in mid-step, with a save every step, costs noth
     for (const auto& row : rows) CHECK(row.at("loss") == expected.at(static_cast<size_t>(row.at("step"))));
     REQUIRE(saved_step() > begin);
     INFO(outcome.err);
-    CHECK((outcome.exit_code == 0) == (saved_step() == kSteps));
+    if (outcome.exit_code == 0) CHECK(saved_step() == kSteps);
   }
   CHECK(kills >= 4);
 }
