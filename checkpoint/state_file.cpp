@@ -124,13 +124,13 @@ void write_slot(FileSystem& files, const fs::path& path, const FileToWrite& file
 
 StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const FileToWrite& file,
                                 const std::function<void(int64_t)>& written) {
-  if (file.slot) {
-    write_slot(files, folder / file.name, file, written);
-    return file.slot_facts;
-  }
   if (file.published && files.link(file.published->path, folder / file.name) == 0) {
     written(file.bytes());
     return file.published->facts;
+  }
+  if (file.slot) {
+    write_slot(files, folder / file.name, file, written);
+    return file.slot_facts;
   }
   StateFileFacts facts;
   for (const RangeToWrite& range : file.ranges) facts.ranges.push_back(range.range);

@@ -109,7 +109,12 @@ at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
   const size_t bytes = allocated_bytes(numel, dtype);
   void* memory = nullptr;
   const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
-  if (status != cudaSuccess) fail_allocation("the host", bytes, cudaGetErrorString(status));
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    throw Error("the host has no " + std::to_string(bytes) +
+                " bytes of page-locked memory left: " + cudaGetErrorString(status) +
+                "; it keeps there what is offloaded and checkpoints on their way");
+  }
   std::memset(memory, 0, bytes);
   return at::from_blob(
       memory, {numel},

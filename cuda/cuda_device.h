@@ -32,8 +32,8 @@ class CudaDevice : public Device {
   int64_t alignment() const override { return 256; }
   /// Zero for every stream when it returns. Waits for no work of other streams, but cudaMalloc() may.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
-  /// Pinned.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
+  /// Page-locked.
   at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
 
   void zero(const at::Tensor& values) override;

@@ -215,11 +215,13 @@ void CheckpointWriter::forget_published() {
 }
 
 void CheckpointWriter::keep(int bucket) {
-  if (!pins_.before_change() && reads_state_) copy_unwritten(bucket);
+  pins_.before_change();
+  if (reads_state_) copy_unwritten(bucket);
 }
 
 void CheckpointWriter::keep_all() {
-  if (pins_.before_change() || !reads_state_) return;
+  pins_.before_change();
+  if (!reads_state_) return;
   for (int bucket = 0; bucket < static_cast<int>(pinned_.size()); ++bucket) copy_unwritten(bucket);
 }
 

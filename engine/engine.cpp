@@ -10,6 +10,7 @@
 #include "base/heap.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "comm/agreement.h"
 #include "comm/rendezvous.h"
 #include "device/dtypes.h"
 #include "engine/checkpoints.h"
@@ -44,6 +45,18 @@ void log_adam(const Config& config) {
   const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
   if (!adam || !adam->silently_decoupled) return;
   log_info("optimizer \"Adam\" decouples weight decay as AdamW does; with \"adam_w_mode\": false it is L2");
+}
+
+StateKind kind_of(OffloadedState state) {
+  switch (state) {
+    case OffloadedState::moments:
+      return StateKind::moment;
+    case OffloadedState::master_weights:
+      return StateKind::master;
+    case OffloadedState::gradients:
+      break;
+  }
+  return StateKind::gradient;
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ Engine::~Engine() = default;
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
   state.check_not_failed("backward");
+  state.check_states_are_here("backward");
   state.follow_schedule();
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
@@ -173,6 +187,21 @@ CheckpointProgress Engine::checkpoint_progress() const {
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
   return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
+}
+
+void Engine::offload_states(const std::vector<OffloadedState>& states) {
+  std::vector<StateKind> kinds;
+  for (const OffloadedState state : states) kinds.push_back(kind_of(state));
+  state_->settle();
+  state_->checkpoints.finish();
+  on_all_ranks(*state_->communicator, "engine.offload_states()", [&] {
+    state_->check_between_steps("offload_states");
+    state_->states_on_host.offload(kinds);
+  });
+}
+
+void Engine::reload_states() {
+  state_->states_on_host.reload();
 }
 
 c10::Device Engine::device() const {
@@ -267,8 +296,10 @@ BytesByCategory Engine::bytes_by_category() const {
     }
     return bytes.moments;
   };
-  if (state_->host_update) bytes.on_host = state_->host_update->bytes();
+  bytes.on_host = state_->states_on_host.bytes();
+  if (state_->host_update) bytes.on_host += state_->host_update->bytes();
   state_->store.for_each([&](int bucket, const StateTensor& state) {
+    if (state_->states_on_host.has(state)) return;  // counted with the host's memory for it
     int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
     where += state_->store.bytes(state);
   });
@@ -277,7 +308,7 @@ BytesByCategory Engine::bytes_by_category() const {
 
 double Engine::formula_bytes() const {
   return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->buckets.numel_in_files(), state_->communicator->world_size(),
+                           state_->buckets.numel_brought(), state_->communicator->world_size(),
                            state_->policy, state_->bytes_per_parameter());
 }
 

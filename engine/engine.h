@@ -111,6 +111,18 @@ class Engine {
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
 
+  /// Moves this rank's optimizer states out of its GPU's memory into the host's, for as long as the program
+  /// needs that memory for something else (generating text between updates). Parameters stay: forward passes
+  /// run. Until reload_states(), backward(), step(), save_checkpoint() and load_checkpoint() are refused. A
+  /// collective, where save_checkpoint() may be called; waits for a checkpoint that is being written, and for
+  /// all work of this rank. Page-locked memory of the host is taken once and kept. Ranks on CPUs move nothing
+  /// and refuse the same calls.
+  void offload_states(const std::vector<OffloadedState>& states = {OffloadedState::moments,
+                                                                   OffloadedState::master_weights,
+                                                                   OffloadedState::gradients});
+  /// Brings back what offload_states() has moved. Where the GPU has no room for it, it may be called again.
+  void reload_states();
+
   /// Where the model's parameters and buffers are: the CPU, or this rank's GPU. Inputs go there too.
   c10::Device device() const;
   /// What parameters are in, and activations with them: float32, bfloat16 or float16.

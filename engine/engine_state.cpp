@@ -70,7 +70,8 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
           .dtype = config.precision.training,
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update,
-          .master_on_host = updates_on_host(config, communicator.device())};
+          .master_on_host = updates_on_host(config, communicator.device()),
+          .shards_on_host = brings_shards(config, communicator.device())};
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, Device& device) {
@@ -84,11 +85,12 @@ ReducerOptions reducer_options(const Config& config, StagePolicy policy, double 
 }
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
-                      const InitializeOptions& options, Communicator& communicator) {
+                      const InitializeOptions& options, const BucketOptions& kinds,
+                      Communicator& communicator) {
   SliceStore store(make_model_layout(parameters, config, options, communicator), numels_of(parameters),
                    communicator.rank(), communicator.world_size());
-  offload_states(store, config, options, bucketed(parameters), communicator);
-  check_memory(store, config, options, communicator);
+  keep_states_in_files(store, config, options, kinds, bucketed(parameters), communicator);
+  check_memory(store, config, options, kinds, communicator);
   return store;
 }
 
@@ -109,7 +111,8 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       policy(policy_of(config.zero.stage)),
       averaging(averaging_of(config, communicator->world_size())),
       optimizer_name(name_of_optimizer(config, options)),
-      store(make_store(parameters, config, options, *communicator)),
+      store(make_store(parameters, config, options, bucket_options(config, policy, *communicator),
+                       *communicator)),
       buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
                                                                [&model] { return model.is_training(); })
@@ -117,8 +120,9 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       reducer(buckets, store, *communicator,
               reducer_options(config, policy, averaging.before, communicator->device())),
       host_update(updates_on_host(config, communicator->device())
-                      ? std::make_unique<HostUpdate>(buckets, reducer, communicator->device())
+                      ? std::make_unique<HostUpdate>(store, buckets, reducer, *communicator)
                       : nullptr),
+      states_on_host(store, *communicator),
       shard_states(store, host_update.get()),
       optimizer(make_optimizer(options)),
       schedule(make_schedule(config, options, *optimizer, communicator->rank() == 0), options.lr_scheduler,
@@ -141,8 +145,10 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
 }
 
 void EngineState::before_write(int bucket) {
-  if (bucket >= buckets.trained_count())
+  if (bucket >= buckets.trained_count()) {
     checkpoints.forget_published(name_of_file(bucket, communicator->rank()));
+    checkpoints.forget_published(name_of_value_slot(bucket, communicator->rank()));
+  }
   checkpoints.keep(bucket);
 }
 
@@ -251,6 +257,13 @@ void EngineState::check_not_failed(const std::string& call) const {
       "step; end the run");
 }
 
+void EngineState::check_states_are_here(const std::string& call) const {
+  if (!states_on_host.away()) return;
+  throw UserError(
+      "engine." + call +
+      "(): the optimizer's states are not there since offload_states(): call reload_states() before");
+}
+
 void EngineState::check_between_steps(const std::string& call) const {
   check_not_failed(call);
   if (open_scopes > 0) {
@@ -275,6 +288,7 @@ void EngineState::check_in_place() const {
 
 void EngineState::check_before_step() const {
   check_not_failed("step");
+  check_states_are_here("step");
   if (open_no_syncs > 0) {
     throw UserError(
         "engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope "
@@ -337,9 +351,11 @@ bool EngineState::waits_for_facts() const {
 void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
-  // Where new values go up, who used them and who gathers them next are in order with that.
+  // Where new values go up, who used them and who gathers them next are in order with that, as are saves.
+  Streams& streams = communicator->device().streams();
+  const StreamId program = streams.current();
   std::optional<StreamScope> copies;
-  if (host_update) copies.emplace(communicator->device().streams(), Lane::copy);
+  if (host_update) copies.emplace(streams, Lane::copy);
   if (residency) {
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
   }
@@ -353,6 +369,11 @@ void EngineState::update() {
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
+  if (host_update && !gathers) {  // nobody gathers: for what the program reads without an operator
+    Event sent;
+    streams.record(sent, streams.current());
+    streams.wait(sent, program, Handover::updated);
+  }
   buckets.bump_versions();
 }
 

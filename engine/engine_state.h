@@ -12,6 +12,7 @@
 #include "engine/offload.h"
 #include "engine/options.h"
 #include "engine/schedules.h"
+#include "engine/states_on_host.h"
 #include "engine/step_outcome.h"
 #include "engine/step_timer.h"
 #include "optim/loss_scaler.h"
@@ -44,6 +45,8 @@ struct EngineState {
 
   /// Throws UserError once a backward or an update has failed. `call`: "step".
   void check_not_failed(const std::string& call) const;
+  /// Throws UserError between offload_states() and reload_states().
+  void check_states_are_here(const std::string& call) const;
   void check_before_step() const;
   /// Throws UserError for a parameter that has left its bucket.
   void check_in_place() const;
@@ -92,6 +95,7 @@ struct EngineState {
   std::unique_ptr<Residency> residency;  // of marked buckets
   GradientReducer reducer;
   std::unique_ptr<HostUpdate> host_update;  // where the host updates what is on a GPU
+  StatesOnHost states_on_host;
   ShardStates shard_states;
   std::vector<int> shard_bucket;      // the bucket of each of the optimizer's shards
   std::vector<int> shards_of_bucket;  // how many each has

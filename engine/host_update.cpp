@@ -13,27 +13,44 @@ bool updates_on_host(const Config& config, Device& device) {
          config.zero.offload_optimizer.device != OffloadDevice::none;
 }
 
-HostUpdate::HostUpdate(const Buckets& buckets, const GradientReducer& reducer, Device& device)
-    : buckets_(&buckets), reducer_(&reducer), device_(&device) {
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket)
-    values_.push_back(
-        device.allocate_on_host(buckets.layout(bucket).slice_numel, scalar_type(buckets.dtype())));
+// Slices that the GPU updates have their home there.
+bool brings_shards(const Config& config, Device& device) {
+  return updates_on_host(config, device) && config.zero.stage == 3 &&
+         config.zero.offload_param.device != OffloadDevice::none;
+}
+
+HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
+                       Communicator& communicator)
+    : buckets_(&buckets), communicator_(&communicator), device_(&communicator.device()) {
+  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
+    bytes_ += static_cast<int64_t>(reducer.on_host(bucket).nbytes());
+    const at::Tensor& shard = buckets.shard(bucket);
+    if (buckets.shard_is_brought(bucket)) {
+      values_.push_back(shard);
+    } else if (buckets.dtype() == Dtype::fp32 && store.at(bucket, kMaster).home == Home::host) {
+      values_.push_back(store.at(bucket, kMaster).own);
+    } else {
+      values_.push_back(device_->allocate_on_host(shard.numel(), shard.scalar_type()));
+      bytes_ += static_cast<int64_t>(shard.nbytes());
+    }
+  }
 }
 
 void HostUpdate::take_exact(int bucket, int64_t begin, const at::Tensor& exact) {
-  if (buckets_->dtype() != Dtype::fp32) return;
+  if (buckets_->dtype() != Dtype::fp32 || values_[bucket].is_alias_of(exact)) return;
   device_->host().copy(values_[bucket].narrow(0, begin, exact.numel()), exact);
 }
 
 void HostUpdate::send_up(int bucket) {
+  if (buckets_->shard_is_brought(bucket)) return;
   device_->copy(buckets_->shard(bucket), values_[bucket]);
 }
 
-int64_t HostUpdate::bytes() const {
-  int64_t total = 0;
-  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket)
-    total += static_cast<int64_t>(values_[bucket].nbytes() + reducer_->on_host(bucket).nbytes());
-  return total;
+void HostUpdate::await_arrival() const {
+  Streams& streams = device_->streams();
+  Event arrived;
+  streams.record(arrived, streams.of(Lane::copy));
+  streams.await(arrived, communicator_->timeout(), "the last values on their way to the GPU");
 }
 
 }  // namespace zerorun

@@ -314,6 +314,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   const std::string label = "loading a checkpoint from " + directory.string();
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
+    state.check_states_are_here("load_checkpoint");
     state.check_between_steps("load_checkpoint");
     if (state.micro_steps_of_window() > 0) {
       throw UserError(
@@ -336,6 +337,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   });
 
   open_slices(state, state.residency != nullptr, label);
+  if (state.host_update) state.host_update->await_arrival();
   std::exception_ptr failure;
   try {
     restore->read_slices();

@@ -16,8 +16,8 @@
 namespace zerorun {
 namespace {
 
-constexpr std::array kParts = {&NeededMemory::values, &NeededMemory::gradients, &NeededMemory::master,
-                               &NeededMemory::moments, &NeededMemory::buffers};
+constexpr std::array kParts = {&NeededMemory::values,  &NeededMemory::gradients, &NeededMemory::master,
+                               &NeededMemory::moments, &NeededMemory::buffers,   &NeededMemory::gathered};
 
 std::string text_of(const RankMemory& rank) {
   std::ostringstream text;
@@ -40,21 +40,26 @@ std::string in_mib(int64_t bytes) {
   return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
 }
 
-std::string remedy(const Config& config) {
+std::string remedy(const Config& config, const NeededMemory& needed) {
+  if (needed.gathered > needed.total() / 4)
+    return "gather fewer parameters at a time (zero_optimization.stage3_max_live_parameters), ";
   const bool offloads = config.zero.stage > 0 && config.zero.offload_optimizer.device == OffloadDevice::nvme;
   if (!offloads)
     return "keep optimizer states in files (zero_optimization.offload_optimizer.device \"nvme\" at stages 1 "
            "to 3), ";
   const OffloadParamConfig& param = config.zero.offload_param;
   if (config.zero.stage == 3 && (param.device != OffloadDevice::nvme || param.max_in_cpu > 0))
-    return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0), ";
+    return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
+           "gather few at a "
+           "time (stage3_max_live_parameters), ";
   if (config.zero.stage < 2) return "divide gradients among the ranks (zero_optimization.stage 2), ";
   return "";
 }
 
 }  // namespace
 
-NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options) {
+NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
+                           const BucketOptions& kinds) {
   const StagePolicy policy = policy_of(config.zero.stage);
   const PrecisionConfig& precision = config.precision;
   const int64_t gradient = policy.reduce_every_backward
@@ -66,18 +71,34 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     return !store.has(bucket, name) || store.at(bucket, name).home != Home::file;
   };
   NeededMemory needed;
+  int64_t gathered = 0;
+  int64_t largest = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     const BucketLayout& layout = store.layout(bucket);
     const int64_t updated = policy.replicate_update ? layout.numel : layout.slice_numel;
-    if (!store.has_values_in_files(bucket)) needed.values += size_of(precision.training) * updated;
+    const bool is_on_gpu = kinds.master_on_host && !(kinds.shards_on_host && layout.partitioned);
+    if (!store.has_values_in_files(bucket) && !is_on_gpu)
+      needed.values += size_of(precision.training) * updated;
+    if (store.has_values_in_files(bucket)) {
+      gathered += layout.numel;
+      largest = std::max(largest, layout.numel);
+    }
     if (layout.group == kFrozen) continue;
-    needed.gradients += gradient * (policy.reduce_every_backward ? layout.slice_numel : layout.numel);
-    if (precision.training != Dtype::fp32 && is_in_memory(bucket, kMaster))
-      needed.master += size_of(Dtype::fp32) * updated;
+    const bool has_exact = has_master(layout, kinds) && is_in_memory(bucket, kMaster);
+    // New values go up from memory of their own, unless they are the master weights.
+    if (is_on_gpu && !(has_exact && precision.training == Dtype::fp32))
+      needed.values += size_of(precision.training) * updated;
+    const bool sums_only = policy.reduce_every_backward || kinds.master_on_host;
+    needed.gradients += gradient * (sums_only ? layout.slice_numel : layout.numel);
+    if (has_exact) needed.master += size_of(Dtype::fp32) * updated;
     if (groups.empty()) continue;
     for (const char* name : moments_of(groups[layout.group]))
       if (is_in_memory(bucket, name)) needed.moments += size_of(Dtype::fp32) * updated;
   }
+  // On a GPU they are not in the host's memory.
+  if (!kinds.master_on_host)
+    needed.gathered = size_of(precision.training) *
+                      std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0));
   for (const SliceFiles* slices : {store.files(), store.value_files()})
     if (slices) needed.buffers += slices->files().buffer_bytes();
   return needed;
@@ -104,16 +125,17 @@ std::string too_much_memory(std::span<const RankMemory> ranks, const Config& con
            in_mib(needed.total()) + " of memory (parameters " + in_mib(needed.values) + ", gradients " +
            in_mib(needed.gradients) + ", master weights " + in_mib(needed.master) + ", optimizer states " +
            in_mib(needed.moments) + ", buffers for files " + in_mib(needed.buffers) +
-           "), activations not counted, and " + limit.name + " is " + in_mib(limit.bytes) +
-           " with swap: " + remedy(config) + "use more hosts, a smaller model, or allow more memory";
+           ", gathered parameters " + in_mib(needed.gathered) + "), activations not counted, and " +
+           limit.name + " is " + in_mib(limit.bytes) + " with swap: " + remedy(config, needed) +
+           "use more hosts, a smaller model, or allow more memory";
   }
   return "";
 }
 
 void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
-                  Communicator& communicator) {
-  if (communicator.device().streams().asynchronous()) return;
-  const RankMemory own{.needed = needed_memory(store, config, options), .limits = memory_limits()};
+                  const BucketOptions& kinds, Communicator& communicator) {
+  if (communicator.device().streams().asynchronous() && !kinds.master_on_host) return;
+  const RankMemory own{.needed = needed_memory(store, config, options, kinds), .limits = memory_limits()};
   std::vector<RankMemory> ranks;
   for (const std::string& text : exchange_texts(text_of(own), communicator, "memory that is needed"))
     ranks.push_back(read(text));

@@ -3,7 +3,10 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -22,7 +25,8 @@ namespace {
 constexpr double kShareOfBuffers = 0.05;
 constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes: beyond that a disk gains nothing
 
-std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, bool has_master, double ratio,
+std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, const BucketOptions& kinds,
+                                                      double ratio,
                                                       const std::vector<OptimizerConfig>& groups) {
   std::vector<std::vector<StateInFile>> states(store.count());
   int64_t numel = 0;
@@ -35,7 +39,7 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, b
     const int64_t slice = store.layout(bucket).slice_numel;
     if (group == kFrozen || slice == 0 || in_files + slice > most) continue;
     in_files += slice;
-    if (has_master) states[bucket].push_back({StateKind::master, kMaster});
+    if (has_master(store.layout(bucket), kinds)) states[bucket].push_back({StateKind::master, kMaster});
     for (const char* name : moments_of(groups[group])) states[bucket].push_back({StateKind::moment, name});
   }
   return states;
@@ -107,45 +111,52 @@ StateFilesOptions files_options(const Config& config, const std::string& folder,
           .timeout = communicator.timeout()};
 }
 
-// So many more than this process has for all else.
-void allow_open_files(int64_t count) {
-  constexpr rlim_t kForTheRest = 512;
+int64_t open_files() {
+  std::error_code failed;
+  return std::distance(fs::directory_iterator("/proc/self/fd", failed), fs::directory_iterator());
+}
+
+// So many more than this process has open, and some for all else.
+void allow_open_files(const std::string& section, int64_t count) {
+  constexpr int64_t kForTheRest = 512;
   rlimit limit{};
-  const rlim_t wanted = static_cast<rlim_t>(count) + kForTheRest;
+  const auto wanted = static_cast<rlim_t>(open_files() + count + kForTheRest);
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
   if (limit.rlim_max >= wanted) {
     limit.rlim_cur = wanted;
     if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
   }
-  throw UserError("optimizer states in files take up to " + std::to_string(count) +
+  throw UserError("zero_optimization." + section + " takes up to " + std::to_string(count) +
                   " open files on a rank, and this process may have " + std::to_string(limit.rlim_max) +
-                  ": raise the hard limit (ulimit -Hn), or allow larger buckets (reduce_bucket_size)");
+                  " in all: raise the hard limit (ulimit -Hn), or allow larger buckets (reduce_bucket_size)");
 }
 
-// Runs `keep` on all ranks; what it throws says how much room `section` takes in `folder`.
+// Runs `keep` on all ranks. Where a disk is full it says how much room `section` takes in `folder`. Of each
+// of `slots` two files are open, and of one that a checkpoint has just linked what takes its place: while the
+// next save comes before both are written again, four.
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
-                int64_t count, const Keep& keep) {
+                int64_t slots, const Keep& keep) {
   on_all_ranks(communicator, "making files for " + section, [&] {
     std::error_code failed;
     fs::create_directories(folder, failed);  // what is wrong with it is told next
-    allow_open_files(3 * count);
+    allow_open_files(section, 4 * slots);
     try {
       keep();
     } catch (const UserError& error) {
-      throw UserError(error.what() + room_for(bytes, section, folder));
+      const std::string what = error.what();
+      const bool is_full = what.find(std::strerror(ENOSPC)) != std::string::npos;
+      throw UserError(what + (is_full ? room_for(bytes, section, folder) : ""));
     }
   });
 }
 
 void offload_optimizer(SliceStore& store, const Config& config, const InitializeOptions& options,
-                       const std::vector<std::string>& names, Communicator& communicator) {
+                       const BucketOptions& kinds, const std::vector<std::string>& names,
+                       Communicator& communicator) {
   const OffloadOptimizerConfig& offload = config.zero.offload_optimizer;
   if (offload.device != OffloadDevice::nvme || config.zero.stage == 0) return;
-  const bool has_master =
-      config.precision.training != Dtype::fp32 || updates_on_host(config, communicator.device());
-  const auto states =
-      states_in_files(store, has_master, offload.ratio, group_configs(*config.optimizer, options));
+  const auto states = states_in_files(store, kinds, offload.ratio, group_configs(*config.optimizer, options));
   if (std::ranges::all_of(states, [](const auto& of_bucket) { return of_bucket.empty(); })) return;
   const int64_t chunk =
       chunk_bytes(store, states, offload, std::max<int64_t>(offload.buffer_count, kFewestBuffers));
@@ -172,7 +183,7 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
   StateFilesOptions files =
       files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
   files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);  // has room for a slice and its header
-  make_files(communicator, "offload_param", offload.nvme_path, total, 2 * store.count(),
+  make_files(communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
              [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
 }
 
@@ -204,10 +215,21 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
                ", updated on the host");
     } else {
       log_info(what + "are in the host's memory, updated there");
+      if (zero.offload_optimizer.ratio < 1)
+        log_warning("offload_optimizer.ratio is for files (device \"nvme\"): with \"cpu\" the host has all");
     }
   }
-  if (zero.stage == 3 && zero.offload_param.device != OffloadDevice::none)
-    log_warning("offload_param: ranks on GPUs keep slices of parameters in the GPU's memory");
+  if (zero.stage < 3 || zero.offload_param.device == OffloadDevice::none) return;
+  const std::string what = "offload_param: slices of parameters ";
+  if (!brings_shards(config, device)) {
+    log_warning(what +
+                "stay in the GPU's memory, where they are updated: offload_optimizer (and another "
+                "optimizer than Muon) has the host update them");
+  } else if (store.value_files()) {
+    log_info(what + "are" + in_files(*store.value_files(), zero.offload_param.nvme_path));
+  } else {
+    log_info(what + "are in the host's memory");
+  }
 }
 
 }  // namespace
@@ -242,14 +264,14 @@ void log_offload(const Config& config, const SliceStore& store, const Communicat
   }
 }
 
-void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
-                    const std::vector<NamedParameter>& parameters, Communicator& communicator) {
+void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
+                          const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
+                          Communicator& communicator) {
   const bool on_gpu = communicator.device().streams().asynchronous();
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters) names.push_back(parameter.name);
-  if (!on_gpu || updates_on_host(config, communicator.device()))
-    offload_optimizer(store, config, options, names, communicator);
-  if (!on_gpu) offload_param(store, config, names, communicator);
+  if (!on_gpu || kinds.master_on_host) offload_optimizer(store, config, options, kinds, names, communicator);
+  if (!on_gpu || kinds.shards_on_host) offload_param(store, config, names, communicator);
 }
 
 void ShardStates::plan(std::span<const int> shards) {
@@ -283,7 +305,7 @@ void ShardStates::close(int shard, ShardUse use) {
   const auto [bucket, chunk] = chunks_[shard];
   if (use == ShardUse::moments && updates_values_in_files(bucket))
     store_->close_values(bucket, ValueUse::read);
-  if (host_update_ && use == ShardUse::update) {
+  if (host_update_ && use == ShardUse::update && store_->has(bucket, kMaster)) {
     host_update_->take_exact(bucket, store_->chunk_range(bucket, chunk).begin,
                              store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
   }

@@ -21,10 +21,11 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 /// Tells, on rank 0, what is kept where.
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
 
-/// Has `store` keep master weights, moments and values in files, where the config asks for it and ranks are
-/// on CPUs. `parameters`: of its layout. Throws UserError, on all ranks alike.
-void offload_states(SliceStore& store, const Config& config, const InitializeOptions& options,
-                    const std::vector<NamedParameter>& parameters, Communicator& communicator);
+/// Has `store` keep master weights, moments and values in files, where the config asks for it and the host
+/// updates them. `parameters`: of its layout. Throws UserError, on all ranks alike.
+void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
+                          const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
+                          Communicator& communicator);
 
 /// The optimizer's way to the state of its shards, which are chunks of `store`. Used by the engine's thread.
 class ShardStates : public StateAccess {

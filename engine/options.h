@@ -27,6 +27,9 @@ struct ParameterGroup {
   std::optional<double> eps = {};
 };
 
+/// What Engine::offload_states() moves (in DeepSpeed optim_states, hp_params, lp_grads).
+enum class OffloadedState { moments, master_weights, gradients };
+
 struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
   /// The user's own, element-wise, not yet stepped. Outlives the engine; then it is as it was given.

@@ -71,11 +71,17 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
 
 // The program can write to values without being seen where they are always accessible. On a device with
 // streams they are what gathers read, and sometimes where they write, so they are in order with these.
-CopyTime copy_time(const EngineState& state, int bucket, StateKind kind) {
+CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
+  if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
   const bool is_seen = state.residency && (bucket_kind.around_uses || bucket_kind.copied_for_writes) &&
                        !state.communicator->device().streams().asynchronous();
-  return kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
+  return kept.kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
+}
+
+// Else it is copied to the host, beside training.
+bool lies_on_host(const EngineState& state, const StateTensor& kept) {
+  return kept.home == Home::host || !state.communicator->device().streams().asynchronous();
 }
 
 std::map<std::string, std::string> metadata_of(std::map<std::string, std::string> more = {}) {
@@ -126,12 +132,11 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
       const StateTensor& kept = *piece.state;
       if (kept.kind == StateKind::gradient || kept.home == Home::file) return;
       auto& source = sources[&kept];
-      if (!source && kept.home == Home::host) {
-        source = zerorun::pinned(kept.own.clone());
-      } else if (!source) {
-        const CopyTime time = copy_time(state, bucket, kept.kind);
-        source = state.checkpoints.pins().pin(kept.own, time);
-        if (time == CopyTime::before_change) pinned.push_back(source);
+      if (!source) {
+        const CopyTime time = copy_time(state, bucket, kept);
+        source = kept.home == Home::host ? zerorun::pinned(kept.own)
+                                         : state.checkpoints.pins().pin(kept.own, time);
+        if (time == CopyTime::before_change && lies_on_host(state, kept)) pinned.push_back(source);
       }
       file.ranges.push_back({.range = {.parameter = state.buckets.parameters()[parameter].name,
                                        .state = kept.name,
@@ -152,14 +157,18 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
 // What of the bucket is in files.
 void add_slots(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
   SliceStore& store = state.store;
+  const bool is_frozen = bucket >= state.buckets.trained_count();
   auto add = [&](SliceFiles* slices, const std::string& name) {
     if (!slices || !slices->has(bucket)) return;
     LentSlot slot = slices->lend(bucket);
-    files.push_back({.name = name,
-                     .metadata = {},
-                     .ranges = {},
-                     .slot = std::move(slot.file),
-                     .slot_facts = std::move(slot.facts)});
+    FileToWrite& file = files.emplace_back(FileToWrite{.name = name,
+                                                       .metadata = {},
+                                                       .ranges = {},
+                                                       .is_frozen = is_frozen,
+                                                       .slot = std::move(slot.file),
+                                                       .slot_facts = std::move(slot.facts)});
+    if (const PublishedFile* published = is_frozen ? state.checkpoints.published(name) : nullptr)
+      file.published = *published;
   };
   add(store.files(), name_of_slot(bucket, state.communicator->rank()));
   add(store.value_files(), name_of_value_slot(bucket, state.communicator->rank()));
@@ -281,6 +290,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   const std::string tag = tag_of(state, given_tag);
   const bool shares = agree_to_save(state, words_of(state, directory, tag, options), [&] {
     state.follow_schedule();
+    state.check_states_are_here("save_checkpoint");
     state.check_between_steps("save_checkpoint");
     check_tag(tag);
     if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");

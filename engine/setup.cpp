@@ -71,7 +71,8 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
                predivide, average, warnings, notes, resolved] = config;
   ZeroConfig same_everywhere = zero;  // ranks may have disks of their own
-  same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device};
+  same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
+                                       .ratio = zero.offload_optimizer.ratio};
   same_everywhere.offload_param = {.device = zero.offload_param.device,
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};

@@ -56,10 +56,9 @@ void StatePins::await(std::chrono::milliseconds timeout) const {
   device_->streams().await(copied_, timeout, "the copy of the state for a checkpoint");
 }
 
-bool StatePins::before_change() const {
+void StatePins::before_change() const {
   Streams& streams = device_->streams();
   if (streams.asynchronous()) streams.wait(copied_, streams.current(), Handover::saved);
-  return streams.asynchronous();
 }
 
 at::Tensor StatePins::host_memory(const at::Tensor& like) {

@@ -36,9 +36,8 @@ class StatePins {
 
   /// What is pinned is in the host's memory when this returns. Another thread's too.
   void await(std::chrono::milliseconds timeout) const;
-  /// The current stream is about to change what was pinned. Returns whether that is all there is to do: what
-  /// is in the host's memory is to be kept.
-  bool before_change() const;
+  /// The current stream is about to change what was pinned.
+  void before_change() const;
 
  private:
   at::Tensor host_memory(const at::Tensor& like);

@@ -84,10 +84,6 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   }
 }
 
-bool Buckets::has_master(int bucket) const {
-  return (dtype() != Dtype::fp32 || options_.master_on_host) && layout(bucket).group != kFrozen;
-}
-
 at::Tensor Buckets::allocate_values(int bucket) {
   const int64_t numel = layout(bucket).numel;
   if (marked() && options_.shared && !shard_in_files(bucket)) {
@@ -160,8 +156,11 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
     const at::Tensor own = slice(bucket, flat, rank_);
     if (shard_in_files(bucket))
       return with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
-    store_->put(bucket, StateKind::value, kValue, Extent::slice,
-                communicator_->allocate(own.numel(), flat.scalar_type()).copy_(own));
+    const bool on_host = options_.shards_on_host;
+    at::Tensor shard = on_host ? device_->allocate_on_host(own.numel(), flat.scalar_type())
+                               : communicator_->allocate(own.numel(), flat.scalar_type());
+    store_->put(bucket, StateKind::value, kValue, Extent::slice, shard.copy_(own),
+                on_host ? Home::host : Home::device);
     return;
   }
   if (marked() && !shared(bucket)) give_memory(storages_[bucket], flat.mutable_data_ptr());
@@ -285,7 +284,7 @@ void Buckets::follow_writes(int bucket) {
   const StateTensor& master = store_->at(bucket, kMaster);
   if (options_.whole_master) return device_->follow_written(master.memory, flat(bucket));
   with_shard(bucket, ValueUse::read, [&] {
-    const at::Tensor written = options_.master_on_host ? shard_on_host(bucket) : shard(bucket);
+    const at::Tensor written = options_.master_on_host ? written_on_host(bucket) : shard(bucket);
     store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
       const auto [begin, numel] = store_->chunk_range(bucket, chunk);
       const at::Tensor values = written.narrow(0, begin, numel);
@@ -297,11 +296,15 @@ void Buckets::follow_writes(int bucket) {
   });
 }
 
-// A copy of what the current stream has put there. Rare: the program has written to it.
-at::Tensor Buckets::shard_on_host(int bucket) const {
+// What the current stream has put there. Rare: the program has written to it.
+at::Tensor Buckets::written_on_host(int bucket) {
+  const at::Tensor& written = shard(bucket);
+  if (shard_is_brought(bucket)) return written;  // Residency::start_update() has waited for it
+  if (!on_host_.defined() || on_host_.numel() < written.numel())
+    on_host_ = device_->allocate_on_host(written.numel(), written.scalar_type());
+  const at::Tensor copy = on_host_.narrow(0, 0, written.numel());
+  device_->copy(copy, written);
   Streams& streams = device_->streams();
-  at::Tensor copy = device_->allocate_on_host(shard(bucket).numel(), shard(bucket).scalar_type());
-  device_->copy(copy, shard(bucket));
   Event copied;
   streams.record(copied, streams.current());
   streams.await(copied, communicator_->timeout(), "what was written to " + label(bucket));
@@ -316,8 +319,8 @@ int64_t Buckets::whole_numel() const {
   return numel_where([&](int bucket) { return !partitioned(bucket) && !shared(bucket); });
 }
 
-int64_t Buckets::numel_in_files() const {
-  return numel_where([&](int bucket) { return shard_in_files(bucket); });
+int64_t Buckets::numel_brought() const {
+  return numel_where([&](int bucket) { return shard_is_brought(bucket); });
 }
 
 }  // namespace zerorun

@@ -58,7 +58,16 @@ struct BucketOptions {
   bool master_from_fp32 = false;  // they start from the parameters as given, not as rounded to `dtype`
   bool whole_master = false;      // this rank keeps those of all slices, not only of its own
   bool master_on_host = false;    // in the host's memory, and of fp32 values too
+  bool shards_on_host = false;    // of partitioned buckets the slices too
 };
+
+/// Whether a bucket has master weights: trained, under a 16-bit dtype; and where the host updates what it
+/// would not have otherwise.
+inline bool has_master(const BucketLayout& layout, const BucketOptions& options) {
+  if (layout.group == kFrozen) return false;
+  return options.dtype != Dtype::fp32 ||
+         (options.master_on_host && !(options.shards_on_host && layout.partitioned));
+}
 
 class Buckets {
  public:
@@ -72,6 +81,7 @@ class Buckets {
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
 
+  const BucketOptions& options() const { return options_; }
   int count() const { return store_->count(); }
   /// The first of them are of trained parameters, the rest of frozen ones.
   int trained_count() const { return trained_count_; }
@@ -94,6 +104,11 @@ class Buckets {
   /// This rank's slice of the values, 1-D. Where it is in files it has memory in with_shard() only.
   const at::Tensor& shard(int bucket) const { return values(bucket).own; }
   bool shard_in_files(int bucket) const { return store_->has_values_in_files(bucket); }
+  /// Whether a gather brings it to the memory where this rank computes: from files, or from the host.
+  bool shard_is_brought(int bucket) const {
+    const Home home = values(bucket).home;
+    return home == Home::file || home == Home::host;
+  }
   /// Calls visit() while the shard has memory. Throws TrainingError where a disk fails.
   template <typename Visit>
   void with_shard(int bucket, ValueUse use, const Visit& visit) const {
@@ -104,8 +119,7 @@ class Buckets {
     if (store_->value_files()) store_->value_files()->plan(shards);
   }
   Dtype dtype() const { return options_.dtype; }
-  /// Whether it has master weights: trained, under a 16-bit dtype or where the host updates.
-  bool has_master(int bucket) const;
+  bool has_master(int bucket) const { return zerorun::has_master(layout(bucket), options_); }
   /// `rank`'s slice of a tensor laid out like this bucket.
   at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const {
     return store_->slice_of(bucket, flat, rank);
@@ -151,9 +165,9 @@ class Buckets {
   /// values.
   void follow_writes();
 
-  int64_t numel() const;           // of trained parameters, without padding
-  int64_t whole_numel() const;     // of those that this rank has memory for all by itself
-  int64_t numel_in_files() const;  // of those whose values are in files
+  int64_t numel() const;          // of trained parameters, without padding
+  int64_t whole_numel() const;    // of those that this rank has memory for all by itself
+  int64_t numel_brought() const;  // of those whose values are in files or with the host
 
  private:
   // As they were when the parameter moved in: the user's tensor may be given others.
@@ -178,7 +192,7 @@ class Buckets {
   void fill(int parameter, at::Tensor place) const;
   void keep(int bucket, at::Tensor flat, const at::Tensor& exact);
   void follow_writes(int bucket);
-  at::Tensor shard_on_host(int bucket) const;
+  at::Tensor written_on_host(int bucket);
   void write_master(int bucket, const at::Tensor& values);
   void leave();
   at::Tensor values_to_leave(int bucket) const;
@@ -199,6 +213,7 @@ class Buckets {
   std::vector<at::Tensor> own_values_;  // mostly undefined
   std::vector<bool> given_up_;
   std::vector<bool> written_;  // and not yet followed
+  at::Tensor on_host_;         // room for a shard that the program has written to
 };
 
 }  // namespace zerorun

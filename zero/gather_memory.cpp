@@ -32,7 +32,7 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
 
 void GatherMemory::take_unplanned(int bucket) {
   at::Tensor& memory = places_[bucket].memory;
-  if (communicator_->world_size() == 1 && !buckets_->shard_in_files(bucket)) {
+  if (communicator_->world_size() == 1 && !buckets_->shard_is_brought(bucket)) {
     memory = buckets_->shard(bucket);
     return;
   }

@@ -33,7 +33,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
     states_[bucket].kind = buckets.kind(bucket);
-    reads_files_ = reads_files_ || buckets.shard_in_files(bucket);
+    brings_shards_ = brings_shards_ || buckets.shard_is_brought(bucket);
     if (states_[bucket].kind.comes_and_goes) {
       passing_.push_back(bucket);
       comes_and_goes_numel_ += bucket_numel_.back();
@@ -183,16 +183,27 @@ void Residency::move(int bucket, State to, std::string reason) {
   state.state = to;
 }
 
-// What is in files is read to its place among the others' slices, so that its buffer is free at once.
+// What is in files or with the host comes to its place among the others' slices.
 std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   const at::Tensor& memory = memory_.of(bucket);
   at::Tensor own = buckets_->shard(bucket);
-  if (buckets_->shard_in_files(bucket)) {
+  if (buckets_->shard_is_brought(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
-    buckets_->with_shard(bucket, ValueUse::read, [&] { device_->copy(own, buckets_->shard(bucket)); });
+    copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
   }
   return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
                                    std::move(reason));
+}
+
+// On the current stream. A buffer of what is in files is free for others at once.
+void Residency::copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from) {
+  buckets_->with_shard(bucket, use, [&] {
+    device_->copy(to, from);
+    if (!streams_->asynchronous() || !buckets_->shard_in_files(bucket)) return;
+    Event copied;
+    streams_->record(copied, streams_->current());
+    streams_->await(copied, communicator_->timeout(), "the slice of " + buckets_->label(bucket));
+  });
 }
 
 // On the gathers' stream, behind the last update of the shards and the last uses of the places.
@@ -221,8 +232,7 @@ void Residency::write_back(int bucket) {
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
   before_write_(bucket);
-  buckets_->with_shard(bucket, ValueUse::overwrite,
-                       [&] { device_->copy(shard, buckets_->slice(bucket, memory, communicator_->rank())); });
+  copy_shard(bucket, ValueUse::overwrite, shard, buckets_->slice(bucket, memory, communicator_->rank()));
   streams_->record(states_[bucket].shard_written, streams_->current());
 }
 
@@ -253,7 +263,7 @@ void Residency::finish_gather(int bucket) {
 }
 
 bool Residency::traced() const {
-  if (communicator_->world_size() == 1 && !reads_files_) return false;  // gathering costs nothing
+  if (communicator_->world_size() == 1 && !brings_shards_) return false;  // gathering costs nothing
   return training_ || comes_and_goes_numel_ > limits_.max_live;
 }
 
@@ -291,7 +301,7 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
 
 // Of the iteration that begins.
 void Residency::plan_reads() {
-  if (!reads_files_) return;
+  if (!brings_shards_) return;
   reads_.clear();
   auto add = [&](const GatherPlan::Gather& gather) { reads_.push_back({gather.bucket, 0}); };
   std::ranges::for_each(trace().plan().initial, add);

@@ -132,6 +132,7 @@ class Residency final : public OperatorListener {
   bool may_move(int bucket, State to) const;
   void move(int bucket, State to, std::string reason = {});
   void start_gathers(std::span<Start> starts);
+  void copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from);
   std::unique_ptr<Work> gather(int bucket, std::string reason);
   void finish_gather(int bucket);
   void write_back(int bucket);
@@ -172,7 +173,7 @@ class Residency final : public OperatorListener {
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
   int64_t comes_and_goes_numel_ = 0;
-  bool reads_files_ = false;  // shards are in files
+  bool brings_shards_ = false;  // from files, or from the host
 
   std::function<bool()> in_training_;
   std::function<void(int)> before_write_ = [](int) {};

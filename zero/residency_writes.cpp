@@ -10,13 +10,19 @@
 
 namespace zerorun {
 
-// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too.
+// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too. The
+// host itself updates what it has.
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
   const StreamId stream = streams_->current();
   BucketState& state = states_[bucket];
   streams_->wait(state.shard_written, stream, Handover::updated);
   streams_->wait(state.gathered, stream, Handover::gathered);
+  if (streams_->asynchronous() && buckets_->shard_is_brought(bucket)) {
+    streams_->await(state.shard_written, communicator_->timeout(),
+                    "what was written to " + buckets_->label(bucket));
+    streams_->await(state.gathered, communicator_->timeout(), "the gather of " + buckets_->label(bucket));
+  }
   if (memory_.is_copy(bucket)) {
     const at::Tensor written = buckets_->slice(bucket, memory_.of(bucket), communicator_->rank());
     if (state.state == State::dirty) device_->copy(buckets_->shard(bucket), written);

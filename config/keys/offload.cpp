@@ -20,11 +20,10 @@ constexpr KeyFact rows[] = {
         .or_null()
         .switched_by("device")
         .advise("write an object such as {\"device\": \"cpu\"}"),
-    choice(
-        "zero_optimization.offload_param.device", "\"none\"", "none cpu nvme",
-        "where each rank's slices of parameters are kept between uses, at stage 3: cpu is the host's "
-        "memory, where ranks on CPUs have them anyway; nvme is files; ranks on GPUs keep them in the GPU's "
-        "memory, and warn")
+    choice("zero_optimization.offload_param.device", "\"none\"", "none cpu nvme",
+           "where each rank's slices of parameters are kept between uses, at stage 3: cpu is the host's "
+           "memory, where ranks on CPUs have them anyway; nvme is files; on GPUs beside offload_optimizer "
+           "only")
         .or_null()
         .advise("write \"none\", \"cpu\" or \"nvme\""),
     text("zero_optimization.offload_param.nvme_path", "",
@@ -44,7 +43,9 @@ constexpr KeyFact rows[] = {
         .filled_by(fallback),
     boolean("zero_optimization.offload_param.pin_memory", "true", "keep host memory page-locked")
         .filled_by(fallback)
-        .no_effect("ranks on CPUs have no use for page-locked memory"),
+        .no_effect(
+            "what the host keeps for a GPU is always page-locked, in exact sizes; ranks on CPUs have no use "
+            "for that"),
     section("zero_optimization.offload_optimizer", "where optimizer states are kept between uses")
         .or_null()
         .switched_by("device")
@@ -83,13 +84,14 @@ constexpr KeyFact rows[] = {
             "at the start files get their room, and master weights are written while the model moves in"),
     number("zero_optimization.offload_optimizer.ratio", "1.0",
            "share of the optimizer states that is in files, in whole buckets, with nvme; the rest stays in "
-           "memory")
+           "memory; with cpu the host has all")
         .range_of(0, 1)
         .filled_by(fallback),
     boolean("zero_optimization.offload_optimizer.super_offload", "false",
             "a variant for CPUs joined to their GPU")
         .filled_by(fallback)
-        .not_offered("nothing is moved between a GPU and its CPU"),
+        .not_offered(
+            "it updates before the norm is known and takes back what was wrong; updates here begin with it"),
     number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8",
            "share of cores for the optimizer")
         .range_of(0, 1)

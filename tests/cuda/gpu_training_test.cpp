@@ -158,9 +158,11 @@ TEST_CASE("GPU: updates on the host give the bits of updates on the GPU") {
   const RunResult reference = train_on_gpu(precision, 1, 1.0);
   for (const int stage : {1, 2, 3}) {
     for (const char* device : {"cpu", "nvme"}) {
+      const std::string place = R"({"device": ")" + std::string(device) + R"(", "nvme_path": ")" +
+                                (folder / "").string() + "\"";
+      std::string offload = R"(, "offload_optimizer": )" + place + "}";
+      if (stage == 3) offload += R"(, "offload_param": )" + place + R"(, "max_in_cpu": 0})";
       CAPTURE(precision, stage, device);
-      const std::string offload = R"(, "offload_optimizer": {"device": ")" + std::string(device) +
-                                  R"(", "nvme_path": ")" + (folder / "").string() + "\"}";
       const RunResult on_host = train_on_gpu(precision, stage, 1.0, offload);
       check_same_bits(on_host, reference);
       CHECK(on_host.bytes.master + on_host.bytes.moments == 0);

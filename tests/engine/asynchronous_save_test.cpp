@@ -71,6 +71,7 @@ struct Setting {
   std::string precision;
   bool shares_memory;
   StateCase how;
+  bool on_device_with_streams = false;
 };
 
 // Saves with the writers standing before call number `call`, changes everything, lets them go on. Returns
@@ -78,6 +79,7 @@ struct Setting {
 bool save_and_change(const Setting& setting, const Change& change, int64_t call,
                      const std::filesystem::path& folder, CollectedState& expected) {
   std::atomic<bool> came = false;
+  Recording recordings[2];
   run_ranks(
       2,
       [&](std::shared_ptr<Communicator> communicator) {
@@ -86,6 +88,9 @@ bool save_and_change(const Setting& setting, const Change& change, int64_t call,
                                                        came = true;
                                                        gate.opened.wait();
                                                      }});
+        Recording& recording = recordings[communicator->rank()];
+        if (setting.on_device_with_streams)
+          communicator = make_recording_communicator(std::move(communicator), recording);
         StateTraining training(setting.how, setting.stage, setting.precision, communicator);
         training.step(0);
         training.step(1);
@@ -138,6 +143,28 @@ TEST_CASE("What changes while a checkpoint is being written is written as it was
       check_loads(setting, at, expected);
     }
     CHECK(came >= 4);
+  }
+}
+
+TEST_CASE("What the host keeps for a GPU is written as it was at the call") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(1, 2, 3);
+  StateCase how = all_state_cases().front();
+  how.zero += R"(, "offload_optimizer": {"device": "cpu"})";
+  const bool has_slices = GENERATE(false, true);
+  if (has_slices) how.zero += R"(, "offload_param": {"device": "cpu"})";
+  const Setting setting{stage, "bf16", false, how, true};
+  for (const Change& change : all_changes()) {
+    if (stage > change.last_stage) continue;
+    int came = 0;
+    for (const int64_t call : {0, 3, 8}) {
+      CAPTURE(stage, has_slices, change.name, call);
+      CollectedState expected;
+      const auto at = folder / (change.name + std::to_string(call));
+      REQUIRE_NOTHROW(came += save_and_change(setting, change, call, at, expected));
+      check_loads(setting, at, expected);
+    }
+    CHECK(came >= 2);
   }
 }
 

@@ -8,6 +8,15 @@
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
+namespace {
+
+// Other than kHostUpdate only stage 3 has.
+std::vector<std::string> offloads(int stage, const TemporaryFolder& folder) {
+  if (stage < 3) return {kHostUpdate};
+  return {kHostUpdate, kHostSlices, in_files_of(folder / "")};
+}
+
+}  // namespace
 
 TEST_CASE("host update: the bits are those of ranks with one memory, and everything is in order") {
   const int stage = GENERATE(1, 2, 3);
@@ -15,15 +24,18 @@ TEST_CASE("host update: the bits are those of ranks with one memory, and everyth
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
   const int accumulation = GENERATE(1, 3);
   const bool overlap = GENERATE(false, true);
-  CAPTURE(stage, ranks, precision, accumulation, overlap);
-  const Setting setting{.stage = stage,
-                        .ranks = ranks,
-                        .precision = precision,
-                        .accumulation = accumulation,
-                        .overlap = overlap,
-                        .offload = kHostUpdate};
-  check_beside_plain(setting, {});
-  check_beside_plain(setting, {.side_streams = true});
+  const TemporaryFolder folder;
+  for (const std::string& offload : offloads(stage, folder)) {
+    CAPTURE(stage, ranks, precision, accumulation, overlap, offload);
+    const Setting setting{.stage = stage,
+                          .ranks = ranks,
+                          .precision = precision,
+                          .accumulation = accumulation,
+                          .overlap = overlap,
+                          .offload = offload};
+    check_beside_plain(setting, {});
+    check_beside_plain(setting, {.side_streams = true, .evaluates = true});
+  }
 }
 
 TEST_CASE("host update: writes of the program, late gradients, checkpoints and skipped steps") {
@@ -31,19 +43,22 @@ TEST_CASE("host update: writes of the program, late gradients, checkpoints and s
   const int stage = GENERATE(1, 2, 3);
   const int ranks = GENERATE(1, 2);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
-  CAPTURE(stage, ranks, precision);
-  const Setting setting{.stage = stage, .ranks = ranks, .precision = precision, .offload = kHostUpdate};
-  check_beside_plain(setting, {.side_streams = true, .writes = true});
-  check_beside_plain(setting, {.two_backwards = true});
-  check_beside_plain(setting, {.writes = true, .saves_to = folder / "saves"});
-  Program reloads;
-  reloads.after_step = [&](int, Engine& engine) {
-    engine.save_checkpoint(folder / "reloads");
-    engine.load_checkpoint(folder / "reloads");
-  };
-  check_beside_plain(setting, reloads);
-  if (ranks == 2) {
-    for (const int infinite_step : {1, 5}) check_beside_plain(setting, {.infinite_step = infinite_step});
+  for (const std::string& offload : offloads(stage, folder)) {
+    CAPTURE(stage, ranks, precision, offload);
+    const Setting setting{.stage = stage, .ranks = ranks, .precision = precision, .offload = offload};
+    check_beside_plain(setting, {.side_streams = true, .writes = true});
+    check_beside_plain(setting, {.two_backwards = true});
+    if (ranks == 1 && stage < 3) check_beside_plain(setting, {.reads_raw = true});
+    check_beside_plain(setting, {.writes = true, .saves_to = folder / "saves"});
+    Program reloads;
+    reloads.after_step = [&](int, Engine& engine) {
+      engine.save_checkpoint(folder / "reloads");
+      engine.load_checkpoint(folder / "reloads");
+    };
+    check_beside_plain(setting, reloads);
+    if (ranks == 2) {
+      for (const int infinite_step : {1, 5}) check_beside_plain(setting, {.infinite_step = infinite_step});
+    }
   }
 }
 
@@ -51,10 +66,9 @@ TEST_CASE("host update: every optimizer of the config, and states in files") {
   const TemporaryFolder folder;
   const int stage = GENERATE(1, 3);
   const std::string precision = GENERATE(kFp32, kBf16);
-  check_beside_plain({.stage = stage, .precision = precision, .client = true, .offload = kHostUpdate}, {});
-  const std::string files =
-      R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + (folder / "").string() + "\"}";
-  for (const std::string& offload : {std::string(kHostUpdate), files}) {
+  for (const char* offload : {kHostUpdate, kHostSlices})
+    check_beside_plain({.stage = stage, .precision = precision, .client = true, .offload = offload}, {});
+  for (const std::string& offload : {std::string(kHostSlices), in_files_of(folder / "")}) {
     for (const char* type : {"Adam", "SGD", "Adagrad", "Lion", "Lamb", "Muon"}) {
       CAPTURE(stage, precision, type, offload);
       const Setting setting{
@@ -69,22 +83,25 @@ TEST_CASE("host update: every optimizer of the config, and states in files") {
 }
 
 TEST_CASE("host update: without any one wait of the host something is out of order") {
-  for (const char* what : {"the gradient norm", "what was written to"}) {
+  using Row = std::pair<const char*, const char*>;
+  for (const auto& [what, offload] :
+       {Row{"the gradient norm", kHostUpdate}, Row{"what was written to", kHostUpdate},
+        Row{"what was written to", kHostSlices}, Row{"the gather of", kHostSlices}}) {
     size_t violations = 0;
     int64_t dropped = 0;
     std::string first;
     for (const int stage : {1, 2, 3}) {
       std::vector<Recording> recordings(2);
       for (Recording& recording : recordings) recording.dropped_on_host = what;
-      run_recorded({.stage = stage, .ranks = 2, .precision = kBf16, .offload = kHostUpdate},
-                   {.side_streams = true, .writes = true}, recordings);
+      run_recorded({.stage = stage, .ranks = 2, .precision = kBf16, .offload = offload},
+                   {.side_streams = true, .writes = true, .evaluates = true}, recordings);
       for (const Recording& recording : recordings) {
         dropped += recording.dropped_host_waits;
         violations += recording.checker.violations().size();
         if (first.empty() && violations > 0) first = recording.checker.violations().front();
       }
     }
-    INFO("without the waits for what is " << what);
+    CAPTURE(what, offload);
     CHECK(dropped > 0);
     CHECK(violations > 0);
     std::printf("without %-26s %5zu violations, as: %s\n", what, violations, first.c_str());
@@ -95,9 +112,10 @@ TEST_CASE(
     "host update: memory of the device and of the host is that of the formula, and a step allocates none") {
   const int stage = GENERATE(1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16);
-  CAPTURE(stage, precision);
+  const bool has_slices = GENERATE(false, true);
+  CAPTURE(stage, precision, has_slices);
   std::vector<Recording> recordings(2);
-  std::vector<int64_t> on_host, allocations;
+  std::vector<int64_t> on_host, allocations, host_waits;
   BytesByCategory bytes;
   double formula = 0;
   Program program{.steps = 6};
@@ -105,28 +123,36 @@ TEST_CASE(
     if (engine.communicator().rank() != 0) return;
     on_host.push_back(recordings[0].host_bytes);
     allocations.push_back(recordings[0].allocations);
+    host_waits.push_back(recordings[0].host_waits);
     bytes = engine.bytes_by_category();
     formula = engine.formula_bytes();
   };
-  run_recorded({.stage = stage, .ranks = 2, .precision = precision, .offload = kHostUpdate}, program,
-               recordings);
+  run_recorded(
+      {.stage = stage, .ranks = 2, .precision = precision, .offload = has_slices ? kHostSlices : kHostUpdate},
+      program, recordings);
   check_clean(recordings);
+  CHECK((bytes.parameters == 0) == (stage == 3 && has_slices));
   CHECK(bytes.master == 0);
   CHECK(bytes.moments == 0);
   CHECK(static_cast<double>(bytes.model_states()) >= formula);
-  // Of each element of this rank's slices: master weight, two moments, and on their way a gradient and a
-  // value.
+  // Of each element of this rank's slices: master weight and two moments, the gradient, and a value, which in
+  // fp32 is the master weight.
   const int64_t gradient = precision == kFp32 || stage > 1 ? 4 : 2;
-  const int64_t element = 4 + 8 + gradient + (precision == kFp32 ? 4 : 2);
+  const int64_t element = 4 + 8 + gradient + (precision == kFp32 ? 0 : 2);
   CHECK(bytes.on_host % element == 0);
   const int64_t elements = bytes.on_host / element;
   CHECK(elements >= 4 * (12 * 12 + 12) / 2);
   CHECK(elements < 4 * (12 * 12 + 12) / 2 + 200);  // alignment
   // The facts of a step beside it.
+  CHECK(on_host.front() >= bytes.on_host);
   CHECK(on_host.front() - bytes.on_host < 200);
+  // A step waits once, for its facts; slices that gathers read, for these and for who wrote to them.
+  constexpr int64_t kBuckets = 4;  // a layer each
+  const int64_t waits = stage == 3 && has_slices ? 1 + 2 * kBuckets : 1;
   for (size_t step = 3; step < on_host.size(); ++step) {
     CHECK(on_host[step] == on_host[step - 1]);
     CHECK(allocations[step] == allocations[step - 1]);
+    CHECK(host_waits[step] - host_waits[step - 1] == waits);
   }
 }
 

@@ -1,6 +1,7 @@
 // Slices of parameters in files, at stage 3: the same bits as in memory, with and without optimizer states in
 // files; what the program writes; checkpoints; what goes to the disk; what is refused.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -147,6 +148,58 @@ TEST_CASE("A checkpoint links values in files, frozen ones once, and is read whe
       std::ranges::count_if(files, [](const auto& file) { return file.second.size() == 1; });
   CHECK(of_frozen == 2);  // one bucket, two ranks
   for (const auto& [name, inodes] : files) CHECK((inodes.size() == 1 || inodes.size() == 5));
+}
+
+TEST_CASE("Frozen values in files are linked once more where their own file cannot be") {
+  const TemporaryFolder folder;
+  const fs::path elsewhere = "/dev/shm/zerorun-test-" + std::to_string(::getpid());
+  const StateCase filed = with_values_in_files(wide(all_state_cases().front()), folder / "nvme");
+  const auto inodes_of = [](const fs::path& saves, int rank) {
+    std::map<std::string, std::set<ino_t>> files;
+    for (const auto& entry : fs::recursive_directory_iterator(saves)) {
+      const std::string name = entry.path().filename().string();
+      if (name.find("rank-0000" + std::to_string(rank) + "-offloaded-values") == std::string::npos) continue;
+      struct stat facts {};
+      expect(::stat(entry.path().c_str(), &facts) == 0, name);
+      files[name].insert(facts.st_ino);
+    }
+    return files;
+  };
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    StateTraining training(filed, 3, "bf16", communicator);
+    const int rank = communicator->rank();
+    auto save_twice = [&](const fs::path& saves) {
+      for (int time = 0; time < 2; ++time) {
+        training.step(0);
+        training.engine->save_checkpoint(saves);
+        training.engine->wait_for_checkpoint();
+      }
+    };
+    const auto frozen_in = [&](const fs::path& saves) {
+      return std::ranges::count_if(inodes_of(saves, rank),
+                                   [](const auto& file) { return file.second.size() == 1; });
+    };
+    if (fs::exists("/dev/shm")) {  // another file system
+      save_twice(elsewhere);
+      expect(frozen_in(elsewhere) == 1, "copied once");
+    }
+    save_twice(folder / "a");
+    expect(frozen_in(folder / "a") == 1, "linked");
+    communicator->barrier("all have looked")->wait();
+    if (rank == 0) fs::remove_all(folder / "a");  // and what has lost its last name never gets one again
+    communicator->barrier("removed")->wait();
+    save_twice(folder / "b");
+    expect(frozen_in(folder / "b") == 1, "copied once, then linked");
+    {
+      const torch::NoGradGuard no_grad;
+      training.model->fixed.mul_(2);
+    }
+    save_twice(folder / "b");
+    const auto files = inodes_of(folder / "b", rank);
+    expect(std::ranges::count_if(files, [](const auto& file) { return file.second.size() == 2; }) == 1,
+           "what was written to is written anew, once");
+  });
+  fs::remove_all(elsewhere);
 }
 
 namespace {

@@ -66,6 +66,7 @@ TEST_CASE("What memory training needs is known before it, and never too much") {
   const TemporaryFolder folder;
   std::vector<StateCase> cases = all_state_cases();
   cases.push_back(in_files(cases.front(), folder / "files"));
+  if (stage == 3) cases.push_back(with_values_in_files(cases.front(), folder / "files"));
   for (const StateCase& how : cases) {
     CAPTURE(how.name, stage, precision, shares_memory, accumulation);
     CHECK_NOTHROW(run_ranks(
@@ -74,7 +75,7 @@ TEST_CASE("What memory training needs is known before it, and never too much") {
           StateTraining training(how, stage, precision, communicator, accumulation);
           for (int step = 0; step < 2; ++step) training.step(step);
           const EngineState& state = *training.state;
-          const NeededMemory needed = needed_memory(state.store, state.config, {});
+          const NeededMemory needed = needed_memory(state.store, state.config, {}, state.buckets.options());
           int64_t values = 0, gradients = 0, master = 0, moments = 0;
           state.store.for_each([&](int, const StateTensor& kept) {
             (kept.kind == StateKind::value      ? values
@@ -90,8 +91,36 @@ TEST_CASE("What memory training needs is known before it, and never too much") {
                  "gradients: " + std::to_string(needed.gradients) + " of " + std::to_string(gradients));
           expect(needed.master == master, "master weights");
           expect(needed.moments == moments || how.client, "moments");
+          expect(needed.gathered <= training.engine->residency().peak_resident_bytes, "gathered parameters");
+          expect((needed.gathered > 0) == (state.store.value_files() != nullptr),
+                 "values in files are gathered");
         },
         std::chrono::seconds(60), shares_memory));
+  }
+}
+
+TEST_CASE("What the host keeps for a GPU is known before it too") {
+  const int stage = GENERATE(1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16");
+  const TemporaryFolder folder;
+  StateCase host = all_state_cases().front();
+  host.zero += R"(, "offload_optimizer": {"device": "cpu"})";
+  StateCase slices = host;
+  slices.zero += R"(, "offload_param": {"device": "cpu"})";
+  for (const StateCase& how :
+       {host, slices, with_values_in_files(in_files(all_state_cases().front(), folder / ""), folder / "")}) {
+    CAPTURE(stage, precision, how.zero);
+    Recording recordings[2];
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Recording& recording = recordings[communicator->rank()];
+      StateTraining training(how, stage, precision,
+                             make_recording_communicator(std::move(communicator), recording));
+      const EngineState& state = *training.state;
+      const NeededMemory needed = needed_memory(state.store, state.config, {}, state.buckets.options());
+      const int64_t kept = training.engine->bytes_by_category().on_host;
+      expect(needed.total() - needed.buffers == kept,
+             std::to_string(needed.total() - needed.buffers) + " of " + std::to_string(kept));
+    }));
   }
 }
 
@@ -118,7 +147,7 @@ TEST_CASE("A model that no machine has memory for is refused before any of it is
 TEST_CASE("More than a host has, or lets its ranks have, is refused with the numbers") {
   constexpr int64_t kMib = 1 << 20;
   const NeededMemory needed{
-      .values = 20 * kMib, .gradients = 20 * kMib, .master = 40 * kMib, .moments = 80 * kMib, .buffers = 0};
+      .values = 20 * kMib, .gradients = 20 * kMib, .master = 40 * kMib, .moments = 80 * kMib};
   const MemoryLimit machine{.name = "the machine's memory", .group = "boot", .bytes = 700 * kMib};
   const auto group = [](const std::string& name, int64_t bytes) {
     return MemoryLimit{.name = "/" + name + "/memory.max", .group = name, .bytes = bytes};
@@ -133,8 +162,9 @@ TEST_CASE("More than a host has, or lets its ranks have, is refused with the num
   CHECK(refusal({in_a, in_a, in_b, in_b}).empty());
   CHECK(refusal({in_a, in_a, in_b, in_a}) ==
         "the model states of 3 ranks take 480 MiB of memory (parameters 60 MiB, gradients 60 MiB, master "
-        "weights 120 MiB, optimizer states 240 MiB, buffers for files 0 MiB), activations not counted, and "
-        "/a/memory.max is 330 MiB with swap: keep optimizer states in files "
+        "weights 120 MiB, optimizer states 240 MiB, buffers for files 0 MiB, gathered parameters 0 MiB), "
+        "activations not "
+        "counted, and /a/memory.max is 330 MiB with swap: keep optimizer states in files "
         "(zero_optimization.offload_optimizer.device \"nvme\" at stages 1 to 3), use more hosts, a smaller "
         "model, or allow more memory");
   CHECK_THAT(refusal({in_a, in_a, in_b, in_b, {needed, {machine}}}),
@@ -143,6 +173,11 @@ TEST_CASE("More than a host has, or lets its ranks have, is refused with the num
   config.zero.offload_optimizer.device = OffloadDevice::nvme;
   CHECK_THAT(refusal({in_a, in_a, in_a}), !Catch::Matchers::Contains("offload_optimizer"));
   CHECK(refusal({{needed, {}}}).empty());
+  NeededMemory gathers = needed;
+  gathers.gathered = 300 * kMib;
+  CHECK_THAT(refusal({{gathers, {group("a", 330 * kMib)}}}),
+             Catch::Matchers::Contains("gather fewer parameters at a time") &&
+                 Catch::Matchers::Contains("gathered parameters 300 MiB"));
 }
 
 }  // namespace zerorun::testing

@@ -84,6 +84,9 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
       streams.set_current(0);
       engine.step();
     }
+    if (program.reads_raw)
+      for (const at::Tensor& parameter : net->parameters()) streams.note_use(parameter, false);
+    if (program.evaluates) program.before_evaluation(engine);
     if (program.evaluates) evaluate(net, engine, step);
     if (!program.saves_to.empty()) engine.save_checkpoint(program.saves_to);
     program.after_step(step, engine);
@@ -99,6 +102,11 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
 }
 
 }  // namespace
+
+std::string in_files_of(const std::filesystem::path& folder) {
+  const std::string place = R"({"device": "nvme", "nvme_path": ")" + folder.string() + "\"";
+  return R"(, "offload_optimizer": )" + place + R"(}, "offload_param": )" + place + R"(, "max_in_cpu": 0})";
+}
 
 std::string config_of(const Setting& setting) {
   return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +

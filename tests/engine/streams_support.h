@@ -16,8 +16,14 @@ inline const std::string kBf16 = R"("bf16": {"enabled": true},)";
 inline const std::string kFp16 =
     R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";
 
-/// The host updates: for Setting::offload.
+// For Setting::offload.
+/// The host updates.
 inline constexpr const char* kHostUpdate = R"(, "offload_optimizer": {"device": "cpu"})";
+/// And at stage 3 it has the slices of parameters.
+inline constexpr const char* kHostSlices =
+    R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
+/// All of that is in files of `folder`.
+std::string in_files_of(const std::filesystem::path& folder);
 
 struct Setting {
   int stage = 1;
@@ -47,8 +53,10 @@ struct Program {
   bool writes = false;                  // the program itself writes to parameters, on another stream
   bool two_backwards = false;           // before each step
   bool evaluates = false;               // between steps, on a stream that changes
+  bool reads_raw = false;               // without an operator, behind each step: where one rank has all
   std::filesystem::path saves_to = {};  // a checkpoint behind each step
   int infinite_step = -1;               // in which rank 1 has gradients that are not finite
+  std::function<void(Engine& engine)> before_evaluation = [](Engine&) {};
   std::function<void(int step, Engine& engine)> after_step = [](int, Engine&) {};
 };
 
