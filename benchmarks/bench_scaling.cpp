@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/program.h"
 #include "benchmarks/local_ranks.h"
+#include "benchmarks/memory_picture.h"
 #include "comm/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
@@ -30,6 +32,7 @@ struct Options {
   int accumulation = 1;
   Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
   bool json = false;
+  std::string picture;
 };
 
 // What rank 0 finds; the parent reads it.
@@ -38,9 +41,13 @@ struct Row {
   double step_ms;
   double reduce_scattered;  // elements sent by a rank in a step
   double all_gathered;
-  double state_bytes;
+  double parameter_bytes;
+  double gradient_bytes;
+  double optimizer_bytes;
   double formula_bytes;
   double pss;  // the mean over ranks
+
+  double state_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
 };
 
 Config make_config(const Options& options, int stage, int world_size) {
@@ -92,11 +99,14 @@ int run_rank(const Options& options, int stage, Row& row) {
   double parameters = 0;
   for (const at::Tensor& parameter : model->parameters())
     parameters += static_cast<double>(parameter.numel());
+  const BytesByCategory bytes = engine.bytes_by_category();
   row = {.parameters = parameters,
          .step_ms = elapsed.count() / options.steps,
          .reduce_scattered = volume.elements(Collective::reduce_scatter) / options.steps,
          .all_gathered = volume.elements(Collective::all_gather) / options.steps,
-         .state_bytes = static_cast<double>(engine.bytes_by_category().model_states()),
+         .parameter_bytes = static_cast<double>(bytes.parameters),
+         .gradient_bytes = static_cast<double>(bytes.gradients),
+         .optimizer_bytes = static_cast<double>(bytes.master + bytes.moments),
          .formula_bytes = engine.formula_bytes(),
          .pss = memory.item<double>() / ranks};
   return 0;
@@ -113,6 +123,8 @@ int run(const Options& options) {
   if (memory == MAP_FAILED) throw Error("no memory to share with ranks");
   Row& row = *new (memory) Row{};
   nlohmann::json rows = nlohmann::json::array();
+  std::vector<StageMemory> stages;  // with the most ranks
+  double parameters = 0;
   if (!options.json) {
     std::printf(
         "stage ranks   step ms   sent elements / formula   model-state MB / formula   PSS of a rank MB\n");
@@ -122,6 +134,9 @@ int run(const Options& options) {
     for (const int ranks : options.ranks) {
       const int code = run_local_ranks(ranks, [&] { return run_rank(options, stage, row); });
       if (code != 0) return code;
+      parameters = row.parameters;
+      if (ranks == options.ranks.back())
+        stages.push_back({stage, row.parameter_bytes, row.gradient_bytes, row.optimizer_bytes});
       const double sent = row.reduce_scattered + row.all_gathered;
       const double formula = formula_elements(options, stage, ranks, row.parameters);
       rows.push_back({{"stage", stage},
@@ -129,16 +144,22 @@ int run(const Options& options) {
                       {"step_ms", row.step_ms},
                       {"sent_elements", sent},
                       {"formula_elements", formula},
-                      {"state_bytes", row.state_bytes},
+                      {"state_bytes", row.state_bytes()},
                       {"formula_bytes", row.formula_bytes},
                       {"pss_bytes", row.pss}});
       if (options.json) continue;
       std::printf("%5d %5d %9.1f %14.0f / %-10.4g %13.1f / %-9.1f %17.1f\n", stage, ranks, row.step_ms, sent,
-                  formula, row.state_bytes / 1e6, row.formula_bytes / 1e6, row.pss / 1e6);
+                  formula, row.state_bytes() / 1e6, row.formula_bytes / 1e6, row.pss / 1e6);
       std::fflush(stdout);
     }
   }
   if (options.json) std::printf("%s\n", rows.dump(2).c_str());
+  if (options.picture.empty()) return 0;
+  const std::string title = "Model states on each of " + std::to_string(options.ranks.back()) +
+                            " ranks: GPT-2 with " + std::to_string(std::llround(parameters / 1e6)) +
+                            " million parameters, fp32, AdamW";
+  std::ofstream file(options.picture);
+  if (!(file << memory_picture(stages, title)).flush()) throw UserError("cannot write " + options.picture);
   return 0;
 }
 
@@ -157,6 +178,7 @@ int main(int argc, char** argv) {
   app.add_option("--hidden", options.model.hidden)->check(CLI::PositiveNumber);
   app.add_option("--vocab", options.model.vocab)->check(CLI::PositiveNumber);
   app.add_option("--seq", options.model.positions)->check(CLI::PositiveNumber);
+  app.add_option("--picture", options.picture, "draw what a rank keeps at each stage")->type_name("FILE.svg");
   app.add_flag("--json", options.json, "print JSON");
   try {
     app.parse(argc, argv);

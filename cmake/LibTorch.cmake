@@ -40,9 +40,3 @@ target_link_libraries(zerorun_torch INTERFACE
 # libtorch_cpu itself finds its few CUDA runtime libraries beside it by $ORIGIN, the linker must not look for them.
 target_link_options(zerorun_torch INTERFACE
   -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
-
-# torch/torch.h takes 18 s to compile: samples, tests and benchmarks share it precompiled (REUSE_FROM this target).
-file(WRITE ${CMAKE_BINARY_DIR}/torch_headers.cpp "#include <torch/torch.h>\n")
-add_library(zerorun_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cpp)
-target_link_libraries(zerorun_torch_headers PUBLIC zerorun_flags zerorun_torch)
-target_precompile_headers(zerorun_torch_headers PRIVATE <torch/torch.h>)

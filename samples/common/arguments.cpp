@@ -1,9 +1,9 @@
 #include "samples/common/arguments.h"
 
+#include <zerorun/program.h>
+
 #include <cstdio>
 #include <cstdlib>
-
-#include "base/error.h"
 
 namespace zerorun {
 

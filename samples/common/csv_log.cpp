@@ -1,11 +1,11 @@
 #include "samples/common/csv_log.h"
 
+#include <zerorun/program.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace {

@@ -2,11 +2,11 @@
 // thread.
 #pragma once
 
+#include <zerorun/config.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
-
-#include "config/config.h"
 
 namespace zerorun {
 

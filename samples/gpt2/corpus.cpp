@@ -1,11 +1,11 @@
 #include "samples/gpt2/corpus.h"
 
+#include <zerorun/program.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

@@ -3,17 +3,13 @@
 //   zerorun --num_gpus 2 gpt2 --deepspeed ds_config.json --data FILE...
 //
 // Every rank runs this program; rank 0 does the talking.
+#include <zerorun/zerorun.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 
-#include "base/cores.h"       // count_usable_cores
-#include "base/program.h"     // run_program
-#include "comm/rendezvous.h"  // Environment, connect
-#include "config/config.h"    // load_config
-#include "engine/engine.h"    // initialize, Engine
-#include "engine/gathered_parameters.h"
 #include "samples/common/csv_log.h"  // CsvLog
 #include "samples/common/text.h"     // printable, with_commas
 #include "samples/gpt2/corpus.h"     // read_corpus
@@ -23,7 +19,6 @@
 #include "samples/gpt2/report.h"     // memory_table, Progress
 #include "samples/gpt2/sampler.h"    // Sampler
 #include "samples/gpt2/weights.h"    // load_weights, save_weights
-#include "zero/deferred_init.h"      // DeferredInit
 
 namespace zerorun {
 namespace {

@@ -1,12 +1,11 @@
 #include "samples/gpt2/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <zerorun/program.h>
 
 #include <cmath>
 #include <string>
 #include <tuple>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace {

@@ -1,10 +1,9 @@
 #include "samples/gpt2/options.h"
 
 #include <unistd.h>
+#include <zerorun/program.h>
 
 #include <filesystem>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

@@ -1,12 +1,13 @@
 // What rank 0 tells about a training run: the memory table and progress. Owned by main(); one thread.
 #pragma once
 
+#include <zerorun/engine.h>
+
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "engine/engine.h"
 #include "samples/common/csv_log.h"
 
 namespace zerorun {

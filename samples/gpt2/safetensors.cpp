@@ -1,6 +1,7 @@
 #include "samples/gpt2/safetensors.h"
 
 #include <unistd.h>
+#include <zerorun/program.h>
 
 #include <algorithm>
 #include <array>
@@ -14,8 +15,6 @@
 #include <set>
 #include <string_view>
 #include <utility>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;

@@ -1,9 +1,9 @@
 #include "samples/gpt2/sampler.h"
 
+#include <zerorun/program.h>
+
 #include <bit>
 #include <string>
-
-#include "base/error.h"
 
 namespace zerorun {
 namespace {

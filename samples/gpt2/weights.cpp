@@ -1,5 +1,7 @@
 #include "samples/gpt2/weights.h"
 
+#include <zerorun/program.h>
+
 #include <map>
 #include <optional>
 #include <set>
@@ -7,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
 #include "samples/gpt2/safetensors.h"
 
 namespace zerorun {

@@ -3,12 +3,11 @@
 //
 //   zerorun --num_gpus 2 mlp --deepspeed ds_config.json
 #include <torch/torch.h>
+#include <zerorun/zerorun.h>
 
 #include <cstdio>
 #include <optional>
 
-#include "base/program.h"
-#include "engine/engine.h"
 #include "samples/common/arguments.h"
 #include "samples/common/csv_log.h"
 #include "samples/common/hyperparameters.h"

@@ -1,4 +1,4 @@
-// What the engine's contract allows, and where: README.md (Limitations), engine/engine.h and
+// What the engine's contract allows, and where: docs/limitations.md, engine/engine.h and
 // engine/gathered_parameters.h. Operations that it does not allow are left out, so that every program that is
 // drawn, or is left when another one is shrunk, must run as plain LibTorch does. What the contract answers
 // with a named error stays: the plain run says which.

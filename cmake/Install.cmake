@@ -1,0 +1,27 @@
+# cmake --install: headers, libraries, the launcher, and the package that find_package(ZeroRun) finds. LibTorch is not
+# copied: the package uses the one that ZeroRun was built with, or -DTORCH_DIR=FOLDER.
+#
+# What users include is include/zerorun/*.h. The folders that these include in turn lie in include/zerorun/internal.
+
+include(GNUInstallDirs)
+
+set(ZERORUN_LIBRARIES zerorun_engine zerorun_optim zerorun_zero zerorun_offload zerorun_checkpoint zerorun_config
+                      zerorun_comm zerorun_device zerorun_kernels zerorun_base)
+install(TARGETS ${ZERORUN_LIBRARIES} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS zerorun RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(TARGET zerorun_cuda)
+  install(TARGETS zerorun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/zerorun DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+foreach(folder base checkpoint comm config device engine offload optim zero)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/zerorun/internal
+          FILES_MATCHING PATTERN "*.h")
+endforeach()
+
+include(CMakePackageConfigHelpers)
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/ZeroRun)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/ZeroRunConfig.cmake.in ${CMAKE_BINARY_DIR}/ZeroRunConfig.cmake
+                              INSTALL_DESTINATION ${package})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/ZeroRunConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/ZeroRunConfig.cmake ${CMAKE_BINARY_DIR}/ZeroRunConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/LibTorch.cmake DESTINATION ${package})

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# test_docs.sh SOURCE BUILD: README.md and docs/guide.md tell the truth. Every block of C++, JSON and CMake is part of a
+# file that is built or read here, every command is run, every section of the guide's program too, and links lead to files.
+set -euo pipefail
+source=$1 build=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PATH=$build/bin:$PATH ZERORUN_DEVICE=cpu
+passed=0
+
+fail() {
+  echo "$1" >&2
+  exit 1
+}
+
+# Blocks of a page as files NUMBER.LANGUAGE.
+split() {
+  awk -v folder="$2" '
+    /^```/ { if (inside) { inside = 0 } else { inside = 1; file = folder "/" (++count) "." substr($0, 4) }; next }
+    inside { print > file }' "$1"
+}
+
+# Without indentation and empty lines.
+plain() {
+  sed -e 's/^[[:space:]]*//' -e '/^$/d' "$@"
+}
+
+# is_part BLOCK FILE...: word for word.
+is_part() {
+  local file block
+  block=$(plain "$1")
+  for file in "${@:2}"; do
+    [[ $(plain "$file") == *"$block"* ]] && return
+  done
+  return 1
+}
+
+words=$(wc -w <"$source/README.md")
+((words <= 700)) || fail "README.md has $words words, and is to have 700 at most"
+
+mkdir "$work/run"
+cp "$source"/samples/guide/*.json "$work/run"
+cp "$source/samples/gpt2/ds_config.json" "$work/run/ds_config.json"
+cp "$source/samples/guide/stage3.json" "$work/run/other.json"
+for page in README.md docs/guide.md; do
+  blocks=$work/${page//\//_}
+  mkdir "$blocks"
+  split "$source/$page" "$blocks"
+  for block in "$blocks"/*; do
+    case $block in
+      *.cpp) is_part "$block" "$source"/samples/{first,guide}/main.cpp || fail "$page: no program has this: $(<"$block")" ;;
+      *.json) is_part "$block" "$source"/samples/guide/*.json || fail "$page: no file has this: $(<"$block")" ;;
+      *.cmake)
+        sed -i 's/ *#.*//' "$block"
+        is_part "$block" "$source/tests/install/project/CMakeLists.txt" || fail "$page: test_install has no such project: $(<"$block")"
+        ;;
+      *.sh)
+        while read -r command; do
+          [[ $command == scripts/* ]] && command="bash -n $source/${command%%  *}"  # what runs this test, and the demo of three minutes
+          (cd "$work/run" && bash -euc "$command" >"$work/output" 2>&1) ||
+            { code=$?; [[ $command == *"config diff"* && $code == 1 ]]; } || fail "$page: $command: $(<"$work/output")"
+        done <"$block"
+        ;;
+      *) fail "$page: a block in no language that is known here: $block" ;;
+    esac
+    passed=$((passed + 1))
+  done
+done
+
+for section in $(grep -oP '^void \K\w+(?=\(\) \{$)' "$source/samples/guide/main.cpp"); do
+  (cd "$work/run" && zerorun --num_gpus 2 guide "$section") >"$work/output" 2>&1 ||
+    fail "the guide's $section: $(<"$work/output")"
+  passed=$((passed + 1))
+done
+
+for page in "$source"/README.md "$source"/docs/*.md; do
+  for link in $(awk '/^```/ { inside = !inside } !inside' "$page" | grep -oP '\]\(\K[^)# ]+' | grep -v '^https\?:' || true); do
+    [[ -e $(dirname "$page")/$link ]] || fail "$page: no file $link"
+    passed=$((passed + 1))
+  done
+done
+echo "$passed blocks, sections and links are as they should be"

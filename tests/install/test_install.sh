@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# test_install.sh SOURCE BUILD: installs what was built, compiles the program of README outside of the tree against it,
+# and trains with it on two ranks.
+set -euo pipefail
+source=$1 build=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+cmake --install "$build" --prefix "$folder/installed" >"$folder/install.log"
+mkdir "$folder/project"
+cp "$source/tests/install/project/CMakeLists.txt" "$source/samples/first/ds_config.json" "$folder/project"
+cp "$source/samples/first/main.cpp" "$folder/project"
+cmake -S "$folder/project" -B "$folder/build" -G Ninja -DCMAKE_PREFIX_PATH="$folder/installed" >"$folder/configure.log"
+cmake --build "$folder/build" | tail -n 5
+cd "$folder/project"
+printed=$("$folder/installed/bin/zerorun" --num_gpus 2 "$folder/build/train")
+echo "$printed"
+grep -q "step 100: loss" <<<"$printed"
