@@ -158,8 +158,8 @@ TEST_CASE("GPU: updates on the host give the bits of updates on the GPU") {
   const RunResult reference = train_on_gpu(precision, 1, 1.0);
   for (const int stage : {1, 2, 3}) {
     for (const char* device : {"cpu", "nvme"}) {
-      const std::string place = R"({"device": ")" + std::string(device) + R"(", "nvme_path": ")" +
-                                (folder / "").string() + "\"";
+      const std::string place =
+          R"({"device": ")" + std::string(device) + R"(", "nvme_path": ")" + (folder / "").string() + "\"";
       std::string offload = R"(, "offload_optimizer": )" + place + "}";
       if (stage == 3) offload += R"(, "offload_param": )" + place + R"(, "max_in_cpu": 0})";
       CAPTURE(precision, stage, device);
