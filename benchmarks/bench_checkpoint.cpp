@@ -1,6 +1,6 @@
-// bench_checkpoint: what a durable checkpoint after every step adds to training. Blocks of steps with and
-// without saves take turns within one run, and saves alone take turns with dd, so that a noisy machine or
-// disk is noisy for all. At the end, files are written so slowly that a save takes as long as two steps.
+// bench_checkpoint: what a durable checkpoint after every step adds to the time of a step. Blocks of steps
+// with and without saves alternate within one run, as do saves alone and dd, so that noise of the machine or
+// disk affects all of them. At the end, files are written so slowly that a save takes as long as two steps.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -45,7 +45,7 @@ struct Options {
   bool json = false;
 };
 
-/// This machine's, with files written at most so fast.
+/// The local file system with a limited write speed.
 class SlowFileSystem : public FileSystem {
  public:
   explicit SlowFileSystem(double bytes_per_ms) : bytes_per_ms_(bytes_per_ms) {}
@@ -83,7 +83,7 @@ class SlowFileSystem : public FileSystem {
   double bytes_per_ms_;
 };
 
-/// The most memory that this process has had since reset().
+/// The peak resident memory of this process since reset().
 class PeakMemory {
  public:
   static void reset() { std::ofstream("/proc/self/clear_refs") << "5"; }
@@ -91,15 +91,15 @@ class PeakMemory {
 };
 
 struct Block {
-  double step_ms = 0;  // of the slowest rank, all that belongs to a step
-  double cpu_ms = 0;   // of all ranks, a step
-  double call_ms = 0;  // in save_checkpoint(), a step
-  double copy_ms = 0;  // in step(), making way for what is not written yet, a step
-  double kept_mb = 0;  // copied so, a save, of the rank that copied most
-  double peak_mb = 0;  // of the largest rank
+  double step_ms = 0;  // per step, with its save, on the slowest rank
+  double cpu_ms = 0;   // per step, sum over ranks
+  double call_ms = 0;  // per step in save_checkpoint()
+  double copy_ms = 0;  // per step in step(), copying what is not written yet
+  double kept_mb = 0;  // most that a rank copied so for one save
+  double peak_mb = 0;  // peak memory, maximum over ranks
 };
 
-// Writes around the page cache and syncs. Returns milliseconds.
+// Writes `bytes` with dd (O_DIRECT, fsync). Returns milliseconds.
 double write_with_dd(const std::string& folder, double bytes) {
   const std::string file = folder + "/dd";
   const std::string command = "dd if=/dev/zero of='" + file + "' bs=1M count=" +
@@ -142,7 +142,7 @@ class Training {
     return all.max().item<double>();
   }
 
-  /// Bytes that all ranks write.
+  /// Bytes that all ranks write for one checkpoint.
   double state_bytes() { return sum(static_cast<double>(state_->checkpoints.bytes())); }
   double sum(double mine) {
     at::Tensor all = torch::full({1}, mine, at::kDouble);
@@ -150,8 +150,8 @@ class Training {
     return all.item<double>();
   }
 
-  /// Steps, while rank 0 has dd write as many bytes in each as all ranks save: what the disk's work costs
-  /// whoever trains beside it.
+  /// Step time while dd, run by rank 0, writes as many bytes per step as all ranks save: what the disk's work
+  /// costs a training beside it.
   double step_ms_beside_dd(double bytes) {
     communicator_->barrier("the start of a block")->wait();
     const auto begin = Clock::now();
@@ -166,7 +166,7 @@ class Training {
     return largest(milliseconds_since(begin) / options_->steps);
   }
 
-  /// Steps, each with a save where `files` are given, until all is durable.
+  /// Runs a block of steps, with a save after each if `files` are given, until all saves are durable.
   Block run(FileSystem* files) {
     Block block;
     communicator_->barrier("the start of a block")->wait();

@@ -1,10 +1,10 @@
-// bench_collectives: what moves data between ranks on CPUs, and how fast: Gloo and shared memory in turns
-// within one run, from 1 KiB to 64 MiB, ranks as processes. Every result is compared with what it must be.
+// bench_collectives: speed of collectives between ranks on CPUs, over Gloo and over shared memory in turns
+// within one run, from 1 KiB to 64 MiB. Ranks are processes. The results are checked.
 //
-// As nccl-tests count: `bytes` is what a rank brings to a reduce-scatter or an all-reduce, and what it has
-// after an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x what must be sent for a byte, so
-// that it can be compared with the memory or network below: (N-1)/N for a reduce-scatter and an all-gather, 2
-// (N-1)/N for an all-reduce, 1 for a broadcast.
+// Figures as in nccl-tests: `bytes` is a rank's input of a reduce-scatter or an all-reduce, and its output of
+// an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x bytes that must be sent per byte, so
+// that it can be compared with the bandwidth of memory or network: (N-1)/N for a reduce-scatter and an
+// all-gather, 2 (N-1)/N for an all-reduce, 1 for a broadcast.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -39,8 +39,8 @@ struct Carrier {
   std::shared_ptr<Communicator> communicator;
 };
 
-// In place: the output of a reduce-scatter is a slice of its input, the input of an all-gather one of its
-// output. In common: so it is, in memory that all ranks share if the carrier has such, as parameters are.
+// In place: a reduce-scatter's output is a slice of its input, an all-gather's input a slice of its output.
+// In common: in place too, in memory that all ranks share, as parameters are, if the carrier has such memory.
 enum class Place { apart, in_place, in_common };
 
 struct Measured {
@@ -75,7 +75,7 @@ double sent_per_byte(Collective collective, int ranks) {
   }
 }
 
-// One collective on one carrier, with tensors of its own in the memory that the carrier moves fastest.
+// One collective on one carrier, with its own tensors in the memory that the carrier moves fastest.
 class Case {
  public:
   Case(const Measured& measured, int64_t bytes, Carrier& carrier)
@@ -113,7 +113,7 @@ class Case {
     }
   }
 
-  /// Seconds that one of `times` runs takes here.
+  /// Mean seconds of a run on this rank, over `times` runs.
   double time(int times) {
     communicator_.barrier("the start")->wait();
     const auto begin = std::chrono::steady_clock::now();
@@ -122,7 +122,8 @@ class Case {
     return took.count() / times;
   }
 
-  /// Runs once more on fresh values. Small whole numbers, so that sums are exact in any order.
+  /// Runs once more on fresh values and checks the result. The values are small integers, so that sums are
+  /// exact in any order.
   void check() {
     output_.fill_(-1);
     communicator_.barrier("what others have put there is gone")->wait();
@@ -145,7 +146,7 @@ class Case {
   }
 
  private:
-  // Of the elements of slice `slice` and on.
+  // The values of slice `slice`, of `numel` elements.
   static at::Tensor pattern_of(int64_t slice, int64_t numel) {
     return at::arange(slice * numel, (slice + 1) * numel, at::kLong).remainder(251).to(at::kFloat);
   }
@@ -164,7 +165,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Of the slowest rank in each round; the median of rounds.
+// For each carrier the median over rounds of the slowest rank's seconds.
 std::vector<double> measure(const Measured& measured, int64_t bytes, std::vector<Carrier>& carriers,
                             int rounds) {
   const int times = static_cast<int>(std::clamp<int64_t>((int64_t{32} << 20) / bytes, 2, 200));

@@ -1,5 +1,5 @@
-// bench_offload: training steps with optimizer states in files beside the same steps with everything in
-// memory. Blocks of both take turns within one run, and so does fio, which says what the disk gives: as many
+// bench_offload: training steps with optimizer states in files, compared with the same steps with everything
+// in memory. Blocks of both alternate within one run, together with fio, which measures the disk: as many
 // processes reading and writing at once, in requests of the same size.
 #include <torch/torch.h>
 
@@ -41,7 +41,7 @@ struct Options {
   bool json = false;
 };
 
-// Of one rank.
+// Bytes moved by one rank.
 struct Moved {
   double read = 0;
   double written = 0;
@@ -72,7 +72,7 @@ class Training {
                              generator, torch::kLong);
   }
 
-  /// Milliseconds a step of the slowest rank. What is written behind the last step counts too.
+  /// Milliseconds per step on the slowest rank, including what is written behind the last step.
   double run() {
     communicator_->barrier("the start of a block")->wait();
     const auto begin = Clock::now();
@@ -102,7 +102,7 @@ class Training {
   at::Tensor tokens_;
 };
 
-/// Bytes per millisecond, read and written together; 0 without fio.
+/// fio's bytes per millisecond, read and written together; 0 without fio.
 double rate_of_fio(const Options& options, int64_t request_bytes) {
   const std::string report = options.folder + "/fio.json";
   const std::string command =

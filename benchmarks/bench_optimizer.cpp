@@ -1,6 +1,6 @@
-// bench_optimizer: how much memory one step of each optimizer moves in a second. Beside the kernels of this
-// processor's best instruction set run those of the others, LibTorch's at::_fused_adamw_ and the triad of
-// STREAM. All cases take turns within one run, so that a noisy machine is noisy for all.
+// bench_optimizer: bytes of memory per second that one step of each optimizer moves. Compares the kernels of
+// this processor's best instruction set with those of the others, LibTorch's at::_fused_adamw_ and STREAM's
+// triad. All cases take turns within one run, so that noise of the machine affects all of them.
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <torch/torch.h>
@@ -31,8 +31,8 @@ struct Options {
   bool json = false;
 };
 
-// What all cases with the same number of threads share. Each page is first touched by the thread that uses
-// it: fill_() is cut among threads as the kernels are.
+// The tensors of all cases with the same number of threads. Each page is first touched by the thread that
+// uses it: fill_() is divided among threads as the kernels are.
 class Arrays {
  public:
   explicit Arrays(int64_t numel) : numel_(numel) {}
@@ -60,12 +60,11 @@ class Arrays {
   at::Tensor rounded_[3] = {at::Tensor(), filled(Dtype::bf16, 0), filled(Dtype::fp16, 0)};
 };
 
-// What is timed.
 struct Case {
   std::string name;
-  std::string simd;  // empty: the code is not ours
+  std::string simd;  // empty: not ZeroRun's code
   int threads;
-  std::string bytes;  // of one element: what is read, and what is read and written
+  std::string bytes;  // per element, in words: what is read, and what is read and written
   int64_t bytes_per_element;
   int64_t elements;
   std::function<void()> run;
@@ -137,8 +136,8 @@ Case fused_adamw_case(int threads, const Arrays& arrays) {
           }};
 }
 
-// a = b + 3 c in float64 (McCalpin's STREAM), cut among threads as the kernels are. The line of `a` that a
-// processor may have to read before it is written does not count, as in STREAM.
+// a = b + 3 c in float64 (McCalpin's STREAM), divided among threads as the kernels are. As in STREAM, cache
+// lines of `a` that a processor may have to read before it writes them do not count.
 Case triad_case(int threads, const Arrays& arrays, int64_t numel) {
   const UpdateTensors floats = arrays.tensors(2, Dtype::fp32);
   auto doubles = [&](const at::Tensor& tensor) {

@@ -1,6 +1,6 @@
-// bench_scaling: weak scaling on one machine, also over more ranks than it has cores. Each rank trains the
-// same GPT-2 on a batch of its own; what ranks send and what they keep stands beside the formulas. Step times
-// say little where ranks share cores.
+// bench_scaling: weak scaling on one machine, also with more ranks than cores. Each rank trains the same
+// GPT-2 on its own batch. Compares what ranks send and store with the formulas. Step times mean little if
+// ranks share cores.
 #include <sys/mman.h>
 #include <torch/torch.h>
 
@@ -35,7 +35,7 @@ struct Options {
   std::string picture;
 };
 
-// What rank 0 finds; the parent reads it.
+// Rank 0's results, in memory that the parent process reads.
 struct Row {
   double parameters;
   double step_ms;
@@ -59,7 +59,7 @@ Config make_config(const Options& options, int stage, int world_size) {
   return parse_config(text.dump(), "bench_scaling", world_size);
 }
 
-// Proportional set size in bytes: shared pages count by their share.
+// Proportional set size in bytes: each process is charged its share of a shared page.
 double pss() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;) {
@@ -112,7 +112,8 @@ int run_rank(const Options& options, int stage, Row& row) {
   return 0;
 }
 
-// Elements that a rank sends in a step: ZeRO's, where ranks share memory (else stage 3 gathers more).
+// ZeRO's formula for the elements that a rank sends in a step. It holds if ranks share memory (else stage 3
+// gathers more).
 double formula_elements(const Options& options, int stage, int ranks, double parameters) {
   const double reductions = stage >= 2 ? options.accumulation : 1;
   return (reductions + 1) * parameters * (ranks - 1) / ranks;

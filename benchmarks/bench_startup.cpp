@@ -1,6 +1,5 @@
-// bench_startup: how long a run takes from the command to the end of its first optimizer step. Each turn
-// starts `zerorun --num_gpus N bench_training` anew, with a tiny GPT-2, and waits for the line that it says
-// then.
+// bench_startup: the time of a run from the command to the end of its first optimizer step. Each round starts
+// `zerorun --num_gpus N bench_training` with a tiny GPT-2 and waits for the line that it prints then.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -45,7 +44,7 @@ std::filesystem::path programs() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path();
 }
 
-// A file that goes with its owner.
+// A temporary config file, removed by the destructor.
 class ConfigFile {
  public:
   explicit ConfigFile(int stage) {
@@ -138,7 +137,7 @@ int run(const Options& options) {
   const ConfigFile config(options.stage);
   std::vector<double> first_steps;
   std::vector<double> ends;
-  run_once(options, config);  // the files come into the page cache
+  run_once(options, config);  // brings the files into the page cache
   for (int round = 0; round < options.rounds; ++round) {
     const Times times = run_once(options, config);
     first_steps.push_back(times.first_step);

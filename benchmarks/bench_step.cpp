@@ -1,8 +1,8 @@
-// bench_step: what communication adds to a training step. For each stage the same engine runs twice, over
-// Gloo and with collectives that move nothing; stages 1 and 2 run once more with step() waiting for the
-// updated parameters. All variants take turns within one run, so that a noisy machine is noisy for all; CPU
-// time and instructions of all ranks are hardly noisy at all. At the end: what an operator on a parameter
-// costs more for being listened to.
+// bench_step: what communication adds to a training step. For each stage the same engine runs twice, with the
+// communicator of connect() and with collectives that move nothing; stages 1 and 2 run once more with step()
+// waiting for the updated parameters. All variants take turns within one run, so that noise of the machine
+// affects all of them; CPU time and instructions of all ranks have hardly any noise. At the end: what
+// interception adds to an operator on a parameter.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -54,17 +54,17 @@ struct Variant {
   Engine engine;
   std::vector<double> milliseconds;
   std::vector<double> cpu_milliseconds;
-  std::vector<double> instructions;  // NaN where the kernel does not count them
+  std::vector<double> instructions;  // NaN if the kernel does not count them
 };
 
-// What one step costs: of the slowest rank, and of all ranks together.
+// The cost of one step: milliseconds of the slowest rank, CPU time and instructions of all ranks together.
 struct StepCost {
   double milliseconds;
   double cpu_milliseconds;
   double instructions;
 };
 
-// Stage 3 twice: everything may stay from forward to backward, and a quarter of it may.
+// Stage 3 runs twice: all parameters may stay gathered from forward to backward, or a quarter of them.
 std::vector<Setting> settings(int64_t parameters) {
   return {{"0", {{"stage", 0}}},
           {"1", {{"stage", 1}}},
@@ -105,13 +105,13 @@ Variant make_variant(const Options& options, const Setting& setting, bool commun
   return {communicates, setting.waits_in_step, own, model, std::move(engine), {}, {}, {}};
 }
 
-// An operator on each parameter waits for its updated values.
+// Waits for the updated values of each parameter, by running an operator on it.
 void await_updates(const torch::nn::Module& model) {
   torch::NoGradGuard no_grad;
   for (const at::Tensor& parameter : model.parameters()) parameter.flatten().narrow(0, 0, 1).clone();
 }
 
-// The mean of a few steps, so that what one leaves to the next is counted.
+// The mean of a few steps, so that work that one step leaves to the next is counted.
 StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
                    const WorkMeter& meter) {
   constexpr int kSteps = 3;
@@ -146,7 +146,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-// Nanoseconds that a small operator takes longer when one of its arguments is a parameter that is there.
+// Nanoseconds that a small operator takes longer if one of its arguments is a gathered parameter.
 double interception_ns(Variant& variant) {
   torch::NoGradGuard no_grad;
   const at::Tensor parameter = variant.model->parameters().back();
@@ -247,7 +247,7 @@ int run_rank(const Options& options) {
       torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions}, generator,
                      torch::kLong)
           .to(communicator->device().location());
-  // The first turn communicates in all variants, since it is where ranks agree on the order of buckets.
+  // All variants communicate in the first turn, because ranks agree on the order of buckets in it.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
     for (Variant& variant : variants) {

@@ -1,5 +1,6 @@
-// bench_training: trains a GPT-2 on one batch under a ds_config.json, as one rank of several, and says what
-// each step took: ZeroRun's side in benchmarks/peers/training, where others do the same in Python.
+// bench_training: trains a GPT-2 on one batch under a ds_config.json, as one rank of several, and prints the
+// time of each step. It is ZeroRun's side of benchmarks/peers/training, where other runtimes do the same in
+// Python.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -27,7 +28,7 @@ struct Options {
   bool on_demand = false;
 };
 
-// One line for the program that has started this one.
+// Prints one line for the program that has started this one.
 void say(const nlohmann::json& event) {
   std::printf("%s\n", event.dump().c_str());
   std::fflush(stdout);
@@ -38,7 +39,7 @@ struct Training {
   Engine& engine;
   at::Tensor tokens;
 
-  // What each step took on the slowest rank, in milliseconds, and its loss, the mean over ranks.
+  // Reports each step's milliseconds on the slowest rank, and its loss as the mean over ranks.
   void run(int steps) {
     using Clock = std::chrono::steady_clock;
     Communicator& communicator = engine.communicator();

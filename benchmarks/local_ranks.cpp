@@ -19,7 +19,7 @@
 namespace zerorun {
 namespace {
 
-// As the launcher does it.
+// Lets rank 0 inherit the listening socket, as the launcher does.
 void hand_down(UniqueFd socket) {
   const int fd = socket.release();
   setenv(kListenVariable, std::to_string(fd).c_str(), 1);

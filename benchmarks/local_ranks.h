@@ -1,4 +1,4 @@
-// Ranks as processes of one benchmark run, without the launcher.
+// Runs the ranks of a benchmark as processes, without the launcher.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// A communicator that can be told to move nothing from now on: what a step costs when communication is free.
-// For benchmarks only, since ranks then train apart from one another.
+// A communicator whose collectives can be made to move nothing, to measure a step without communication. For
+// benchmarks only: ranks then train independently of one another.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ namespace zerorun {
 
 class SilenceableCommunicator : public Communicator {
  public:
-  /// `shares_memory`: as far as `real` does. Not for one that will be silenced, since what ranks write then
-  /// must not meet.
+  /// `shares_memory`: allows shared memory, if `real` has it. Must be false for a communicator that will be
+  /// silenced, because its ranks then write different values.
   SilenceableCommunicator(std::shared_ptr<Communicator> real, bool shares_memory)
       : Communicator(real->rank(), real->world_size(), real->timeout(), real->device()),
         real_(std::move(real)),

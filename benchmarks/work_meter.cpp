@@ -14,7 +14,7 @@ WorkMeter::WorkMeter() {
   wanted.size = sizeof wanted;
   wanted.type = PERF_TYPE_HARDWARE;
   wanted.config = PERF_COUNT_HW_INSTRUCTIONS;
-  wanted.inherit = 1;  // by the threads that come
+  wanted.inherit = 1;  // counts threads that start later, too
   wanted.exclude_kernel = 1;
   wanted.exclude_hv = 1;
   counter_ = static_cast<int>(syscall(SYS_perf_event_open, &wanted, 0, -1, -1, PERF_FLAG_FD_CLOEXEC));

@@ -1,6 +1,6 @@
-// How much work a process has done: CPU time of all its threads, and the instructions that they have retired
-// where the kernel counts those. Both are much the same on a machine that is busy with other things, where
-// wall-clock times are not. Make one before the process has threads; used by one thread.
+// Measures the work of a process: CPU time of all its threads, and the instructions that they have retired if
+// the kernel counts them. Unlike wall-clock time, both hardly change on a busy machine. Construct it before
+// the process has threads; used by one thread.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@ namespace zerorun {
 
 struct WorkDone {
   double cpu_seconds = 0;
-  std::optional<double> instructions;  // in user space; absent where the kernel does not let it
+  std::optional<double> instructions;  // in user space; absent if the kernel does not count them
 };
 
 class WorkMeter {
@@ -19,7 +19,7 @@ class WorkMeter {
   WorkMeter(const WorkMeter&) = delete;
   WorkMeter& operator=(const WorkMeter&) = delete;
 
-  /// Since the process began, or since the meter was made.
+  /// CPU time since the process began, instructions since the meter was made.
   WorkDone so_far() const;
 
  private:

@@ -11,10 +11,10 @@ namespace zerorun {
 
 inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 
-/// Of at most one block.
+/// The checksum of at most one block.
 uint64_t checksum_of(std::span<const std::byte> block);
 
-/// 16 hexadecimal digits, and back. Throws UserError for another text.
+/// A checksum as 16 hexadecimal digits, and back. Throws UserError for any other text.
 std::string to_hexadecimal(uint64_t checksum);
 uint64_t from_hexadecimal(const std::string& text);
 

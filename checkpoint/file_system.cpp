@@ -30,7 +30,7 @@ class LocalFileSystem : public FileSystem {
     if (caching == Caching::direct) {
       const int opened = ::open(file.c_str(), kFlags | O_DIRECT, 0666);
       if (opened >= 0 || errno != EINVAL) return static_cast<int>(result_of(opened));
-      ::unlink(file.c_str());  // some file systems refuse the flag when the file is there already
+      ::unlink(file.c_str());  // some file systems have created the file when they refuse the flag
     }
     return static_cast<int>(result_of(::open(file.c_str(), kFlags, 0666)));
   }
@@ -115,8 +115,7 @@ class LocalFileSystem : public FileSystem {
   }
 
  private:
-  // What does not lie on whole pages goes through the page cache, and all that comes after it. Returns
-  // whether the file was written around it so far.
+  // Switches O_DIRECT off for good: a transfer was not on whole pages. Returns whether it was on.
   static bool stop_direct(int file) {
     const int flags = ::fcntl(file, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -141,7 +140,7 @@ const char* remedy_of(int error) {
   throw UserError(path.string() + " cannot be " + what + ": " + std::strerror(error) + remedy_of(error));
 }
 
-// One transfer at a time until all is through.
+// Repeats `transfer`, which may move only a part, until all bytes are through.
 template <typename Bytes, typename Transfer>
 void transfer_all(Bytes bytes, int64_t offset, const fs::path& path, const char* what,
                   const Transfer& transfer) {

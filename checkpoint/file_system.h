@@ -1,5 +1,5 @@
-// All that checkpoints ask of the operating system, as one small interface: tests put errors, short counts
-// and death behind it. Any thread; a file is written by one at a time.
+// Everything that checkpoints need from the operating system, as one small interface, so that tests can
+// inject errors, short counts and crashes. Any thread; only one thread at a time writes a file.
 #pragma once
 
 #include <cstddef>
@@ -15,32 +15,32 @@ namespace zerorun {
 
 enum class Caching {
   page_cache,
-  /// Around the page cache, where the file system can: whole pages, from memory that begins at one.
+  /// O_DIRECT, if the file system can: whole pages, from page-aligned memory.
   direct,
 };
 inline constexpr int64_t kPageBytes = 4096;
 
-/// As the system calls have it, with -errno in place of -1 and errno. Folders are named by their paths; a
-/// name is on the disk for good once its folder is synced, a file's bytes once the file is.
+/// Like the system calls, but with -errno in place of -1 and errno. Folders are given by their paths. A name
+/// is durable once its folder is synced, a file's bytes once the file is synced.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  /// Makes a file for reading and writing, which must not exist. Returns its number.
+  /// Creates a file for reading and writing, which must not exist. Returns its file number.
   virtual int create(const std::filesystem::path& file, Caching caching) = 0;
   virtual int open(const std::filesystem::path& file) = 0;
-  /// Makes a file without a name on the folder's file system, for reading and writing around the page cache
-  /// where that can be done. It goes when it is closed, unless link_open() has given it a name.
+  /// Creates a file without a name on the folder's file system, for reading and writing with O_DIRECT if the
+  /// file system can. It is deleted when it is closed, unless link_open() has given it a name.
   virtual int create_nameless(const std::filesystem::path& folder) = 0;
   /// Gives an open file a name, on the same file system.
   virtual int link_open(int file, const std::filesystem::path& name) = 0;
-  /// Gives it so many bytes, which are 0 where nothing has been written, and reserves room for them where the
+  /// Makes the file `bytes` long; bytes that were never written are 0. Reserves disk space for them if the
   /// file system can.
   virtual int allocate(int file, int64_t bytes) = 0;
-  /// Whether its numbers of files are the kernel's.
+  /// Whether file numbers are file descriptors of the kernel.
   virtual bool has_descriptors() const = 0;
   virtual void close(int file) = 0;
-  /// Bytes that were written or read: maybe fewer than asked for; 0 at a file's end.
+  /// The number of bytes written or read, possibly fewer than requested; 0 at the end of the file.
   virtual int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) = 0;
   virtual int64_t read(int file, std::span<std::byte> bytes, int64_t offset) = 0;
   virtual int64_t size(int file) = 0;
@@ -48,22 +48,22 @@ class FileSystem {
 
   virtual int make_folder(const std::filesystem::path& folder) = 0;
   virtual int sync_folder(const std::filesystem::path& folder) = 0;
-  /// Replaces a file of the new name.
+  /// Replaces an existing file of the new name.
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
-  /// Another name for a file, on the same file system.
+  /// Gives a file another name on the same file system (hard link).
   virtual int link(const std::filesystem::path& file, const std::filesystem::path& name) = 0;
-  /// The two change places, at once.
+  /// Exchanges the two atomically.
   virtual int exchange(const std::filesystem::path& one, const std::filesystem::path& other) = 0;
   virtual int remove_file(const std::filesystem::path& file) = 0;
-  virtual int remove_folder(const std::filesystem::path& folder) = 0;  // an empty one
-  /// Names in the folder, sorted; absent where it cannot be read.
+  virtual int remove_folder(const std::filesystem::path& folder) = 0;  // must be empty
+  /// Names in the folder, sorted; absent if the folder cannot be read.
   virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
 };
 
-/// This machine's.
+/// The file system of this machine.
 FileSystem& local_file_system();
 
-/// A file that is open. Throws UserError naming it, what was tried and the system's reason.
+/// An open file. Throws UserError naming the file, the failed operation and the system's reason.
 class OpenFile {
  public:
   static OpenFile create(FileSystem& files, const std::filesystem::path& path,
@@ -74,17 +74,17 @@ class OpenFile {
   OpenFile(OpenFile&& other) noexcept;
   OpenFile& operator=(OpenFile&&) = delete;
 
-  /// All of `bytes`.
+  /// Writes or reads all of `bytes`, or throws.
   void write(std::span<const std::byte> bytes, int64_t offset);
   void read(std::span<std::byte> bytes, int64_t offset) const;
   int64_t size() const;
   void sync();
   void allocate(int64_t bytes);
-  /// Whether it has that name too now: not on every file system.
+  /// Gives the file this name. Returns whether that succeeded: not every file system can do it.
   bool link(const std::filesystem::path& name);
   bool is_linked() const { return is_linked_; }                // link() has given it a name
-  const std::filesystem::path& path() const { return path_; }  // of a nameless one: its folder
-  int number() const { return file_; }                         // as the file system has it
+  const std::filesystem::path& path() const { return path_; }  // for a nameless file: its folder
+  int number() const { return file_; }                         // the FileSystem's file number
 
  private:
   OpenFile(FileSystem& files, std::filesystem::path path, int file)
@@ -92,18 +92,18 @@ class OpenFile {
 
   FileSystem* files_;
   std::filesystem::path path_;
-  int file_;  // -1: moved away
+  int file_;  // -1: moved from
   bool is_linked_ = false;
 };
 
-/// What the calls on names return, as OpenFile's errors. `what`: "renamed to x".
+/// Throws OpenFile's UserError if `result`, of a FileSystem call on `path`, is an error. `what`: "removed".
 void check_done(int result, const std::filesystem::path& path, const std::string& what);
 
-/// The file's text; absent where there is no such file.
+/// The file's text; absent if the file does not exist.
 std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
-/// Makes `path`, which must not exist, and syncs it.
+/// Creates `path`, which must not exist, with `text`, and syncs it.
 void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
-/// Removes a folder with the files in it, where it is there.
+/// Removes a folder and the files in it, if it exists.
 void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

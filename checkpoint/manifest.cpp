@@ -67,7 +67,7 @@ json to_value(const StateFileFacts& file) {
   return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
 }
 
-// An object with these keys, and no others.
+// Reads the keys of an object; end() throws if it has others.
 class Members {
  public:
   Members(const json& value, std::string where) : value_(&value), where_(std::move(where)) {
@@ -177,14 +177,14 @@ RestartValues parse_numbers(const json& values) {
   return numbers;
 }
 
-// Of all but the checksum itself.
+// The checksum of all members but the checksum itself.
 std::string checksum_of_members(const json& value) {
   const std::string text = value.dump();
   return to_hexadecimal(checksum_of(std::as_bytes(std::span(text))));
 }
 
 void check_checksum(json& value, const std::string& place) {
-  if (!value.is_object() || !value.contains("checksum")) return;  // the missing key is told
+  if (!value.is_object() || !value.contains("checksum")) return;  // parse_members() reports it
   const json told = value["checksum"];
   value.erase("checksum");
   if (told != checksum_of_members(value)) {
@@ -208,7 +208,7 @@ void check_range(const StateRange& range, const Manifest& manifest, const std::s
   throw UserError(where + ": a range of " + range.parameter + " that it does not have");
 }
 
-// What no reader could make sense of.
+// Throws UserError for contradictions that no reader could resolve.
 void check_consistent(const Manifest& manifest, const std::string& place) {
   if (static_cast<int64_t>(manifest.numbers.size()) != manifest.world_size) {
     throw UserError(place + ": numbers of " + std::to_string(manifest.numbers.size()) + " ranks, expected " +

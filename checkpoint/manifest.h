@@ -1,4 +1,4 @@
-// What a checkpoint says of itself: manifest.json. docs/checkpoint_format.md. Plain values; any thread.
+// manifest.json, the description of a checkpoint. docs/checkpoint_format.md. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,27 @@
 
 namespace zerorun {
 
-/// A number or bytes that outlive a process, beside slices.
+/// A number or bytes that a restart needs besides the slices.
 using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
 using RestartValues = std::map<std::string, RestartValue>;
 
 struct SavedParameter {
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // elements of a range are in the order of memory
+  std::vector<int64_t> strides;  // the elements of a range are in memory order
   bool trained = true;
-  bool excluded = false;                  // it is in no file: who loads the checkpoint has it
+  bool excluded = false;                  // it is in no file: whoever loads the checkpoint must have it
   std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
   friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
 };
 
-/// Of a checkpoint among the micro-steps of an optimizer step: whose gradients it has, and for whom.
+/// The gradients of a checkpoint that was saved between the micro-steps of an optimizer step.
 struct SavedWindow {
-  int64_t micro_steps = 0;         // behind the last optimizer step
-  int64_t accumulation_steps = 1;  // of a whole window
-  bool is_summed = false;          // over ranks; else each rank's own
+  int64_t micro_steps = 0;         // since the last optimizer step
+  int64_t accumulation_steps = 1;  // micro-steps of a whole window
+  bool is_summed = false;          // gradients are sums over ranks; else each rank's own
   std::string dtype;               // of the gradients
-  std::string communication;       // the dtype in which they travel
-  double factor = 1;               // that they have been multiplied with
+  std::string communication;       // dtype of gradients in collectives
+  double factor = 1;               // by which the gradients have been multiplied
   double loss_scale = 1;           // likewise
   friend bool operator==(const SavedWindow&, const SavedWindow&) = default;
 };
@@ -40,7 +40,7 @@ struct SavedWindow {
 struct Manifest {
   std::string tag;
   int64_t generation = 0;  // optimizer steps that were applied
-  int world_size = 1;      // of the writer, as stage and precision
+  int world_size = 1;      // world size, stage and precision are the writer's
   int stage = 0;
   std::string precision;
   std::string optimizer;  // "AdamW"
@@ -55,10 +55,10 @@ std::string to_json(const Manifest& manifest);
 /// Throws UserError naming `place` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& place);
 
-/// Throws UserError unless `text` is JSON. `what`: whose it is.
+/// Throws UserError unless `text` is JSON. `what`: its name in the message.
 void check_json(const std::string& text, const std::string& what);
 
-/// One file's part of it, and what one rank adds to `numbers`: how ranks tell them to each other.
+/// One rank's part of the manifest, its files and its `numbers`, as ranks send it to rank 0.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
 void add_part(Manifest& manifest, const std::string& text, const std::string& place);
 

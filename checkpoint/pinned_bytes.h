@@ -1,5 +1,6 @@
-// Memory as it was when a save began, without a copy for as long as nobody changes it: the writer takes it in
-// pieces, and whoever is about to change it copies what has not been taken yet. Any thread.
+// A snapshot of memory at the start of a save, without a copy as long as nobody changes the memory: the
+// writer reads it in pieces, and whoever is about to change it first copies the part that has not been read
+// yet. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +13,24 @@ namespace zerorun {
 
 class PinnedBytes {
  public:
-  /// `live` outlives it, or the first keep().
+  /// `live` must stay valid until the first keep(), or as long as this object.
   explicit PinnedBytes(std::span<const std::byte> live) : live_(live) {}
   PinnedBytes(const PinnedBytes&) = delete;
   PinnedBytes& operator=(const PinnedBytes&) = delete;
 
-  /// Copies what `live` had from `offset` on. Each call goes on behind the one before.
+  /// Copies the snapshot from `offset` on to `into`. Each call must start at or after the end of the one
+  /// before.
   void take(int64_t offset, std::span<std::byte> into);
-  /// To be called before `live` changes: from its return on nobody reads it. Returns how many bytes that has
+  /// Must be called before `live` changes; after it returns, nobody reads `live`. Returns how many bytes it
   /// copied.
   int64_t keep();
 
  private:
   std::mutex mutex_;
   std::span<const std::byte> live_;
-  int64_t taken_ = 0;  // what lies before is not asked for again
+  int64_t taken_ = 0;  // bytes before it have been read
   bool is_kept_ = false;
-  std::unique_ptr<std::byte[]> kept_;  // from kept_from_ on
+  std::unique_ptr<std::byte[]> kept_;  // the snapshot from kept_from_ on
   int64_t kept_from_ = 0;
 };
 

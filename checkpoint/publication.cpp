@@ -18,7 +18,7 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kPartialLatest = ".latest.partial";
 constexpr size_t kLongestTag = 200;
 
-// With all folders above it that are missing. A folder's name is safe once the folder above it is synced.
+// Creates `folder` and its missing parents. A folder's name is durable once its parent is synced.
 void make_folders(FileSystem& files, const fs::path& folder) {
   const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   int made = files.make_folder(folder);
@@ -31,7 +31,7 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   check_done(files.sync_folder(above), above, "synced");
 }
 
-// Of a tag that ZeroRun has made itself.
+// The step of a tag that ZeroRun has named itself.
 std::optional<int64_t> step_of(const std::string& tag) {
   constexpr size_t kMostDigits = 18;
   const std::string prefix = kStepTag;
@@ -41,12 +41,12 @@ std::optional<int64_t> step_of(const std::string& tag) {
   return is_number ? std::optional<int64_t>(std::stoll(digits)) : std::nullopt;
 }
 
-// With the slash it would be its own parent.
+// With a trailing slash the folder would be its own parent.
 fs::path without_slash(fs::path folder) {
   return folder.has_filename() ? folder : folder.parent_path();
 }
 
-// Only a checkpoint is replaced by one.
+// Throws UserError if `folder` exists and is neither empty nor a checkpoint: only checkpoints are replaced.
 void check_replaceable(FileSystem& files, const fs::path& folder) {
   const auto names = files.list(folder);
   if (!names || names->empty() || std::ranges::find(*names, kManifestName) != names->end()) return;
@@ -112,7 +112,8 @@ void Publication::remove_old(int64_t keep_last) noexcept {
   }
 }
 
-// What is removed disappears at once: a tag of which some files are left would be taken for whole.
+// Renames a tag before its files are removed, so that it disappears at once: a tag with some files left would
+// be taken for a whole one.
 void Publication::remove_tags(int64_t keep_last) {
   std::map<int64_t, std::string> by_step;
   for (const std::string& tag : published_tags(*files_, directory_)) {

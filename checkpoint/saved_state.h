@@ -1,5 +1,5 @@
-// Reading a checkpoint by what is wanted of it: elements of one state of one parameter, wherever they lie.
-// The reader's layout and the writer's need not be alike. Used by one thread.
+// Reads elements of one state of one parameter from a checkpoint, whichever files have them. The reader's
+// layout may differ from the writer's. Used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,15 @@ namespace zerorun {
 
 class SavedState {
  public:
-  /// Opens a tag's folder and reads its manifest. `files` outlives it. Throws UserError, which names the
+  /// Opens a tag's folder and reads its manifest. `files` must outlive it. Throws UserError, which names the
   /// folder.
   SavedState(FileSystem& files, std::filesystem::path folder);
 
   const Manifest& manifest() const { return manifest_; }
-  /// The dtype in which the state is kept; empty where there is none of it.
+  /// The dtype of the state in the checkpoint; empty if the checkpoint does not have the state.
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
-  /// `numel` elements from `begin` on, in that dtype. Throws UserError where some are in no file, or damaged.
+  /// Reads `numel` elements from `begin` on, in that dtype. Throws UserError if some are in no file, or
+  /// damaged.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
             std::span<std::byte> into);
   int64_t bytes_read() const;
@@ -41,9 +42,9 @@ class SavedState {
   FileSystem* files_;
   std::filesystem::path folder_;
   Manifest manifest_;
-  std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // by `begin`, of a state
-  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // a few that are open
-  int64_t bytes_before_ = 0;  // read by those that were closed
+  std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // sorted by `begin`
+  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // of files that are open
+  int64_t bytes_before_ = 0;  // read by readers that were closed
 };
 
 }  // namespace zerorun

@@ -18,15 +18,15 @@ static_assert(std::endian::native == std::endian::little, "tensors are written a
 
 using AlignedBytes = std::unique_ptr<std::byte[], void (*)(void*)>;
 
-// As direct input and output want them.
+// Page-aligned, as O_DIRECT requires.
 AlignedBytes aligned_bytes(int64_t bytes) {
   AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)), std::free);
   if (!memory) throw std::bad_alloc();
   return memory;
 }
 
-// Gathers bytes into blocks, each of which has its checksum taken while it is in the cache; a few are written
-// at a time.
+// Collects bytes in blocks, computes each block's checksum while the block is in the cache, and writes a few
+// blocks at a time.
 class BlockWriter {
  public:
   BlockWriter(OpenFile& file, const std::function<void(int64_t)>& progress)
@@ -40,7 +40,7 @@ class BlockWriter {
   void add(PinnedBytes& source, int64_t offset, int64_t bytes) {
     fill(bytes, [&](int64_t from, std::span<std::byte> into) { source.take(offset + from, into); });
   }
-  /// Zeros until the file has so many bytes.
+  /// Adds zeros until the file has `bytes` bytes.
   void pad_to(int64_t bytes) {
     fill(bytes - written_ - filled_,
          [](int64_t, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
@@ -60,7 +60,7 @@ class BlockWriter {
  private:
   static constexpr int64_t kWriteBytes = 4 * kChecksumBlock;
 
-  // `give(from, into)`: `into` gets what is to come from `from` on.
+  // `give(from, into)`: copies the bytes from offset `from` on to `into`.
   template <typename Give>
   void fill(int64_t bytes, const Give& give) {
     for (int64_t from = 0; from < bytes;) {
@@ -81,7 +81,7 @@ class BlockWriter {
   OpenFile* file_;
   const std::function<void(int64_t)>* progress_;
   AlignedBytes buffer_;
-  int64_t filled_ = 0;  // of the buffer
+  int64_t filled_ = 0;  // bytes in the buffer
   std::vector<uint64_t> checksums_;
   int64_t written_ = 0;
 };

@@ -1,5 +1,5 @@
-// A file of slices: what one rank's slice of one bucket holds, as a safetensors file of which every MiB has a
-// checksum. docs/checkpoint_format.md. Used by one thread each.
+// A file with the state of one rank's slice of one bucket: a safetensors file with a checksum for every MiB.
+// docs/checkpoint_format.md. Each object is used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@
 namespace zerorun {
 
 struct RangeToWrite {
-  StateRange range;  // its offset is found
+  StateRange range;  // its offset is computed when the file is written
   std::shared_ptr<PinnedBytes> source;
-  int64_t source_offset = 0;  // where the range begins in it
+  int64_t source_offset = 0;  // where the range begins in `source`, in bytes
 };
 
-/// What the manifest says of a file.
+/// The manifest's entry for a file.
 struct StateFileFacts {
   int64_t bytes = 0;
   std::vector<uint64_t> checksums;  // of each MiB
@@ -33,43 +33,42 @@ struct StateFileFacts {
   friend bool operator==(const StateFileFacts&, const StateFileFacts&) = default;
 };
 
-/// A file that a checkpoint has, and that a later one may have too.
+/// A file of a published checkpoint, which a later checkpoint may link to.
 struct PublishedFile {
   std::filesystem::path path;
   StateFileFacts facts;
-  uint64_t digest = 0;  // of what it was written from
+  uint64_t digest = 0;  // of the values that it was written from
 };
 
-/// A file that is to be written.
 struct FileToWrite {
   std::string name;
   std::map<std::string, std::string> metadata;  // for its header
-  std::vector<RangeToWrite> ranges;  // those of one source one behind the other, in ascending order
+  std::vector<RangeToWrite> ranges;  // ranges of one source are in ascending order, one after the other
 
-  bool is_frozen = false;  // training does not change it: the next checkpoint may have the same
-  uint64_t digest = 0;     // of its values, where nobody would tell of a write
-  /// It has what the ranges have, and becomes this file by another name, where that can be done.
+  bool is_frozen = false;  // training does not change it: the next checkpoint may link to it
+  uint64_t digest = 0;     // of its values, if writes to them cannot be observed
+  /// A published file with the content of the ranges. It is linked under this name, if that is possible.
   std::optional<PublishedFile> published = {};
-  /// A file that has it all, and that nobody changes any more: it gets this name, or is copied.
+  /// A finished file of offloaded state with all of the content. It is linked under this name, or copied.
   std::shared_ptr<OpenFile> slot = {};
   StateFileFacts slot_facts = {};
 
-  int64_t bytes() const;  // of the ranges
+  int64_t bytes() const;  // of the slot and the ranges
 };
 
-/// Makes the file in `folder`, where it must not exist, and syncs it. `written(bytes)` is called as they go.
-/// Throws UserError, also where what is published turns out to be something else.
+/// Creates the file in `folder`, where it must not exist, and syncs it. Calls `written(bytes)` while it
+/// writes. Throws UserError, also if `published` cannot be linked and has another content than the ranges.
 StateFileFacts write_state_file(
     FileSystem& files, const std::filesystem::path& folder, const FileToWrite& file,
     const std::function<void(int64_t)>& written = [](int64_t) {});
 
 class StateFileReader {
  public:
-  /// Opens the file. Throws UserError where it is missing or has another size than `facts` say.
+  /// Opens the file. Throws UserError if it is missing or its size differs from `facts`.
   StateFileReader(FileSystem& files, const std::filesystem::path& path, StateFileFacts facts);
 
-  /// Elements from `begin` on (counted from the parameter's first) of one of the file's ranges, as many as
-  /// `into` takes. Each MiB that they lie in is held against its checksum: throws UserError naming the first
+  /// Reads elements of one of the file's ranges, from `begin` on (counted from the parameter's first), as
+  /// many as `into` takes. Verifies the checksum of each MiB that it reads: throws UserError naming the first
   /// that differs.
   void read(const StateRange& range, int64_t begin, std::span<std::byte> into);
   const StateFileFacts& facts() const { return facts_; }
@@ -80,7 +79,7 @@ class StateFileReader {
 
   OpenFile file_;
   StateFileFacts facts_;
-  std::vector<std::byte> block_;  // the one that was read last
+  std::vector<std::byte> block_;  // the block that was read last
   int64_t block_index_ = -1;
   int64_t bytes_read_ = 0;
 };

@@ -21,19 +21,19 @@ struct StateRange {
   friend bool operator==(const StateRange&, const StateRange&) = default;
 };
 
-/// Bytes of an element of that dtype. Throws UserError for one that is not saved.
+/// Bytes of an element of that dtype. Throws UserError for a dtype that is not saved.
 int64_t element_bytes(const std::string& dtype);
 
 inline constexpr int64_t kTensorAlignment = 64;  // bytes, of each tensor's start
 
 int64_t rounded_up(int64_t value, int64_t multiple);
 
-/// Puts the ranges one behind the other, each aligned: their offsets become those from the start of the data.
-/// Returns the bytes of the data, whole pages.
+/// Lays the ranges out one after the other, each aligned, and sets their offsets from the start of the data.
+/// Returns the bytes of the data, a whole number of pages.
 int64_t pack(std::vector<StateRange>& ranges);
 
-/// The header of a file with these ranges, whose offsets are from the start of the data and rise.
-/// `data_bytes`: whole pages. It has `least_bytes` (whole pages) or more, filled up with spaces.
+/// The header of a file with these ranges, whose offsets count from the start of the data and ascend.
+/// `data_bytes`: whole pages. The header is padded with spaces to at least `least_bytes` (whole pages).
 std::string state_header(const std::map<std::string, std::string>& metadata,
                          std::span<const StateRange> ranges, int64_t data_bytes, int64_t least_bytes = 0);
 

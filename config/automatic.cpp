@@ -11,8 +11,7 @@ namespace {
 
 constexpr int64_t max_hidden_size = 1 << 30;  // its square fits 64 bits
 
-/// As training frameworks fill these keys in, from the hidden size h (DeepSpeed's integration in
-/// transformers).
+/// Fills these keys in from the hidden size h as DeepSpeed's integration in transformers does.
 std::optional<int64_t> from_hidden_size(std::string_view path, int64_t h) {
   const int64_t square = h * h;
   if (path == "zero_optimization.reduce_bucket_size") return square;

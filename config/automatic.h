@@ -1,4 +1,4 @@
-// What "auto" stands for. Pure functions; any thread.
+// The values of keys that say "auto". Pure functions; any thread.
 #pragma once
 
 #include <optional>
@@ -14,32 +14,33 @@ namespace zerorun {
 struct AutomaticValue {
   Source source = Source::open;
   SettingValue value;
-  ValueCheck argument;  // how an argument fits, if the source is the program
+  ValueCheck argument;  // the argument's check, if the source is the program
 };
 
-/// `fact` takes "auto". The program's arguments come first, then the model, then the default.
+/// The value of an "auto" for `fact`, which must accept "auto": the program's argument if there is one, else
+/// the value from the model's hidden size, else the default.
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
                                  std::optional<int64_t> hidden_size);
 
-/// What "auto" stands for, key by key, told in one line for a file.
+/// Collects what each "auto" stands for and reports it in one note per file.
 class AutomaticNotes {
  public:
-  /// `value`: what the key has now; monostate where it is left to other keys.
+  /// `value`: the value that the key gets; monostate if other keys determine it.
   void add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
            const SettingValue& value);
   void tell(Diagnostics& diagnostics) const;
 
  private:
   Position at_;
-  std::string path_;                                         // of the first
-  std::vector<std::pair<std::string, std::string>> groups_;  // who gives the value, and the keys
+  std::string path_;                                         // position and path of the first key added
+  std::vector<std::pair<std::string, std::string>> groups_;  // who gives the values -> the keys
 };
 
-/// How to give the value that nobody has given.
+/// The remedy for an "auto" that nobody has filled in: where to give the value.
 std::string how_to_give(const KeyFact& fact);
 
-/// Throws UserError for a hidden size that no model has, and for an argument whose key there is not, or never
-/// asks for one.
+/// Throws UserError for a hidden size outside 1 to 2^30, and for an argument whose key does not exist or
+/// cannot be "auto".
 void check_automatic_options(const LoadOptions& options);
 
 }  // namespace zerorun

@@ -26,7 +26,7 @@ struct BatchKeys {
   std::optional<int64_t> steps;
 };
 
-/// `world`: absent where any number of ranks may come.
+/// `world`: absent if the number of ranks is not known.
 std::string factors(const BatchKeys& keys, std::optional<int> world) {
   std::string text;
   const auto add = [&](const std::string& factor) { text += (text.empty() ? "" : " x ") + factor; };
@@ -36,8 +36,8 @@ std::string factors(const BatchKeys& keys, std::optional<int> world) {
   return text;
 }
 
-/// Whether the keys can be a batch of `world` ranks or, where that is not known, of some number of them.
-/// Batches are never rounded.
+/// Whether the keys fit `world` ranks or, if that is absent, some number of ranks. Reports it if not. Batches
+/// are never rounded.
 bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optional<int> world) {
   const auto of_rank = product(keys.micro.value_or(1), keys.steps.value_or(1));
   const auto of_all = product(of_rank, world.value_or(1));
@@ -70,8 +70,8 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
   return true;
 }
 
-/// The one of the three that is absent follows from the others; with train_batch_size alone, or the
-/// micro-batch alone, there is one micro-step. The keys are checked.
+/// Computes the size that is absent from the other two. With train_batch_size or the micro-batch alone, there
+/// is one micro-step. The keys have passed check_sizes().
 BatchConfig multiply(const BatchKeys& keys, int world) {
   const int64_t micro = keys.micro.value_or(1);
   const int64_t steps = keys.steps.value_or(1);
@@ -84,7 +84,7 @@ BatchConfig multiply(const BatchKeys& keys, int world) {
 
 BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size) {
   Settings& settings = resolution.settings;
-  bool open = false;  // the program may give one of them
+  bool open = false;  // one of them is "auto" and has no value yet
   for (const std::string_view key : {train_key, micro_key, steps_key}) {
     const Setting* setting = settings.find(key);
     if (setting && setting->source == Source::refused) return {};

@@ -1,5 +1,4 @@
-// A configuration looked at without running it: what `zerorun config` works on. Owned by the caller; plain
-// values.
+// Checks a configuration without running it, for `zerorun config`. Plain values, owned by the caller.
 #pragma once
 
 #include <filesystem>
@@ -14,9 +13,10 @@
 namespace zerorun {
 
 struct CheckOptions {
-  std::optional<int> world_size = {};       // without it the batch sizes are not multiplied
+  std::optional<int> world_size = {};       // absent: batch sizes are checked, but not computed
   std::optional<int64_t> hidden_size = {};  // for "auto", as in LoadOptions
-  bool compat = false;  // unknown keys that nothing resembles are warnings, as old DeepSpeed took them
+  bool compat = false;  // replaced keys and unknown keys that resemble no known one are warnings, as old
+                        // DeepSpeed accepted them
 };
 
 struct CheckedConfig {
@@ -26,8 +26,8 @@ struct CheckedConfig {
   bool refused() const { return diagnostics.any(Severity::error); }
 };
 
-/// Reads `text` as load_config does, and never throws for what it says. "auto" may stay, for the program to
-/// fill in.
+/// Reads `text` as load_config does, but reports mistakes in the diagnostics instead of throwing. "auto" may
+/// stay without a value, for the program to fill in.
 CheckedConfig check_config(std::string_view text, const std::string& origin,
                            const CheckOptions& options = {});
 
@@ -35,8 +35,8 @@ CheckedConfig check_config(std::string_view text, const std::string& origin,
 /// than 16 MiB.
 std::string read_config_file(const std::filesystem::path& file);
 
-/// All supported settings as JSON with `//` comments that tell where each value comes from; a configuration
-/// itself.
+/// All supported settings as JSON, with `//` comments that say where each value comes from. The result is a
+/// valid configuration itself.
 std::string show_settings(const Settings& settings);
 
 }  // namespace zerorun

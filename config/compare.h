@@ -1,4 +1,4 @@
-// What differs between two configurations in what a run would do. Pure functions; any thread.
+// Compares two configurations by what a run would do. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ struct Difference {
   std::string first_origin, second_origin;  // where they come from
 };
 
-/// Differences in meaning, in the order of the key table: not in spelling, order, remarks, defaults that are
-/// written out, or keys that change nothing.
+/// Differences in meaning, in the order of the key table. Spelling, order, remarks, defaults that are written
+/// out and keys that change nothing do not count.
 std::vector<Difference> compare_settings(const Settings& first, const Settings& second);
 
 }  // namespace zerorun

@@ -10,7 +10,7 @@
 namespace zerorun {
 namespace {
 
-/// The settings of a document that fit their rows, joined into what they mean together.
+/// Makes a Config of settings that fit their rows, by the rules that join several keys.
 Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   const Settings& settings = resolution.settings;
   for (const std::string_view section : {"optimizer", "scheduler"}) {

@@ -1,5 +1,5 @@
-// What a configuration comes to, as one fully resolved value. No LibTorch; immutable after loading by
-// convention, so any thread may read it.
+// The fully resolved configuration of a run. No LibTorch; immutable after loading by convention, so any
+// thread may read it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct BatchConfig {
   int64_t gradient_accumulation_steps = 1;
 };
 
-/// Adam, or AdamW where weight decay is decoupled from the gradient. "Adam" means AdamW unless
+/// Adam, or AdamW if weight decay is decoupled from the gradient. "Adam" means AdamW unless
 /// params.adam_w_mode is false, as in DeepSpeed.
 struct AdamConfig {
   double lr = 1e-3;
@@ -32,7 +32,7 @@ struct AdamConfig {
   bool bias_correction = true;
   bool amsgrad = false;
   bool decoupled = true;
-  bool silently_decoupled = false;  // and the file says "Adam" without adam_w_mode
+  bool silently_decoupled = false;  // the file says "Adam" without adam_w_mode
   friend bool operator==(const AdamConfig&, const AdamConfig&) = default;
 };
 
@@ -45,7 +45,7 @@ struct SgdConfig {
   friend bool operator==(const SgdConfig&, const SgdConfig&) = default;
 };
 
-/// Defaults of its lr and eps are torch.optim's, where DeepSpeed's own optimizers have 1e-3 and 1e-8.
+/// The defaults of lr and eps are torch.optim's; DeepSpeed's own optimizers have 1e-3 and 1e-8.
 struct AdagradConfig {
   double lr = 1e-2;
   double weight_decay = 0.0;
@@ -55,7 +55,7 @@ struct AdagradConfig {
   friend bool operator==(const AdagradConfig&, const AdagradConfig&) = default;
 };
 
-/// Its default lr is torch.optim's likewise.
+/// The default lr is torch.optim's.
 struct RmspropConfig {
   double lr = 1e-2;
   double weight_decay = 0.0;
@@ -87,7 +87,7 @@ struct LambConfig {
   friend bool operator==(const LambConfig&, const LambConfig&) = default;
 };
 
-/// How Muon makes matrices orthogonal (optim/newton_schulz.h).
+/// How Muon orthogonalizes matrices (optim/newton_schulz.h).
 enum class NewtonSchulz { gram, standard };
 
 struct MuonConfig {
@@ -95,15 +95,15 @@ struct MuonConfig {
   double weight_decay = 0.0;
   double momentum = 0.95;
   NewtonSchulz newton_schulz = NewtonSchulz::gram;
-  AdamConfig others;  // of what AdamW updates
+  AdamConfig others;  // for the parameters that AdamW updates
   friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
 };
 
-/// What an optimizer has, its struct has: betas, eps, momentum.
+/// Each struct has only the hyperparameters that its optimizer uses: betas, eps, momentum.
 using OptimizerConfig =
     std::variant<AdamConfig, SgdConfig, AdagradConfig, RmspropConfig, LionConfig, LambConfig, MuonConfig>;
 
-/// As ds_config.json spells it.
+/// The optimizer's name as ds_config.json spells it.
 const char* name_of(const OptimizerConfig& optimizer);
 
 enum class WarmupType { log, linear };
@@ -111,7 +111,7 @@ enum class WarmupType { log, linear };
 /// One value for all parameter groups, or a list with one for each.
 using PerGroup = std::variant<double, std::vector<double>>;
 
-/// How a learning rate rises; what follows is there after `num_steps` optimizer steps.
+/// How the learning rate rises in the first `num_steps` optimizer steps.
 struct Warmup {
   int64_t num_steps = 1000;  // 1 acts as 2
   WarmupType type = WarmupType::log;
@@ -133,7 +133,7 @@ struct WarmupDecayLr {
   friend bool operator==(const WarmupDecayLr&, const WarmupDecayLr&) = default;
 };
 
-/// Ratios are of each parameter group's own lr.
+/// Ratios are relative to each parameter group's own lr.
 struct WarmupCosineLr {
   double min_ratio = 0.0;
   double cos_min_ratio = 0.0001;
@@ -142,17 +142,17 @@ struct WarmupCosineLr {
   friend bool operator==(const WarmupCosineLr&, const WarmupCosineLr&) = default;
 };
 
-/// A rise, a fall and a decay, the momentum (beta1) going the other way.
+/// The learning rate rises, falls, then decays; the momentum (beta1) moves the other way.
 struct OneCycle {
   PerGroup min_lr = 0.0;
   PerGroup max_lr = 0.0;
   int64_t first_step_size = 2000;                  // optimizer steps of the rise
-  std::optional<int64_t> second_step_size = {};    // of the fall; absent: those of the rise
-  int64_t first_stair_count = 0;                   // not above 0: evenly
-  std::optional<int64_t> second_stair_count = {};  // absent: those of the rise
+  std::optional<int64_t> second_step_size = {};    // of the fall; absent: as many as the rise
+  int64_t first_stair_count = 0;                   // stairs of the rise; 0 or less: linear
+  std::optional<int64_t> second_stair_count = {};  // stairs of the fall; absent: as many as the rise
   int64_t decay_step_size = 0;                     // 0: no decay
   double decay_lr_rate = 0.0;
-  bool cycle_momentum = true;  // of optimizers that have betas
+  bool cycle_momentum = true;  // only for optimizers with betas
   PerGroup min_mom = 0.8;
   PerGroup max_mom = 0.9;
   double decay_mom_rate = 0.0;
@@ -167,31 +167,31 @@ struct LrRangeTest {
   friend bool operator==(const LrRangeTest&, const LrRangeTest&) = default;
 };
 
-/// What each means: optim/schedule.h.
+/// optim/schedule.h defines each of them.
 using SchedulerConfig = std::variant<WarmupLr, WarmupDecayLr, WarmupCosineLr, OneCycle, LrRangeTest>;
 
 enum class OffloadDevice { none, cpu, nvme };
 
-/// How files are read and written while training goes on.
+/// I/O of the files with offloaded state.
 struct AioConfig {
-  int64_t block_size = 1'048'576;  // bytes of a request, at least
-  int64_t queue_depth = 8;         // requests under way, at most
-  int64_t threads = 1;             // where the kernel offers no io_uring
+  int64_t block_size = 1'048'576;  // minimum bytes per request
+  int64_t queue_depth = 8;         // maximum requests in flight
+  int64_t threads = 1;             // I/O threads, used if the kernel offers no io_uring
 };
 
 struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path = {};              // a folder
-  int64_t buffer_count = 4;                // chunks in memory at a time
-  int64_t sub_group_size = 1'000'000'000;  // elements of a chunk, at most
-  double ratio = 1;                        // share of the states that is in files
+  int64_t buffer_count = 4;                // chunks in memory at a time, one buffer each
+  int64_t sub_group_size = 1'000'000'000;  // maximum elements per chunk
+  double ratio = 1;                        // fraction of the optimizer states that is kept in files
 };
 
 struct OffloadParamConfig {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path = {};          // a folder
-  int64_t buffer_count = 5;            // slices in memory at a time
-  int64_t max_in_cpu = 1'000'000'000;  // elements of slices that a rank keeps in memory all the same
+  int64_t buffer_count = 5;            // slices in memory at a time, one buffer each
+  int64_t max_in_cpu = 1'000'000'000;  // elements of its slices that a rank keeps in memory even so
 };
 
 struct ZeroConfig {
@@ -204,16 +204,16 @@ struct ZeroConfig {
   AioConfig aio = {};
 
   // Stage 3 only, all in elements.
-  int64_t max_live_parameters = 1'000'000'000;    // gathered at once, an upper bound
-  int64_t max_reuse_distance = 1'000'000'000;     // what is used again within so many stays gathered
-  int64_t prefetch_bucket_size = 50'000'000;      // gathered ahead of use, an upper bound
-  int64_t param_persistence_threshold = 100'000;  // a parameter no larger stays gathered
-  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // bounds the sum of those
+  int64_t max_live_parameters = 1'000'000'000;    // upper bound of what is gathered at a time
+  int64_t max_reuse_distance = 1'000'000'000;     // a bucket whose next use is no further away stays gathered
+  int64_t prefetch_bucket_size = 50'000'000;      // upper bound of what is gathered ahead of its use
+  int64_t param_persistence_threshold = 100'000;  // parameters up to this size stay gathered
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // upper bound of their sum
 };
 
-/// The factor of the loss under fp16 training (optim/loss_scaler.h).
+/// Loss scaling under fp16 training (optim/loss_scaler.h).
 struct LossScaleConfig {
-  std::optional<double> fixed = {};  // absent: found while training, from the values below
+  std::optional<double> fixed = {};  // absent: dynamic loss scaling with the values below
   double initial = 65536;
   int64_t window = 1000;  // steps without overflow before it doubles
   int64_t hysteresis = 2;
@@ -222,11 +222,11 @@ struct LossScaleConfig {
 };
 
 struct PrecisionConfig {
-  Dtype training = Dtype::fp32;       // of parameters, in forward and backward
-  Dtype communication = Dtype::fp32;  // in which gradients travel; by default that of training
-  Dtype accumulation = Dtype::fp32;   // in which gradients are added up over micro-steps
-  std::optional<Dtype> buffers;       // of the module's floating-point buffers; absent: they stay as they are
-  bool master_from_fp32 = false;      // master weights keep what the parameters lose when they are rounded
+  Dtype training = Dtype::fp32;       // dtype of the parameters in forward and backward
+  Dtype communication = Dtype::fp32;  // dtype of gradients in collectives; by default that of training
+  Dtype accumulation = Dtype::fp32;   // dtype in which gradients are accumulated over micro-steps
+  std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: unchanged
+  bool master_from_fp32 = false;      // master weights start from the parameters before rounding
   bool auto_cast = false;             // Engine::cast_input() converts to the dtype of training
   LossScaleConfig loss_scale;         // fp16 only
 };
@@ -243,22 +243,22 @@ struct Config {
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;  // over ranks; false: summed
-  /// What the file says and is not taken as it stands, a line each. Warnings: features that are not offered,
-  /// old names, values written otherwise. Notes: settings that change nothing here, what "auto" has become.
+  /// Settings that are not taken literally, one line each. Warnings: features that are not offered, old
+  /// names, values in an unusual form. Notes: settings that change nothing here, values of "auto".
   std::vector<std::string> warnings;
   std::vector<std::string> notes;
-  /// Every setting with its value and where it comes from: what `zerorun config show` prints.
+  /// Every setting with its value and where it comes from, as `zerorun config show` prints them.
   std::string resolved;
 };
 
-/// What "auto" stands for, by the path of the key: {"optimizer.params.lr", 1e-4}.
+/// Values for keys that say "auto", by the path of the key: {"optimizer.params.lr", 1e-4}.
 using Arguments = std::map<std::string, std::variant<bool, int64_t, double, std::vector<double>>>;
 
 struct LoadOptions {
   int world_size = 1;
-  Arguments arguments = {};  // used where the file says "auto"
-  /// The model's hidden size h, from which "auto" makes reduce_bucket_size h x h, stage3_prefetch_bucket_size
-  /// 0.9 h x h, and stage3_param_persistence_threshold 10 h.
+  Arguments arguments = {};  // used only for keys that say "auto"
+  /// The model's hidden size h. It gives an "auto" its value: reduce_bucket_size h x h,
+  /// stage3_prefetch_bucket_size 0.9 h x h, stage3_param_persistence_threshold 10 h.
   std::optional<int64_t> hidden_size = {};
 };
 

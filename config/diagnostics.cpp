@@ -16,7 +16,7 @@ bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// Keys and values come from the user's file: what could move a terminal's cursor must not reach it.
+// Keys and values come from the user's file: control characters must not reach the terminal.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -85,7 +85,7 @@ std::string Diagnostics::render(const Finding& finding) const {
   return line.empty() ? headline(finding) : headline(finding) + "\n" + line;
 }
 
-// The line and the caret below it. Of a long line only what is around the place.
+// The line with a caret below it. A long line is cut to the part around the position.
 std::string Diagnostics::source_line(const Position& at) const {
   if (at.offset > text_.size()) return {};
   std::size_t begin = at.offset;

@@ -1,5 +1,5 @@
-// What there is to say about one configuration file: collected while it is read, told at once, sorted by
-// line. Owned by one load of one file and used only by the thread that loads it.
+// Errors, warnings and notes about one configuration file: collected while it is read, reported together,
+// sorted by line. Owned by one load of one file and used only by the thread that loads it.
 #pragma once
 
 #include <array>
@@ -29,37 +29,37 @@ struct Mistake {
 
 enum class Severity {
   error,    // the file is refused
-  warning,  // understood, but better written otherwise, or asked for and not done
-  note      // accepted as it is, and here is what becomes of it
+  warning,  // understood, but better written otherwise; or requested and not offered
+  note      // accepted; the text says what becomes of it
 };
 
 std::string_view name_of(Severity severity);
 
 struct Finding {
   Severity severity = Severity::error;
-  Mistake mistake;   // of a warning or a note: at and path, and the rest where a mistake was let pass
-  std::string text;  // what to say after the path
+  Mistake mistake;   // warnings and notes have only `at` and `path`, unless they are tolerated mistakes
+  std::string text;  // the message after the path
 
   const Position& at() const { return mistake.at; }
 };
 
 class Diagnostics {
  public:
-  /// `origin` stands for the file in every message, `text` is what the file says.
+  /// `origin` stands for the file in every message; `text` is the file's content.
   Diagnostics(std::string origin, std::string_view text) : origin_(std::move(origin)), text_(text) {}
 
   void report(Mistake mistake, Severity severity = Severity::error);
   void tell(Severity severity, const Position& at, std::string_view path, std::string_view text);
 
   bool any(Severity severity) const { return count_of(severity) > 0; }
-  /// Whether another finding of this severity would be kept: of each the first thousand are, so that no file
-  /// takes all memory.
+  /// Whether another finding of this severity would be kept. Only the first thousand of each severity are, to
+  /// bound memory.
   bool keeps(Severity severity) const;
   /// How many findings of this severity were not kept.
   std::size_t left_out(Severity severity) const;
   /// "ORIGIN: and N more errors", or empty if none was left out.
   std::string left_out_line(Severity severity) const;
-  /// Those that were kept, in the order of the file.
+  /// The findings that were kept, in the order of the file.
   std::vector<Finding> findings() const;
   const std::string& origin() const { return origin_; }
 
@@ -79,7 +79,7 @@ class Diagnostics {
   std::string origin_;
   std::string text_;
   std::vector<Finding> findings_;
-  std::array<std::size_t, 3> counts_{};  // by severity, with those that were not kept
+  std::array<std::size_t, 3> counts_{};  // by severity, including those that were not kept
 };
 
 inline constexpr std::size_t max_shown_bytes = 60;

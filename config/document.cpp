@@ -12,13 +12,13 @@
 namespace zerorun {
 namespace {
 
-/// Whether a word is one value from end to end: the parser takes `0x2` for a 0 with something behind it.
+/// Whether the whole word is one value: the parser reads `0x2` as a 0 followed by something else.
 bool is_whole(std::string_view word) {
   return word == "true" || word == "false" || word == "null" || is_number(word);
 }
 
-/// Builds the tree from nlohmann/json's events. Each event belongs to the next token that is no comma and no
-/// colon, which is where its position comes from.
+/// Builds the tree from nlohmann/json's events. The position of an event is that of the next token that is
+/// neither a comma nor a colon.
 class TreeBuilder {
  public:
   TreeBuilder(const ScannedText& scanned, Diagnostics& diagnostics)
@@ -26,7 +26,7 @@ class TreeBuilder {
 
   std::optional<Value> take_root() { return std::move(root_); }
 
-  // The interface that nlohmann::json::sax_parse calls; false would stop it.
+  // The interface that nlohmann::json::sax_parse calls; returning false stops the parser.
   bool null() { return add_word(scalar(ValueKind::null)); }
   bool boolean(bool value) {
     Value node = scalar(ValueKind::boolean);
@@ -69,7 +69,7 @@ class TreeBuilder {
       // The refused token is the last that the parser has begun to read.
       while (index > 0 && tokens[index - 1].at.offset >= bytes_read) --index;
       if (index > 0) --index;
-      // Inside a malformed number it may have read one byte too many, which can be a token of its own.
+      // In a malformed number the parser may have read one byte too many, which can be a token of its own.
       if (index > 0 && tokens[index - 1].kind == TokenKind::word && !is_whole(spelling(tokens[index - 1])))
         --index;
     }
@@ -99,8 +99,8 @@ class TreeBuilder {
     return scanned_.json.substr(token.at.offset, token.length);
   }
 
-  /// The path of the value that is read at this moment. Made when there is something to say, for a key may be
-  /// as long as the file.
+  /// The path of the value that is being read. Built only for a message, because a key may be as long as the
+  /// file.
   std::string path() const {
     std::string path;
     for (const Frame& frame : frames_) {

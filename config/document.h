@@ -1,8 +1,8 @@
-// A JSON text as a tree in which every key and value knows its place in the file. Owned by whoever reads it,
-// a plain value; any thread.
+// A JSON text as a tree with the position of every key and value in the file. A plain value, owned by the
+// caller; any thread.
 //
-// Beside JSON it takes `//`, `#` and `/* */` comments, trailing commas and a UTF-8 byte order mark. Duplicate
-// keys, NaN and Infinity, and nesting deeper than `max_nesting` are refused.
+// Beyond JSON it accepts `//`, `#` and `/* */` comments, trailing commas and a UTF-8 byte order mark. It
+// refuses duplicate keys, NaN and Infinity, and nesting deeper than `max_nesting`.
 #pragma once
 
 #include <optional>
@@ -38,8 +38,8 @@ struct Member {
   Value value;
 };
 
-/// The tree of `text`, whose root is always an object. Nothing if the text is malformed: the first such place
-/// is then reported. Duplicate keys are reported too, and the first of them is kept.
+/// The tree of `text`, whose root is always an object. If the text is malformed, reports the first error and
+/// returns nothing. Also reports duplicate keys, of which it keeps the first.
 std::optional<Value> read_document(std::string_view text, Diagnostics& diagnostics);
 
 /// How a message shows a value: scalars as written, "an array", "an object".

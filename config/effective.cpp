@@ -3,7 +3,7 @@
 namespace zerorun {
 namespace {
 
-/// Whether the sections around a key are there: an optimizer or a scheduler may be left out.
+/// Whether the file has the sections around a key: optimizer and scheduler may be left out.
 bool has_sections(const Settings& settings, std::string_view path) {
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
     const KeyFact* fact = find_key(section);

@@ -1,5 +1,5 @@
-// The settings that matter to a run: every supported key that applies, with its value and where that comes
-// from. Pure functions; any thread.
+// The settings that matter to a run: every supported key that applies, with its value and where the value
+// comes from. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -15,9 +15,9 @@ struct EffectiveSetting {
   const Setting* setting = nullptr;  // null: the default of the table
 };
 
-/// In the order of the key table; with `ineffective`, also what the file says and has no effect. Keys of an
-/// absent optimizer or scheduler, of another type of them, of another stage, or of a section that is switched
-/// off do not apply.
+/// In the order of the key table; with `ineffective`, also the file's settings that have no effect. A key
+/// does not apply if its optimizer or scheduler is absent or has another type, if it belongs to another
+/// stage, or if its section is switched off.
 std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false);
 
 /// Where the value comes from, such as "line 7" or "default".

@@ -18,7 +18,7 @@ constexpr std::size_t max_file_bytes = 16 << 20;
                   "; give the path of a ds_config.json that can be read");
 }
 
-/// One byte more than allowed tells a text that is too large, be it as endless as a device.
+/// Stops reading soon after max_file_bytes, because `file` may be an endless device.
 std::string read_stream(std::istream& stream, const std::filesystem::path& file) {
   std::string text;
   std::array<char, 65536> block;

@@ -6,7 +6,7 @@ namespace {
 constexpr std::string_view prescale_key = "prescale_gradients";
 constexpr std::string_view factor_key = "gradient_predivide_factor";
 
-/// DeepSpeed passes over what says how to divide a sum that is not divided.
+/// Refuses the keys that divide the sum of gradients if "sum" is asked for. DeepSpeed ignores them.
 void check_sum(const Resolution& resolution, const Config& config) {
   if (config.prescale_gradients) {
     resolution.report(prescale_key, "false beside \"gradient_allreduce_op\": \"sum\"", "true",

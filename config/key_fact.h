@@ -1,11 +1,11 @@
-// What is known about one configuration key, and a notation for rows of such facts. Constant data; any
+// The facts about one configuration key, and a notation for table rows of such facts. Constant data; any
 // thread.
 //
 // The tables in config/keys/ hold a row for every key that a ds_config.json can have. The reader, the JSON
 // Schema (config/schema.h), the reference page (config/reference.h) and the suggestions are all made from
 // these rows.
 //
-// A row begins with a function named for the key's type and goes on with what else there is to say:
+// A row begins with a function named after the key's type; chained calls add the other facts:
 //
 //   size("zero_optimization.reduce_bucket_size", "5e8", "gradients reduced at a time, in elements")
 //       .least(1).filled_by(Automatic::model)
@@ -37,7 +37,7 @@ enum class Automatic {
   nobody,    // "auto" is refused
   program,   // the program's own arguments
   model,     // computed from the model's hidden size
-  fallback,  // nobody has to: it stands for the default
+  fallback,  // "auto" stands for the default, unless the program gives a value
 };
 
 enum class KeyStatus {
@@ -66,24 +66,24 @@ struct KeyFact {
   bool accepts_true = false;  // `true` stands for 1
   bool per_group = false;     // a number, or a list with one for each parameter group
   Automatic automatic = Automatic::nobody;
-  std::string_view other_name = {};       // a second name in the same section, as good as the first
+  std::string_view other_name = {};       // a second, equally valid name in the same section
   std::string_view choices = {};          // space-separated
   std::string_view any_case = {};         // those of `choices` that are recognized in any case
   std::string_view choices_to_come = {};  // those of `choices` that ZeroRun does not offer
-  std::string_view nearest_choices = {};  // for each of those the one to take in its place, as THIS:THAT
+  std::string_view nearest_choices = {};  // the replacement for each of those, as THIS:THAT
   std::string_view types =
       {};  // optimizer or scheduler types that take this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
   std::string_view reason = {};
   std::string_view target = {};  // of an old name: the path of the present one
   bool changes_result = false;   // not offered, and training without it computes something else
-  /// Of a section: the key in it that leaves it without effect at its default, false or "none". Of an object:
-  /// the name of the booleans in it, at any depth, of which one must be true.
+  /// Of a section: its switch, a key in it; while the switch has its default, false or "none", the section
+  /// has no effect. Of an object: the name of its switches, booleans at any depth, of which one must be true.
   std::string_view switch_key = {};
   std::string_view false_means = {};  // of a section: the object that `false` stands for, as JSON
   std::string_view advice = {};       // what to write when the value is wrong or cannot stay "auto"
 
-  // In front of its uses: clang evaluates it in constants only then.
+  // Defined before its uses: otherwise clang does not evaluate it in constant expressions.
   template <typename Member>
   constexpr KeyFact with(Member KeyFact::*member, Member value) const {
     KeyFact copy = *this;
@@ -112,11 +112,11 @@ struct KeyFact {
   constexpr KeyFact or_false(std::string_view object) const { return with(&KeyFact::false_means, object); }
   constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }
 
-  /// Accepted, and any value but the default is told with `why`.
+  /// Accepted; any value but the default gets a note with `why`.
   constexpr KeyFact no_effect(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::no_effect).with(&KeyFact::reason, why);
   }
-  /// Known and not offered, and nothing else is computed without it.
+  /// Known and not offered; training without it computes the same.
   constexpr KeyFact not_offered(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::not_offered).with(&KeyFact::reason, why);
   }
@@ -132,7 +132,7 @@ struct KeyFact {
   }
 };
 
-/// The first words of a row: path, default as JSON ("" for none), meaning.
+/// The functions that begin a row. Arguments: path, default as JSON ("" for none), meaning.
 namespace keys {
 
 using enum Automatic;

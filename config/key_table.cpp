@@ -10,7 +10,7 @@ namespace {
 
 struct Table {
   std::vector<const KeyFact*> facts;
-  std::unordered_map<std::string, const KeyFact*> by_path;  // and by the path of the other name
+  std::unordered_map<std::string, const KeyFact*> by_path;  // also by the path with the other name
   std::unordered_map<std::string, std::vector<std::string_view>> names;
   std::unordered_map<std::string_view, std::vector<std::string>> paths;
 

@@ -11,11 +11,11 @@
 
 namespace zerorun {
 
-/// All rows, sections before what is in them.
+/// All rows; a section comes before its keys.
 const std::vector<const KeyFact*>& key_facts();
 
-/// The row of a key by its path or its other name, or null. Where a section's keys are the user's own, "*"
-/// stands for them in the path.
+/// The row of a key by its path or its other name, or null. If the keys of a section are the user's own,
+/// their row has "*" in its path.
 const KeyFact* find_key(std::string_view path);
 
 /// The names of all keys in a section ("" is the top level), other names included.

@@ -63,7 +63,7 @@ std::string offered_choices(const KeyFact& fact) {
 }
 
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {
-  // What is nearest may be to come itself, and have one that is nearest to it.
+  // The replacement may not be offered either, and have a replacement itself.
   while (has_word(fact.choices_to_come, word)) {
     std::string_view nearest;
     for_each_word(fact.nearest_choices, [&](std::string_view pair) {

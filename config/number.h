@@ -17,8 +17,7 @@ struct IntegerReading {
 /// `literal` is a valid JSON number; 5e8 and 2.0 are integers, 1.5 is fractional.
 IntegerReading read_integer(std::string_view literal);
 
-/// Whether a valid JSON number is zero as written: 0, -0.0, 0e5, but not 1e-999, which a double can only hold
-/// as 0.
+/// Whether a valid JSON number is written as zero: 0, -0.0, 0e5, but not 1e-999, which becomes 0 as a double.
 bool is_written_zero(std::string_view literal);
 
 /// Whether `text` is a JSON number.

@@ -5,12 +5,12 @@ namespace {
 
 // torch.optim.AdamW's own default; every other optimizer's is 0.
 constexpr double torch_adamw_weight_decay = 0.01;
-// Those of DeepSpeed's MuonWithAuxAdam.
+// The values of DeepSpeed's MuonWithAuxAdam.
 const std::vector<double> muon_betas = {0.9, 0.95};
 constexpr double muon_eps = 1e-10;
 constexpr double muon_default_adam_lr = 3e-4;
 
-// What many optimizers have, where this one has it.
+// Reads the parameters that many optimizers share, as far as this one has them.
 template <typename Optimizer>
 Optimizer with_common(const Resolution& resolution, Optimizer optimizer) {
   resolution.read("optimizer.params.lr", optimizer.lr);
@@ -96,7 +96,8 @@ LambConfig resolve_lamb(const Resolution& resolution) {
   return lamb;
 }
 
-// Muon's own lr is the file's "lr"; what AdamW updates follows adam_lr.
+// By default muon_lr is "lr", and adam_lr, for the parameters that AdamW updates, is "lr" if given, else
+// 3e-4.
 MuonConfig resolve_muon(const Resolution& resolution) {
   Settings& settings = resolution.settings;
   const MuonConfig defaults;

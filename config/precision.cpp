@@ -27,7 +27,7 @@ std::optional<Dtype> dtype_of(const Settings& settings, std::string_view path) {
   return name ? std::optional(dtype_named(*name)) : std::nullopt;
 }
 
-/// Nothing where "auto" or a mistake leaves it open.
+/// Nothing if "auto" or a mistake leaves the dtype undecided.
 std::optional<Dtype> training_dtype(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const bool fp16 = settings.get<bool>(fp16_key).value_or(false);
@@ -49,7 +49,7 @@ std::string why(const Resolution& resolution, Dtype training) {
   return "as " + resolution.settings.written(training == Dtype::fp16 ? fp16_key : bf16_key) + " is true";
 }
 
-/// How to train in a dtype.
+/// The remedy that makes training use `wanted`.
 std::string switch_to(Dtype wanted) {
   if (wanted == Dtype::fp32) return "switch fp16 and bf16 off";
   return std::string("train with \"") + name_of(wanted) + "\": {\"enabled\": true}";
@@ -78,7 +78,7 @@ void tell_of_master(const Resolution& resolution, Dtype training) {
   }
 }
 
-/// What finds the scale while training has no effect on one that is fixed.
+/// Keys of dynamic loss scaling have no effect on a fixed scale.
 void tell_of_fixed_scale(const Resolution& resolution, double scale) {
   for (const std::string_view name : {"initial_scale_power", "loss_scale_window", "hysteresis",
                                       "consecutive_hysteresis", "min_loss_scale"}) {
@@ -92,8 +92,8 @@ void tell_of_fixed_scale(const Resolution& resolution, double scale) {
   }
 }
 
-/// DeepSpeed divides by a window of 0, loses the scale below a minimum of 0, and never lowers it with a
-/// hysteresis of 0.
+/// In DeepSpeed a window of 0 is a division by zero, a minimum of 0 loses the scale, and a hysteresis of 0
+/// never lowers it.
 void check_counts(const Resolution& resolution) {
   for (const std::string_view key :
        {std::string_view("fp16.loss_scale_window"), std::string_view("fp16.hysteresis"), minimum_key}) {
@@ -111,7 +111,7 @@ void check_minimum(const Resolution& resolution, double initial) {
       to_json(minimum), "lower it, or raise initial_scale_power");
 }
 
-/// A smaller factor would leave nothing of gradients in fp16.
+/// With a smaller factor all gradients would underflow in fp16.
 void check_fixed(const Resolution& resolution, double scale) {
   if (scale >= 1e-6) return;
   resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(scale),

@@ -12,15 +12,15 @@
 namespace zerorun {
 namespace {
 
-enum class Switch { off, open, on };  // open: "auto" that nobody has given
+enum class Switch { off, open, on };  // open: "auto" without a value yet
 
 /// The section that is being read.
 struct Section {
   const Value& object;
-  std::string path;   // as the file has it
-  std::string table;  // as the key table has it: "*" for a key of the user's own
+  std::string path;   // as the file spells it
+  std::string table;  // as the key table spells it: "*" for a key of the user's own
   std::string type;   // of the optimizer or scheduler whose params these are; empty: any
-  bool told = false;  // what becomes of it as a whole
+  bool told = false;  // its status as a whole has been reported
   Switch state = Switch::on;
 };
 
@@ -38,7 +38,7 @@ bool any_on(const Value& object, std::string_view switch_key) {
   });
 }
 
-/// Whether an object of the user's own keys asks for something.
+/// Whether an object with the user's own keys requests a feature.
 bool is_used(const KeyFact& fact, const Value& value) {
   if (value.kind != ValueKind::object) return true;
   if (!fact.switch_key.empty()) return any_on(value, fact.switch_key);
@@ -93,12 +93,12 @@ class Reader {
     return find_key(join_path(section.table, "*"));
   }
 
-  /// What older DeepSpeed took without a word.
+  /// For keys that older DeepSpeed silently accepted.
   Severity leftover() const { return options_.compat ? Severity::warning : Severity::error; }
 
   void report_unknown(const Section& section, const Member& member) {
-    // To find a suggestion takes time that a file of very many unknown keys does not get: all the others are
-    // typos in it.
+    // Finding a suggestion takes time: once the diagnostics are full, unknown keys count as typos without
+    // one.
     const bool heard = diagnostics_.keeps(Severity::error) && diagnostics_.keeps(Severity::warning);
     const Remedy remedy = heard ? unknown_key(section.table, member.key, member.value) : Remedy{"remove it"};
     const Severity severity = remedy.meant || !heard ? Severity::error : leftover();
@@ -107,8 +107,8 @@ class Reader {
     if (remedy.meant) read_misspelled(section, *remedy.meant, member.value, path);
   }
 
-  /// What stands in a misspelled section is read as that of the section that is meant. The value of another
-  /// key is not looked at, and nobody misses the key.
+  /// Reads the keys of a misspelled section as those of the section that is meant. Any other misspelled key
+  /// is recorded as refused, so that its value is not checked and the key not reported as missing.
   void read_misspelled(const Section& section, const KeyFact& meant, const Value& value,
                        const std::string& path) {
     const bool has_both = section.object.find(name_of(meant.path)) || settings_.find(meant.path);
@@ -126,14 +126,14 @@ class Reader {
                         severity);
   }
 
-  /// Under which better name the file has this key too, if it does.
+  /// The preferred name under which the file has this key too; empty if it has none.
   static std::string_view other_name_in_use(const Section& section, const KeyFact& fact,
                                             const Member& member) {
     if (fact.status != KeyStatus::old_name) {
       const bool lesser = !fact.other_name.empty() && member.key == fact.other_name;
       return lesser && section.object.find(name_of(fact.path)) ? name_of(fact.path) : std::string_view();
     }
-    // The present key stands beside the old one, or in a section beside it.
+    // The present key is beside the old one, or in a section beside it.
     const std::string inside = join_path(section_of(fact.path), "");
     if (!fact.target.starts_with(inside)) return {};
     const std::string_view inner = section_of(fact.target.substr(inside.size()));
@@ -141,7 +141,7 @@ class Reader {
     for (const std::string_view name : {name_of(fact.target), find_key(fact.target)->other_name}) {
       if (around && !name.empty() && around->find(name)) return name;
     }
-    // Of several old names the one that the table has first stands.
+    // Of several old names the first in the table counts.
     for (const KeyFact* other : key_facts()) {
       if (other == &fact) break;
       const bool same = other->status == KeyStatus::old_name && other->target == fact.target &&
@@ -178,7 +178,7 @@ class Reader {
     settings_.put({row, device, Source::file, member.value.at, path});
   }
 
-  /// `present`: the section whose keys these are, if the file uses its old name.
+  /// `present`: the row of the section's present name, if the file uses an old one.
   void read_section(const Section& outer, const KeyFact& fact, const Value& value, const std::string& path,
                     const KeyFact* present = nullptr) {
     const KeyFact& row = present ? *present : fact;
@@ -194,7 +194,7 @@ class Reader {
     read_members(section);
   }
 
-  /// A section is as much on as the sections around it.
+  /// Sets the section's switch. A section is on only if the sections around it are.
   void read_switch(const KeyFact& fact, Section& section) {
     const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
     ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
@@ -208,7 +208,7 @@ class Reader {
                           std::string(row->fallback) + " by default");
   }
 
-  /// As the file says, or the program where that is "auto".
+  /// The switch's state in the file, or in the program's arguments if the file says "auto".
   Switch state_of(const KeyFact& row, const Value* value) const {
     if (!value) return Switch::off;
     ValueCheck check = check_value(row, *value);
@@ -220,7 +220,7 @@ class Reader {
     return check.value == fallback_of(row) ? Switch::off : Switch::on;
   }
 
-  /// One line for all that a section asks for, unless its switch says it.
+  /// Reports once, for all of its keys, that a section is not supported, unless its switch reports it.
   void tell_of_section(const KeyFact& fact, Section& section) {
     if (fact.status == KeyStatus::supported || section.told) return;
     section.told = true;
@@ -233,7 +233,7 @@ class Reader {
     if (asked) tell_of_loss(fact, section.object, section.path, "");
   }
 
-  /// Whether a section without a switch says anything but defaults.
+  /// Whether a section without a switch sets anything but defaults.
   bool asks(const Section& section) const {
     return std::ranges::any_of(section.object.members, [&](const Member& member) {
       const KeyFact* fact = is_remark(member.key) ? nullptr : fact_of(section, member.key);
@@ -241,20 +241,20 @@ class Reader {
       if (fact->type == KeyType::section) {
         return asks({member.value, "", std::string(fact->path), ""});
       }
-      if (fact->changes_result) return false;  // that is refused by itself
+      if (fact->changes_result) return false;  // refused on its own
       const ValueCheck check = check_value(*fact, member.value);
       return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
     });
   }
 
-  /// The type named beside `params`, as the table spells it; empty if there is none, or one unknown.
+  /// The type named beside `params`, as the table spells it; empty if it is absent or unknown.
   static std::string type_beside(const Value& object, const KeyFact& params) {
     const Value* type = object.find("type");
     const KeyFact* fact = find_key(join_path(section_of(params.path), "type"));
     return type && fact ? match_choice(*fact, type->text) : "";
   }
 
-  /// `row`: that of the present name, if the file uses an old one.
+  /// `row`: the row of the present name, if the file uses an old one.
   void read_value(const Section& section, const KeyFact& row, const Value& value, const std::string& path) {
     ValueCheck check = check_value(row, value);
     if (check.fit == Fit::nothing) return;
@@ -287,14 +287,14 @@ class Reader {
     diagnostics_.tell(check.severity, value.at, path, describe(value) + " is " + check.understood);
   }
 
-  /// Whether a run cannot do without the value.
+  /// Whether a run is refused because the value is "auto" and nobody has given it.
   bool refuses_open(const Section& section, const KeyFact& fact, Source source) const {
     const bool matters = section.state != Switch::off && (!section.told || fact.changes_result);
     return source == Source::open && options_.purpose == Purpose::run && matters;
   }
 
-  /// What becomes of a value that fits: nothing, where ZeroRun has its own way; an error, where it would
-  /// compute something else.
+  /// Reports a valid value that ZeroRun does not follow: a note if it has no effect, a warning if it is not
+  /// offered, an error if training would compute something else.
   void tell_status(const Section& section, const KeyFact& fact, const Value& value, const SettingValue& meant,
                    const std::string& path) {
     if (section.state == Switch::off) return;
@@ -310,7 +310,8 @@ class Reader {
     if (!section.told) tell_of_loss(fact, value, path, describe(value) + " ");
   }
 
-  /// What is asked for and not there, or what changes nothing. `subject`: the value, where it is one.
+  /// Warns that a feature is not offered, or notes that a setting changes nothing. `subject`: the value;
+  /// empty for a section.
   void tell_of_loss(const KeyFact& fact, const Value& value, const std::string& path,
                     const std::string& subject) {
     const bool no_effect = fact.status == KeyStatus::no_effect;
@@ -324,7 +325,8 @@ class Reader {
     return !fact.fallback.empty() && meant == fallback_of(fact);
   }
 
-  /// `nearest`: what there is in its place. A section that the program may switch off is not refused yet.
+  /// `nearest`: the choice to write instead. If the program may still switch the section off, it is only a
+  /// warning.
   void refuse_feature(const Section& section, const Value& value, const std::string& path,
                       const std::string& usual, const KeyFact& fact, std::string_view nearest = {}) {
     std::string remedy = fact.advice.empty() ? "remove it" : std::string(fact.advice);

@@ -1,6 +1,6 @@
-// Reads the tree of a configuration against the key table: names, types, ranges, "auto". What fits becomes
-// settings, everything that there is to say goes to the diagnostics. Rules that join several keys are those
-// of config/sections.h. Used by check_config and load_config, in their thread.
+// Checks the tree of a configuration against the key table: names, types, ranges, "auto". Values that fit
+// become settings; errors, warnings and notes go to the diagnostics. config/sections.h has the rules that
+// join several keys. Used by check_config and load_config, in their thread.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 namespace zerorun {
 
 enum class Purpose {
-  check,  // "auto" may stay
-  run     // it is refused
+  check,  // "auto" may stay without a value
+  run     // "auto" without a value is refused
 };
 
 struct ReadOptions {

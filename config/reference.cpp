@@ -161,7 +161,7 @@ std::string type_in_words(const KeyFact& row) {
   return {};
 }
 
-/// Said of those that are offered.
+/// Which of the offered choices may be written in any case.
 std::string in_any_case(const KeyFact& row) {
   std::string some;
   bool all = true;
@@ -201,7 +201,7 @@ std::string_view automatic_word(Automatic automatic) {
   return "";
 }
 
-/// A reason that the section has told already is not told again.
+/// Does not repeat a reason that the section has given.
 std::string status_cell(const KeyFact& fact) {
   const KeyFact* section = find_key(section_of(fact.path));
   const bool told = section && section->status == fact.status && section->reason == fact.reason;
@@ -234,7 +234,7 @@ std::string key_cell(const KeyFact& fact) {
   return fact.other_name.empty() ? name : name + ", also " + code(fact.other_name);
 }
 
-/// A bar would end the cell.
+/// Escapes "|", which would end the cell.
 std::string escaped(const std::string& text) {
   std::string cell;
   for (const char c : text) cell += c == '|' ? std::string("\\|") : std::string(1, c);
@@ -262,7 +262,7 @@ std::vector<const KeyFact*> facts_in(std::string_view section) {
   return facts;
 }
 
-/// The keys of a section that are no sections themselves.
+/// The table of a section's keys, without its subsections.
 std::string table_of(std::string_view section) {
   std::string rows;
   for (const KeyFact* fact : facts_in(section)) {

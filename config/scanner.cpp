@@ -61,8 +61,8 @@ class Scanner {
   bool at_line_end() const { return done() || peek() == '\n' || peek() == '\r'; }
   bool at_comment() const { return peek() == '#' || next_is("//") || next_is("/*"); }
 
-  /// Over one byte. A line ends with LF, CR LF or a lone CR; the bytes that continue a character add no
-  /// column.
+  /// Advances by one byte. A line ends with LF, CR LF or a lone CR; continuation bytes of a UTF-8 character
+  /// add no column.
   void advance() {
     const char c = peek();
     ++at_.offset;
@@ -74,7 +74,7 @@ class Scanner {
     }
   }
 
-  /// The text is cut off at `cut`, the start of the token that `at` lies in.
+  /// `cut`: where the text is cut off, the start of the token that contains `at`.
   void fail(const Position& at, std::size_t cut, std::string expected, std::string found,
             std::string remedy) {
     cut_ = cut;
@@ -170,8 +170,8 @@ class Scanner {
     add(TokenKind::word, start);
   }
 
-  /// `[1, 2,]` and `{"a": 1,}`; in `[,]` or `[1,,]` the comma follows no value and stays, for the parser to
-  /// refuse.
+  /// Removes the last comma of `[1, 2,]` and `{"a": 1,}`. In `[,]` or `[1,,]` the comma follows no value and
+  /// stays, so that the parser refuses it.
   void drop_trailing_comma() {
     auto& tokens = result_.tokens;
     if (tokens.size() < 2 || tokens.back().kind != TokenKind::comma) return;

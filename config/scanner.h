@@ -1,9 +1,8 @@
-// Finds the tokens of a JSON text with comments, and where each begins: the positions that nlohmann/json does
-// not give. Pure function of the text; any thread.
+// Finds the tokens of a JSON text with comments and their positions, which nlohmann/json does not give. Pure
+// function of the text; any thread.
 //
-// Comments (`//`, `#`, `/* */`) and trailing commas are blanked byte for byte, so that what is left is plain
-// JSON with every offset unchanged. Whether the tokens make sense together is for the parser that reads
-// `json`.
+// Comments (`//`, `#`, `/* */`) and trailing commas are blanked byte for byte, so that plain JSON remains,
+// with every offset unchanged. The parser that reads `json` checks the grammar.
 #pragma once
 
 #include <optional>
@@ -24,17 +23,17 @@ struct Token {
 };
 
 struct ScannedText {
-  std::string json;           // ends with a line break of its own; cut off where `mistake` begins
+  std::string json;           // ends with an added line break; cut off where `mistake` begins
   std::vector<Token> tokens;  // without trailing commas
   Position end;
-  std::optional<Mistake> mistake;  // the first thing that is no token at all; its path is left empty
+  std::optional<Mistake> mistake;  // the first text that is no token; its path is left empty
 };
 
-/// Brackets within brackets, at most. Deeper files are refused, so that no reader of the tree can run out of
+/// Maximum nesting of brackets. Deeper files are refused, so that no recursive reader of the tree runs out of
 /// stack.
 inline constexpr std::size_t max_nesting = 100;
 
-/// Tokens of a file, at most: no configuration has nearly so many, and a tree of them takes a few hundred
+/// Maximum tokens of a file: no configuration has nearly so many, and a tree of them takes a few hundred
 /// megabytes.
 inline constexpr std::size_t max_tokens = 1'000'000;
 

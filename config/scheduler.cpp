@@ -28,7 +28,7 @@ Warmup read_warmup(const Resolution& resolution) {
   return warmup;
 }
 
-/// Reports that the schedule cannot be without a parameter. `example`: a value for it.
+/// Reports a required parameter that is missing. `example`: a value for it.
 void require(const Resolution& resolution, const std::string& type, const std::string& name,
              const std::string& example) {
   const Settings& settings = resolution.settings;
@@ -37,7 +37,7 @@ void require(const Resolution& resolution, const std::string& type, const std::s
                     "write \"params\": {\"" + name + "\": " + example + "}");
 }
 
-/// A schedule that sets learning rates by itself passes over the optimizer's. `name`: its own.
+/// Warns that the schedule ignores the optimizer's lr. `name`: the schedule's own parameter for it.
 void tell_of_lr(const Resolution& resolution, const std::string& type, std::string_view name) {
   constexpr std::string_view key = "optimizer.params.lr";
   const Settings& settings = resolution.settings;
@@ -61,7 +61,7 @@ WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
   WarmupLr schedule;
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
-  // The parameter groups may have others than the one that is shown.
+  // Read before derive(): groups may have other learning rates than the one that is shown.
   schedule.max_lr = per_group(settings, "warmup_max_lr");
   tell_of_lr(resolution, type, "warmup_max_lr");
   const auto lr = settings.get<double>("optimizer.params.lr");
@@ -89,7 +89,7 @@ WarmupCosineLr read_warmup_cosine(const Resolution& resolution, const std::strin
   return schedule;
 }
 
-/// DeepSpeed says the same when it starts, and goes on.
+/// DeepSpeed logs the same when it starts, and goes on.
 void note_momentum(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const auto optimizer = settings.get<std::string>("optimizer.type");
@@ -139,7 +139,7 @@ std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
   if (type == "WarmupCosineLR") return read_warmup_cosine(resolution, *type);
   if (type == "OneCycle") return read_one_cycle(resolution, *type);
   if (type == "LRRangeTest") return read_lr_range_test(resolution, *type);
-  return std::nullopt;  // told: there is none, or it is not offered
+  return std::nullopt;  // already reported: no type, or one that is not offered
 }
 
 }  // namespace zerorun

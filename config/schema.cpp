@@ -27,7 +27,7 @@ constexpr std::string_view about =
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
 
-// Sections whose keys are the user's own have no key that would look like a path.
+// Keys that are the user's own must not look like a path.
 constexpr std::string_view own_key_pattern = "^([^.*][^.]*|\\*[^.]+)$";
 
 constexpr int most_digits = 19;  // of a 64-bit integer
@@ -52,21 +52,21 @@ void add_range(const Range& range, Json& schema) {
     schema[range.below_max ? "exclusiveMaximum" : "maximum"] = number_of(range.max);
 }
 
-/// 64 bits hold the value, and its range does.
+/// The range of the key, within that of int64_t.
 void add_integer_range(const Range& range, Json& schema) {
   add_range(range, schema);
   if (!std::isfinite(range.min)) schema["minimum"] = std::numeric_limits<int64_t>::min();
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
 }
 
-/// The digits from `low` to `high`; empty if there are none.
+/// A pattern for the digits from `low` to `high`; empty if there are none.
 std::string digit_class(int low, int high) {
   if (low > high) return {};
   if (low == high) return std::to_string(low);
   return "[" + std::to_string(low) + "-" + std::to_string(high) + "]";
 }
 
-/// The integers from `low`, which is 0 or 1, to `high` as digits.
+/// A pattern for the integers from `low` (0 or 1) to `high`, as digits.
 std::string digits_up_to(int low, int high) {
   const std::string last = std::to_string(high);
   const int length = static_cast<int>(last.size());
@@ -74,7 +74,7 @@ std::string digits_up_to(int low, int high) {
   std::string pattern = digit_class(low, 9);
   std::string longer = "[1-9]";
   for (int digits = 2; digits < length; ++digits) pattern += "|" + (longer += "[0-9]");
-  // Those as long as the last one, by how many of their first digits are the same.
+  // Integers with as many digits as `high`, by how many leading digits they share with it.
   for (int same = 0; same < length; ++same) {
     const int digit = last[static_cast<std::size_t>(same)] - '0';
     const std::string next = digit_class(same == 0 ? 1 : 0, same + 1 < length ? digit - 1 : digit);
@@ -85,7 +85,7 @@ std::string digits_up_to(int low, int high) {
   return pattern;
 }
 
-/// The integers of a range as digits; empty if it has none but negative ones.
+/// A pattern for the integers of the key's range, as digits; empty if it has only negative ones.
 std::string digits_pattern(const KeyFact& fact) {
   const Range& range = fact.range;
   ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
@@ -138,8 +138,8 @@ Json list_of_numbers(const KeyFact& fact) {
   return schema;
 }
 
-/// What a value that is no section may be. `types` are JSON's types, `texts` a pattern of the texts that are
-/// understood: empty if there are none.
+/// Adds what a value other than a section may be. `types`: JSON's types; `texts`: a pattern of the strings
+/// that are understood, empty if there are none.
 void add_value(const KeyFact& fact, Json& schema) {
   Json types = Json::array();
   std::string texts;
@@ -153,7 +153,7 @@ void add_value(const KeyFact& fact, Json& schema) {
     case KeyType::size:
       types = {"number"};
       texts = digits_pattern(fact);
-      // JSON's type "integer" does not include 2.0 for every validator, nor does a multipleOf 1 exclude 2.5.
+      // Not every validator accepts 2.0 as "integer", or refuses 2.5 for a multipleOf 1.
       if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
       add_integer_range(fact.range, limits);
       break;
@@ -258,7 +258,7 @@ Json key_schema(const KeyFact& fact) {
   return schema;
 }
 
-/// The other name of a key says what the key says.
+/// The other name of a key has the key's schema.
 Json other_name_schema(const KeyFact& fact) {
   Json schema = key_schema(fact);
   schema["description"] =

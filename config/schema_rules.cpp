@@ -26,15 +26,15 @@ std::string in_any_case(std::string_view word) {
   return pattern;
 }
 
-/// Holds for an object in which `value` holds for the key `path`, if there is one. Its dots lead into objects
-/// within.
+/// A schema that holds if `value` holds for the key `path`, or the object has no such key. Dots in `path`
+/// lead into inner objects.
 Json where_present(std::string_view path, Json value) {
   const auto dot = path.find('.');
   if (dot != std::string_view::npos) value = where_present(path.substr(dot + 1), std::move(value));
   return {{"properties", {{std::string(path.substr(0, dot)), std::move(value)}}}};
 }
 
-/// The same, and there must be one.
+/// The same, but the object must have the key.
 Json has_key(std::string_view path, Json value = Json::object()) {
   const auto dot = path.find('.');
   const std::string name(path.substr(0, dot));
@@ -48,8 +48,8 @@ Json not_both(std::string_view one, std::string_view other) {
   return {{"not", {{"allOf", {has_key(one), has_key(other)}}}}};
 }
 
-/// A key has one name in a file: its own, its other name, or its old one. An old name may stand for a key in
-/// a section beneath its own.
+/// A file may use one name of a key: its own, its other name, or its old one. An old name may stand for a key
+/// in a subsection of its own section.
 void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   const std::string inside = join_path(section, "");
   for (const KeyFact* fact : key_facts()) {
@@ -73,7 +73,7 @@ void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-/// The parameters of a type are refused beside another type. Without a type all are allowed.
+/// Refuses parameters of one type beside another type. Without a type all are allowed.
 void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   const KeyFact* type = find_key(join_path(section, "type"));
   const std::string params = join_path(section, "params");
@@ -94,12 +94,13 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-/// Holds for an object in which `section` is switched on, or could be where "auto" is one of the `values`.
+/// A schema for objects in which the `enabled` of `section` is one of `values`; with "auto" among them, the
+/// section could be on.
 Json switched_on(std::string_view section, Json values) {
   return has_key(join_path(section, "enabled"), {{"enum", std::move(values)}});
 }
 
-/// The sections around a key whose switch is `enabled`, the key itself not being that switch.
+/// The sections around a key that have the switch `enabled`, unless the key itself is that switch.
 std::vector<std::string_view> sections_with_switch(std::string_view path) {
   std::vector<std::string_view> sections;
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
@@ -110,7 +111,7 @@ std::vector<std::string_view> sections_with_switch(std::string_view path) {
   return sections;
 }
 
-/// A refused key asks for nothing where all sections around it are on.
+/// While all sections around a refused key are on, its value must request nothing.
 void add_refusals(std::vector<Json>& rules) {
   for (const KeyFact* fact : key_facts()) {
     const KeyFact& row = row_of_value(*fact);
@@ -124,7 +125,7 @@ void add_refusals(std::vector<Json>& rules) {
   }
 }
 
-/// One of the two is needed, and null is no size.
+/// One of the two keys is required, and null does not count.
 void add_batch_rule(std::vector<Json>& rules) {
   Json sizes = Json::array();
   for (const std::string_view key : {"train_batch_size", "train_micro_batch_size_per_gpu"}) {
@@ -133,7 +134,7 @@ void add_batch_rule(std::vector<Json>& rules) {
   rules.push_back({{"anyOf", std::move(sizes)}});
 }
 
-/// `parameters` and `gradients`: what data_types.param_dtype and grad_accum_dtype may be.
+/// `parameters` and `gradients`: the values allowed for data_types.param_dtype and grad_accum_dtype.
 Json with_data_types(Json parameters, Json gradients) {
   Json types;
   types["param_dtype"]["enum"] = std::move(parameters);
@@ -247,7 +248,7 @@ constexpr std::string_view bounds_of_cycle = R"({
   "then": {"required": ["params"], "properties": {"params": {"required": ["cycle_min_lr", "cycle_max_lr"]}}}
 })";
 
-/// `text` with `value` for every `name` in it.
+/// `text` with every `name` replaced by `value`.
 Json rule_with(std::string_view text, std::string_view name, std::string_view value) {
   std::string rule(text);
   for (auto at = rule.find(name); at != std::string::npos; at = rule.find(name, at + value.size())) {
@@ -262,8 +263,8 @@ Json rule_for_types(std::string_view text, std::string_view section, std::string
   return rule_with(text, "TYPE", choice_pattern(*type, types));
 }
 
-/// The rules of config/sections.h, as far as a schema can say them: it cannot compare a min_loss_scale with 2
-/// to the power of another key.
+/// The rules of config/sections.h, as far as a schema can express them: it cannot compare a min_loss_scale
+/// with 2 to the power of another key.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   if (section.empty()) {
     add_batch_rule(rules);

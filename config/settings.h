@@ -1,5 +1,5 @@
-// The settings of one configuration by their paths in the key table: what the file says, what "auto" became,
-// and the defaults. Owned by one load; a plain value.
+// The settings of one configuration by their paths in the key table: from the file, from "auto", and
+// defaults. Owned by one load; a plain value.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace zerorun {
 
-/// monostate: a section, a list of texts or an object, which are not kept.
+/// monostate: a section, a list of texts or an object; their content is not kept.
 using SettingValue = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
 
 /// As JSON; numbers in their shortest form. A monostate is null.
@@ -23,12 +23,12 @@ std::string to_json(const SettingValue& value);
 
 enum class Source {
   file,
-  program,   // the file says "auto", the program's arguments say the value
+  program,   // the file says "auto", the program's arguments give the value
   model,     // the file says "auto", the model's hidden size gives the value
-  fallback,  // the table's default, be the key absent, null or "auto"
+  fallback,  // the file says "auto", which stands for the table's default
   derived,   // a default that follows from other settings
   open,      // the file says "auto", and nobody has given the value
-  refused    // the file says something that does not fit, and has been told
+  refused    // the value in the file does not fit, which has been reported
 };
 
 struct Setting {
@@ -46,21 +46,21 @@ class Settings {
   explicit Settings(const Position& root) : root_(root) {}
 
   void put(Setting setting);
-  /// A default that follows from others; nothing if the key has a value already.
+  /// Sets a default that depends on other settings, unless the key has a value or is undecided.
   void derive(std::string_view path, SettingValue value);
 
   /// The setting if the file has the key and it is not null, or if it was derived; else null. Its value is
-  /// monostate for sections, for what is undecided, and for "auto" that is the same as leaving the key out.
+  /// monostate for a section, for an undecided key, and for an "auto" that equals leaving the key out.
   const Setting* find(std::string_view path) const;
-  /// Whether the file gives it a value, by itself or through "auto".
+  /// Whether the file gives the key a value, directly or through "auto".
   bool given(std::string_view path) const;
-  /// Whether its value is the table's default, given or not.
+  /// Whether the key's value is the table's default, given or not.
   bool at_default(std::string_view path) const;
-  /// Whether it has no value that rules could look at: "auto" that nobody has given, or a refused one.
+  /// Whether rules cannot use the key's value: it is "auto" and nobody has given it, or it was refused.
   bool undecided(std::string_view path) const;
 
-  /// The value, be it the table's default. Integer settings are int64_t, numbers double. Nothing where there
-  /// is neither a value nor a default.
+  /// The value, or else the table's default; nothing if there is neither. Integer settings are int64_t,
+  /// numbers double.
   template <typename T>
   std::optional<T> get(std::string_view path) const {
     const SettingValue value = value_of(path);
@@ -68,10 +68,10 @@ class Settings {
     return held ? std::optional<T>(*held) : std::nullopt;
   }
 
-  /// Where to point when there is something to say about `path`: its value, or else the innermost section
-  /// around it that the file has.
+  /// The position for a message about `path`: its value, or else the innermost section around it that the
+  /// file has.
   Position place(std::string_view path) const;
-  /// The path as the file has it.
+  /// The path as the file spells it.
   std::string written(std::string_view path) const;
 
   const std::map<std::string, Setting, std::less<>>& all() const { return settings_; }

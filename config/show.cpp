@@ -13,7 +13,7 @@ struct Line {
   std::string comment;
 };
 
-/// The members of a section as lines without the comma between them, each with what is in it.
+/// Prints the settings section by section, one key and its comment per line.
 class Printer {
  public:
   explicit Printer(const Settings& settings) : effective_(effective_settings(settings, true)) {}
@@ -40,7 +40,7 @@ class Printer {
   }
 
   void print_members(std::string_view section, int depth) {
-    std::size_t last = lines_.size();  // the line that a comma goes behind when another member follows
+    std::size_t last = lines_.size();  // the line that gets a comma when another member follows
     bool any = false;
     for (const KeyFact* fact : key_facts()) {
       if (section_of(fact->path) != section) continue;

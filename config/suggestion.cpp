@@ -14,11 +14,11 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_shown_places = 2;  // a name that is in more sections says nothing
+constexpr std::size_t max_shown_places = 2;  // a name found in more sections is no hint
 constexpr std::size_t max_tried_members = 100;
 constexpr std::size_t min_telling_part = 6;  // letters
 
-/// Names that other programs have for a key, or that are taken for one.
+/// Names that other programs use for a key, or that are mistaken for one.
 struct Synonym {
   std::string_view names;
   std::string_view meant;   // the path of the key, or
@@ -59,12 +59,12 @@ std::string in_lower_case(std::string_view text) {
   return lower;
 }
 
-// Two mistakes in a short word make another one of it, and four in any: pipe_ is not data_parallel_size.
+// Two typos turn a short word into another word, and four any word: pipe_ is not data_parallel_size.
 int tolerance(std::size_t length) {
   return length <= 5 ? 1 : std::clamp(static_cast<int>(length) / 4, 2, 3);
 }
 
-/// A distance that two words cannot go below, from the characters that only one of them has.
+/// A lower bound of the distance of two words, from the characters that only one of them has.
 int least_distance(const std::string& a, const std::string& b) {
   std::array<int, 256> surplus{};
   for (const char c : a) ++surplus[static_cast<unsigned char>(c)];
@@ -75,7 +75,7 @@ int least_distance(const std::string& a, const std::string& b) {
   return std::max(only_a, only_b);
 }
 
-/// The distance, or some number of at least `limit` if that is reached: then it is of no interest.
+/// The distance if it is below `limit`, else any number of at least `limit`.
 int distance_below(int limit, const std::string& a, const std::string& b) {
   // Three rows of the usual table: the row before last is needed for swapped neighbours.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
@@ -104,7 +104,7 @@ bool is_present(const KeyFact& fact) {
   return fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
 }
 
-/// The shortest present key of the section that has `part` within, if that is long enough to say something.
+/// The shortest present key of the section that contains `part`; empty if `part` is too short to be a hint.
 std::string_view shortest_with(std::string_view section, std::string_view part) {
   std::string_view best;
   if (part.size() < min_telling_part) return best;
@@ -118,7 +118,8 @@ std::string_view shortest_with(std::string_view section, std::string_view part) 
   return best;
 }
 
-/// The present keys of this name but `section`, with "at the top level" for those that are.
+/// The paths of present keys with this name except `section`, with "at the top level" for those that are
+/// there.
 std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
   std::vector<std::string> places;
   for (const std::string& path : paths_of(name)) {
@@ -128,7 +129,7 @@ std::vector<std::string> places_of(std::string_view name, std::string_view secti
   return places;
 }
 
-/// Where the keys in a section belong that nobody knows; empty if they are no better known.
+/// Where the keys inside an unknown section belong; empty if that is not clear either.
 std::string places_of_members(const Value& value) {
   std::string list;
   std::size_t found = 0;
@@ -141,7 +142,7 @@ std::string places_of_members(const Value& value) {
   return list;
 }
 
-/// Whether a key can be what is meant by one with this value: of a section some key must be in it.
+/// Whether an unknown key with this value can mean `fact`. For a section, some key inside must fit it.
 bool can_mean(const KeyFact& fact, const Value& value) {
   const auto is_in_it = [&](const Member& member) {
     return find_key(join_path(fact.path, member.key)) || find_key(join_path(fact.path, "*")) ||

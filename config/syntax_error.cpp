@@ -16,7 +16,7 @@ struct Context {
   const Token* open = nullptr;  // the innermost bracket that is not closed
 };
 
-/// What the grammar wants after the first `count` tokens, which are known to be in order.
+/// What the grammar expects after the first `count` tokens, which must be valid.
 Context context_of(const std::vector<Token>& tokens, std::size_t count) {
   std::vector<const Token*> open;
   bool key_next = false;
@@ -130,7 +130,7 @@ std::string remedy_for_word(std::string_view word, Place place) {
   return "write a number, true, false, or text in double quotes";
 }
 
-/// `before`: the token in front of it, empty for the first.
+/// `before`: the token in front of `token`, empty for the first.
 std::string remedy_for(const Token& token, std::string_view text, std::string_view before,
                        const Context& context) {
   const bool wants_comma = context.place == Place::after_member || context.place == Place::after_item;

@@ -1,5 +1,5 @@
-// Puts a syntax error into the words of the user's file: what belongs at this place, what stands there, what
-// to do. Pure function; any thread.
+// Explains a syntax error in terms of the user's file: what was expected, what was found, what to do. Pure
+// function; any thread.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace zerorun {
 
 /// The parser refused `scanned` at token number `index` (tokens.size(): at the end of the file). `reason` is
-/// the parser's own text; it is only quoted where the token alone does not tell what is wrong with it.
+/// the parser's own text; it is quoted only if the token alone does not show what is wrong.
 Mistake explain_syntax_error(const ScannedText& scanned, std::size_t index, std::string_view reason);
 
 }  // namespace zerorun

@@ -45,7 +45,7 @@ bool same_in_any_case(std::string_view a, std::string_view b) {
                     [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
-/// A double holds 0 where the file says a tiny number.
+/// Whether a tiny number in the file became 0 as a double.
 bool is_lost(const Value& value) {
   return value.kind == ValueKind::number && value.number == 0.0 && !is_written_zero(value.literal);
 }
@@ -197,7 +197,7 @@ std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value)
   return std::nullopt;
 }
 
-/// An argument as the value that a file would hold.
+/// The argument as the Value that a file with it would give.
 Value value_of(const Arguments::mapped_type& argument) {
   const auto number_value = [](double number) {
     Value value;

@@ -1,4 +1,4 @@
-// Whether a value fits the row of its key, and what it then means. Pure functions; any thread.
+// Checks whether a value fits the row of its key, and what it means. Pure functions; any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@ namespace zerorun {
 
 enum class Fit {
   value,
-  nothing,    // null or false where that is the same as leaving the key out
-  automatic,  // "auto" where the key may have it
+  nothing,    // null or false, with the same meaning as leaving the key out
+  automatic,  // "auto", and the key accepts it
   refused
 };
 
 struct ValueCheck {
   Fit fit = Fit::refused;
   SettingValue value;  // monostate for what settings do not keep: lists of texts, objects
-  /// How a value was understood that is not written as it should be; empty: it is.
+  /// How a value in an unusual form was understood; empty if the form is right.
   std::string understood;
-  Severity severity = Severity::note;  // of that
+  Severity severity = Severity::note;  // of `understood`
   // Of a refused value:
-  std::optional<std::size_t> item;  // which item of the array it is
+  std::optional<std::size_t> item;  // the item of the array that is wrong
   std::string expected;
   std::string found;
   std::string remedy;
@@ -36,10 +36,10 @@ ValueCheck check_value(const KeyFact& fact, const Value& value);
 /// The same for a value that the program gives in place of "auto".
 ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& argument);
 
-/// What a message says is expected, such as "an integer of at least 1".
+/// What a message gives as expected, such as "an integer of at least 1".
 std::string expected_of(const KeyFact& fact);
 
-/// What to write, where the row has no words of its own for it.
+/// The row's own advice on what to write, or else one for its type.
 std::string advice_of(const KeyFact& fact);
 
 /// The choice that `text` stands for, as the table spells it, or empty.

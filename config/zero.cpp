@@ -17,7 +17,7 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   }
 }
 
-// `least`: the stage from which on the device of `section` means something.
+// `least`: the lowest stage at which the device of `section` has an effect.
 void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero, std::string_view section, int least,
                    const std::string& why) {
   const std::string key = std::string(section) + ".device";
@@ -38,7 +38,7 @@ void check_offload(const Resolution& resolution, std::string_view section) {
   }
 }
 
-// What both sections have.
+// Reads the keys that both offload sections have.
 template <typename Offload>
 void resolve_offload(const Resolution& resolution, std::string_view section, Offload& offload) {
   const std::string prefix = std::string(section) + ".";

@@ -43,7 +43,7 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = {static_cast<std::byte*>(memory), Unmap{static_cast<size_t>(total)}};
-  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // the disk writes there
+  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // the disk writes to these pages
   const int64_t requests = (bytes_of_a_buffer_ + options_.request_bytes - 1) / options_.request_bytes;
   for (int i = 0; i < count; ++i) buffers_.push_back({.memory = memory_.get() + i * bytes_of_a_buffer_});
   requests_.resize(static_cast<size_t>(count * requests));
@@ -111,7 +111,7 @@ std::byte* StateFiles::open(int chunk, bool overwrites) {
   check_not_failed();
   if (chunks_[chunk].buffer < 0) load(chunk, take_buffer(), overwrites);
   const int buffer = chunks_[chunk].buffer;
-  ++buffers_[buffer].opened;  // before the wait, in which buffers are taken
+  ++buffers_[buffer].opened;  // before the wait, so that the buffer is not reused
   await(buffer);
   buffers_[buffer].last_opened = ++opens_;
   note_opened(chunk);
@@ -168,7 +168,7 @@ LentSlot StateFiles::lend(int number) {
           .facts = {.bytes = slice.layout.bytes, .checksums = slot.checksums, .ranges = slice.layout.ranges}};
 }
 
-// What a chunk has before anything was written: zeros.
+// Fills in a chunk's initial content: zeros, and the header in the first chunk.
 void StateFiles::fill(int chunk, std::byte* memory) const {
   const ChunkState& state = chunks_[chunk];
   const Slice& slice = slices_[state.slice];
@@ -177,7 +177,7 @@ void StateFiles::fill(int chunk, std::byte* memory) const {
   if (state.index == 0) std::ranges::copy(std::as_bytes(std::span(slice.layout.header)), memory);
 }
 
-// What the plan has before it is not opened any more.
+// Advances the plan past `chunk`: earlier chunks of the plan are no longer expected.
 void StateFiles::note_opened(int chunk) {
   const auto next = plan_.begin() + static_cast<std::ptrdiff_t>(opened_of_plan_);
   const auto end =
@@ -186,7 +186,7 @@ void StateFiles::note_opened(int chunk) {
   if (found != end) opened_of_plan_ = static_cast<size_t>(found - plan_.begin()) + 1;
 }
 
-// Opened soon: not to make room for what is opened later.
+// Whether the plan opens the chunk soon, so that its buffer must not be taken for one that is opened later.
 bool StateFiles::is_planned(int chunk) const {
   const size_t end = std::min(plan_.size(), opened_of_plan_ + 2 * buffers_.size());
   for (size_t i = opened_of_plan_; i < end; ++i) {
@@ -195,7 +195,7 @@ bool StateFiles::is_planned(int chunk) const {
   return false;
 }
 
-// One that is not in use and has nothing that is still to be written, used least recently; -1: none.
+// The least recently opened buffer that is not in use and has nothing left to write; -1: none.
 int StateFiles::find_buffer(bool only_unplanned) const {
   int found = -1;
   for (int i = 0; i < static_cast<int>(buffers_.size()); ++i) {
@@ -243,7 +243,7 @@ void StateFiles::write(int number) {
   Slot& slot = slice.slots[slice.next()];
   if (slot.replacement) {
     const bool is_read = slot.file.use_count() > 1;
-    std::atomic_thread_fence(std::memory_order_acquire);  // what its last reader did before it let go
+    std::atomic_thread_fence(std::memory_order_acquire);  // sees what its last reader did
     if (is_read || slot.file->is_linked()) slot.file = slot.replacement;
     slot.replacement.reset();
   }
@@ -299,7 +299,7 @@ void StateFiles::await(int buffer) {
   while (buffers_[buffer].use != Use::ready) finish_one(buffer, deadline);
 }
 
-// `awaited`: the buffer that somebody waits for; -1: any.
+// `awaited`: the buffer that the caller waits for; -1: any.
 void StateFiles::finish_one(int awaited, std::chrono::steady_clock::time_point deadline) {
   const auto busy = std::ranges::find_if(buffers_, [](const Buffer& buffer) { return buffer.requests > 0; });
   ZR_CHECK(busy != buffers_.end(), "all buffers of offloaded state are in use");
@@ -316,11 +316,11 @@ void StateFiles::finish(const TransferDone& done) {
   auto& [number, transfer, retries] = requests_[done.tag];
   Buffer& buffer = buffers_[number];
   int64_t count = done.result;
-  if (count == -EINVAL) {  // this file system cannot do it around the page cache after all
+  if (count == -EINVAL) {  // this file system cannot do this transfer with O_DIRECT after all
     count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
                             : files_->read(transfer.file, transfer.bytes, transfer.offset);
   }
-  // Cancelled where the thread that asked for it has ended.
+  // A request is cancelled if the thread that submitted it has ended.
   const bool is_for_now = count == -EINTR || count == -EAGAIN || count == -ECANCELED;
   if (is_for_now && ++retries < kMostRetries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,11 +1,11 @@
-// The state of slices whose home is files: chunks of it come to a few buffers in memory around their use,
+// State of slices that is kept in files. A few buffers in memory hold the chunks that are in use; chunks are
 // read ahead and written behind. Used by one thread at a time.
 //
-// [Note: generations] A slice has two slots, files of equal layout. What a step changes goes to the slot that
-// does not have the last complete generation; finish_generation() returns when all of it is written, and then
-// the slots change roles. So a complete generation is there at any time, and checkpoints link to it
-// (lend()); a slot that was lent is not written again, for which another is made when it is lent, unless it
-// got no name and nobody has it any more. Slots have no names: whatever ends the process, nothing is left.
+// [Note: generations] A slice has two slots, files of equal layout. A step's changes go to the slot that does
+// not have the last complete generation; finish_generation() returns when all of them are written, and then
+// the slots swap roles. So one complete generation exists at any time, and checkpoints link to it (lend()).
+// lend() makes a replacement file: a lent file is not written again, unless it got no name and nobody holds
+// it any more. Slots have no names: no file survives the process, however it ends.
 #pragma once
 
 #include <chrono>
@@ -26,13 +26,13 @@
 namespace zerorun {
 
 struct StateFilesOptions {
-  std::filesystem::path folder;  // which is there
+  std::filesystem::path folder;  // must exist
   int rank = 0;                  // for messages
-  int buffers = 4;               // each for one chunk; at least kFewestBuffers are made
+  int buffers = 4;               // one chunk each; at least kFewestBuffers, if there are as many chunks
   int64_t chunk_bytes = 0;       // a multiple of kChecksumBlock
   int64_t request_bytes = 0;     // of one read or write, whole pages
-  int64_t alignment = 16;        // elements; of the parts of slices
-  int threads = 1;               // where there is no io_uring
+  int64_t alignment = 16;        // of the parts of slices, in elements
+  int threads = 1;               // used if there is no io_uring
   std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
@@ -47,41 +47,41 @@ struct LentSlot {
 
 class StateFiles {
  public:
-  /// Makes the slots, with room for all that will be in them. `files` outlives it. Throws UserError where
-  /// that cannot be done.
+  /// Creates the slots and reserves disk space for all of their content. `files` must outlive it. Throws
+  /// UserError if that fails.
   StateFiles(FileSystem& files, StateFilesOptions options, std::vector<SliceContents> slices);
-  /// Waits for what is under way.
+  /// Waits for the reads and writes in flight.
   ~StateFiles();
   StateFiles(const StateFiles&) = delete;
   StateFiles& operator=(const StateFiles&) = delete;
 
   int slices() const { return static_cast<int>(slices_.size()); }
   const SlotLayout& layout(int slice) const { return slices_[slice].layout; }
-  /// Chunks are numbered through all slices.
+  /// Chunks are numbered across all slices.
   int first_chunk(int slice) const { return slices_[slice].first_chunk; }
   int chunks() const { return static_cast<int>(chunks_.size()); }
 
-  // All that follow throw TrainingError, naming file system, slice and rank, when a disk fails; then nothing
-  // else can be done with it.
+  // The functions below throw TrainingError, naming folder, slice and rank, when a disk fails; from then on
+  // the object is unusable.
 
-  /// The order in which chunks will be opened from now on: they are read ahead.
+  /// Sets the order in which chunks will be opened from now on, so that they are read ahead.
   void plan(std::span<const int> chunks);
-  /// The chunk's memory, whose states lie where layout() says, until it is closed as often as it was opened.
-  /// `overwrites`: all of them are about to be written, so that nothing is read for it.
+  /// The chunk's memory, with its states at the offsets of layout(), valid until the chunk is closed as often
+  /// as it was opened. `overwrites`: the caller will write all states, so nothing is read from the file.
   std::byte* open(int chunk, bool overwrites = false);
-  /// `changed`: what is in memory now goes to the next generation.
+  /// `changed`: the chunk's memory is written to the next generation.
   void close(int chunk, bool changed);
-  /// Returns when all that was changed is in files, and complete.
+  /// Returns when all changes are in files and the generation is complete.
   void finish_generation();
-  /// The last complete generation. Nothing may have changed since. Throws UserError too, where there is no
-  /// room for the file that takes its place; then all is as it was.
+  /// Lends the last complete generation; no chunk may have changed since. Also throws UserError if there is
+  /// no room for the replacement file; then nothing has changed.
   LentSlot lend(int slice);
 
-  // Since it was made.
+  // Bytes since construction.
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
   int64_t buffer_bytes() const;
-  /// Of all slots.
+  /// The size of all slots.
   int64_t file_bytes() const;
   const char* transfers() const { return transfers_->name(); }
 
@@ -89,22 +89,22 @@ class StateFiles {
   struct Slot {
     std::shared_ptr<OpenFile> file;
     std::vector<uint64_t> checksums = {};             // by block
-    std::shared_ptr<OpenFile> replacement = nullptr;  // where the file is lent
+    std::shared_ptr<OpenFile> replacement = nullptr;  // set while the file is lent
   };
   struct Slice {
     SliceContents contents;
     SlotLayout layout;
     int first_chunk;
     Slot slots[2];
-    int complete = -1;  // the slot of the last complete generation; -1: as it begins, in no file
+    int complete = -1;  // the slot of the last complete generation; -1: none, the state is initial
     int64_t generation = 0;
-    int changed = 0;  // chunks that the next generation has
+    int changed = 0;  // number of chunks that the next generation has
     int next() const { return complete == 0 ? 1 : 0; }
   };
   struct ChunkState {
     int slice;
     int index;
-    int buffer = -1;          // where it is in memory
+    int buffer = -1;          // the buffer that holds it; -1: none
     bool is_in_next = false;  // the next generation has it
   };
   enum class Use { none, reading, ready, writing };
@@ -113,8 +113,8 @@ class StateFiles {
     Use use = Use::none;
     int chunk = -1;
     int opened = 0;
-    bool is_changed = false;  // and not on its way to the file
-    int requests = 0;         // under way
+    bool is_changed = false;  // and its write has not started
+    int requests = 0;         // in flight
     int64_t last_opened = 0;
   };
   struct Request {
@@ -165,7 +165,7 @@ class StateFiles {
   int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
   std::string failure_;
-  std::unique_ptr<Transfers> transfers_;  // ends before the memory that it writes to
+  std::unique_ptr<Transfers> transfers_;  // destroyed before the memory that it writes to
 };
 
 }  // namespace zerorun

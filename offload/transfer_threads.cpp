@@ -1,4 +1,4 @@
-// Where there is no io_uring: threads, each of which takes one transfer at a time.
+// Transfers without io_uring: threads, each of which does one transfer at a time.
 #include <pthread.h>
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ class TransferThreads : public Transfers {
     for (int i = 0; i < count; ++i) {
       try {
         threads_.emplace_back([this] { work(); });
-      } catch (const std::system_error&) {  // there can be no more
+      } catch (const std::system_error&) {  // no more threads can be started
         if (threads_.empty()) throw;
         return;
       }

@@ -1,5 +1,5 @@
-// Reads and writes of files that go on while the caller does something else: through io_uring where the
-// kernel lets us, else by threads. One thread uses it.
+// Asynchronous reads and writes of files: through io_uring if the kernel allows it, else by threads. Used by
+// one thread.
 #pragma once
 
 #include <chrono>
@@ -14,13 +14,13 @@
 namespace zerorun {
 
 struct Transfer {
-  int file;  // as the file system numbers it
+  int file;  // the FileSystem's file number
   bool writes;
-  std::span<std::byte> bytes;  // stays until it is done
+  std::span<std::byte> bytes;  // must stay valid until the transfer is done
   int64_t offset;              // in the file
 };
 
-/// As the system calls have it: bytes transferred, maybe fewer than asked for, or -errno.
+/// The result of a transfer: bytes transferred, possibly fewer than requested, or -errno.
 struct TransferDone {
   int tag;
   int64_t result;
@@ -28,20 +28,21 @@ struct TransferDone {
 
 class Transfers {
  public:
-  /// Returns when nothing is under way any more.
+  /// Waits for all transfers in flight.
   virtual ~Transfers() = default;
 
-  /// Never waits for the disk. At most as many are under way as open_transfers() was told.
+  /// Starts a transfer without waiting for the disk. At most `most` of open_transfers() may be in flight.
   virtual void start(const Transfer& transfer, int tag) = 0;
-  /// One that is done; absent where none is until then. At once with a `patience` of 0.
+  /// Waits up to `patience` for a transfer to complete; absent if none does. 0: does not wait.
   virtual std::optional<TransferDone> next(std::chrono::milliseconds patience) = 0;
   /// For messages: "io_uring".
   virtual const char* name() const = 0;
 };
 
-/// `most`: under way at a time. `threads`: where there is no io_uring. `files` outlives it.
+/// `most`: maximum transfers in flight. `threads`: used if there is no io_uring. `files` must outlive the
+/// result.
 std::unique_ptr<Transfers> open_transfers(FileSystem& files, int most, int threads);
-/// Null where this process may not use it, or the file system's files are not the kernel's.
+/// Null if this process may not use io_uring, or `files` has no descriptors of the kernel.
 std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most);
 std::unique_ptr<Transfers> open_transfer_threads(FileSystem& files, int threads);
 

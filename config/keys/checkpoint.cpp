@@ -1,4 +1,4 @@
-// Saved states, saved values, and input and output.
+// Keys for checkpoints, activation checkpointing and the I/O of offloaded state (aio).
 #include "config/keys/tables.h"
 
 namespace zerorun {

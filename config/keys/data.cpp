@@ -1,4 +1,5 @@
-// DeepSpeed's choice of data and of what is computed on them.
+// Keys with which DeepSpeed chooses training data and alters the computation: curricula, quantization,
+// pruning, sparse attention.
 #include "config/keys/tables.h"
 
 namespace zerorun {

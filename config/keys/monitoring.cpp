@@ -1,4 +1,4 @@
-// What DeepSpeed can write about a run.
+// Keys for monitors, profilers and loggers of DeepSpeed.
 #include "config/keys/tables.h"
 
 namespace zerorun {

@@ -1,4 +1,4 @@
-// ZeRO: what is kept elsewhere between uses.
+// ZeRO: keys for state that is kept in host memory or files between uses.
 #include "config/keys/tables.h"
 
 namespace zerorun {

@@ -6,7 +6,7 @@ namespace {
 
 using namespace keys;
 
-// What a float holds: the loss is multiplied in fp32.
+// The largest power of two in fp32, in which the loss is multiplied by its scale.
 constexpr int largest_power = 127;
 constexpr double largest_scale = 0x1p127;
 

@@ -1,4 +1,4 @@
-// Batch sizes, gradients on their way, and what a run prints.
+// Keys for batch sizes, gradient reduction and clipping, and what a run prints.
 #include "config/keys/tables.h"
 
 namespace zerorun {

@@ -6,7 +6,7 @@ namespace {
 
 using namespace keys;
 
-// DeepSpeed's own, then those that it looks up in torch.optim.lr_scheduler.
+// DeepSpeed's own types, then those that it looks up in torch.optim.lr_scheduler.
 constexpr std::string_view all_types =
     "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR "
     "ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts "

@@ -1,4 +1,5 @@
-// The tables of configuration keys, one a file, read through config/key_table.h. Constant data; any thread.
+// The tables of configuration keys, one per file; config/key_table.h gives access to them. Constant data; any
+// thread.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// ZeRO: what is divided, and how it travels.
+// ZeRO: keys for what is partitioned and how it is communicated.
 #include "config/keys/tables.h"
 
 namespace zerorun {

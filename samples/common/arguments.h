@@ -1,5 +1,5 @@
-// The flags that every DeepSpeed program takes, and wrong flags as UserErrors. Owned by a program's main();
-// one thread.
+// The flags that every DeepSpeed program takes. Wrong flags throw UserError. Owned by a program's main(); one
+// thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,22 +8,23 @@
 
 namespace zerorun {
 
-/// `--deepspeed FILE`, or `--deepspeed --deepspeed_config FILE`; `--local_rank=N` is taken and ignored
-/// (LOCAL_RANK says the same).
+/// `--deepspeed FILE`, or `--deepspeed --deepspeed_config FILE`; `--local_rank=N` is accepted and ignored
+/// (LOCAL_RANK has the same value).
 struct DeepspeedFlags {
   std::string deepspeed;
   std::string deepspeed_config;
   int local_rank = 0;
 
   void add_to(CLI::App& app);
-  /// The ds_config.json that was named. Throws UserError.
+  /// The path of the ds_config.json. Throws UserError if the flags name none, or two.
   std::filesystem::path config_file() const;
 };
 
-/// Where an output goes that is named by a flag: "." for a bare file name; empty if `file` is.
+/// The folder of an output file: "." for a bare file name; empty if `file` is empty.
 std::filesystem::path folder_of(const std::filesystem::path& file);
 
-/// Parses the command line. False: --help was asked for and has been printed. Throws UserError.
+/// Parses the command line. Returns false if --help was given, which rank 0 then has printed. Throws
+/// UserError.
 bool parse_arguments(CLI::App& app, int argc, char** argv);
 
 }  // namespace zerorun

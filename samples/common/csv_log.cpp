@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kHeader = "step,loss,grad_norm,lr,loss_scale,skipped";
 
-// Of a file of this kind: its lines of steps before `first`.
+// The lines of steps before `first` in a csv log; empty if `file` is not one.
 std::string earlier_lines(const std::string& file, int64_t first) {
   std::ifstream stream(file);
   std::string line;

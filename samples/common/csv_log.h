@@ -1,4 +1,4 @@
-// A training run as a csv file, a line a step. Owned by rank 0's main(); one thread.
+// Logs a training run to a csv file, one line per step. Owned by rank 0's main(); one thread.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct StepRecord {
   int64_t step = 0;   // from 0
   double loss = 0.0;  // mean over ranks and micro-steps
   double grad_norm = 0.0;
-  double lr = 0.0;          // as this step used it
+  double lr = 0.0;          // that this step used
   double loss_scale = 1.0;  // likewise
   int64_t skipped = 0;      // steps skipped so far
 };
@@ -19,8 +19,8 @@ struct StepRecord {
 /// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.
 class CsvLog {
  public:
-  /// Of a run that begins with step `first`: what the file has of earlier steps stays. Throws UserError when
-  /// the file cannot be written.
+  /// For a run that begins with step `first`: the file's lines of earlier steps stay. Throws UserError if the
+  /// file cannot be written.
   explicit CsvLog(const std::string& file, int64_t first = 0);
   /// The line is in the file when this returns. Throws UserError.
   void write(const StepRecord& record);

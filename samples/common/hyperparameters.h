@@ -1,5 +1,5 @@
-// What a ds_config.json may leave to the program by saying "auto", as flags. Owned by a program's main(); one
-// thread.
+// Flags for values that a ds_config.json leaves to the program by saying "auto". Owned by a program's main();
+// one thread.
 #pragma once
 
 #include <zerorun/config.h>
@@ -10,7 +10,7 @@
 
 namespace zerorun {
 
-/// A program's defaults are the values that it starts from; the config's own values come first.
+/// The flags' defaults are the values that the program sets here. Values in the config take precedence.
 struct Hyperparameters {
   int64_t micro_batch = 8;  // of one rank
   int64_t accumulation = 1;
@@ -21,8 +21,8 @@ struct Hyperparameters {
 
   /// --batch, --accumulation, --lr, --weight-decay, --warmup, --precision.
   void add_to(CLI::App& app);
-  /// For every key to which only a program can give a value: the flags', and for a run of `steps` optimizer
-  /// steps. Betas, eps and gradient clipping are those that DeepSpeed has.
+  /// Values for every key that only a program can fill in: those of the flags, for a run of `steps` optimizer
+  /// steps. Betas, eps and gradient clipping are DeepSpeed's defaults.
   Arguments arguments(int64_t steps) const;
 };
 

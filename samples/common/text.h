@@ -12,7 +12,7 @@ namespace zerorun {
 /// 1234567 as "1,234,567".
 std::string with_commas(int64_t number);
 
-/// `text` with everything but printable ASCII, newline and tab as \xNN, so that a terminal survives it.
+/// `text` with everything but printable ASCII, newline and tab as \xNN, so that it cannot garble a terminal.
 std::string printable(const std::string& text);
 
 }  // namespace zerorun

@@ -35,7 +35,7 @@ bool is_own_source(const fs::path& file) {
   return extension == ".h" || extension == ".cpp" || extension == ".md";
 }
 
-// Hidden folders hold downloads (.deps) and git's own files, build folders what was generated.
+// Hidden folders hold downloads (.deps) and git's own files; build folders hold generated files.
 bool is_skipped_folder(const fs::path& folder) {
   const std::string name = folder.filename().string();
   return name.starts_with(".") || name.starts_with("build");

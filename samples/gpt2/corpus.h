@@ -14,7 +14,8 @@ struct Corpus {
   std::string description;  // for messages: "3 files"
 };
 
-/// The concatenation of `files`, in that order; of at least `min_bytes`. Throws UserError naming the file.
+/// The concatenation of `files`, in that order; must have at least `min_bytes`. Throws UserError naming the
+/// file.
 Corpus read_corpus(const std::vector<std::filesystem::path>& files, int64_t min_bytes);
 
 /// ZeroRun's own documents and C++ sources below `source_dir`, sorted by path. Throws UserError if there are

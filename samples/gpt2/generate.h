@@ -1,5 +1,5 @@
-// Text from a trained model, byte by byte. Every rank makes the same calls, so it stays right when parameters
-// have to be gathered for them.
+// Generates text with a trained model, byte by byte. Every rank must make the same calls, because parameters
+// may have to be gathered for them.
 #pragma once
 
 #include <cstdint>

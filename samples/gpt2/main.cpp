@@ -2,7 +2,7 @@
 //
 //   zerorun --num_gpus 2 gpt2 --deepspeed ds_config.json --data FILE...
 //
-// Every rank runs this program; rank 0 does the talking.
+// Every rank runs this program; only rank 0 prints.
 #include <zerorun/zerorun.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ Sampler make_sampler(const ProgramOptions& options, const Corpus& corpus, const 
                   .sequential = options.sequential});
 }
 
-// (micro-batch, seq) tokens.
+// Returns tokens (micro-batch, seq), int64.
 at::Tensor make_batch(const Corpus& corpus, const std::vector<int64_t>& offsets, int64_t seq) {
   at::Tensor tokens = at::empty({static_cast<int64_t>(offsets.size()), seq}, at::kLong);
   auto* token = tokens.mutable_data_ptr<int64_t>();
@@ -136,14 +136,14 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }
 
-// At stage 3 the model may fit on no rank: then initialize() makes its values, bucket by bucket.
+// At stage 3 the model may be too large for any rank: then initialize() creates its values, bucket by bucket.
 Gpt2 build_model(const ProgramOptions& options, const Config& config) {
   std::optional<DeferredInit> deferred;
   if (config.zero.stage == 3 && options.init.empty()) deferred.emplace();
   return Gpt2(options.model);
 }
 
-// Ranks share the cores, unless the launcher or the user has decided.
+// Divides the cores among ranks, unless the launcher or the user has set OMP_NUM_THREADS.
 void share_cores(int world_size) {
   if (std::getenv("OMP_NUM_THREADS")) return;
   at::set_num_threads(std::max(1, count_usable_cores() / world_size));

@@ -39,7 +39,7 @@ void check_ranges(const ProgramOptions& options) {
   }
 }
 
-// Says now what would otherwise be found out after the training.
+// Reports before the training what would otherwise fail after it.
 void check_output(const std::string& flag, const std::string& file) {
   if (file.empty()) return;
   std::error_code error;

@@ -27,7 +27,7 @@ struct ProgramOptions {
   int64_t save_every = 0;  // optimizer steps; 0: at the end only
   int64_t keep_last = 0;   // checkpoints; 0: all
   bool save_on_sigterm = false;
-  std::string resume;  // a folder of checkpoints, whose latest is gone on from
+  std::string resume;  // a folder of checkpoints; training resumes from the latest
   bool sequential = false;
   int64_t generate = 200;  // bytes of text at the end
   std::string prompt = "\n";
@@ -36,7 +36,7 @@ struct ProgramOptions {
   std::filesystem::path output_folder() const { return folder_of(save.empty() ? csv : save); }
 };
 
-/// Nothing: --help was asked for and has been printed. Throws UserError naming the flag.
+/// Returns nothing if --help was given, which has then been printed. Throws UserError naming the flag.
 std::optional<ProgramOptions> parse_options(int argc, char** argv);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// What rank 0 tells about a training run: the memory table and progress. Owned by main(); one thread.
+// What rank 0 prints about a training run: memory table, traffic and progress. Owned by main(); one thread.
 #pragma once
 
 #include <zerorun/engine.h>
@@ -12,25 +12,26 @@
 
 namespace zerorun {
 
-/// Bytes on this rank by category, beside what the ZeRO formula gives for the model states.
+/// Bytes on this rank by category, with the ZeRO formula's value for the model states.
 std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
 
-/// What this rank has sent per micro-step, in the unit of the ZeRO paper, (N-1)/N x parameters, and how
-/// gathering went. Several ranks.
+/// What this rank has sent per micro-step, in the ZeRO paper's unit, (N-1)/N x parameters, and statistics of
+/// gathers. For more than one rank.
 std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
 
-/// Waits for the checkpoint that is being written. Where that takes long rank 0 shows how far it is, on a
-/// terminal.
+/// Waits for the checkpoint that is being written. On a terminal, rank 0 shows a progress bar after two
+/// seconds.
 void await_checkpoint(Engine& engine);
 
-/// On a terminal one live line; elsewhere a line every `steps_per_print` steps. Standard output.
+/// Prints progress to standard output: one live line on a terminal, else a line every `steps_per_print`
+/// steps.
 class Progress {
  public:
   /// `first`: the step that this run begins with.
   Progress(int64_t first, int64_t steps, int64_t tokens_per_step, std::optional<int64_t> steps_per_print);
 
   void step_done(const StepRecord& record);
-  /// Ends the live line and says how it went.
+  /// Ends the live line and prints a summary.
   void finish();
 
  private:

@@ -92,7 +92,7 @@ TensorInfo parse_tensor(const json& entry, const std::string& where) {
   return info;
 }
 
-// Together the tensors cover the data once: no overlap, no hole, nothing left over.
+// Throws UserError unless the tensors cover the data once: no overlap, no hole, nothing left over.
 void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t data_bytes,
                     const std::string& where) {
   std::vector<const std::pair<const std::string, TensorInfo>*> by_offset;

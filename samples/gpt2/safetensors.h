@@ -1,5 +1,4 @@
-// Files of the safetensors format, read strictly and written atomically. No LibTorch. A reader is used by one
-// thread.
+// Reads safetensors files strictly and writes them atomically. No LibTorch. A reader is used by one thread.
 //
 // The format: 8 bytes with the header's length (little-endian), the header (a JSON object: tensor name ->
 // dtype, shape, data_offsets), then the tensors' bytes, row-major and little-endian, without holes.
@@ -50,7 +49,7 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;
 };
 
-/// Writes a temporary file beside `file` and renames it, so that `file` is whole at any time. Throws
+/// Writes a temporary file beside `file` and renames it, so that `file` is complete at any time. Throws
 /// UserError.
 void write_safetensors(const std::filesystem::path& file,
                        const std::map<std::string, TensorToWrite>& tensors);

@@ -1,8 +1,9 @@
-// Which bytes of the corpus each step reads: pure arithmetic without LibTorch. Immutable, so any thread may
-// ask.
+// Determines which bytes of the corpus each step reads, by arithmetic without LibTorch. Immutable; any
+// thread.
 //
-// Samples are numbered over all steps, micro-steps and ranks; a step's samples are the same numbers whatever
-// the world size is, as long as train_batch_size is. What a number means depends only on seed and corpus:
+// Samples are numbered over all steps, micro-steps and ranks. A step has the same sample numbers at any world
+// size with the same train_batch_size. Which text a number stands for depends on the corpus, seq, the seed
+// and train_batch_size only:
 //   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in an order of its own
 //   sequential  window after window from the start, wrapping around at size - seq
 #pragma once
@@ -27,7 +28,7 @@ class Sampler {
   /// Throws UserError when the corpus has too few samples for one step.
   explicit Sampler(const SamplerOptions& options);
 
-  /// Where in the corpus the samples of one rank's micro-step start.
+  /// The offsets in the corpus of the samples of one rank's micro-step.
   std::vector<int64_t> offsets(int64_t step, int64_t micro_step, int64_t rank) const;
   /// The same for one sample by its number.
   int64_t offset(int64_t sample) const;
@@ -36,7 +37,7 @@ class Sampler {
     return options_.micro_batch * options_.accumulation * options_.world_size;
   }
   int64_t windows() const { return options_.corpus_size / options_.seq; }
-  /// Shuffled order: an epoch's last windows that do not fill a batch are not read in that epoch.
+  /// In shuffled order an epoch skips the last windows that do not fill a batch.
   int64_t steps_per_epoch() const { return windows() / train_batch_size(); }
   int64_t dropped_per_epoch() const { return windows() % train_batch_size(); }
 
@@ -44,7 +45,7 @@ class Sampler {
   SamplerOptions options_;
 };
 
-/// A pseudo-random permutation of [0, size), chosen by `key`: where `index` goes.
+/// Where a pseudo-random permutation of [0, size), chosen by `key`, moves `index`.
 int64_t permute(int64_t index, int64_t size, uint64_t key);
 
 }  // namespace zerorun

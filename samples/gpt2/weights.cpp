@@ -42,7 +42,7 @@ bool is_mask(std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
-// The name that a parameter has in the file.
+// The name of a parameter in the file; empty if the file does not have it.
 std::string name_in(const SafetensorsReader& reader, const std::string& parameter) {
   if (reader.tensors().contains(parameter)) return parameter;
   if (parameter.starts_with(kPrefix)) {
@@ -70,7 +70,7 @@ void check_superfluous(SafetensorsReader& reader, const std::set<std::string>& u
   }
 }
 
-// The model's head is its token embedding: a file with another head would be read as a different model.
+// Throws UserError if the file's head differs from its token embedding, to which this model's head is tied.
 void check_head(SafetensorsReader& reader, const std::string& embedding) {
   if (embedding.empty() || !reader.tensors().contains(kHead)) return;
   if (at::equal(read_tensor(reader, kHead), read_tensor(reader, embedding))) return;

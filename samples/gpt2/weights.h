@@ -1,4 +1,5 @@
-// A module's parameters from and to a .safetensors file, by name. One thread, while no step is under way.
+// Loads and saves a module's parameters by name, in a .safetensors file. One thread, while no step is under
+// way.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// mlp: the smallest program to copy. A classifier with 256 inputs, 128 hidden units and 10 classes learns,
-// under ZeRO, what a fixed random teacher says about random points.
+// mlp: a minimal program to copy. Under ZeRO it trains a classifier with 256 inputs, 128 hidden units and 10
+// classes on random points that a fixed random teacher labels.
 //
 //   zerorun --num_gpus 2 mlp --deepspeed ds_config.json
 #include <torch/torch.h>
@@ -55,7 +55,7 @@ int run(int argc, char** argv) {
     const double lr = engine.get_lr().front(), loss_scale = engine.loss_scale();
     at::Tensor sums = at::zeros({2}, at::kDouble);  // of loss and accuracy over micro-steps and ranks
     for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
-      // Each rank has data of its own: its share of the global batch.
+      // Each rank draws its own share of the global batch.
       const uint64_t batch_seed = seed + 1 + batches * ranks.world_size() + ranks.rank();
       at::Tensor points = random_normal({batch.micro_batch_size_per_gpu, kInputs}, batch_seed);
       at::Tensor labels = at::matmul(points, teacher).argmax(1).to(engine.device());
