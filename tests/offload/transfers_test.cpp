@@ -4,7 +4,6 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -43,7 +42,7 @@ bool forbid_locked_memory() {
   sets[0].effective &= ~(1U << CAP_IPC_LOCK);
   sets[0].permitted &= ~(1U << CAP_IPC_LOCK);
   std::byte page[4096];
-  return ::syscall(SYS_capset, &header, sets) == 0 && ::mlock(page, sizeof page) != 0;
+  return ::syscall(SYS_capset, &header, sets) == 0 && ::syscall(SYS_mlock, page, sizeof page) != 0;
 }
 
 // Exit code 0 where `works` holds in a process of its own.
