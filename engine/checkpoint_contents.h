@@ -1,5 +1,5 @@
-// What saving and loading have in common: how an engine's state is named in a checkpoint, and how its slices
-// come to rest.
+// Shared by saving and loading: the names of an engine's state in a checkpoint, and how its slices are made
+// ready to be read or written.
 #pragma once
 
 #include <map>
@@ -11,32 +11,32 @@
 namespace zerorun {
 
 inline constexpr const char* kBuffersFile = "buffers.safetensors";
-inline constexpr const char* kFrozenFile = "frozen.safetensors";  // what every rank has whole
+inline constexpr const char* kFrozenFile = "frozen.safetensors";  // frozen parameters that ranks have whole
 
 /// "bucket-00003-rank-00001.safetensors"
 std::string name_of_file(int bucket, int rank);
-/// Of its master weights and moments in files: "bucket-00003-rank-00001-offloaded.safetensors"
+/// Master weights and moments kept in files: "bucket-00003-rank-00001-offloaded.safetensors"
 std::string name_of_slot(int bucket, int rank);
-/// Of its values in files: "bucket-00003-rank-00001-offloaded-values.safetensors"
+/// Values kept in files: "bucket-00003-rank-00001-offloaded-values.safetensors"
 std::string name_of_value_slot(int bucket, int rank);
 
-/// The state that a rank's own gradients are, where they are not summed over ranks yet.
+/// Name of the state that holds `rank`'s own gradients, before they are summed over ranks.
 std::string own_gradient_of(int rank);
-/// Among each rank's numbers, in a checkpoint among micro-steps.
+/// Keys in each rank's `numbers`, in a checkpoint saved between micro-steps.
 inline constexpr const char* kWindowArrivals = "window.arrivals";
 inline constexpr const char* kWindowTally = "window.tally";
-/// What a window of this engine is like, and how far it is.
+/// The settings of this engine's accumulation window, and its progress.
 SavedWindow saved_window(const EngineState& state);
 
-/// As safetensors has it: "F32". Throws UserError for what is not saved.
+/// The dtype's name in safetensors: "F32". Throws UserError for a dtype that cannot be saved.
 const char* spelled(at::ScalarType dtype);
 at::ScalarType dtype_of(const std::string& spelled_as);
 
-/// What the program has written comes into this rank's slices and their master weights, as before an update.
-/// `opens`: the current stream may also write to the slices, as an update does, until close_slices(); all
-/// ranks say the same.
+/// Takes what the program has written into this rank's slices and their master weights, as before an update.
+/// `opens` (the same on all ranks): until close_slices() the current stream may also write to the slices, as
+/// an update does.
 void open_slices(EngineState& state, bool opens, const std::string& label);
-/// `gathers`: the other ranks' slices are theirs to bring.
+/// `gathers`: also starts the all-gathers of buckets that stay in memory.
 void close_slices(EngineState& state, bool gathers);
 
 /// The model's parameters and buffers, by name.

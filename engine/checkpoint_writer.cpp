@@ -19,15 +19,16 @@
 namespace zerorun {
 namespace {
 
-constexpr char kPart = 'p';  // in front of a part; failures have another letter there
+constexpr char kPart = 'p';  // the first character of a part; failures have another
 
-// A failure that says whose it is, where there are several ranks.
+// Adds the rank to a failure if there are several ranks.
 std::string with_rank(std::string failure, int rank, int world_size) {
   if (failure.empty() || world_size == 1) return failure;
   return failure.insert(1, "rank " + std::to_string(rank) + ": ");
 }
 
-// Throws UserError where an element of a parameter is in no file: ranks have not saved the same.
+// Throws UserError unless the files have each parameter's number of elements: else ranks have saved different
+// state.
 void check_complete(const Manifest& manifest) {
   std::map<std::string, int64_t> elements;
   for (const auto& [name, file] : manifest.files) {
@@ -45,7 +46,8 @@ void check_complete(const Manifest& manifest) {
   }
 }
 
-// Rank 0's: when all have written, the manifest, and the tag is there. Returns what is in the way.
+// Rank 0: when all ranks have written, writes the manifest and publishes the tag. Returns the failure, if
+// any.
 std::string publish(Publication& publication, const CheckpointPart& part, SaveAgreement& agreement,
                     int world_size) {
   std::string of_a_rank;
@@ -112,7 +114,7 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
       write_it();
     });
   } catch (const std::system_error&) {
-    write_it();  // there can be no more threads
+    write_it();  // no thread can be made: write in this one
   }
 }
 
@@ -131,7 +133,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
     }
     failure = agreement.await_ready();
     if (failure.empty()) agreement.say_part(write_files(part, files, agreement));
-    part.files.clear();  // and what was kept for them
+    part.files.clear();  // frees kept copies too
     reads_state_ = false;
     if (!failure.empty()) return;
     if (rank == 0) {
@@ -150,10 +152,10 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
 
   if (publication && failure.empty()) publication->remove_old(part.keep_last);
   publication.reset();
-  failure_of([&] { agreement.leave(); });  // what has become of the checkpoint is known
+  failure_of([&] { agreement.leave(); });  // a failure changes nothing: the outcome is known
 }
 
-// This rank's part, or what is in the way.
+// Returns this rank's part as text, or the failure.
 std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& files, SaveAgreement& agreement) {
   if (!part.failure.empty()) return part.failure;
   std::string text;
@@ -226,7 +228,7 @@ void CheckpointWriter::keep_all() {
 }
 
 void CheckpointWriter::copy_unwritten(int bucket) {
-  if (!home_.is_current()) return;  // nobody reads what a forked child has
+  if (!home_.is_current()) return;  // a forked child writes no checkpoint
   const auto begin = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   for (const auto& pinned : pinned_[bucket]) {

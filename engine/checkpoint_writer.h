@@ -1,10 +1,10 @@
-// Writes checkpoints while training goes on, in a thread of its own: each rank its files, rank 0 the
-// manifest, and all ranks come to one outcome, through notices and not through training's collectives. Owned
-// by the engine. [Note: the state at the call]
+// Writes checkpoints in a thread of its own while training goes on: each rank writes its files, rank 0 the
+// manifest, and the ranks agree on the outcome by notices, not by training's collectives. Owned by the
+// engine. [Note: the state at the call]
 //
-// What is written is the state at the call of save_checkpoint(). Slices are read where they lie, so whoever
-// is about to change one calls keep(bucket) before: it copies what has not been written yet. What nobody
-// would see changing has been copied at the call.
+// A checkpoint has the state at the call of save_checkpoint(). Slices are read in place, so whoever is about
+// to change one calls keep(bucket) first: it copies what has not been written yet. State that can change
+// unseen is copied at the call.
 #pragma once
 
 #include <atomic>
@@ -38,45 +38,45 @@ struct CheckpointPart {
   std::vector<FileToWrite> files;
   Manifest manifest;                                            // without files; `numbers`: this rank's
   std::vector<std::vector<std::weak_ptr<PinnedBytes>>> pinned;  // by bucket
-  std::string failure = {};  // why this rank has none, as failure_of() has it
+  std::string failure = {};  // why this rank has no part, as failure_of() returns it
 };
 
 class CheckpointWriter {
  public:
   /// `communicator` outlives it.
   explicit CheckpointWriter(Communicator& communicator);
-  /// Waits for what is being written, and where an exception ends the engine not for long for other ranks.
-  /// Where it failed, and wait() has told nobody, run_program() is told.
+  /// Waits for the save under way; during an exception it stops waiting for other ranks after about 2
+  /// seconds. If the last save failed and wait() has not reported it, calls note_failure() (base/program.h).
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// What a part reads. Nothing may be being written.
+  /// The snapshots that a part reads. No save may be under way.
   StatePins& pins() { return pins_; }
-  /// The file of that name of an earlier checkpoint, which nobody has written to since; else null. Nothing
-  /// may be being written.
+  /// The file of that name in an earlier checkpoint if its content is still current, else null. No save may
+  /// be under way.
   const PublishedFile* published(const std::string& name) const;
-  /// What the file of that name has changes. Any thread.
+  /// To be called when the content of that file is about to change. Any thread.
   void forget_published(const std::string& name);
-  /// What all of them have does.
+  /// Forgets all of them.
   void forget_published();
-  /// Returns at once. Nothing may be being written. All ranks call it in the same order. `files` outlives the
-  /// writing.
+  /// Starts a save and returns at once. No other save may be under way. All ranks call it in the same order.
+  /// `files` outlives the save.
   void start(CheckpointPart part, FileSystem& files);
-  /// Returns when nothing is being written, and nothing old is being removed.
+  /// Returns when no save is under way and no old checkpoint is being removed.
   void finish();
-  /// Returns when the last one is published. Throws what went wrong with it, the same on all ranks.
+  /// Returns when the last checkpoint is published. Throws its failure, the same on all ranks.
   void wait();
-  /// The slices of the bucket are about to change. Any thread. Throws what allocation throws, and then they
-  /// may not.
+  /// To be called before the bucket's slices change. Any thread. If it throws (an allocation failed), they
+  /// must not change.
   void keep(int bucket);
   void keep_all();
 
   bool is_writing() const;
-  /// Of this rank's files of the last one: how much is written, and of how much.
+  /// Of the last save: bytes written of this rank's files, and their total.
   int64_t written_bytes() const { return written_; }
   int64_t bytes() const { return bytes_; }
-  /// Copied by keep() for the last one, and how long its callers stood still.
+  /// Of the last save: bytes that keep() has copied, and how long its callers waited.
   int64_t kept_bytes() const { return kept_; }
   double keeping_ms() const { return static_cast<double>(keeping_ns_) * 1e-6; }
 
@@ -89,17 +89,17 @@ class CheckpointWriter {
   Communicator* communicator_;
   HomeProcess home_;
   StatePins pins_;
-  std::unique_ptr<Notices> notices_;  // the thread's
+  std::unique_ptr<Notices> notices_;  // used by the thread only
   int64_t saves_ = 0;
   std::thread thread_;
-  std::shared_future<std::string> outcome_;  // of the last one: why it failed, or empty
+  std::shared_future<std::string> outcome_;  // of the last save: its failure, or empty
   bool failure_is_told_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three
   std::vector<std::vector<std::weak_ptr<PinnedBytes>>> pinned_;
   std::map<std::string, PublishedFile> published_;
-  std::set<std::string> outdated_;  // whose contents have changed since they were read for a checkpoint
-  std::atomic<bool> reads_state_ = false;  // what is pinned is still to be written
+  std::set<std::string> outdated_;         // names of published files whose content has changed since
+  std::atomic<bool> reads_state_ = false;  // pinned state is still to be written
   std::atomic<int64_t> written_ = 0;
   std::atomic<int64_t> kept_ = 0;
   std::atomic<int64_t> keeping_ns_ = 0;

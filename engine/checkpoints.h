@@ -1,4 +1,4 @@
-// An engine's state into a checkpoint, and out of one: which files each rank writes, and which ranges it
+// Saves an engine's state to a checkpoint and loads it: which files each rank writes, and which ranges it
 // reads. Collectives; used by the engine's thread.
 #pragma once
 

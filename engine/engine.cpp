@@ -40,7 +40,7 @@ void log_precision(const PrecisionConfig& precision) {
            name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
 }
 
-// DeepSpeed's reading of the name, and not what it means elsewhere.
+// DeepSpeed reads "Adam" as AdamW; elsewhere it means Adam with L2.
 void log_adam(const Config& config) {
   const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
   if (!adam || !adam->silently_decoupled) return;
@@ -84,7 +84,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   auto state = kept_by_forks(
       std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
-  return_freed_memory();  // of the parameters as the program had made them
+  return_freed_memory();  // the parameters' memory from before the move
   return Engine(std::move(state));
 }
 
@@ -116,7 +116,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   }
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
-  // A loss scale that no float32 holds overflows like others that are too large, and falls.
+  // A scale beyond float32's range overflows the step like any scale that is too large, and so falls.
   if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
   state.reducer.start_backward(is_gradient_accumulation_boundary() && state.open_no_syncs == 0);
   try {
@@ -145,7 +145,7 @@ void Engine::step() {
   state.measure();
   const bool knows = state.waits_for_facts();
   if (knows) state.outcome.hear();
-  state.is_updating = true;  // for good, should something throw
+  state.is_updating = true;  // stays true if something throws
   if (state.outcome.applied() && state.optimizer->has_directions()) {
     state.make_directions();
     state.outcome.hear();
@@ -299,7 +299,7 @@ BytesByCategory Engine::bytes_by_category() const {
   bytes.on_host = state_->states_on_host.bytes();
   if (state_->host_update) bytes.on_host += state_->host_update->bytes();
   state_->store.for_each([&](int bucket, const StateTensor& state) {
-    if (state_->states_on_host.has(state)) return;  // counted with the host's memory for it
+    if (state_->states_on_host.has(state)) return;  // counted in states_on_host.bytes()
     int64_t& where = state.home == Home::host ? bytes.on_host : category(bucket, state.kind);
     where += state_->store.bytes(state);
   });

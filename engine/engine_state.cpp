@@ -24,8 +24,9 @@ namespace {
 
 constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 
-// Sums over ranks in fp16 must not overflow where no gradient does: unless the config says otherwise, they
-// are of gradients divided by a power of two, which but for the smallest values costs no bit.
+// Unless the config says otherwise, gradients in fp16 are divided by a power of two before the sum over
+// ranks, so that the sum does not overflow if no gradient does. That costs no bit except in the smallest
+// values.
 Averaging averaging_of(const Config& config, int world_size) {
   const double whole = config.average_gradients ? world_size : 1;
   double divided_before = config.gradient_predivide_factor;
@@ -37,7 +38,7 @@ Averaging averaging_of(const Config& config, int world_size) {
   return {.before = 1 / divided_before, .after = whole / divided_before};
 }
 
-// Parameters are not always there when they are used.
+// Whether a use of parameters may have to gather them or wait for a gather.
 bool come_and_go(StagePolicy policy, int world_size) {
   return policy.partition_parameters || (!policy.replicate_update && world_size > 1);
 }
@@ -61,8 +62,7 @@ std::vector<int64_t> numels_of(const ModelParameters& model) {
 }
 
 BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
-  // Operators on parameters are told to the engine also for what they write to 16-bit ones, and for the
-  // streams that they run on.
+  // Operators are also intercepted to see writes to 16-bit parameters, and the streams that use parameters.
   return {.marked = come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
@@ -137,7 +137,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
   schedule.ask(0);
   if (residency) residency->tell_before_writes([this](int bucket) { before_write(bucket); });
 
-  // The streams that the program uses from here on may be others.
+  // From here on the program may use other streams.
   Streams& streams = communicator->device().streams();
   Event ready;
   streams.record(ready, streams.current());
@@ -152,7 +152,7 @@ void EngineState::before_write(int bucket) {
   checkpoints.keep(bucket);
 }
 
-// What the last step came to is logged, should nobody have asked.
+// Logs the outcome of the last step, if nobody has asked for it.
 EngineState::~EngineState() {
   if (std::uncaught_exceptions() > 0) return;
   try {
@@ -181,7 +181,7 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
-// A stage that updates everything still does so slice by slice: the same kernel calls as the other stages,
+// A stage that updates all slices still does so slice by slice: the same kernel calls as in the other stages,
 // hence the same bits.
 std::vector<Shard> EngineState::make_shards() {
   std::vector<Shard> shards;
@@ -226,7 +226,7 @@ Shard EngineState::make_shard(int bucket, int rank, int chunk) {
           .begin = begin};
 }
 
-// Of the same extent as what the update writes: this rank's slices, or all.
+// A moment has the extent of the update: this rank's slice, or the whole bucket.
 at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
   if (!store.has(shard.bucket, name)) {
     const BucketLayout& layout = store.layout(shard.bucket);
@@ -319,7 +319,7 @@ void EngineState::check_before_step() const {
 }
 
 void EngineState::measure() {
-  {  // what the last step changed: complete before ranks meet at the norm
+  {  // what the last step changed must be in files before ranks meet at the norm
     StepTimer::Scope scope(timer, Phase::update);
     store.finish_generation();
   }
@@ -342,7 +342,8 @@ void EngineState::make_directions() {
   outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
 }
 
-// A device with streams skips the update by itself. The loss scale of the next backward needs an answer now.
+// A device with streams skips the update by itself. The loss scale of the next backward, an update on the
+// host and some optimizers need the outcome now.
 bool EngineState::waits_for_facts() const {
   return scaler || host_update || optimizer->reads_facts() ||
          !communicator->device().streams().asynchronous();
@@ -351,7 +352,8 @@ bool EngineState::waits_for_facts() const {
 void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
-  // Where new values go up, who used them and who gathers them next are in order with that, as are saves.
+  // With updates on the host the rest runs on the copy stream, which sends new values to the GPU: so the uses
+  // before, the gathers after and saves are ordered with it.
   Streams& streams = communicator->device().streams();
   const StreamId program = streams.current();
   std::optional<StreamScope> copies;
@@ -369,7 +371,7 @@ void EngineState::update() {
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
-  if (host_update && !gathers) {  // nobody gathers: for what the program reads without an operator
+  if (host_update && !gathers) {  // the program's stream waits itself, for reads without an operator
     Event sent;
     streams.record(sent, streams.current());
     streams.wait(sent, program, Handover::updated);

@@ -1,4 +1,4 @@
-// What an Engine is made of, and the parts of an optimizer step. Internal to engine/.
+// The parts of an Engine, and those of an optimizer step. Internal to engine/.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@
 
 namespace zerorun {
 
-// Gradients are multiplied by `before` on their way into the sum over ranks, divided by `after` behind it.
+// Gradients are multiplied by `before` ahead of the sum over ranks; the sum is divided by `after`.
 struct Averaging {
   double before;
   double after;
@@ -50,36 +50,37 @@ struct EngineState {
   void check_before_step() const;
   /// Throws UserError for a parameter that has left its bucket.
   void check_in_place() const;
-  /// Ends the reduction and has the device work out what the step comes to, the same bits on every rank and
-  /// at every stage.
+  /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
+  /// every stage.
   void measure();
-  /// For optimizers that do not apply gradients as they are: makes what they apply, and measures that.
+  /// For optimizers that do not apply gradients directly (Muon): makes their directions and measures those.
   void make_directions();
-  /// Whether the host must know what the step comes to before it goes on.
+  /// Whether the host must know the step's outcome before it continues.
   bool waits_for_facts() const;
   void update();
-  /// What follows from the last step once it is known: the loss scale, what is logged, that the schedule is
-  /// to be asked. Throws TrainingError.
+  /// Acts on the last step's outcome, which is known: updates the loss scale, logs, and marks the schedule as
+  /// due. Throws TrainingError.
   void conclude();
-  /// Learns and concludes the last step, where that is still open.
+  /// Waits for the last step's outcome and concludes the step, unless that is done.
   void settle();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
-  /// Has the optimizer use what the schedule says, where that is still to be done.
+  /// Gives the optimizer the schedule's values, if they are due.
   void follow_schedule() { schedule.follow(counts.applied()); }
-  /// Tells of a skipped step and moves the loss scale. Throws TrainingError.
+  /// Updates the loss scale and logs a skipped step. Throws TrainingError.
   void follow_loss_scale();
   void report_time();
-  /// The program is about to write to this rank's slice of the bucket. Any thread.
+  /// Called before the program writes to this rank's slice of the bucket. Any thread.
   void before_write(int bucket);
-  /// Throws UserError unless the last call was step(), or none. `call`: "save_checkpoint".
+  /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
+  /// parameter has left its bucket. `call`: "save_checkpoint".
   void check_between_steps(const std::string& call) const;
   /// Micro-steps since the last optimizer step.
   int64_t micro_steps_of_window() const { return counts.micro % config.batch.gradient_accumulation_steps; }
-  /// Of what the store keeps, per trained parameter, before anything is divided among ranks.
+  /// Bytes that the store keeps where this rank computes, per trained parameter, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
   std::vector<Shard> make_shards();
-  /// Of `rank`'s slice of the bucket.
+  /// One chunk of `rank`'s slice of the bucket, as a shard.
   Shard make_shard(int bucket, int rank, int chunk);
   at::Tensor lend_moment(const Shard& shard, const char* name);
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
@@ -89,34 +90,34 @@ struct EngineState {
   std::shared_ptr<Communicator> communicator;
   StagePolicy policy;
   Averaging averaging;
-  std::string optimizer_name;  // "AdamW", be it the config's or the program's
+  std::string optimizer_name;  // "AdamW"; the config's or the program's
   SliceStore store;
   Buckets buckets;
-  std::unique_ptr<Residency> residency;  // of marked buckets
+  std::unique_ptr<Residency> residency;  // null if buckets are not marked
   GradientReducer reducer;
-  std::unique_ptr<HostUpdate> host_update;  // where the host updates what is on a GPU
+  std::unique_ptr<HostUpdate> host_update;  // null unless the host updates for a GPU
   StatesOnHost states_on_host;
   ShardStates shard_states;
-  std::vector<int> shard_bucket;      // the bucket of each of the optimizer's shards
-  std::vector<int> shards_of_bucket;  // how many each has
-  std::vector<int> shards_to_update;  // of these in the update that is going on
+  std::vector<int> shard_bucket;      // by shard of the optimizer
+  std::vector<int> shards_of_bucket;  // by bucket: how many shards it has
+  std::vector<int> shards_to_update;  // by bucket: those that the current update has not reached yet
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;  // fp16
-  std::vector<NamedTensor> others;   // buffers and frozen parameters outside of buckets
+  std::vector<NamedTensor> others;   // buffers, and frozen parameters outside of buckets
   StepTimer timer;
   StepOutcome outcome;
-  bool open_step = false;  // the last step is not concluded
+  bool open_step = false;  // the last step is not concluded yet
 
   StepCounts counts;
-  bool should_stop = false;    // a rank was told to end, as of the last optimizer step
+  bool should_stop = false;    // a rank has received SIGTERM, as of the last optimizer step
   bool has_gradients = false;  // backward ran since the last step()
   bool backward_failed = false;
-  bool is_updating = false;  // an update has begun and not ended
-  int open_scopes = 0;       // GatheredParameters
+  bool is_updating = false;  // an update has begun and not ended; stays true if it throws
+  int open_scopes = 0;       // of GatheredParameters
   int open_no_syncs = 0;
 
-  CheckpointWriter checkpoints;  // ends before what it reads
+  CheckpointWriter checkpoints;  // last: its thread must end before the state that it reads
 };
 
 }  // namespace zerorun

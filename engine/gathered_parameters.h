@@ -1,5 +1,5 @@
-// A scope in which chosen parameters are whole on every rank and stay so: for access that not all ranks make
-// alike, and for raw access to their memory. A collective: all ranks open and close the same scopes. Used by
+// A scope in which chosen parameters are whole on every rank and stay so: for access that differs between
+// ranks, and for raw access to their memory. A collective: all ranks open and close the same scopes. Used by
 // the engine's thread.
 //
 //   {
@@ -18,17 +18,18 @@ namespace zerorun {
 
 class GatheredParameters {
  public:
-  /// `parameters` are the model's, trained or frozen. What `modifier_rank` writes is every rank's when the
-  /// scope ends; without one, what is written by other means than operators that all ranks run alike is
-  /// lost. Throws UserError for a tensor that is not a parameter of the engine's model.
+  /// `parameters` are the model's, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
+  /// wrote. Without one, only writes by operators that all ranks run alike are sure to stay. Throws UserError
+  /// for a tensor that is not a parameter of the engine's model.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);
-  /// Closes the scope; while an exception is on its way, without telling other ranks what the modifier rank
-  /// has written: it is lost where the values are spread over ranks, and stays where they are not.
+  /// Closes the scope. During an exception the modifier rank's writes are not broadcast: they are lost where
+  /// each rank stores only its slice of the values, and stay on that rank where every rank stores all.
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;
-  /// A scope ends where its block does: a smart pointer's destructor could not pass its errors on.
+  /// A scope must end with its block: its destructor may throw, and that of a smart pointer could not pass
+  /// that on.
   static void* operator new(size_t) = delete;
 
  private:
@@ -36,10 +37,10 @@ class GatheredParameters {
 
   std::shared_ptr<EngineState> state_;
   std::vector<int> bucketed_;      // indices of parameters
-  std::vector<at::Tensor> whole_;  // frozen ones outside of buckets
-  std::vector<int> buckets_;       // of the bucketed ones, ascending
+  std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
+  std::vector<int> buckets_;       // those of bucketed_, ascending
   std::optional<int> modifier_rank_;
-  int exceptions_;  // on their way when the scope was opened
+  int exceptions_;  // uncaught when the scope was opened
 };
 
 }  // namespace zerorun

@@ -1,13 +1,13 @@
-// Updates in the host's memory, of a rank whose parameters are on a GPU (offload_optimizer): gradients have
-// come down under backward (GradientReducer), the host updates slice by slice, and new values go up on the
-// stream of copies, from where their gathers wait for them. Owned by the engine, used by its thread.
+// Updates in the host's memory for a rank whose parameters are on a GPU (offload_optimizer): gradients are
+// copied to the host during backward (GradientReducer), the host updates slice by slice, and the copy stream
+// sends new values to the GPU, where their gathers wait for them. Owned by the engine, used by its thread.
 //
-// [Note: one wait] The facts of a step come to the host on the stream of copies, behind its gradients and
-// behind what the step before has sent up. The host updates when it has heard them, so it waits for nothing
-// else.
+// [Note: one wait] A step's facts come to the host on the copy stream, behind the step's gradients and behind
+// the values that the step before has sent to the GPU. The host updates once the facts are there, so it needs
+// no other wait.
 //
-// [Note: on CPU ranks] The host's memory is where ranks on CPUs compute: they have none of this, and nothing
-// is copied.
+// [Note: on CPU ranks] Ranks on CPUs compute in the host's memory anyway: they have no HostUpdate, and
+// nothing is copied.
 #pragma once
 
 #include <vector>
@@ -19,10 +19,10 @@
 
 namespace zerorun {
 
-/// Whether the config asks for updates on the host, and ranks on this device have another memory.
+/// Whether the config asks for updates on the host, and `device` has memory of its own.
 bool updates_on_host(const Config& config, Device& device);
 
-/// Whether the slices of parameters are with the host too, or in files (offload_param).
+/// Whether slices of parameters are kept on the host or in files too (offload_param).
 bool brings_shards(const Config& config, Device& device);
 
 class HostUpdate {
@@ -31,16 +31,17 @@ class HostUpdate {
   HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
              Communicator& communicator);
 
-  /// The bucket's slice of new values, in the host's memory and in the dtype of training: what goes up, or
-  /// stays and is brought by gathers (offload_param).
+  /// The bucket's slice of new values, in the host's memory and in the dtype of training: sent to the GPU, or
+  /// kept here for gathers to bring (offload_param).
   const at::Tensor& values(int bucket) const { return values_[bucket]; }
-  /// What is updated, from the slice's element `begin` on: under fp32 training that is what goes up.
+  /// Under fp32 training copies `exact`, updated from the slice's element `begin` on, into values(bucket),
+  /// unless it lies there.
   void take_exact(int bucket, int64_t begin, const at::Tensor& exact);
-  /// On the current stream. What gathers bring stays.
+  /// Sends values(bucket) to the GPU on the current stream, unless gathers bring them.
   void send_up(int bucket);
-  /// Returns when all that was sent up has arrived: the host may change what it sends.
+  /// Returns when all values sent have arrived on the GPU: then the host may change their source.
   void await_arrival() const;
-  /// Of the host's memory, beside what the store has there.
+  /// Bytes of host memory, beside what the store keeps there.
   int64_t bytes() const { return bytes_; }
 
  private:

@@ -37,7 +37,7 @@ class Restore {
     }
   }
 
-  /// Throws UserError where the engine's optimizer cannot take over what is there.
+  /// Throws UserError if the engine's optimizer cannot take over the checkpoint's state.
   void check_optimizer() const {
     const std::string& saved = saved_->manifest().optimizer;
     if (options_.optimizer_states && saved != state_->optimizer_name) {
@@ -54,7 +54,7 @@ class Restore {
     }
   }
 
-  /// Throws UserError where the model is not the checkpoint's.
+  /// Throws UserError if the model is not the checkpoint's.
   void check_model() const {
     const auto& saved = saved_->manifest().parameters;
     std::set<std::string> wanted;
@@ -86,7 +86,7 @@ class Restore {
                     "what only one side has (shapes must agree)");
   }
 
-  /// Throws UserError where the checkpoint has gradients that this engine cannot go on with.
+  /// Throws UserError if the checkpoint has gradients that this engine cannot continue with.
   void check_window() const {
     if (!has_window()) return;
     const Manifest& manifest = saved_->manifest();
@@ -111,7 +111,7 @@ class Restore {
         differences + "\nload it with the same settings, or one that was saved behind an optimizer step");
   }
 
-  /// This rank's slices.
+  /// Reads this rank's slices.
   void read_slices() {
     if (has_window()) {
       for (int bucket = 0; bucket < state_->buckets.trained_count(); ++bucket)
@@ -122,7 +122,7 @@ class Restore {
     state_->store.finish_generation();
   }
 
-  /// Those of whole tensors that other ranks have read. A collective.
+  /// Gathers the slices that other ranks have read, for tensors that this rank keeps whole. A collective.
   void gather_slices() const {
     if (state_->communicator->world_size() == 1) return;
     state_->store.for_each([&](int bucket, const StateTensor& kept) {
@@ -134,7 +134,7 @@ class Restore {
     });
   }
 
-  /// Buffers and frozen parameters that every rank has whole: rank 0 reads them for all.
+  /// Rank 0 reads the buffers and frozen parameters that every rank has whole.
   void read_module() const {
     for (const auto& [name, tensor, dtype, is_buffer] : state_->others) {
       if (tensor.numel() == 0 || !is_there(name)) continue;
@@ -145,14 +145,14 @@ class Restore {
     }
   }
 
-  /// Step counts, learning rates, loss scale, generators: as far as the options want them.
+  /// Step counts, learning rates, loss scale, generators, as the options say.
   void restore_numbers() const {
     const Manifest& manifest = saved_->manifest();
     const bool same_ranks = manifest.world_size == state_->communicator->world_size();
     const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
     for (const RestartItem& item : restart_items(*state_)) {
       const bool is_generator = item.name.starts_with("generator.");
-      // Moments go with the steps that they are of.
+      // The optimizer's step count goes with its moments.
       const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
       if (!wanted || (is_generator && !same_ranks)) continue;
       const RestartValues& numbers = manifest.numbers[is_generator ? state_->communicator->rank() : 0];
@@ -162,7 +162,7 @@ class Restore {
           throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
         }
         item.write(found->second);
-      } else if (same_precision && !is_generator) {  // another device has another generator
+      } else if (same_precision && !is_generator) {  // another device has a generator of another name
         throw UserError(
             "the checkpoint has no \"" + item.name +
             "\": it was written with other parameter groups; load with RestoreOptions::counters = "
@@ -171,7 +171,7 @@ class Restore {
     }
     if (!options_.counters) return;
     check_counts(manifest);
-    // However many micro-steps the windows of the writer had.
+    // The writer's windows may have had another number of micro-steps.
     state_->counts.micro = state_->counts.global * state_->config.batch.gradient_accumulation_steps;
     if (has_window()) resume_window();
     state_->schedule.ask(state_->counts.applied());
@@ -185,7 +185,7 @@ class Restore {
 
   bool has_window() const { return options_.counters && saved_->manifest().window; }
 
-  // In the order of a file of such a slice, so that each block is read once.
+  // Reads in the order of a file of such a slice, so that each block is read once.
   void read_slice(int bucket) {
     const auto& parameters = state_->buckets.parameters();
     const bool has_master = state_->buckets.has_master(bucket);
@@ -217,7 +217,7 @@ class Restore {
 
   void read_gradients(int parameter) {
     const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
-    if (saved_->dtype_of(name, gradient_state()).empty()) return;  // it has had none
+    if (saved_->dtype_of(name, gradient_state()).empty()) return;  // no gradient so far
     const int bucket = state_->buckets.bucket_of(parameter);
     const StateTensor& kept = state_->store.at(bucket, kGradient);
     if (!saved_->manifest().window->is_summed) {
@@ -249,7 +249,7 @@ class Restore {
                  ": load with the same fp16.loss_scale, or a checkpoint behind an optimizer step"));
   }
 
-  // Of dimensions of one element, or of none, they mean nothing.
+  // Ignores strides of dimensions of size 1, and all strides of an empty tensor.
   static bool same_strides(const SavedParameter& a, const SavedParameter& b) {
     for (size_t dim = 0; dim < a.shape.size(); ++dim) {
       if (a.shape[dim] == 0) return true;
@@ -267,7 +267,7 @@ class Restore {
     if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
   }
 
-  // Values of 16-bit training are rounded master weights, and those of fp32 training master weights.
+  // Values of 16-bit training are rounded master weights; those of fp32 training are the master weights.
   std::string source_of(const std::string& parameter, const StateTensor& kept, bool has_master) const {
     const bool is_exact = kept.kind == StateKind::master || (kept.kind == StateKind::value && !has_master);
     if (kept.kind == StateKind::moment) return kept.name;
@@ -290,7 +290,7 @@ class Restore {
   EngineState* state_;
   SavedState* saved_;
   RestoreOptions options_;
-  std::map<std::string, std::string> names_;  // under which the checkpoint has what is called so
+  std::map<std::string, std::string> names_;  // from a name or alias to the name in the checkpoint
 };
 
 std::string tag_to_load(const fs::path& directory, const std::string& tag, FileSystem& files) {
@@ -347,7 +347,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   }
   restore->gather_slices();
   if (state.residency) close_slices(state, /*gathers=*/communicator.world_size() > 1);
-  // Where every rank has all, raw access goes on.
+  // At stage 0 raw access must go on: waits for the gathers.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
   for (const NamedTensor& other : state.others) broadcast_tensor(other, 0, communicator);
   state.buckets.bump_versions();

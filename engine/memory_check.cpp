@@ -85,7 +85,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     }
     if (layout.group == kFrozen) continue;
     const bool has_exact = has_master(layout, kinds) && is_in_memory(bucket, kMaster);
-    // New values go up from memory of their own, unless they are the master weights.
+    // The new values to send to the GPU need memory of their own, unless they are the master weights.
     if (is_on_gpu && !(has_exact && precision.training == Dtype::fp32))
       needed.values += size_of(precision.training) * updated;
     const bool sums_only = policy.reduce_every_backward || kinds.master_on_host;
@@ -95,7 +95,7 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
     for (const char* name : moments_of(groups[layout.group]))
       if (is_in_memory(bucket, name)) needed.moments += size_of(Dtype::fp32) * updated;
   }
-  // On a GPU they are not in the host's memory.
+  // On a GPU gathered parameters are not in the host's memory.
   if (!kinds.master_on_host)
     needed.gathered = size_of(precision.training) *
                       std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0));

@@ -1,4 +1,4 @@
-// Whether the memory of the hosts is enough for what the ranks will keep there, before any of it is taken.
+// Checks that the hosts have enough memory for what the ranks will keep there, before any of it is allocated.
 // Internal to engine/.
 #pragma once
 
@@ -17,34 +17,34 @@
 
 namespace zerorun {
 
-/// Bytes of model states that a rank keeps in memory, as far as they are certain before training: nothing of
-/// activations, of what travels, or of what an optimizer of the program remembers.
+/// Bytes of model states that a rank keeps in memory, as far as they are known before training: without
+/// activations, buffers in which gradients travel, or the state of a program's own optimizer.
 struct NeededMemory {
   int64_t values = 0;
   int64_t gradients = 0;
   int64_t master = 0;
   int64_t moments = 0;
   int64_t buffers = 0;   // between files and memory
-  int64_t gathered = 0;  // what comes from files for its uses, at a time
+  int64_t gathered = 0;  // values from files that are gathered at one time
 
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }
 };
 
-/// Of the host's memory. `store`: has in files what will be there. Of values that ranks may share each counts
-/// its part. Where `kinds` has the host update for a GPU, what it keeps for that: page-locked.
+/// Counts the host's memory. `store` already knows which states go to files. If ranks may share values, each
+/// counts its slice. If `kinds` has the host update for a GPU, counts the page-locked memory for that.
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds);
 
-/// What a rank needs, and what is allowed to it together with others.
+/// What a rank needs, and the limits that it shares with other processes.
 struct RankMemory {
   NeededMemory needed;
   std::vector<MemoryLimit> limits;
 };
 
-/// Why `ranks`, by rank, cannot keep what they need; empty: nothing says so.
+/// The error text if `ranks` (by rank) need more than a limit allows, else empty.
 std::string too_much_memory(std::span<const RankMemory> ranks, const Config& config);
 
-/// Throws UserError on all ranks where they need more than a host has, or lets them have. A collective.
+/// Throws UserError on all ranks if they need more memory than a host has or its cgroups allow. A collective.
 void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                   const BucketOptions& kinds, Communicator& communicator);
 

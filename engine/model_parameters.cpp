@@ -34,7 +34,7 @@ void add_group(GroupOf& groups, const std::vector<at::Tensor>& parameters, int g
   }
 }
 
-// Empty when the caller made no groups.
+// Empty if neither the optimizer nor the options have groups.
 GroupOf read_groups(const InitializeOptions& options) {
   GroupOf groups;
   int group = 0;
@@ -75,7 +75,8 @@ bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
          frozen.numel() > config.zero.param_persistence_threshold;
 }
 
-// What tensors outside of buckets become: frozen parameters what the trained ones do, as in DeepSpeed.
+// Chooses the dtypes of tensors outside of buckets: frozen parameters get that of the trained ones, as in
+// DeepSpeed.
 void choose_conversions(std::vector<NamedTensor>& others, size_t first_buffer,
                         const PrecisionConfig& precision) {
   for (size_t index = 0; index < others.size(); ++index) {
@@ -96,10 +97,10 @@ void check_shared(const NamedTensor& other) {
   }
 }
 
-// A parameter that moves into its bucket would part from whatever shared its memory.
+// A parameter that moves into its bucket would no longer share memory with another tensor.
 void check_no_shared_memory(const ModelParameters& model) {
   struct Extent {
-    const void* owner;  // of a storage that may have no memory: addresses are offsets in it
+    const void* owner;  // of a storage that may have no memory: then begin and end are offsets in it
     uintptr_t begin;
     uintptr_t end;
     const std::string* name;
@@ -122,7 +123,7 @@ void check_no_shared_memory(const ModelParameters& model) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
   const Extent* reaching = nullptr;        // the furthest end so far
-  const Extent* reaching_moved = nullptr;  // and among trained ones
+  const Extent* reaching_moved = nullptr;  // and among those that move
   for (const Extent& extent : extents) {
     const Extent* overlapped = extent.moves ? reaching : reaching_moved;
     if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {
@@ -144,7 +145,7 @@ at::Tensor place_like(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-// FNV-1a: only has to tell accidents apart, and to be the same in every process.
+// FNV-1a: only has to detect accidental differences, and to be the same in every process.
 int64_t fingerprint(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
@@ -240,7 +241,7 @@ void broadcast_tensor(const NamedTensor& named, int root, Communicator& communic
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
   for (const NamedTensor& other : model.others) {
-    at::Tensor tensor = other.tensor;  // the handle is a copy, the tensor the model's own
+    at::Tensor tensor = other.tensor;  // copies the handle: set_data() changes the model's own tensor
     if (is_deferred(tensor)) {
       tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
     }

@@ -21,9 +21,9 @@ namespace zerorun {
 namespace fs = std::filesystem;
 namespace {
 
-// Buffers come to this share of the state, as far as chunks of whole checksum blocks allow.
+// All buffers together take at most this share of the state, but each holds at least one checksum block.
 constexpr double kShareOfBuffers = 0.05;
-constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes: beyond that a disk gains nothing
+constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes; a disk gains nothing from larger ones
 
 std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, const BucketOptions& kinds,
                                                       double ratio,
@@ -45,8 +45,8 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
   return states;
 }
 
-// The buckets whose slices of values are in files: of those that are divided the ones behind the first
-// max_in_cpu elements.
+// The buckets whose slices of values are in files: those of the partitioned ones that no longer fit into
+// max_in_cpu elements of memory, counted in order.
 std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamConfig& offload) {
   std::vector<int> buckets;
   int64_t in_memory = 0;
@@ -62,7 +62,7 @@ std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamCon
   return buckets;
 }
 
-// Of one generation, on this rank.
+// Bytes of one generation on this rank.
 int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states) {
   int64_t total = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket)
@@ -70,7 +70,7 @@ int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<State
   return total;
 }
 
-// What to say where the files cannot be made.
+// For the error about a full disk: how much room is needed, and how much is free.
 std::string room_for(int64_t bytes, const std::string& section, const fs::path& folder) {
   std::error_code failed;
   const auto free = fs::space(folder, failed).available;
@@ -82,7 +82,7 @@ std::string room_for(int64_t bytes, const std::string& section, const fs::path& 
 
 int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states,
                     const OffloadOptimizerConfig& offload, int64_t buffers) {
-  int64_t widest = 1;  // bytes of an element
+  int64_t widest = 1;  // bytes per element
   for (const auto& of_bucket : states)
     widest = std::max(widest, static_cast<int64_t>(of_bucket.size() * sizeof(float)));
   const auto share =
@@ -93,7 +93,7 @@ int64_t chunk_bytes(const SliceStore& store, const std::vector<std::vector<State
   return std::max(most / kChecksumBlock, int64_t{1}) * kChecksumBlock;
 }
 
-// `buffer_bytes`: about what comes at a time.
+// `buffer_bytes`: the approximate size of a chunk.
 StateFilesOptions files_options(const Config& config, const std::string& folder, int64_t buffer_count,
                                 int64_t buffer_bytes, const Communicator& communicator) {
   const AioConfig& aio = config.zero.aio;
@@ -116,7 +116,8 @@ int64_t open_files() {
   return std::distance(fs::directory_iterator("/proc/self/fd", failed), fs::directory_iterator());
 }
 
-// So many more than this process has open, and some for all else.
+// Lets this process open `count` more files than it has open now, and some for everything else. Throws
+// UserError.
 void allow_open_files(const std::string& section, int64_t count) {
   constexpr int64_t kForTheRest = 512;
   rlimit limit{};
@@ -131,15 +132,15 @@ void allow_open_files(const std::string& section, int64_t count) {
                   " in all: raise the hard limit (ulimit -Hn), or allow larger buckets (reduce_bucket_size)");
 }
 
-// Runs `keep` on all ranks. Where a disk is full it says how much room `section` takes in `folder`. Of each
-// of `slots` two files are open, and of one that a checkpoint has just linked what takes its place: while the
-// next save comes before both are written again, four.
+// Runs `keep` on all ranks. If a disk is full, the error says how much room `section` takes in `folder`. Each
+// of `slots` has two files open. A file that a checkpoint has linked gets a replacement: if the next save
+// comes before both are written again, four are open.
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
   on_all_ranks(communicator, "making files for " + section, [&] {
     std::error_code failed;
-    fs::create_directories(folder, failed);  // what is wrong with it is told next
+    fs::create_directories(folder, failed);  // keep() reports what is wrong with it
     allow_open_files(section, 4 * slots);
     try {
       keep();
@@ -279,7 +280,7 @@ void ShardStates::plan(std::span<const int> shards) {
   for (const int shard : shards) planned_.push_back(chunks_[shard]);
   if (store_->files()) store_->files()->plan(planned_);
   if (!store_->value_files()) return;
-  // A bucket comes once for all of its shards in a row, and only where its values are read.
+  // A bucket is read once for all of its consecutive shards, and only if the update reads its values.
   for (ChunkOfSlice& chunk : planned_) chunk.chunk = 0;
   const auto same = [](const ChunkOfSlice& a, const ChunkOfSlice& b) { return a.bucket == b.bucket; };
   planned_.erase(std::unique(planned_.begin(), planned_.end(), same), planned_.end());
@@ -312,7 +313,7 @@ void ShardStates::close(int shard, ShardUse use) {
   store_->close_chunk(bucket, chunk, /*changed=*/true);
 }
 
-// Of 16-bit values all are rounded anew, whatever there was.
+// 16-bit values are overwritten completely, rounded from the master weights.
 void ShardStates::hold_values(int bucket) {
   auto use_of = [&](int held) {
     return updates_values_in_files(held) ? ValueUse::change : ValueUse::overwrite;

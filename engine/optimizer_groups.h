@@ -1,5 +1,4 @@
-// The hyperparameters of each parameter group: the config's, and what the program gives beside. Pure; any
-// thread.
+// The hyperparameters of each parameter group: the config's, and the program's overrides. Pure; any thread.
 #pragma once
 
 #include <vector>
@@ -9,9 +8,9 @@
 
 namespace zerorun {
 
-/// The config's optimizer with what each parameter group of the options overrides; one where there are none.
-/// Muon makes two of each (split_for_muon).
-/// Throws UserError for an override that the optimizer does not have.
+/// The config's optimizer with the overrides of each parameter group in the options; one if there are no
+/// groups. Muon makes two of each (split_for_muon). Throws UserError for an override that the optimizer does
+/// not have.
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// How the ranks' writers of one checkpoint come to one outcome, beside training: by notices. Used by the
-// writer's thread.
+// How the ranks' writer threads agree on the outcome of one checkpoint: by notices, beside training. Used by
+// the writer's thread.
 #pragma once
 
 #include <atomic>
@@ -12,29 +12,29 @@
 
 namespace zerorun {
 
-// A rank waits for another for the communicator's timeout, counted anew whenever that one has made progress.
-// Texts are failures as failure_of() has them, or empty; those of parts are the caller's.
+// A rank waits for another rank for the communicator's timeout, which starts anew whenever that rank reports
+// progress. Texts are failures as failure_of() returns them, or empty; the caller defines those of parts.
 class SaveAgreement {
  public:
-  /// All arguments outlive it. `number`: of the save, the same on all ranks. `patience_ends`: from then on no
-  /// other rank is waited for.
+  /// All arguments outlive it. `number`: of the save, the same on all ranks. `patience_ends`: when to stop
+  /// waiting for other ranks.
   SaveAgreement(Notices& notices, const Communicator& communicator, int64_t number, const std::string& tag,
                 const std::atomic<std::chrono::steady_clock::time_point>& patience_ends);
 
-  // Rank 0's; the others wait for it.
+  // Posted by rank 0; the other ranks wait for it.
   void say_ready(const std::string& failure) { post("ready", failure); }
   void say_outcome(const std::string& failure) { post("outcome", failure); }
   std::string await_ready() { return await("ready", 0); }
   std::string await_outcome() { return await("outcome", 0); }
 
-  // Each rank's; rank 0 waits for it.
+  // Posted by each rank; rank 0 waits for it.
   void say_part(const std::string& text);
   std::string await_part(int rank);
 
-  /// This rank is still at work. To be called often: it is told now and then.
+  /// Reports that this rank is still at work. To be called often; it posts only now and then.
   void note_progress();
-  /// The outcome is known: rank 0, which may keep the store, returns when all have heard it but those that it
-  /// has missed.
+  /// To be called when the outcome is known. Rank 0, which may host the store, returns when all ranks have
+  /// read the outcome, except those whose part did not come.
   void leave();
 
  private:
@@ -47,8 +47,8 @@ class SaveAgreement {
   std::string prefix_;
   std::string what_;
   const std::atomic<std::chrono::steady_clock::time_point>* patience_ends_;
-  std::vector<char> is_missing_;       // by rank: its part was waited for in vain, on rank 0
-  std::vector<std::string> progress_;  // by rank: as it was told last
+  std::vector<char> is_missing_;       // by rank, on rank 0: its part did not arrive
+  std::vector<std::string> progress_;  // by rank: the last text it has posted
   int64_t told_progress_ = 0;
   std::chrono::steady_clock::time_point last_told_ = std::chrono::steady_clock::now();
 };

@@ -27,7 +27,7 @@ std::string tag_of(const EngineState& state, const std::string& given) {
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
-// What has to be the same on all ranks.
+// What must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
@@ -35,14 +35,14 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
          (options.exclude_frozen ? ", without what is frozen" : "");
 }
 
-// Throws on all ranks what `check` throws on any, or where their `words` differ. Returns whether a rank has
-// writes that the others have not got. One collective, behind which no rank reads parameters.
+// Throws on all ranks what `check` throws on any, and an error if their `words` differ. Returns whether a
+// rank has writes that the other ranks do not have yet. One collective, after which no rank reads parameters.
 template <typename Check>
 bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
   Communicator& communicator = *state.communicator;
   const std::string label = "saving a checkpoint";
   const std::string failure = failure_of(check);
-  constexpr uint64_t kWrites = 1;  // the lowest bits: it has writes; it has not failed
+  constexpr uint64_t kWrites = 1;  // the lowest bits: it has writes that others lack; it has not failed
   constexpr uint64_t kFine = 2;
   at::Tensor told = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* by_rank = told.mutable_data_ptr<int64_t>();
@@ -69,8 +69,9 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
   return std::ranges::any_of(all, [](int64_t word) { return (static_cast<uint64_t>(word) & kWrites) != 0; });
 }
 
-// The program can write to values without being seen where they are always accessible. On a device with
-// streams they are what gathers read, and sometimes where they write, so they are in order with these.
+// The program can write unseen to values that are always accessible. On a device with streams gathers read
+// the values and sometimes write to them, so the copy is made on the current stream, which is in order with
+// gathers.
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
@@ -79,7 +80,7 @@ CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept
   return kept.kind == StateKind::value && !is_seen ? CopyTime::at_once : CopyTime::before_change;
 }
 
-// Else it is copied to the host, beside training.
+// Whether the state is read in place; else it is copied to the host while training goes on.
 bool lies_on_host(const EngineState& state, const StateTensor& kept) {
   return kept.home == Home::host || !state.communicator->device().streams().asynchronous();
 }
@@ -89,8 +90,8 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
   return more;
 }
 
-// What this rank has of the gradients of a window that is not at its end: of their sums over ranks its
-// slices, or all of its own. Nobody says when they change.
+// Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
+// of its own gradients. Nobody reports when they change.
 void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
@@ -154,7 +155,7 @@ FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<W
   return file;
 }
 
-// What of the bucket is in files.
+// Adds the bucket's states that are kept in files.
 void add_slots(EngineState& state, int bucket, std::vector<FileToWrite>& files) {
   SliceStore& store = state.store;
   const bool is_frozen = bucket >= state.buckets.trained_count();
@@ -196,8 +197,8 @@ FileToWrite file_of_buffers(const EngineState& state) {
   return file;
 }
 
-// Frozen parameters that every rank has whole. Nobody sees writes to them, so it is their values that say
-// whether there were any.
+// Frozen parameters that every rank has whole. Writes to them are not seen, so a digest of their values shows
+// whether the file of an earlier checkpoint is still current.
 FileToWrite file_of_frozen(const EngineState& state) {
   FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
@@ -265,7 +266,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
-  if (window) {  // the next hooks run on streams of their own
+  if (window) {  // the next hooks may run on other streams
     Streams& streams = state.communicator->device().streams();
     Event copied;
     streams.record(copied, streams.current());

@@ -18,7 +18,7 @@ size_t group_count(const Config& config, const InitializeOptions& options) {
   return group_configs(*config.optimizer, options).size();
 }
 
-using NamedLists = std::vector<std::pair<const char*, const PerGroup*>>;  // by the names of their keys
+using NamedLists = std::vector<std::pair<const char*, const PerGroup*>>;  // by config key
 
 NamedLists lists_of(const WarmupLr& schedule) {
   NamedLists lists = {{"warmup_min_lr", &schedule.min_lr}};

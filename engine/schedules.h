@@ -1,5 +1,5 @@
-// The schedule of a run, be it the config's or the program's. Used by initialize() and the Engine's state, in
-// their thread.
+// The schedule of a run, the config's or the program's. Used by initialize() and EngineState, in their
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,30 @@
 
 namespace zerorun {
 
-/// Throws UserError unless config and options name at most one schedule, that there is an optimizer for, and
-/// each list of values for parameter groups has one for every group.
+/// Throws UserError unless config and options name at most one schedule, an lr_scheduler comes with its
+/// optimizer, and each list of values per parameter group has one for every group.
 void check_schedules(const Config& config, const InitializeOptions& options);
 
-/// The config's schedule or the program's function; empty if there is neither. `optimizer`: with the learning
-/// rates that its groups were given; not kept. What the program's function says is checked: the result throws
-/// UserError for a learning rate that is negative or not finite, and for betas that the optimizer does not
-/// have. Where the config's would move such betas it leaves them out; `logs`: and says so.
+/// The config's schedule or the program's function; empty if there is neither. `optimizer`: has the groups'
+/// initial learning rates; not kept. The program's function is checked: the result throws UserError for a
+/// learning rate that is negative or not finite, and for betas if the optimizer has none. A config's schedule
+/// of betas for such an optimizer leaves them out, with a warning if `logs`.
 Schedule make_schedule(const Config& config, const InitializeOptions& options,
                        const ShardOptimizer& optimizer, bool logs);
 
-/// Has an optimizer use what a schedule says. Used by one thread.
+/// Gives an optimizer the values of a schedule. Used by one thread.
 class ScheduleFollower {
  public:
-  /// `schedule` may be empty and `lr_scheduler`, the program's own, null. `optimizer` outlives it.
+  /// `schedule` may be empty, and `lr_scheduler`, the program's own, null. `optimizer` outlives it.
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
-  /// Asks for what the step behind `applied_steps` uses; nothing is left to follow() then.
+  /// Sets the values of the step that follows `applied_steps` applied steps; nothing is due afterwards.
   void ask(int64_t applied_steps);
-  /// A step was applied: follow() is to ask for the next one.
+  /// A step was applied: new values are due.
   void note_applied() { behind_ = true; }
-  /// Does so if that is still to be done: a schedule of the program that threw is asked again, so that no
-  /// step is taken with the values of an earlier one.
+  /// If new values are due, steps lr_scheduler or asks the schedule. They stay due if the schedule throws, so
+  /// that no step uses the values of an earlier one.
   void follow(int64_t applied_steps);
 
  private:

@@ -1,4 +1,4 @@
-// What initialize() decides and checks before anything is moved: pure functions of the config, the options
+// Decisions and checks of initialize() before it moves any tensor: pure functions of the config, the options
 // and the parameters. Any thread.
 #pragma once
 
@@ -12,18 +12,18 @@
 
 namespace zerorun {
 
-/// Throws UserError unless exactly one of config and options names an optimizer, and it can be used on
-/// shards.
+/// Throws UserError unless exactly one of config and options names an optimizer, and it can work on shards.
 void check_one_optimizer(const Config& config, const InitializeOptions& options);
 
-/// Throws UserError when the config's batch sizes were resolved for another number of ranks.
+/// Throws UserError if the config's batch sizes were resolved for another world size.
 void check_world_size(const Config& config, int world_size);
 
-/// Where every trained parameter goes, aligned as the communicator's device wants it.
+/// Places trained and partitioned frozen parameters in buckets, aligned as the communicator's device needs
+/// it.
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          const Communicator& communicator);
 
-/// Every setting that must be the same on all ranks, as text to be compared.
+/// Every setting that must be the same on all ranks, as text to compare.
 std::string describe_settings(const Config& config, const InitializeOptions& options);
 
 }  // namespace zerorun

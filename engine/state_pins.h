@@ -1,6 +1,6 @@
-// Tensors as they are at one moment, for a checkpoint to read while training goes on. In the host's memory
-// they are read where they lie, until keep(); from another device they are copied to the host behind what was
-// asked of it before. Owned by the engine; pin() is its thread's.
+// Snapshots of tensors, for a checkpoint to read while training goes on. Tensors in the host's memory are
+// read in place until keep(); tensors of another device are copied to the host behind the work queued before.
+// Owned by the engine; only its thread calls pin().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,11 +15,11 @@
 namespace zerorun {
 
 enum class CopyTime {
-  at_once,        // nobody would see it changing
-  before_change,  // whoever changes it says so before
+  at_once,        // its changes are not seen
+  before_change,  // whoever changes it calls keep() first
 };
 
-/// Bytes that keep `tensor`, in the host's memory and contiguous.
+/// The bytes of `tensor`, which they keep alive; in the host's memory and contiguous.
 std::shared_ptr<PinnedBytes> pinned(at::Tensor tensor);
 
 class StatePins {
@@ -27,23 +27,23 @@ class StatePins {
   /// `device` outlives it.
   explicit StatePins(Device& device) : device_(&device) {}
 
-  /// What is pinned from now on is of another moment; nobody reads what was pinned before any more.
+  /// Begins a new snapshot. The previous one may no longer be read.
   void begin();
-  /// `tensor`: contiguous, on the device. Keeps it.
+  /// `tensor`: contiguous, on the device. The result keeps the bytes alive.
   std::shared_ptr<PinnedBytes> pin(const at::Tensor& tensor, CopyTime time);
-  /// All of the moment is pinned.
+  /// Everything of the snapshot is pinned.
   void end();
 
-  /// What is pinned is in the host's memory when this returns. Another thread's too.
+  /// Returns when the snapshot is in the host's memory. Other threads may call it.
   void await(std::chrono::milliseconds timeout) const;
-  /// The current stream is about to change what was pinned.
+  /// Makes the current stream, which is about to change what is pinned, wait for the copies.
   void before_change() const;
 
  private:
   at::Tensor host_memory(const at::Tensor& like);
 
   Device* device_;
-  std::vector<at::Tensor> on_host_;  // of a device that has other memory; used again by the next moment
+  std::vector<at::Tensor> on_host_;  // copies from another device; the next snapshot reuses their memory
   size_t next_on_host_ = 0;
   Event copied_;
 };

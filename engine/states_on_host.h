@@ -1,9 +1,9 @@
-// engine.offload_states(): the optimizer's states leave a rank's GPU while the program needs its memory for
-// something else (generating text between updates), and come back as they were. Owned by the engine, used by
-// its thread.
+// engine.offload_states(): moves the optimizer's states out of a rank's GPU memory while the program needs it
+// for something else (generating text between updates), and back unchanged. Owned by the engine, used by its
+// thread.
 //
-// Where ranks compute in the host's memory nothing moves, and the engine refuses the same calls: a program
-// that runs there runs on GPUs.
+// On CPU ranks nothing moves, but the engine refuses the same calls: a program that runs there also runs on
+// GPUs.
 #pragma once
 
 #include <span>
@@ -21,19 +21,19 @@ class StatesOnHost {
 
   /// Whether offload() was called since the last reload().
   bool away() const { return away_; }
-  /// Moves what the store has of these kinds in the GPU's memory. Nothing of it may be used until reload().
-  /// Waits for all work of this rank. Where an allocation fails nothing has moved.
+  /// Moves the store's states of these kinds out of the GPU's memory. None of them may be used until
+  /// reload(). Waits for all work of this rank. If an allocation fails, nothing has moved.
   void offload(std::span<const StateKind> kinds);
-  /// Where an allocation fails the call may be repeated.
+  /// If an allocation fails, the call may be repeated.
   void reload();
-  /// Whether it has left the GPU's memory.
+  /// Whether `state` is in the host's memory now.
   bool has(const StateTensor& state) const;
-  /// Page-locked; kept for the next offload().
+  /// Bytes of page-locked memory, kept for the next offload().
   int64_t bytes() const;
 
  private:
   struct Moved {
-    at::Tensor memory;  // as the store has it; without memory while it is away
+    at::Tensor memory;  // the store's tensor; without memory while it is away
     at::Tensor on_host;
     bool away = false;
   };

@@ -44,8 +44,8 @@ at::Tensor StepOutcome::facts(bool on_host) const {
 }
 
 void StepOutcome::hear() {
-  // Behind all that the device has been given for this step. That a rank is missing is the communicator's to
-  // find out, which can say which.
+  // Waits for all work of this step on the device. The communicator detects missing ranks and names them, so
+  // this timeout is longer than its own.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
   communicator_->device().streams().await(
       copied_, std::max(2 * communicator_->timeout(), kPatienceWithDevice), "the gradient norm");

@@ -1,6 +1,6 @@
-// What an optimizer step comes to: the norm of the gradient, what gradients are divided by, and whether one
-// of them is not finite, and which. Worked out where the gradients are, the same on every rank; the host
-// hears of it later. Owned by the engine's state, used by its thread.
+// The outcome of an optimizer step: the gradient norm, the divisor of the gradients, and which gradient is
+// not finite, if any. Computed on the gradients' device, the same on every rank; the host receives it later.
+// Owned by EngineState, used by its thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,22 +24,23 @@ class StepOutcome {
   StepOutcome(const Buckets& buckets, const GradientReducer& reducer, Communicator& communicator,
               Dtype communication);
 
-  /// Adds the squares of `slice`, this rank's of what is applied to the bucket, to what this rank tells.
+  /// Adds the squares of `slice`, this rank's slice of what will be applied to the bucket, to this rank's
+  /// tally.
   void add(int bucket, const at::Tensor& slice);
-  /// Sums up over ranks what has been added: the facts, on their way to the host. A collective.
+  /// Sums the tallies over ranks, computes the facts, and starts their copy to the host. A collective.
   void agree(const StepRule& rule);
-  /// The facts (device/step_facts.h), float64: in the device's memory from agree() on, in the host's from
-  /// hear() on.
+  /// The facts (device/step_facts.h), float64: valid in the device's memory after agree(), in the host's
+  /// after hear().
   at::Tensor facts(bool on_host) const;
-  /// Waits for the facts on the host.
+  /// Waits until the facts are in the host's memory, and reads them.
   void hear();
-  /// The step is not one that updates.
+  /// This step() does not update.
   void set_not_applied() { applied_ = false; }
 
-  // As heard last.
-  double norm() const { return norm_; }  // infinite where a gradient is not finite
+  // As read by the last hear().
+  double norm() const { return norm_; }  // infinite if a gradient is not finite
   bool applied() const { return applied_; }
-  /// Which gradient was infinite or NaN; empty: none.
+  /// Says which gradient was infinite or NaN; empty: none.
   const std::string& not_finite() const { return not_finite_; }
 
  private:

@@ -1,6 +1,6 @@
-// Where a step's time goes, for wall_clock_breakdown. Costs next to nothing when it is off. Phases are named
-// for profilers too. They are the host's time: on a device with streams that is what it took to ask for the
-// work, and beside it stands what the device measured itself.
+// Where a step's time goes, for wall_clock_breakdown. Costs next to nothing when it is off. Profilers show
+// the phases by name. Times are the host's: on a device with streams the time to launch the work, to which
+// the report adds what the device measured.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class StepTimer {
   /// `streams` outlives it.
   StepTimer(bool enabled, Streams& streams) : enabled_(enabled), streams_(&streams) { streams.time(enabled); }
 
-  /// Adds its lifetime to a phase.
+  /// Adds its lifetime to a phase's time.
   class Scope {
    public:
     Scope(StepTimer& timer, Phase phase);
@@ -35,8 +35,8 @@ class StepTimer {
 
   bool enabled() const { return enabled_; }
   /// "over 10 steps, ms each: whole 350.1 | backward 200.0 | reduction wait 3.1 | norm 1.0 | update and
-  /// gather 12.0 | rest (forward, data) 134.0", then starts anew. With describe() behind it where the device
-  /// measured.
+  /// gather 12.0 | rest (forward, data) 134.0", and restarts the measurement. On a device with streams
+  /// describe() follows.
   std::string report(int64_t steps);
 
  private:
