@@ -201,7 +201,7 @@ void Engine::offload_states(const std::vector<OffloadedState>& states) {
 }
 
 void Engine::reload_states() {
-  state_->states_on_host.reload();
+  on_all_ranks(*state_->communicator, "engine.reload_states()", [&] { state_->states_on_host.reload(); });
 }
 
 c10::Device Engine::device() const {

@@ -119,7 +119,8 @@ class Engine {
   void offload_states(const std::vector<OffloadedState>& states = {OffloadedState::moments,
                                                                    OffloadedState::master_weights,
                                                                    OffloadedState::gradients});
-  /// Moves the states back. May be called again if the GPU had no room for them.
+  /// Moves the states back. A collective. Throws on all ranks if the GPU of one has no room for them; call it
+  /// again when it has.
   void reload_states();
 
   /// Where the model's parameters and buffers are: the CPU, or this rank's GPU. Inputs go there too.

@@ -22,8 +22,6 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
-
 // Unless the config says otherwise, gradients in fp16 are divided by a power of two before the sum over
 // ranks, so that the sum does not overflow if no gradient does. That costs no bit except in the smallest
 // values.
@@ -316,116 +314,6 @@ void EngineState::check_before_step() const {
   }
   check_in_place();
   if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
-}
-
-void EngineState::measure() {
-  {  // what the last step changed must be in files before ranks meet at the norm
-    StepTimer::Scope scope(timer, Phase::update);
-    store.finish_generation();
-  }
-  {
-    StepTimer::Scope scope(timer, Phase::reduction);
-    should_stop = reducer.finish_window(termination_requested()) > 0 || should_stop;
-  }
-  StepTimer::Scope scope(timer, Phase::norm);
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
-    outcome.add(bucket, store.at(bucket, kGradient).own);
-  }
-  outcome.agree({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
-}
-
-void EngineState::make_directions() {
-  StepTimer::Scope scope(timer, Phase::update);
-  checkpoints.keep_all();
-  const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
-  for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) outcome.add(bucket, directions[bucket]);
-  outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
-}
-
-// A device with streams skips the update by itself. The loss scale of the next backward, an update on the
-// host and some optimizers need the outcome now.
-bool EngineState::waits_for_facts() const {
-  return scaler || host_update || optimizer->reads_facts() ||
-         !communicator->device().streams().asynchronous();
-}
-
-void EngineState::update() {
-  StepTimer::Scope scope(timer, Phase::update);
-  checkpoints.keep_all();
-  // With updates on the host the rest runs on the copy stream, which sends new values to the GPU: so the uses
-  // before, the gathers after and saves are ordered with it.
-  Streams& streams = communicator->device().streams();
-  const StreamId program = streams.current();
-  std::optional<StreamScope> copies;
-  if (host_update) copies.emplace(streams, Lane::copy);
-  if (residency) {
-    for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) residency->start_update(bucket);
-  }
-  buckets.follow_writes();
-  const bool gathers = !policy.replicate_update && communicator->world_size() > 1;
-  shards_to_update = shards_of_bucket;
-  optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
-    const int bucket = shard_bucket[shard];
-    if (--shards_to_update[bucket] > 0) return;
-    if (host_update) host_update->send_up(bucket);
-    if (residency) residency->finish_update(bucket, gathers);
-  });
-  shard_states.finish_update();
-  if (host_update && !gathers) {  // the program's stream waits itself, for reads without an operator
-    Event sent;
-    streams.record(sent, streams.current());
-    streams.wait(sent, program, Handover::updated);
-  }
-  buckets.bump_versions();
-}
-
-void EngineState::conclude() {
-  if (outcome.applied()) {
-    schedule.note_applied();
-  } else {
-    ++counts.skipped;
-  }
-  follow_loss_scale();
-  report_time();
-}
-
-void EngineState::settle() {
-  if (!open_step) return;
-  outcome.hear();
-  open_step = false;
-  if (!outcome.applied()) optimizer->set_steps(optimizer->steps() - 1);
-  conclude();
-}
-
-void EngineState::follow_loss_scale() {
-  const double before = loss_scale();
-  const bool goes_on = !scaler || scaler->update(!outcome.applied());
-  if (outcome.applied()) return;
-  const std::string what = "step " + std::to_string(counts.global) + " skipped: " + outcome.not_finite();
-  if (!goes_on) {
-    throw TrainingError(what + ", and the loss scale is at its minimum, fp16.min_loss_scale " +
-                        c10::str(before) +
-                        ": if it is this parameter's gradient again and again, look for what makes it so "
-                        "large (by now the parameters themselves may be infinite); a lower learning rate or "
-                        "bf16 may help");
-  }
-  if (communicator->rank() != 0) return;
-  std::string rest = "; parameters, optimizer and schedule stay as they were (" +
-                     std::to_string(counts.skipped) + " skipped so far)";
-  if (scaler && scaler->scale() != before) {
-    rest += c10::str(", the loss scale goes from ", before, " to ", scaler->scale());
-  } else if (scaler) {
-    rest += c10::str(", the loss scale stays at ", before);
-  }
-  log_warning(what + rest);
-}
-
-void EngineState::report_time() {
-  if (communicator->rank() != 0) return;
-  const int64_t interval = config.steps_per_print.value_or(kStepsPerBreakdown);
-  if (timer.enabled() && counts.global % interval == 0) {
-    log_info("step " + std::to_string(counts.global) + ": " + timer.report(interval));
-  }
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {

@@ -46,11 +46,16 @@ void HostUpdate::send_up(int bucket) {
   device_->copy(buckets_->shard(bucket), values_[bucket]);
 }
 
-void HostUpdate::await_arrival() const {
+void HostUpdate::hand_over_to(StreamId stream) {
   Streams& streams = device_->streams();
-  Event arrived;
-  streams.record(arrived, streams.of(Lane::copy));
-  streams.await(arrived, communicator_->timeout(), "the last values on their way to the GPU");
+  streams.record(arrived_, streams.of(Lane::copy));
+  streams.wait(arrived_, stream, Handover::updated);
+}
+
+void HostUpdate::await_arrival() {
+  Streams& streams = device_->streams();
+  streams.record(arrived_, streams.of(Lane::copy));
+  streams.await(arrived_, communicator_->timeout(), "the last values on their way to the GPU");
 }
 
 }  // namespace zerorun

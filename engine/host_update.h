@@ -39,8 +39,10 @@ class HostUpdate {
   void take_exact(int bucket, int64_t begin, const at::Tensor& exact);
   /// Sends values(bucket) to the GPU on the current stream, unless gathers bring them.
   void send_up(int bucket);
+  /// `stream` waits until all values sent have arrived on the GPU.
+  void hand_over_to(StreamId stream);
   /// Returns when all values sent have arrived on the GPU: then the host may change their source.
-  void await_arrival() const;
+  void await_arrival();
   /// Bytes of host memory, beside what the store keeps there.
   int64_t bytes() const { return bytes_; }
 
@@ -49,6 +51,7 @@ class HostUpdate {
   Communicator* communicator_;
   Device* device_;
   std::vector<at::Tensor> values_;  // by bucket
+  Event arrived_;                   // all values sent so far
   int64_t bytes_ = 0;
 };
 

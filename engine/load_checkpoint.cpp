@@ -138,7 +138,7 @@ class Restore {
   void read_module() const {
     for (const auto& [name, tensor, dtype, is_buffer] : state_->others) {
       if (tensor.numel() == 0 || !is_there(name)) continue;
-      const std::string source = saved_->dtype_of(names_.at(name), kMaster).empty() ? kValue : kMaster;
+      const std::string source = source_of_values(names_.at(name));
       at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(names_.at(name), source)));
       saved_->read(names_.at(name), source, 0, values.numel(), writable_bytes_of(values));
       tensor.detach().copy_(values);
@@ -188,7 +188,6 @@ class Restore {
   // Reads in the order of a file of such a slice, so that each block is read once.
   void read_slice(int bucket) {
     const auto& parameters = state_->buckets.parameters();
-    const bool has_master = state_->buckets.has_master(bucket);
     for (const int index : state_->buckets.layout(bucket).parameters) {
       if (has_window() && parameters[index].group != kFrozen && is_there(parameters[index].name))
         read_gradients(index);
@@ -206,7 +205,8 @@ class Restore {
       std::ranges::stable_sort(pieces, {}, [](const auto& piece) { return piece.second.state->name; });
       for (const auto& [index, piece] : pieces) {
         const std::string& name = names_.at(parameters[index].name);
-        read(name, source_of(name, *piece.state, has_master), piece);
+        const bool is_moment = piece.state->kind == StateKind::moment;
+        read(name, is_moment ? piece.state->name : source_of_values(name), piece);
       }
     });
   }
@@ -268,11 +268,8 @@ class Restore {
   }
 
   // Values of 16-bit training are rounded master weights; those of fp32 training are the master weights.
-  std::string source_of(const std::string& parameter, const StateTensor& kept, bool has_master) const {
-    const bool is_exact = kept.kind == StateKind::master || (kept.kind == StateKind::value && !has_master);
-    if (kept.kind == StateKind::moment) return kept.name;
-    const bool has_exact = !saved_->dtype_of(parameter, kMaster).empty();
-    return has_exact && (is_exact || has_master) ? kMaster : kValue;
+  std::string source_of_values(const std::string& parameter) const {
+    return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
   }
 
   void read(const std::string& parameter, const std::string& source, const StatePiece& piece) {

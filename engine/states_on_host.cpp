@@ -7,13 +7,15 @@ namespace zerorun {
 StatesOnHost::StatesOnHost(const SliceStore& store, Communicator& communicator)
     : store_(&store), communicator_(&communicator) {}
 
-StatesOnHost::Moved& StatesOnHost::find_or_add(const at::Tensor& memory) {
+StatesOnHost::Moved& StatesOnHost::find_or_add(const StateTensor& state) {
+  const at::Tensor& memory = state.memory;
   const auto found =
       std::ranges::find_if(moved_, [&](const Moved& moved) { return moved.memory.is_same(memory); });
   if (found != moved_.end()) return *found;
   return moved_.emplace_back(
       Moved{.memory = memory,
-            .on_host = communicator_->device().allocate_on_host(memory.numel(), memory.scalar_type())});
+            .on_host = communicator_->device().allocate_on_host(memory.numel(), memory.scalar_type()),
+            .is_sent = state.kind == StateKind::gradient});
 }
 
 void StatesOnHost::finish_all_work() const {
@@ -29,15 +31,15 @@ void StatesOnHost::finish_all_work() const {
 
 void StatesOnHost::offload(std::span<const StateKind> kinds) {
   Device& device = communicator_->device();
-  away_ = true;
-  if (!device.streams().asynchronous()) return;
   std::vector<size_t> leaving;
   store_->for_each([&](int, const StateTensor& state) {
     if (state.home != Home::device || std::ranges::find(kinds, state.kind) == kinds.end()) return;
-    Moved& moved = find_or_add(state.memory);
-    if (!moved.away && state.memory.numel() > 0)
-      leaving.push_back(static_cast<size_t>(&moved - moved_.data()));
+    if (!device.streams().asynchronous() || state.memory.numel() == 0) return;
+    Moved& moved = find_or_add(state);
+    if (!moved.away) leaving.push_back(static_cast<size_t>(&moved - moved_.data()));
   });
+  away_ = true;
+  if (leaving.empty()) return;
   finish_all_work();
   for (const size_t index : leaving) device.copy(moved_[index].on_host, moved_[index].memory);
   finish_all_work();
@@ -50,14 +52,19 @@ void StatesOnHost::offload(std::span<const StateKind> kinds) {
 
 void StatesOnHost::reload() {
   Device& device = communicator_->device();
+  bool comes_back = false;
   for (Moved& moved : moved_) {
     if (!moved.away) continue;
-    const at::Tensor there = device.allocate(moved.memory.numel(), moved.memory.scalar_type());
-    device.copy(there, moved.on_host);
-    moved.memory.storage().set_data_ptr(there.storage().set_data_ptr(c10::DataPtr(nullptr, there.device())));
+    const int64_t numel = moved.memory.numel();
+    const at::ScalarType dtype = moved.memory.scalar_type();
+    const at::Tensor back =
+        moved.is_sent ? communicator_->allocate(numel, dtype) : device.allocate(numel, dtype);
+    device.copy(back, moved.on_host);
+    moved.memory.storage().set_data_ptr(back.storage().set_data_ptr(c10::DataPtr(nullptr, back.device())));
     moved.away = false;
+    comes_back = true;
   }
-  if (!moved_.empty()) finish_all_work();
+  if (comes_back) finish_all_work();
   away_ = false;
 }
 

@@ -24,7 +24,8 @@ class StatesOnHost {
   /// Moves the store's states of these kinds out of the GPU's memory. None of them may be used until
   /// reload(). Waits for all work of this rank. If an allocation fails, nothing has moved.
   void offload(std::span<const StateKind> kinds);
-  /// If an allocation fails, the call may be repeated.
+  /// Moves them back. A collective: collectives move gradients fastest in memory that the communicator
+  /// allocates. If an allocation fails, the call may be repeated.
   void reload();
   /// Whether `state` is in the host's memory now.
   bool has(const StateTensor& state) const;
@@ -35,10 +36,11 @@ class StatesOnHost {
   struct Moved {
     at::Tensor memory;  // the store's tensor; without memory while it is away
     at::Tensor on_host;
+    bool is_sent = false;  // collectives read and write it
     bool away = false;
   };
 
-  Moved& find_or_add(const at::Tensor& memory);
+  Moved& find_or_add(const StateTensor& state);
   void finish_all_work() const;
 
   const SliceStore* store_;

@@ -1,4 +1,5 @@
-// A window of gradients that a checkpoint interrupts.
+// The window of gradients between two optimizer steps: how it ends, how the next one starts, and how a
+// checkpoint interrupts it.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -45,6 +46,81 @@ void GradientReducer::resume_window(const WindowSoFar& window) {
       written_[parameter] = 1;
     }
   }
+}
+
+void GradientReducer::finish_reduction() {
+  while (!flights_.empty()) retire_oldest();
+  streams_->record(reduced_, streams_->of(Lane::reduce));
+  streams_->wait(reduced_, streams_->current(), Handover::reduced);
+}
+
+// The current stream writes to the bucket's sums: after they have left.
+void GradientReducer::start_summing(int bucket) {
+  if (!options_.to_host) return;
+  streams_->wait(states_[bucket].left, streams_->current(), Handover::left);
+  states_[bucket].is_sent = false;
+}
+
+// What the current stream has made of the sums.
+void GradientReducer::send_to_host(int bucket) {
+  if (!options_.to_host) return;
+  BucketState& state = states_[bucket];
+  streams_->record(state.summed, streams_->current());
+  StreamScope scope(*streams_, Lane::copy);
+  streams_->wait(state.summed, streams_->current(), Handover::leaving);
+  device_->copy(state.on_host, store_->at(bucket, kGradient).own);
+  streams_->record(state.left, streams_->current());
+  state.is_sent = true;
+}
+
+int64_t GradientReducer::finish_window(bool notice) {
+  depart_rest();  // where the last backward was not known to be the last, all are still here
+  int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
+  for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
+  int64_t& notices = late[states_.size()];
+  notices = notice ? 1 : 0;
+  auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
+  finish_reduction();
+  agreement->wait();
+  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
+    if (late[bucket] > 0) reduce_late(bucket);
+    if (!states_[bucket].is_sent) send_to_host(bucket);
+  }
+  return notices;
+}
+
+// A collective. Rare, so all of it happens on the current stream.
+void GradientReducer::reduce_late(int bucket) {
+  BucketState& state = states_[bucket];
+  at::Tensor buffer = allocate_own(buckets_->layout(bucket).numel, options_.communication);
+  if (state.late.defined()) {
+    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
+    state.writers.clear();
+    for (int parameter : buckets_->layout(bucket).parameters) {
+      const at::Tensor late = buckets_->piece(parameter, state.late);
+      device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor, finding(parameter));
+    }
+    state.late.reset();
+  }
+  const std::string label = "late gradients of " + buckets_->label(bucket);
+  at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
+  communicator_->reduce_scatter(own, buffer, label)->wait();
+  if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
+  start_summing(bucket);
+  device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
+}
+
+void GradientReducer::start_window() {
+  ZR_CHECK(flights_.empty(), "gradients still under way after the step");
+  plan_.begin_again();
+  window_arrivals_ = 0;
+  for (BucketState& state : states_) {
+    state.has_sums = false;
+    state.departed = false;
+    state.is_sent = false;
+    streams_->wait(state.left, streams_->current(), Handover::left);
+  }
+  streams_->record(consumed_, streams_->current());
 }
 
 }  // namespace zerorun

@@ -195,17 +195,6 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
                                    std::move(reason));
 }
 
-// On the current stream. A buffer of what is in files is free for others at once.
-void Residency::copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from) {
-  buckets_->with_shard(bucket, use, [&] {
-    device_->copy(to, from);
-    if (!streams_->asynchronous() || !buckets_->shard_in_files(bucket)) return;
-    Event copied;
-    streams_->record(copied, streams_->current());
-    streams_->await(copied, communicator_->timeout(), "the slice of " + buckets_->label(bucket));
-  });
-}
-
 // On the gathers' stream, behind the last update of the shards and the last uses of the places.
 void Residency::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
@@ -222,18 +211,6 @@ void Residency::start_gathers(std::span<Start> starts) {
     streams_->record(states_[start.bucket].gathered, streams_->current());
     memory_.users(start.bucket).clear();
   }
-}
-
-// What the program has written to the gathered values reaches this rank's slice.
-void Residency::write_back(int bucket) {
-  const at::Tensor& shard = buckets_->shard(bucket);
-  const at::Tensor& memory = memory_.of(bucket);
-  if (shard.is_alias_of(memory)) return;
-  join(bucket);
-  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
-  before_write_(bucket);
-  copy_shard(bucket, ValueUse::overwrite, shard, buckets_->slice(bucket, memory, communicator_->rank()));
-  streams_->record(states_[bucket].shard_written, streams_->current());
 }
 
 void Residency::release(int bucket) {

@@ -192,6 +192,7 @@ class Residency final : public OperatorListener {
   std::vector<ChunkOfSlice> reads_;  // shards, in the order of the plan
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
+  Event shard_copied_;      // to or from a buffer of a slice in files
   CopyWatch escaped_copies_;
   ResidencyReport report_;
 };

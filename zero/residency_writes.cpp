@@ -212,4 +212,26 @@ void Residency::share_writes() {
   }
 }
 
+// What the program has written to the gathered values reaches this rank's slice.
+void Residency::write_back(int bucket) {
+  const at::Tensor& shard = buckets_->shard(bucket);
+  const at::Tensor& memory = memory_.of(bucket);
+  if (shard.is_alias_of(memory)) return;
+  join(bucket);
+  memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
+  before_write_(bucket);
+  copy_shard(bucket, ValueUse::overwrite, shard, buckets_->slice(bucket, memory, communicator_->rank()));
+  streams_->record(states_[bucket].shard_written, streams_->current());
+}
+
+// On the current stream. A buffer of what is in files is free for others at once.
+void Residency::copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from) {
+  buckets_->with_shard(bucket, use, [&] {
+    device_->copy(to, from);
+    if (!streams_->asynchronous() || !buckets_->shard_in_files(bucket)) return;
+    streams_->record(shard_copied_, streams_->current());
+    streams_->await(shard_copied_, communicator_->timeout(), "the slice of " + buckets_->label(bucket));
+  });
+}
+
 }  // namespace zerorun
