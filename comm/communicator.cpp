@@ -81,6 +81,10 @@ at::Tensor Communicator::make_own(const at::Tensor& shared) {
   return device_->allocate(shared.numel(), shared.scalar_type()).copy_(shared);
 }
 
+void Communicator::give_back_pages(const at::Tensor& part) {
+  device_->zero(part);
+}
+
 std::unique_ptr<Work> Communicator::reduce_scatter(at::Tensor output, at::Tensor input, std::string label) {
   ZR_CHECK(input.numel() == output.numel() * world_size_ && input.scalar_type() == output.scalar_type(),
            label);

@@ -96,6 +96,11 @@ class Communicator {
   /// A tensor with the values of `shared`, from allocate_shared(), that is this rank's alone. No rank writes
   /// to `shared` afterwards.
   virtual at::Tensor make_own(const at::Tensor& shared);
+  /// Returns the pages that lie wholly in `part`, of a tensor from allocate_shared(), to the system: they
+  /// read as zeros until some rank writes to them.
+  virtual void give_back_pages(const at::Tensor& part);
+  /// Whether ranks share memory, so that allocate_shared() fails for lack of room only.
+  virtual bool shares_memory() const { return false; }
   /// Texts for the other ranks that no collective carries (comm/notices.h), on a board of their own. All
   /// ranks open theirs in the same order.
   virtual std::unique_ptr<Notices> open_notices() = 0;

@@ -56,6 +56,15 @@ void SharedBlocks::make_own(const at::Tensor& tensor) {
   own_.emplace(block.offset, block.bytes);
 }
 
+void SharedBlocks::give_back_pages(const at::Tensor& part) const {
+  if (part.numel() == 0) return;
+  const std::optional<int64_t> offset = arena_.offset_of(part.const_data_ptr(), part.nbytes());
+  ZR_CHECK(offset.has_value(), "a tensor elsewhere");
+  const int64_t begin = (*offset + kPage - 1) / kPage * kPage;
+  const int64_t end = (*offset + static_cast<int64_t>(part.nbytes())) / kPage * kPage;
+  if (begin < end) madvise(arena_.at(begin), static_cast<size_t>(end - begin), MADV_REMOVE);
+}
+
 bool SharedBlocks::contains(const void* memory, size_t bytes) const {
   const std::optional<int64_t> offset = arena_.offset_of(memory, bytes);
   if (!offset) return false;

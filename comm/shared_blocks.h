@@ -32,6 +32,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// What is written to the tensor from now on, from open(), is seen by this rank alone. Pages that nobody
   /// writes to are still there once. No rank may write to the block any more but after the same call.
   void make_own(const at::Tensor& tensor);
+  /// Returns the pages that lie wholly in `part`, of a tensor from open(), to the system.
+  void give_back_pages(const at::Tensor& part) const;
 
   /// Whether all ranks see what is written there.
   bool contains(const void* memory, size_t bytes) const;

@@ -61,6 +61,8 @@ class SharedMemoryCommunicator : public Communicator {
     transfers_->blocks().make_own(shared);
     return shared;
   }
+  void give_back_pages(const at::Tensor& part) override { transfers_->blocks().give_back_pages(part); }
+  bool shares_memory() const override { return true; }
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
   int64_t scratch_bytes() const override { return transfers_->scratch_bytes(); }

@@ -181,6 +181,7 @@ class ThreadCommunicator : public Communicator {
     barrier("shared memory")->wait();
     return shared;
   }
+  bool shares_memory() const override { return shares_memory_; }
 
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {

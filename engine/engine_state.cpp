@@ -64,7 +64,7 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
   return {.marked = come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
-          .shared = !policy.replicate_update && communicator.world_size() > 1,
+          .shared = !policy.replicate_update && communicator.world_size() > 1 && communicator.shares_memory(),
           .dtype = config.precision.training,
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update,

@@ -98,7 +98,8 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
   // On a GPU gathered parameters are not in the host's memory.
   if (!kinds.master_on_host)
     needed.gathered = size_of(precision.training) *
-                      std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0));
+                      std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0)) /
+                      (kinds.shared ? store.world_size() : 1);
   for (const SliceFiles* slices : {store.files(), store.value_files()})
     if (slices) needed.buffers += slices->files().buffer_bytes();
   return needed;

@@ -76,6 +76,8 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   own_values_.resize(count());
   given_up_.resize(count());
   written_.resize(count());
+  if (options.shared && store.value_files())
+    shared_gathers_ = std::make_unique<SharedGathers>(count(), communicator);
   try {
     for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket);
   } catch (...) {
@@ -86,9 +88,11 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
 
 at::Tensor Buckets::allocate_values(int bucket) {
   const int64_t numel = layout(bucket).numel;
-  if (marked() && options_.shared && !shard_in_files(bucket)) {
-    at::Tensor values = communicator_->allocate_shared(numel, scalar_type(dtype()));
-    shared_[bucket] = values.defined();
+  if (marked() && options_.shared) {
+    const bool in_files = shard_in_files(bucket);
+    const at::Tensor values = in_files ? shared_gathers_->make_buffer(bucket, numel, scalar_type(dtype()))
+                                       : communicator_->allocate_shared(numel, scalar_type(dtype()));
+    shared_[bucket] = !in_files && values.defined();
     if (values.defined()) return values;
   }
   return communicator_->allocate(numel, scalar_type(dtype()));
@@ -115,7 +119,7 @@ void Buckets::move_in(int bucket) {
                                 : place);
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
-  if (wants_exact && shared(bucket)) {
+  if (wants_exact && (shared(bucket) || gathers_once(bucket))) {
     at::Tensor own = slice(bucket, flat, rank_);
     own.copy_(slice(bucket, exact, rank_));
     communicator_->all_gather(flat, own, "rounded values of " + labels_[bucket])->wait();
@@ -154,8 +158,11 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   }
   if (comes_and_goes(bucket)) {
     const at::Tensor own = slice(bucket, flat, rank_);
-    if (shard_in_files(bucket))
-      return with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
+    if (shard_in_files(bucket)) {
+      with_shard(bucket, ValueUse::overwrite, [&] { at::Tensor(shard(bucket)).copy_(own); });
+      if (shared_gathers_) shared_gathers_->give_back_pages();
+      return;
+    }
     const bool on_host = options_.shards_on_host;
     at::Tensor shard = on_host ? device_->allocate_on_host(own.numel(), flat.scalar_type())
                                : communicator_->allocate(own.numel(), flat.scalar_type());

@@ -26,6 +26,7 @@
 #include "comm/communicator.h"
 #include "zero/interception.h"
 #include "zero/layout.h"
+#include "zero/shared_gathers.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
@@ -40,7 +41,7 @@ struct NamedParameter {
 struct BucketKind {
   /// Memory for all values is there from a gather to a release only.
   bool comes_and_goes = false;
-  /// Ranks share the values, so what the program writes goes to a copy of this rank's.
+  /// Ranks share the memory of the values, so what the program writes goes to a copy of this rank's.
   bool copied_for_writes = false;
   /// The parameters are accessible around uses only, which all ranks come to alike; their values go with the
   /// engine.
@@ -53,7 +54,7 @@ struct BucketKind {
 struct BucketOptions {
   /// Operators on the parameters are told to the listener given to listen(); partitioned buckets must be.
   bool marked = false;
-  bool shared = false;            // marked buckets lie in memory that the ranks share, if they share any
+  bool shared = false;            // marked buckets lie in memory that the ranks share, or are gathered there
   Dtype dtype = Dtype::fp32;      // of the values; under a 16-bit one trained buckets have master weights
   bool master_from_fp32 = false;  // they start from the parameters as given, not as rounded to `dtype`
   bool whole_master = false;      // this rank keeps those of all slices, not only of its own
@@ -89,11 +90,15 @@ class Buckets {
   bool partitioned(int bucket) const { return layout(bucket).partitioned; }
   /// [Note: shared buckets]
   bool shared(int bucket) const { return shared_[bucket]; }
+  /// Whether the ranks of the host gather it into one buffer: [Note: shared gathers].
+  bool gathers_once(int bucket) const { return shared_gathers_ && shared_gathers_->buffer(bucket).defined(); }
+  /// Null where no bucket does.
+  SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
   /// Whether memory for all values is there only from a gather on.
   bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   BucketKind kind(int bucket) const {
     return {.comes_and_goes = comes_and_goes(bucket),
-            .copied_for_writes = shared(bucket),
+            .copied_for_writes = shared(bucket) || gathers_once(bucket),
             .around_uses = partitioned(bucket)};
   }
   /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
@@ -210,6 +215,7 @@ class Buckets {
   std::vector<c10::Storage> storages_;
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
+  std::unique_ptr<SharedGathers> shared_gathers_;
   std::vector<at::Tensor> own_values_;  // mostly undefined
   std::vector<bool> given_up_;
   std::vector<bool> written_;  // and not yet followed

@@ -14,14 +14,26 @@ GatherMemory::GatherMemory(const Buckets& buckets, Communicator& communicator)
       places_(buckets.count()) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     if (!buckets.comes_and_goes(bucket)) places_[bucket].memory = buckets.flat(bucket);
+    needs_arena_ = needs_arena_ || (buckets.comes_and_goes(bucket) && !buckets.gathers_once(bucket));
   }
 }
 
+bool GatherMemory::take_shared(int bucket) {
+  if (!buckets_->gathers_once(bucket)) return false;
+  places_[bucket].memory = buckets_->shared_gathers()->buffer(bucket);
+  count(shared_bytes(bucket));
+  return true;
+}
+
 bool GatherMemory::take_planned(int bucket, int64_t offset) {
+  if (take_shared(bucket)) {
+    places_[bucket].planned = true;
+    return true;
+  }
   const int64_t numel = buckets_->layout(bucket).numel;
   if (offset + numel > arena_numel()) return false;
   for (int other = 0; other < buckets_->count(); ++other) {
-    if (!places_[other].planned) continue;
+    if (!places_[other].planned || buckets_->gathers_once(other)) continue;
     const int64_t begin = places_[other].memory.storage_offset();
     if (begin < offset + numel && offset < begin + buckets_->layout(other).numel) return false;
   }
@@ -31,6 +43,7 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
 }
 
 void GatherMemory::take_unplanned(int bucket) {
+  if (take_shared(bucket)) return;
   at::Tensor& memory = places_[bucket].memory;
   if (communicator_->world_size() == 1 && !buckets_->shard_is_brought(bucket)) {
     memory = buckets_->shard(bucket);
@@ -62,7 +75,10 @@ void GatherMemory::wait_for_last_uses(int bucket) {
 void GatherMemory::give_back(int bucket) {
   Place& place = places_[bucket];
   place.users.record_ends(*streams_);
-  if (!std::exchange(place.planned, false) && !place.memory.is_alias_of(buckets_->shard(bucket))) {
+  const bool planned = std::exchange(place.planned, false);
+  if (buckets_->gathers_once(bucket)) {
+    count(-shared_bytes(bucket));
+  } else if (!planned && !place.memory.is_alias_of(buckets_->shard(bucket))) {
     count(-static_cast<int64_t>(place.memory.nbytes()));
   }
   place.memory.reset();
@@ -79,12 +95,13 @@ void GatherMemory::make_copy(int bucket) {
 void GatherMemory::drop_copy(int bucket) {
   Place& place = places_[bucket];
   count(-static_cast<int64_t>(place.memory.nbytes()));
-  place.memory = buckets_->flat(bucket);
+  const bool gathered = buckets_->gathers_once(bucket);
+  place.memory = gathered ? buckets_->shared_gathers()->buffer(bucket) : buckets_->flat(bucket);
   place.copied = false;
 }
 
 void GatherMemory::fit_arena(int64_t numel) {
-  if (arena_numel() >= numel) return;
+  if (!needs_arena_ || arena_numel() >= numel) return;
   free_arena();
   if (arena_.defined()) return;
   StreamScope scope(*streams_, Lane::gather);
@@ -96,6 +113,11 @@ void GatherMemory::free_arena() {
   if (!arena_.defined() || std::ranges::any_of(places_, &Place::planned)) return;
   count(-static_cast<int64_t>(arena_.nbytes()));
   arena_.reset();
+}
+
+// This rank's part of the buffer.
+int64_t GatherMemory::shared_bytes(int bucket) const {
+  return buckets_->layout(bucket).slice_numel * size_of(buckets_->dtype());
 }
 
 void GatherMemory::count(int64_t bytes) {

@@ -58,18 +58,21 @@ class GatherMemory {
  private:
   struct Place {
     at::Tensor memory;
-    bool planned = false;   // it is in the arena
+    bool planned = false;   // where the plan says: in the arena, or in its shared buffer
     bool copied = false;    // it is this rank's copy of a shared bucket
     StreamUsers users;      // of the values, since the last gather
     uintptr_t address = 0;  // of the memory that they used
   };
 
+  bool take_shared(int bucket);
+  int64_t shared_bytes(int bucket) const;
   void count(int64_t bytes);
 
   const Buckets* buckets_;
   Communicator* communicator_;
   Streams* streams_;
   std::vector<Place> places_;  // one a bucket
+  bool needs_arena_ = false;   // some bucket comes and goes in memory of this rank's own
   at::Tensor arena_;
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;

@@ -189,7 +189,12 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   at::Tensor own = buckets_->shard(bucket);
   if (buckets_->shard_is_brought(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
-    copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
+    if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
+      buckets_->with_shard(bucket, ValueUse::read,
+                           [] {});  // the slice is still there: keeps to the planned reads
+    } else {
+      copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
+    }
   }
   return communicator_->all_gather(memory, own, "parameters of " + buckets_->label(bucket),
                                    std::move(reason));
@@ -214,8 +219,12 @@ void Residency::start_gathers(std::span<Start> starts) {
 }
 
 void Residency::release(int bucket) {
+  const bool once = buckets_->gathers_once(bucket);
+  if (once) buckets_->shared_gathers()->release(bucket);
   if (states_[bucket].state == State::dirty) write_back(bucket);
+  if (memory_.is_copy(bucket)) drop_copy(bucket);
   memory_.give_back(bucket);
+  if (once) buckets_->shared_gathers()->give_back_pages();
   current_.clear();  // the next operator on it is a use of its own
   live_numel_ -= bucket_numel_[bucket];
 }
@@ -328,6 +337,7 @@ void Residency::make_room(std::span<const int> buckets) {
 
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
+  hear_who_wrote();
   release_unpinned();
   if (has_writes()) share_writes();
   for (int bucket : staying_) {

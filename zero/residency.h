@@ -1,24 +1,27 @@
-// When parameters have memory: told of every operator that touches a marked bucket, gathers it, waits for it,
-// and takes the memory away again. Owned by the engine; operators come from any thread. [Note: residency]
+// Decides when parameters have memory: sees every operator that uses a marked bucket, gathers the bucket,
+// waits for it, and takes its memory away again. Owned by the engine; operators come from any thread.
+// [Note: residency]
 //
-//   sharded ──> gathering ──> resident ──> dirty      of a partitioned bucket
+//   sharded ──> gathering ──> resident ──> dirty      a bucket that comes and goes
 //      └<──────────┴<────────────┴<──────────┘
-//   resident <──> gathering                           of a whole bucket (stages 1 and 2)
-//   resident <──> gathering, resident <──> dirty      of one that ranks share (stages 1 to 3)
+//   resident <──> gathering                           a whole bucket (stages 1 and 2)
+//   resident <──> gathering, resident <──> dirty      a bucket at home in shared memory (stages 1 to 3)
 //
-// move() is the only function that changes a bucket's state. The parameters of a partitioned or shared bucket
-// are accessible only while an operator or a scope pins it: raw access without a scope throws whenever it
-// comes. What is gathered when follows from the operators and the trace alone, so that all ranks gather in
-// the same order; ranks that do not are told who is where.
+// Only move() changes a bucket's state. The parameters of a partitioned or shared bucket are accessible only
+// while an operator or a scope pins it; raw access without a scope throws. The operators and the trace alone
+// decide what is gathered when, so all ranks gather in the same order; if they do not, the error says where
+// each rank is.
 //
-// [Note: writes to shared buckets] An operator that writes to a parameter of a shared bucket finds a copy
-// that is this rank's; so does a scope, and after synchronize() raw access. What was written counts as
-// elsewhere: this rank's slice of it reaches the others with the next update of a whole bucket, and of a
-// partitioned one with the next use, an operator on a partitioned bucket that no scope holds, unless it
-// writes once more to what has just been written. All ranks come to uses alike; what one does alone in a
-// scope is none. Updates write where all ranks read: they begin behind a collective that each rank comes to
-// when it has used the parameters (the norm), and the first use afterwards waits for all owners of the
-// bucket, and for no other bucket's.
+// [Note: writes to shared buckets] An operator that writes to a parameter of a bucket whose memory the ranks
+// share writes to this rank's own copy of the bucket, and so does a scope, and raw access after
+// synchronize(). This rank's slice of the copy reaches the other ranks
+//   - of a whole bucket with the next update;
+//   - of a partitioned bucket at home in shared memory at the next use: an operator on a partitioned bucket
+//     that no scope holds, unless it writes again to the bucket just written;
+//   - of a bucket gathered from files ([Note: shared gathers]) when the bucket is released.
+// All ranks come to uses and releases alike; what one rank alone does inside a scope does not count as a use.
+// Updates write to memory that all ranks read: they begin behind a collective that each rank comes to when it
+// has used the parameters (the norm), and the first use afterwards waits for all owners of its bucket.
 #pragma once
 
 #include <functional>
@@ -145,6 +148,7 @@ class Residency final : public OperatorListener {
   void drop_copy(int bucket);
   void share(int bucket);
   void end_scope(int bucket, ScopeEnd end);
+  void end_read(int bucket);
   void ask_who_wrote(std::vector<int> buckets);
   void hear_who_wrote();
   void share_writes();

@@ -23,6 +23,11 @@ void Residency::start_update(int bucket) {
                     "what was written to " + buckets_->label(bucket));
     streams_->await(state.gathered, communicator_->timeout(), "the gather of " + buckets_->label(bucket));
   }
+  if (buckets_->gathers_once(bucket)) {
+    ZR_CHECK(buckets_->shared_gathers()->is_free(bucket),
+             buckets_->label(bucket) + " is in use by some rank");
+    buckets_->shared_gathers()->give_back_pages();
+  }
   if (memory_.is_copy(bucket)) {
     const at::Tensor written = buckets_->slice(bucket, memory_.of(bucket), communicator_->rank());
     if (state.state == State::dirty) device_->copy(buckets_->shard(bucket), written);
@@ -54,7 +59,12 @@ void Residency::hold(std::span<const int> buckets) {
   hear_who_wrote();
   std::vector<int> passing;
   for (int bucket : buckets) {
-    if (states_[bucket].kind.comes_and_goes) passing.push_back(bucket);
+    const BucketState& state = states_[bucket];
+    if (!state.kind.comes_and_goes) continue;
+    passing.push_back(bucket);
+    // What all ranks wrote before the scope is to be in all slices.
+    if (state.kind.copied_for_writes && state.state == State::dirty && state.pins == 0)
+      move(bucket, State::sharded);
   }
   gather_on_demand(passing, "for a GatheredParameters scope");
   for (int bucket : buckets) {
@@ -101,6 +111,7 @@ void Residency::end_scope(int bucket, ScopeEnd end) {
   if (states_[bucket].kind.comes_and_goes) {
     const bool discards = end == ScopeEnd::abandoned && states_[bucket].state == State::dirty;
     if (discards) move(bucket, State::resident);
+    if (memory_.is_copy(bucket) && states_[bucket].state != State::dirty) drop_copy(bucket);
     if (discards || !memory_.planned(bucket)) move(bucket, State::sharded);
     return;
   }
@@ -120,7 +131,7 @@ void Residency::ask_who_wrote(std::vector<int> buckets) {
   auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
   // Where this rank has not written the answer is known, and its copy of no more use.
   for (int bucket : buckets) {
-    if (states_[bucket].held_clean && states_[bucket].state != State::dirty) drop_copy(bucket);
+    if (states_[bucket].held_clean && states_[bucket].state != State::dirty) end_read(bucket);
   }
   questions_.push_back({std::move(buckets), std::move(writers), std::move(work)});
 }
@@ -136,7 +147,7 @@ void Residency::hear_who_wrote() {
       if (writers[i] == communicator_->world_size()) {
         share(bucket);
       } else if (clean_before && memory_.is_copy(bucket)) {
-        drop_copy(bucket);
+        end_read(bucket);
       }
     }
   }
@@ -184,8 +195,15 @@ void Residency::drop_copy(int bucket) {
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 
+// A scope that this rank has only read in, or whose writes are lost.
+void Residency::end_read(int bucket) {
+  drop_copy(bucket);
+  if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);
+}
+
 // What this rank has written to its copy reaches the slice of it that all read. A collective.
 void Residency::share(int bucket) {
+  if (states_[bucket].kind.comes_and_goes) return move(bucket, State::sharded);
   communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
   before_write_(bucket);
   device_->copy(buckets_->shard(bucket), buckets_->slice(bucket, memory_.of(bucket), communicator_->rank()));
@@ -217,6 +235,8 @@ void Residency::write_back(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   const at::Tensor& memory = memory_.of(bucket);
   if (shard.is_alias_of(memory)) return;
+  if (buckets_->gathers_once(bucket))  // no rank reads the buffer any more
+    communicator_->barrier("writes to " + buckets_->label(bucket))->wait();
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);
   before_write_(bucket);

@@ -121,6 +121,27 @@ TEST_CASE("shared blocks: where there is no memory for a copy of one's own, the 
   CHECK(at_index(mine, kPage) == 5);
 }
 
+TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system, and read as zeros for all") {
+  Pair pair;
+  const auto offset = pair.first->reserve(kNumel, 2);
+  const at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
+  const at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
+  mine.fill_(9);
+  const int64_t before = pair.pages();
+  pair.second->give_back_pages(theirs.narrow(0, 10 * kPage - 1, 20 * kPage + 2));
+  CHECK(pair.pages() == before - 20);
+  CHECK(at_index(mine, 10 * kPage - 1) == 9);
+  CHECK(at_index(mine, 10 * kPage) == 0);
+  CHECK(at_index(mine, 30 * kPage - 1) == 0);
+  CHECK(at_index(mine, 30 * kPage) == 9);
+  const int64_t after = pair.pages();  // reading has taken two again
+  pair.second->give_back_pages(theirs.narrow(0, 40 * kPage + 1, 2 * kPage - 2));  // no whole page
+  pair.second->give_back_pages(theirs.narrow(0, 50 * kPage, 0));
+  CHECK(pair.pages() == after);
+  theirs.mutable_data_ptr<uint8_t>()[20 * kPage] = 4;
+  CHECK(at_index(mine, 20 * kPage) == 4);
+}
+
 TEST_CASE("shared blocks: nothing has no copy, and needs none") {
   Pair pair;
   const auto offset = pair.first->reserve(0, 1);

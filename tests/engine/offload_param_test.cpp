@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "base/error.h"
 #include "engine/gathered_parameters.h"
@@ -204,16 +208,31 @@ TEST_CASE("Frozen values in files are linked once more where their own file cann
 
 namespace {
 
-// More layers than there are buffers, each a bucket, on one rank.
+// More layers than there are buffers, each a bucket.
 struct Layers {
   static constexpr int kLayers = 12, kWidth = 512;
 
-  Layers(const std::string& precision, const fs::path& folder, std::shared_ptr<Communicator> communicator) {
-    for (int layer = 0; layer < kLayers; ++layer)
-      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  // `between`: called by each rank behind each layer of the forward pass.
+  Layers(
+      const std::string& precision, const fs::path& folder, std::shared_ptr<Communicator> communicator,
+      const std::function<void(int layer)>& between = [](int) {}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      torch::nn::Linear linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false));
+      {
+        const torch::NoGradGuard no_grad;
+        linear->weight.copy_(
+            torch::arange(kWidth * kWidth).add(layer).sin().view({kWidth, kWidth}).mul(0.05));
+      }
+      model->push_back(linear);
+      model->push_back(torch::nn::Functional([between, layer](const at::Tensor& values) {
+        between(layer);
+        return values;
+      }));
+    }
     const std::string zero = R"(, "stage3_max_live_parameters": 0, "stage3_prefetch_bucket_size": 300000)";
-    const Config config = parse_config(
-        tiny_config(precision, 1, 0, 3, offload_in("offload_param", folder) + zero), "layers", 1);
+    const Config config =
+        parse_config(tiny_config(precision, 1, 0, 3, offload_in("offload_param", folder) + zero), "layers",
+                     communicator->world_size());
     InitializeOptions options;
     options.communicator = communicator;
     options.bucket_numel = 1;
@@ -259,6 +278,47 @@ TEST_CASE("A step writes values in files once, and reads them for each gather") 
     CHECK(read_slices <= 1.02 * uses);
     CHECK(read_slices >= uses - kSteps * 3 * 5 - 5);
   });
+}
+
+TEST_CASE("Ranks that share memory gather values from files into one buffer, whichever of them is late") {
+  const TemporaryFolder folder;
+  const std::string precision = GENERATE("", R"("bf16": {"enabled": true},)");
+  constexpr int kRanks = 3;
+  struct Outcome {
+    std::vector<at::Tensor> parameters;
+    int64_t peak = 0;  // bytes of gathered values, over all ranks
+  };
+  auto train = [&](bool shares_memory, bool some_are_late) {
+    std::mutex mutex;
+    Outcome outcome;
+    run_ranks(
+        kRanks,
+        [&](std::shared_ptr<Communicator> communicator) {
+          const int rank = communicator->rank();
+          Layers layers(precision, folder / "", communicator, [&](int layer) {
+            if (some_are_late && layer % kRanks == rank)
+              std::this_thread::sleep_for(std::chrono::milliseconds(3));
+          });
+          for (int step = 0; step < 4; ++step) layers.step();
+          const int64_t peak = layers.engine->residency().peak_resident_bytes;
+          const GatheredParameters scope(*layers.engine, layers.model->parameters());
+          const std::lock_guard lock(mutex);
+          outcome.peak += peak;
+          if (rank > 0) return;
+          for (const at::Tensor& parameter : layers.model->parameters())
+            outcome.parameters.push_back(parameter.detach().clone());
+        },
+        std::chrono::seconds(60), shares_memory);
+    return outcome;
+  };
+  const Outcome apart = train(false, false);
+  for (const bool some_are_late : {false, true}) {
+    const Outcome together = train(true, some_are_late);
+    REQUIRE(together.parameters.size() == Layers::kLayers);
+    for (int layer = 0; layer < Layers::kLayers; ++layer)
+      CHECK(at::equal(together.parameters[layer], apart.parameters[layer]));
+    CHECK(together.peak * kRanks <= apart.peak);
+  }
 }
 
 TEST_CASE("Slices stay in memory up to max_in_cpu, and none where all of them may") {

@@ -11,7 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checksums.h"
+#include "checkpoint/file_system.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
 #include "zero/buckets.h"
 #include "zero/layout.h"
 #include "zero/slice_store.h"
@@ -60,15 +63,34 @@ inline std::vector<int64_t> numels_of(const std::vector<ParameterSpec>& specs) {
 /// ranks other than 0 have other values.
 struct RankState {
   RankState(const std::vector<ParameterSpec>& specs, Communicator& communicator, const BucketOptions& options,
-            int64_t bucket_numel = 1)
-      : RankState(specs, leaves_of(specs, communicator.rank()), communicator, options, bucket_numel) {}
+            int64_t bucket_numel = 1, bool values_in_files = false)
+      : RankState(specs, leaves_of(specs, communicator.rank()), communicator, options, bucket_numel,
+                  values_in_files) {}
 
   RankState(const std::vector<ParameterSpec>& specs, std::vector<at::Tensor> given,
-            Communicator& communicator, const BucketOptions& options, int64_t bucket_numel)
+            Communicator& communicator, const BucketOptions& options, int64_t bucket_numel,
+            bool values_in_files = false)
       : leaves(std::move(given)),
         store(make_layout_of(specs, communicator.world_size(), kAlignment, bucket_numel), numels_of(specs),
               communicator.rank(), communicator.world_size()),
-        buckets(named(specs, leaves), store, communicator, options) {}
+        buckets(named(specs, leaves), values_in_files ? with_values_in_files(specs, options.dtype) : store,
+                communicator, options) {}
+
+  SliceStore& with_values_in_files(const std::vector<ParameterSpec>& specs, Dtype dtype) {
+    std::vector<std::string> names;
+    for (size_t index = 0; index < specs.size(); ++index) names.push_back(parameter_name(index));
+    std::vector<int> partitioned;
+    for (int bucket = 0; bucket < store.count(); ++bucket) {
+      if (store.layout(bucket).partitioned) partitioned.push_back(bucket);
+    }
+    const StateFilesOptions files{.folder = folder / "",
+                                  .rank = store.rank(),
+                                  .chunk_bytes = 4 * kChecksumBlock,
+                                  .request_bytes = kChecksumBlock,
+                                  .alignment = kAlignment};
+    store.keep_values_in_files(local_file_system(), files, dtype, partitioned, names);
+    return store;
+  }
 
   static std::vector<at::Tensor> leaves_of(const std::vector<ParameterSpec>& specs, int rank) {
     std::vector<at::Tensor> leaves;
@@ -89,6 +111,7 @@ struct RankState {
   }
 
   std::vector<at::Tensor> leaves;
+  TemporaryFolder folder;
   SliceStore store;
   Buckets buckets;
 };

@@ -18,15 +18,18 @@ struct Kind {
   std::string name;
   bool partitioned;
   bool shares_memory;  // the ranks do
+  bool in_files = false;
 
-  bool comes_and_goes() const { return partitioned && !shares_memory; }
+  bool comes_and_goes() const { return partitioned && (!shares_memory || in_files); }
+  /// Whether writes of the program go to a copy of this rank's.
+  bool copied_for_writes() const { return shares_memory; }
   /// Whether raw access throws outside of scopes.
   bool guarded() const { return partitioned || shares_memory; }
 };
-inline const std::vector<Kind> kKinds = {{"comes and goes", true, false},
-                                         {"whole", false, false},
-                                         {"shared whole", false, true},
-                                         {"shared partitioned", true, true}};
+inline const std::vector<Kind> kKinds = {
+    {"comes and goes", true, false}, {"whole", false, false},
+    {"shared whole", false, true},   {"shared partitioned", true, true},
+    {"in files", true, false, true}, {"in files, one buffer for all ranks", true, true, true}};
 
 /// Three parameters, each in a bucket of its own: that of parameter p is 2 - p. On 2 and 3 ranks the first
 /// spans all slices.
@@ -39,7 +42,8 @@ class Model {
   Model(const Kind& kind, Communicator& communicator, GatherLimits limits = {}, Dtype dtype = Dtype::fp32)
       : kind(kind),
         communicator(communicator),
-        state(specs(kind), communicator, {.marked = true, .shared = true, .dtype = dtype}),
+        state(specs(kind), communicator, {.marked = true, .shared = kind.shares_memory, .dtype = dtype},
+              /*bucket_numel=*/1, kind.in_files),
         leaves(state.leaves),
         residency(state.buckets, communicator, limits, [this] { return in_training; }) {}
   /// No rank's memory goes while another one reads it.
@@ -60,7 +64,9 @@ class Model {
   /// `add` times 1 more than the rank is added to this rank's slices.
   void finish_update(double add) {
     for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
-      at::Tensor(state.buckets.shard(bucket)).add_(add * (communicator.rank() + 1));
+      state.buckets.with_shard(bucket, ValueUse::change, [&] {
+        at::Tensor(state.buckets.shard(bucket)).add_(add * (communicator.rank() + 1));
+      });
       residency.finish_update(bucket, communicator.world_size() > 1);
     }
   }

@@ -80,7 +80,7 @@ TEST_CASE("residency: what all ranks wrote by operators in a scope that reads st
 }
 
 TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket in a scope is lost") {
-  check_kinds({kKinds[3]}, 2, [](Model& model) {
+  check_kinds({kKinds[3], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -97,7 +97,7 @@ TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket 
 }
 
 TEST_CASE("residency: a scope right behind another one sees what stays of that") {
-  check_kinds({kKinds[0], kKinds[3]}, 2, [](Model& model) {
+  check_kinds({kKinds[0], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -105,7 +105,7 @@ TEST_CASE("residency: a scope right behind another one sees what stays of that")
     expect_equal(raw_values(model.leaves[0]), 2 * model.given(0), "what all have written");
     model.residency.unhold(kHeld, ScopeEnd::read);
   });
-  check_kinds({kKinds[3]}, 2, [](Model& model) {
+  check_kinds({kKinds[3], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -149,7 +149,7 @@ TEST_CASE("residency: what one rank wrote in a scope that writes is there for al
 }
 
 TEST_CASE("residency: of a scope that was abandoned nothing stays where writes go elsewhere") {
-  check_kinds({kKinds[0], kKinds[2], kKinds[3]}, 2, [](Model& model) {
+  check_kinds({kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     fill_raw(model.leaves[0], -1);
     model.residency.unhold(kHeld, ScopeEnd::abandoned);
@@ -168,7 +168,7 @@ TEST_CASE("residency: of a scope that was abandoned nothing stays where writes g
 
 TEST_CASE(
     "residency: of a scope that was abandoned operators leave nothing where values are spread or shared") {
-  check_kinds({kKinds[0], kKinds[2], kKinds[3]}, 2, [](Model& model) {
+  check_kinds({kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::abandoned);
@@ -179,7 +179,7 @@ TEST_CASE(
 }
 
 TEST_CASE("residency: what all ranks wrote before a scope stays where it was abandoned") {
-  check_kinds({kKinds[0]}, 2, [](Model& model) {
+  check_kinds({kKinds[0], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     at::Tensor(model.leaves[0]).add_(1);
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
