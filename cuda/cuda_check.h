@@ -1,4 +1,4 @@
-// What CUDA's runtime says about a call, as an error. Any thread.
+// Turns error codes of the CUDA runtime into exceptions. Thread-safe.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,5 +14,5 @@ inline void check_cuda(cudaError_t status, const char* call) {
 
 }  // namespace zerorun
 
-/// Makes a call to CUDA's runtime; throws Error when it fails.
+/// Calls a CUDA runtime function; throws Error when it fails.
 #define ZR_CUDA(call) ::zerorun::check_cuda((call), #call)

@@ -20,7 +20,7 @@
 namespace zerorun {
 namespace {
 
-// Many small blocks: they end at different times, and memory is busy to the last.
+// Many small blocks: they end at different times, which keeps memory busy until the end.
 constexpr int64_t kBlocksPerMultiprocessor = 32;
 
 // Makes GPU `index` the thread's current one.
@@ -55,7 +55,7 @@ int64_t blocks_of(c10::Device device) {
   return kBlocksPerMultiprocessor * multiprocessors;
 }
 
-// Never null, so that a tensor without elements has a device too.
+// At least 1, so that an empty tensor's pointer is not null and has a device.
 size_t allocated_bytes(int64_t numel, at::ScalarType dtype) {
   return std::max<size_t>(static_cast<size_t>(numel) * c10::elementSize(dtype), 1);
 }
@@ -87,7 +87,7 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // what LibTorch keeps and does not use
+    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the blocks that LibTorch caches
     status = cudaMalloc(&memory, bytes);
   }
   const c10::DeviceIndex device = location_.index();
@@ -100,7 +100,7 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   return tensor;
 }
 
-// LibTorch's allocator keeps what is freed for the stream that it was allocated on.
+// LibTorch's caching allocator reuses freed memory only for the stream that it was allocated on.
 at::Tensor CudaDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(location_));
 }
@@ -201,7 +201,8 @@ void CudaDevice::follow_written(const at::Tensor& master, const at::Tensor& valu
   ZR_CUDA(cuda::follow_written(launch(), master.mutable_data_ptr<float>(), source(values), values.numel()));
 }
 
-// One for each stream, so that sums on several streams do not meet. A stream's first makes it.
+// One scratch for each stream, so that sums on several streams do not share one. A stream's first sum
+// creates it.
 cuda::SquaresScratch* CudaDevice::scratch_of(cudaStream_t stream) {
   const std::lock_guard lock(scratch_mutex_);
   for (const auto& [owner, scratch] : scratch_) {

@@ -1,8 +1,8 @@
-// One GPU: its memory, streams and kernels. Owned by what holds its communicator; any thread whose current
-// GPU it is (the constructor makes it the constructing thread's; LibTorch's backward threads have it).
+// One GPU: its memory, streams and kernels. Owned by the communicator. Any thread may use it whose current
+// GPU is this one: the constructor sets it for its own thread, LibTorch for its backward threads.
 //
-// Memory is CUDA's own, beside LibTorch's caching allocator: slabs that live as long as the engine, which any
-// stream may use when events say so.
+// allocate() uses cudaMalloc(), not LibTorch's caching allocator: its slabs live as long as the engine, and
+// any stream may use them if events order the uses.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,7 +20,7 @@ namespace zerorun {
 
 class CudaDevice : public Device {
  public:
-  /// Throws UserError when there is no such GPU, or none that the kernels are made for.
+  /// Throws UserError when GPU `index` does not exist or is older than the kernels support.
   explicit CudaDevice(int index);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
@@ -28,9 +28,9 @@ class CudaDevice : public Device {
 
   c10::Device location() const override { return location_; }
   CudaStreams& streams() override { return streams_; }
-  /// What CUDA's own allocations have, and cuBLAS looks for.
+  /// The alignment of cudaMalloc(), which cuBLAS prefers.
   int64_t alignment() const override { return 256; }
-  /// Zero for every stream when it returns. Waits for no work of other streams, but cudaMalloc() may.
+  /// The zeros are visible to every stream on return. Does not wait for other streams, but cudaMalloc() may.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
   /// Page-locked.

@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-// On a stream of its own: never behind work that waits for another rank.
+// Uses its own stream, so that it is never queued behind work that waits for another rank.
 void fill_with_zeros(void* memory, size_t bytes) {
   cudaStream_t stream = nullptr;
   ZR_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -1,5 +1,4 @@
-// What all memory of a GPU has in common, whoever allocates it: how it is filled, freed, and missed. Any
-// thread.
+// Helpers for GPU memory from any allocator: zero it, free it, report that it ran out. Thread-safe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,12 +8,12 @@
 
 namespace zerorun {
 
-/// Zeros for every stream when it returns. Waits for no work of other streams. `memory` is on the current
-/// GPU.
+/// Fills with zeros, which every stream sees on return. Does not wait for other streams. `memory` is on the
+/// current GPU.
 void fill_with_zeros(void* memory, size_t bytes);
 
-/// Calls `free` with GPU `device` as the current one, when all its work is done: what memory has been used
-/// for ends before it goes. For destructors: says nothing, since at a program's end CUDA may be gone.
+/// Waits for all work on GPU `device`, which may still use the memory, then calls `free` with that GPU as the
+/// current one. For destructors: ignores CUDA's errors, since CUDA may already be shut down at exit.
 template <typename Free>
 void free_when_idle(c10::DeviceIndex device, const Free& free) {
   int outer = device;
@@ -26,7 +25,7 @@ void free_when_idle(c10::DeviceIndex device, const Free& free) {
   cudaGetLastError();
 }
 
-/// Throws Error: `whose` memory ("GPU 0") has no `bytes` left, how much of the GPU's is free, and `reason`.
+/// Throws Error: `whose` memory ("GPU 0") has no `bytes` left; adds the GPU's free bytes and `reason`.
 [[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, const char* reason);
 
 }  // namespace zerorun

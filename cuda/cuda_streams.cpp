@@ -43,7 +43,7 @@ const CudaEvent& state_of(const Event& event) {
 bool has_passed(const CudaEvent& event) {
   const cudaError_t status = cudaEventQuery(event.get());
   if (status == cudaErrorNotReady) {
-    cudaGetLastError();  // no error: nobody else is to find it
+    cudaGetLastError();  // clears cudaErrorNotReady, so that no later check reports it
     return false;
   }
   check_cuda(status, "cudaEventQuery");
@@ -97,7 +97,7 @@ void CudaStreams::record(Event& event, StreamId stream) {
 void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
   if (!event.state) return;
   const CudaEvent& state = state_of(event);
-  if (state.stream == stream) return;  // a stream's own order says the same
+  if (state.stream == stream) return;  // a stream runs its own work in order
   if (!timed_) {
     ZR_CUDA(cudaStreamWaitEvent(handle(stream), state.get(), 0));
   } else if (const auto lane = lane_of(stream)) {
@@ -107,7 +107,7 @@ void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
   }
 }
 
-// cudaEventSynchronize() knows no deadline and cannot be told that nothing will come any more.
+// Polls, because cudaEventSynchronize() has no timeout and cannot be interrupted.
 void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, const std::string& what) {
   using namespace std::chrono_literals;
   if (!event.state) return;
@@ -117,7 +117,7 @@ void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, c
   for (std::chrono::microseconds pause = 10us; !has_passed(state);) {
     const auto now = Deadline::Clock::now();
     if (now < spin_until) continue;
-    run_checks();  // the better reason, if there is one
+    run_checks();  // before the timeout, since a check's error says more
     if (now >= deadline.end()) throw CommError(missed(what, device_, timeout));
     std::this_thread::sleep_for(pause);
     pause = std::min<std::chrono::microseconds>(2 * pause, 1ms);
@@ -141,8 +141,8 @@ void CudaStreams::end_range() {
   nvtxRangePop();
 }
 
-// A thread that never chose a GPU is on the first. LibTorch's own threads are where their work is, and the
-// constructor's thread too, so that no call needs to switch: asking costs nanoseconds.
+// A thread that never set a GPU uses GPU 0. LibTorch's threads and the constructor's thread use the right
+// one, so calls only check it, which takes nanoseconds, and never switch.
 cudaStream_t CudaStreams::handle(StreamId stream) const {
   const c10::DeviceIndex chosen = c10::cuda::current_device();
   if (chosen != device_.index()) {

@@ -1,8 +1,8 @@
-// The streams of one GPU, as LibTorch's operators and CUDA see them alike. Owned by a CudaDevice; any thread
-// whose current GPU it is.
+// The streams of one GPU, shared with LibTorch's operators. Owned by a CudaDevice; any thread whose current
+// GPU it is.
 //
-// Numbers of streams are LibTorch's (c10::StreamId), so that the program's own streams take part. The lanes
-// are streams of their own, of the highest priority: what they do is short, and others wait for it.
+// Stream ids are LibTorch's (c10::StreamId), so that they cover the program's own streams too. The lanes are
+// separate streams of the highest priority: their work is short, and compute waits for it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -42,13 +42,13 @@ class CudaStreams : public Streams {
   void begin_range(const char* name) override;
   void end_range() override;
 
-  /// As CUDA's runtime knows `stream`.
+  /// The CUDA handle of `stream`. Throws UserError when another GPU is the calling thread's current one.
   cudaStream_t handle(StreamId stream) const;
 
-  /// From now on await() calls `check` about every millisecond: what it throws ends the wait. For what makes
-  /// a wait pointless, as a communicator that was aborted. Returns what remove_check() takes.
+  /// From now on await() calls `check` about every millisecond; an exception from it ends the wait. For
+  /// waits that have become pointless, as after a communicator's abort. Returns the id for remove_check().
   int add_check(std::function<void()> check);
-  /// When it returns, the check is not running and will not be called again. Not to be called by a check.
+  /// On return the check is not running and will not be called again. A check must not call this.
   void remove_check(int check);
 
  private:
@@ -58,7 +58,7 @@ class CudaStreams : public Streams {
   c10::Device device_;
   std::array<cudaStream_t, kStreamLanes> lanes_{};
   std::array<StreamId, kStreamLanes> ids_{};
-  std::unique_ptr<StreamTimer> timer_;  // made when times are first measured
+  std::unique_ptr<StreamTimer> timer_;  // created when timing is first switched on
   std::atomic<bool> timed_ = false;
   std::mutex checks_mutex_;
   std::map<int, std::function<void()>> checks_;

@@ -1,4 +1,4 @@
-// The way into this library for a program that has loaded it (comm/cuda_library.h).
+// The entry point of this library for programs that load it (comm/cuda_library.h).
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -9,7 +9,7 @@
 namespace zerorun {
 namespace {
 
-// Ranks of one machine take its GPUs in turn; that they do not meet on one is found out later (peers.h).
+// Assigns a machine's GPUs to its ranks in turn; peers.h checks later whether ranks share one.
 int device_of(const Environment& environment) {
   const int count = c10::cuda::device_count();
   if (count == 0) throw UserError("training on GPUs: LibTorch's CUDA library finds none that the driver has");

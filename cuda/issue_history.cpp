@@ -5,7 +5,7 @@
 namespace zerorun {
 namespace {
 
-// Collectives between two checkpoints, and how many of these are remembered.
+// Collectives between two checkpoints, and the number of checkpoints that are kept.
 constexpr int64_t kEvery = 16;
 constexpr int64_t kKept = 256;
 
@@ -26,7 +26,7 @@ void IssueHistory::add(const CollectiveCall& call) {
   checkpoint.words = describe(call);
 }
 
-// Of each kind the last checkpoint, in two lines.
+// Writes two lines for the last checkpoint of each kind.
 std::string IssueHistory::told() const {
   std::ostringstream text;
   for (size_t which = 0; which < kinds_.size(); ++which) {

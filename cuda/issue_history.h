@@ -1,6 +1,6 @@
-// What a rank has started so far, for comparing ranks: NCCL matches collectives by their order alone, so that
-// ranks which gather equal sizes in another order swap values, and nobody waits in vain. Owned by the
-// watchdog, under its lock. Pure.
+// A hash of the collectives that a rank has started, to compare with other ranks'. NCCL matches collectives
+// by their order alone: ranks that gather buckets of equal size in different orders swap values, and no
+// timeout shows it. Owned by the watchdog and used under its lock. Pure.
 #pragma once
 
 #include <array>
@@ -17,25 +17,25 @@ class IssueHistory {
  public:
   IssueHistory();
 
-  /// The next one of its kind.
+  /// Adds the next collective of its kind.
   void add(const CollectiveCall& call);
-  /// How far this rank has come, for the others.
+  /// This rank's latest checkpoints as text, for difference() on other ranks.
   std::string told() const;
-  /// The error when rank `other`, which has `told` so, and this one, `rank`, have not started the same.
-  /// Nothing while this one has not come as far, or has come much further.
+  /// The error message if rank `other`, whose told() is `told`, and this rank, `rank`, have started different
+  /// collectives. None if they match, or if this rank is not that far yet or too far ahead to compare.
   std::optional<std::string> difference(const std::string& told, int rank, int other);
 
  private:
   struct Checkpoint {
-    int64_t count = 0;  // collectives of the kind
+    int64_t count = 0;  // collectives of this kind so far
     uint64_t hash = 0;  // of their labels and sizes
-    std::string words;  // the last of them
+    std::string words;  // description of the last one
   };
   struct OfKind {
     int64_t count = 0;
     uint64_t hash = 0;
-    int64_t agreed = 0;            // up to here the others have started the same
-    std::vector<Checkpoint> kept;  // in a ring
+    int64_t agreed = 0;            // this rank and the other one match up to this count
+    std::vector<Checkpoint> kept;  // ring buffer
   };
 
   std::array<OfKind, kCollectiveKinds> kinds_;

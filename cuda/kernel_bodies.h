@@ -1,10 +1,10 @@
-// What one thread of a kernel does, as plain functions of its place among the threads: a test on the host
-// runs them thread by thread and compares with device/cpu_device.h. kernels.cu makes kernels of them.
+// The work of one kernel thread, as plain functions of its index and the thread count. A test on the host
+// runs them thread by thread and compares with device/cpu_device.h; kernels.cu wraps them in kernels.
 //
-// All arithmetic is that of the CPU's kernels, element by element, so that bits are the same. Three things
-// differ: which of its many patterns a NaN that arithmetic makes gets; the order in which add_squares adds
-// float64 numbers; and findings, which every thread tells for what it has seen instead of once for the whole:
-// the smallest number wins, and that is the CPU's.
+// The arithmetic is that of the CPU's kernels, element by element, so the bits are the same. Three things
+// differ: the bit pattern of a NaN that arithmetic produces; the order in which add_squares adds float64
+// numbers; and findings, which each thread reports for its own elements instead of once for the whole
+// tensor: the smallest number wins, and it is the one that the CPU reports.
 #pragma once
 
 #include <cmath>
@@ -19,26 +19,27 @@
 
 namespace zerorun::cuda {
 
-/// The place of a thread in its kernel.
+/// A thread's index in its kernel, and the number of threads.
 struct Thread {
   int64_t index;
   int64_t count;
 };
 
-/// Which elements are taken one by one, and which in groups of one access each.
+/// Which elements a kernel accesses one by one, and which in groups of one wide access each.
 struct Division {
   int64_t numel;
   int64_t head;    // elements before the first group
-  int64_t groups;  // what is behind the last one is taken one by one again
+  int64_t groups;  // elements after the last group are accessed one by one again
 };
 
-/// Where an array begins, and the bytes of its elements.
+/// The start of an array, and the size of its elements in bytes.
 struct Array {
   const void* memory;
   int64_t element;
 };
 
-/// Groups of `width` elements that are aligned in all arrays (null: there is none); none if no place is.
+/// Groups of `width` elements that are aligned in all arrays (null memory: array not used); no groups if
+/// the arrays cannot be aligned together.
 inline Division divide(int64_t numel, int width, std::initializer_list<Array> arrays) {
   auto aligned = [&](int64_t head) {
     for (const Array& array : arrays) {
@@ -56,9 +57,9 @@ inline Division divide(int64_t numel, int width, std::initializer_list<Array> ar
   return {numel, 0, 0};
 }
 
-/// Runs a body for all elements that are `thread`'s. A body has `kWidth`, the size of its groups, and the two
-/// halves of its work on N elements from an index on: take<N>(index) reads, give<N>(index, taken) computes
-/// and writes. `kAhead` groups are taken before the first is given, so that as many loads are under way.
+/// Runs a body for all of `thread`'s elements. A body has `kWidth`, the size of its groups, and processes N
+/// elements from an index on in two halves: take<N>(index) reads, give<N>(index, taken) computes and writes.
+/// run() takes `kAhead` groups before it gives the first, to keep that many loads in flight.
 template <typename Body>
 ZERORUN_HOST_DEVICE void run(Body& body, const Division& division, const Thread& thread) {
   constexpr int kWidth = Body::kWidth;
@@ -87,7 +88,7 @@ ZERORUN_HOST_DEVICE void keep_larger(uint64_t& slot, uint64_t other) {
   if (other > slot) slot = other;
 }
 
-/// How many elements of the larger of two types one access moves.
+/// How many elements of the larger of two types fit in one access.
 template <typename A, typename B>
 inline constexpr int kWidthOf = kAccess / static_cast<int>(sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
@@ -99,8 +100,8 @@ struct CopyScaled {
   To* to;
   const From* from;
   float factor;
-  int64_t number;     // of a finding
-  uint64_t slot = 0;  // what this thread has to tell ([Note: findings])
+  int64_t number;     // Finding::number
+  uint64_t slot = 0;  // this thread's finding ([Note: findings])
 
   Division division(int64_t numel) const {
     return divide(numel, kWidth, {{to, sizeof(To)}, {from, sizeof(From)}});
@@ -122,7 +123,7 @@ struct CopyScaled {
       result.values[i] = narrow<To>(value);
     }
     if constexpr (kSameNarrow) {
-      if (factor == 1) result = taken;  // as it stands, NaN too
+      if (factor == 1) result = taken;  // copies the bits, those of NaN too
     }
     store<N>(to + index, result);
     if (!finite) find(taken);
@@ -149,8 +150,8 @@ struct AddScaled {
   To* to;
   const From* from;
   float factor;
-  int64_t number;     // of a finding
-  uint64_t slot = 0;  // what this thread has to tell ([Note: findings])
+  int64_t number;     // Finding::number
+  uint64_t slot = 0;  // this thread's finding ([Note: findings])
 
   template <int N>
   struct Taken {
@@ -193,20 +194,20 @@ struct AddScaled {
   }
 };
 
-/// One step of `rule`, with gradients multiplied by the facts' factor; `rounded` receives the values.
+/// One step of `rule` on gradients multiplied by StepFacts::factor; writes the new values to `rounded` too.
 template <typename Rule, typename Gradient>
 struct Update {
   static constexpr int kWidth = kWidthOf<float, Gradient>;
-  static constexpr int kAhead = 1;  // up to five loads are under way as it is
+  static constexpr int kAhead = 1;  // one group already has up to five loads in flight
   Rule rule;
   const Gradient* gradient;
   float* values;
-  float* first;  // null where the rule has no such moment
+  float* first;  // null if the rule has no such moment
   float* second;
   float* third;
-  void* rounded;  // null: not wanted
+  void* rounded;  // null: do not write rounded values
   Dtype rounded_dtype;
-  float factor = 0;  // the facts'
+  float factor = 0;  // StepFacts::factor
 
   template <int N>
   struct Taken {
@@ -271,7 +272,7 @@ struct Update {
   }
 };
 
-/// master = values, where it does not round to them.
+/// master = values, for each element whose master does not round to its value.
 template <typename From>
 struct FollowWritten {
   static constexpr int kWidth = kWidthOf<float, From>;
@@ -306,23 +307,22 @@ struct FollowWritten {
   }
 };
 
-// [Note: sum of squares] Which thread adds what, and in which order sums are added up, is a function of the
-// number of values alone: neither the size of the launch nor the order in which blocks run changes a bit.
-// Values are cut into runs of kRun. Run r is thread r % kThreads' of part r / kThreads % kParts: a thread
-// adds up all its runs, a part its threads, in halves, and the total is the parts', thread by thread and in
-// halves again.
+// [Note: sum of squares] The order of additions depends on the number of values alone: neither the grid size
+// nor the order in which blocks run changes a bit. Values are split into runs of kRun. Run r belongs to
+// thread r % kThreads of part r / kThreads % kParts. Each thread adds up its runs; each part adds up its
+// threads by halving; the threads of the last block add up the parts, and halving adds up their sums.
 
-inline constexpr int kThreads = 256;  // of a block
+inline constexpr int kThreads = 256;  // per block
 inline constexpr int kParts = 1024;
 inline constexpr int kRun = 8;
 
-/// Memory of add_squares between its blocks; zeros before the first call, one call at a time.
+/// Memory that the blocks of add_squares share. All zeros before the first call; one call at a time.
 struct SquaresScratch {
   double parts[kParts];
-  unsigned arrived;  // blocks that are done; 0 again behind the last one
+  unsigned arrived;  // blocks that have finished; the last one resets it to 0
 };
 
-/// The parts that `numel` values have.
+/// The number of parts of `numel` values.
 inline int parts_of(int64_t numel) {
   constexpr int64_t kPart = int64_t{kRun} * kThreads;
   const int64_t parts = (numel + kPart - 1) / kPart;
@@ -333,10 +333,10 @@ template <typename T>
 struct Squares {
   const T* values;
   int64_t numel;
-  int64_t number;  // of a finding at the first value
-  bool aligned;    // to kAccess
+  int64_t number;  // the finding's number for the first value
+  bool aligned;    // to kAccess bytes
 
-  /// What `thread` of `part` adds up. Keeps in `slot` what it has to tell.
+  /// The sum of the runs of `thread` in `part`. Keeps this thread's finding in `slot`.
   ZERORUN_HOST_DEVICE double sum(int part, int thread, uint64_t& slot) const {
     constexpr int64_t kStride = int64_t{kRun} * kThreads * kParts;
     double total = 0;
@@ -359,15 +359,15 @@ struct Squares {
   }
 };
 
-/// What `thread` adds up of all parts.
+/// The sum of the parts that `thread` adds up.
 ZERORUN_HOST_DEVICE double sum_of_parts(const volatile double* parts, int count, int thread) {
   double total = 0;
   for (int i = thread; i < count; i += kThreads) total += parts[i];
   return total;
 }
 
-/// One of the halvings that make one sum of kThreads: distances are kThreads / 2, ... 2, 1, and all threads
-/// have done one before the next begins.
+/// One halving step of the sum over kThreads threads: distance is kThreads / 2, ... 2, 1. Synchronise all
+/// threads between steps.
 ZERORUN_HOST_DEVICE void add_upper_half(double* sums, int thread, int distance) {
   if (thread < distance) sums[thread] += sums[thread + distance];
 }

@@ -12,8 +12,8 @@ __device__ Thread this_thread() {
   return {int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads};
 }
 
-// Called by whole warps: one of each 32 threads tells for all, so that a gradient of NaN alone does not make
-// every thread wait for one address.
+// Called by whole warps: one of each 32 threads reports for all, so that in a gradient full of NaN not every
+// thread does an atomic operation on one address.
 __device__ void tell(uint64_t* slot, uint64_t seen) {
   constexpr unsigned kWarp = 0xffffffff;
   if (__any_sync(kWarp, seen != 0) == 0) return;
@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kThreads) follow_written_kernel(Body body, Div
   run(body, division, this_thread());
 }
 
-// For thread 0; the others get nothing.
+// Returns the block's sum in thread 0, and 0 in the other threads.
 __device__ double sum_of_block(double* sums, double own) {
   const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();  // the sums of the call before have been read
+  __syncthreads();  // until thread 0 has read the previous call's sums
   sums[thread] = own;
   for (int distance = kThreads / 2; distance > 0; distance /= 2) {
     __syncthreads();
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     if (thread == 0) scratch->parts[part] = sum;
   }
   tell(&tally->sum, seen);
-  // The block that arrives last sees what the others have written, and adds it up.
+  // The last block to finish sees the parts of all blocks, and adds them up.
   if (thread == 0) {
     __threadfence();
     is_last = atomicInc(&scratch->arrived, gridDim.x - 1) == gridDim.x - 1;
@@ -102,7 +102,8 @@ int64_t blocks_for(int64_t threads, const Launch& launch) {
   return std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, launch.max_blocks);
 }
 
-// Starts `kernel` with as many threads as the body's elements keep busy.
+// Starts `kernel` with one thread per kAhead groups (or per single element), at most launch.max_blocks
+// blocks.
 template <typename Body, typename... Parameters, typename... Arguments>
 cudaError_t start_for(const Launch& launch, int64_t numel, void (*kernel)(Body, Division, Parameters...),
                       const Body& body, Arguments... arguments) {
@@ -170,7 +171,7 @@ cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scra
   });
 }
 
-// A few numbers for each rank: one thread has them done before a second kernel could have started.
+// These process a few numbers for each rank: one thread does that faster than another kernel would start.
 
 cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks) {
   return start(stream, 1, 1, publish_kernel, tally, exchange, rank, ranks);

@@ -1,6 +1,6 @@
-// The kernels of a CUDA device as functions on memory; what they compute is device/device.h's. For
-// cuda_device.cpp and tests, any thread. They run on the stream given and need its device to be the thread's
-// current one. No LibTorch.
+// The kernels of a CUDA device as functions on memory; device/device.h defines what they compute. For
+// cuda_device.cpp and tests; thread-safe. They run on the given stream, whose device must be the calling
+// thread's current one. No LibTorch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ namespace zerorun::cuda {
 
 struct SquaresScratch;  // kernel_bodies.h
 
-/// Where a kernel runs, and in at most how many blocks. Results do not depend on their number.
+/// A kernel's stream and its maximum number of blocks, which does not change the results.
 struct Launch {
   cudaStream_t stream;
   int64_t max_blocks;
@@ -32,25 +32,25 @@ struct Source {
   Dtype dtype;
 };
 
-/// Where a finding is told ([Note: findings]); slot null: nobody asks.
+/// Where a kernel reports a finding ([Note: findings]); slot null: nowhere.
 struct Told {
   uint64_t* slot = nullptr;
   int64_t number = 1;
 };
 
-// Memory is the device's, aligned to its values, fastest where that is to 16 bytes.
+// Pointers are to device memory, aligned to their element type; fastest if aligned to 16 bytes.
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told);
 cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told);
-/// `scratch`: zeros before its first call; calls with the same follow each other.
+/// `scratch`: zeros before its first call; calls with the same scratch must not overlap.
 cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,
                         int64_t numel, int64_t number);
 cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks);
-/// Reads exchange[0, ranks), writes the facts behind what is exchanged.
+/// Reads exchange[0, ranks), writes the facts after the exchanged elements.
 cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepRule& rule);
 cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel);
 
-/// `span` and `facts` are the device's memory.
+/// `span` and `facts` point to device memory.
 template <typename Rule>
 cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts);
 

@@ -20,7 +20,8 @@ std::string words_for(ncclResult_t result) {
   return words + "; NCCL_DEBUG=INFO tells more";
 }
 
-// Most requests take NCCL's thread some microseconds, the first ones on a connection much longer.
+// NCCL's thread settles most requests within microseconds, but the first ones on a connection take far
+// longer.
 void pause(int turn) {
   constexpr int kSpins = 500;
   if (turn < kSpins) {
@@ -102,13 +103,13 @@ NcclComms::Ids NcclComms::make_ids(size_t count) {
 
 template <typename Body>
 ncclResult_t NcclComms::call(size_t which, const Body& body) {
-  if (!comms_[which]) return ncclInvalidUsage;  // the lock may be with a call that does not end
+  if (!comms_[which]) return ncclInvalidUsage;  // checked before the lock, which a hanging call may hold
   const std::lock_guard lock(mutex_);
   const ncclComm_t comm = comms_[which];
   return comm ? body(comm) : ncclInvalidUsage;
 }
 
-// Does `work` in a thread, which keeps alive all that it touches, however long NCCL takes.
+// Runs `work` in a detached thread that shares ownership of this object, however long NCCL takes.
 std::future<bool> NcclComms::start(std::function<bool()> work) {
   std::packaged_task<bool()> task([self = shared_from_this(), work = std::move(work)] {
     cudaSetDevice(self->device_);
@@ -124,8 +125,8 @@ std::string NcclComms::gave_up_for() {
   return gave_up_for_;
 }
 
-// A request that NCCL has accepted may be under way, even if it says ncclSuccess (registering a window does).
-// Throws when the watchdog has broken the communicator.
+// Waits until NCCL has completed a request: it may still be in progress even after ncclSuccess (as when
+// registering a window). Throws when the watchdog has broken the communicator.
 ncclResult_t NcclComms::settle(size_t which, ncclResult_t result, const NcclWatchdog& watchdog) {
   if (failed(result)) return result;
   for (int turn = 0; (result = call(which, state_of)) == ncclInProgress; ++turn) {
@@ -167,10 +168,10 @@ ncclComm_t NcclComms::comm_for(const CollectiveCall& call) const {
   return comms_[reduces(call) ? count_ - 1 : 0];
 }
 
-// Of an operation of several calls, NCCL begins nothing before its end.
+// NCCL starts no call of a group before ncclGroupEnd().
 ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream) {
   for (const CollectiveCall& call : calls) {
-    if (reduces(call)) type_of(call.output.scalar_type());  // what it throws must not leave a group open
+    if (reduces(call)) type_of(call.output.scalar_type());  // throws here, before a group is open
   }
   if (!comms_[0]) return ncclInvalidUsage;  // as in call()
   const std::lock_guard lock(mutex_);
@@ -201,7 +202,7 @@ void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWa
       });
       finish(which, result, watchdog, slot);
     }
-    // Where GPUs cannot reach each other's memory there are no windows.
+    // NCCL returns no window if the GPUs cannot access each other's memory.
     if (made.windows[which]) continue;
     const ncclResult_t result = call(
         which, [&](ncclComm_t comm) { return ncclCommRegister(comm, memory, bytes, &made.handles[which]); });
@@ -209,7 +210,7 @@ void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWa
   }
 }
 
-// Deregistering takes down what the processes of other ranks have mapped, and NCCL waits for their answers.
+// Deregistering unmaps the memory in the other ranks' processes, and NCCL waits for their answers.
 void NcclComms::forget_memory(void* memory) {
   const auto operation = operate();
   const auto found =
@@ -230,7 +231,7 @@ void NcclComms::forget_memory(void* memory) {
   abort();
 }
 
-// What fails here ends with the communicator.
+// Ignores errors: the communicator's end releases the registration anyway.
 void NcclComms::deregister(const Registration& registration) {
   for (size_t which = 0; which < count_; ++which) {
     call(which, [&](ncclComm_t comm) {
@@ -241,7 +242,7 @@ void NcclComms::deregister(const Registration& registration) {
   }
 }
 
-// While a call is under way nothing is asked: if it lasts, the deadlines of the watchdog go on.
+// Returns nothing while another NCCL call is in progress: if that hangs, the watchdog's timeouts still apply.
 std::string NcclComms::failure() {
   if (std::string reason = gave_up_for(); !reason.empty()) return reason;
   const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -253,12 +254,12 @@ std::string NcclComms::failure() {
   return "";
 }
 
-// Each in a thread of its own: an abort first tells the kernels of its communicator to end, and then waits
-// for the GPU, on which those of the other may be in the way until they have been told too. A kernel that
-// does not listen keeps its thread, which holds on to all that NCCL may still write to.
+// Aborts each communicator in a thread of its own: ncclCommAbort() first signals the communicator's kernels
+// to end and then waits for the GPU, where kernels of the other communicator may block until they too are
+// signalled. If a kernel ignores the signal, its thread stays, and keeps alive all that NCCL may write to.
 //
-// NCCL wants no other call during an abort. One that has not returned by now waits for a rank that stands
-// still: what ends such a wait is the flag that an abort sets first, so there is nothing better to do.
+// NCCL allows no other call during an abort. A call that has still not returned after `with_calls` waits for
+// a hanging rank. Only the flag that an abort sets first ends that wait, so this aborts anyway.
 void NcclComms::abort() {
   std::array<ncclComm_t, kMost> comms{};
   {
@@ -278,7 +279,7 @@ void NcclComms::abort() {
   }
 }
 
-// Until the others are done too, or an abort ends it.
+// Returns when the other ranks are done too, or when an abort ends it (false).
 bool NcclComms::finalize_all() {
   for (size_t which = 0; which < count_; ++which) {
     ncclResult_t result = call(which, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
@@ -292,9 +293,9 @@ bool NcclComms::finalize_all() {
   return true;
 }
 
-// The GPU comes first: NCCL's manual wants no operation to use memory that is deregistered, which is then
-// local to a rank (ncclCommWindowDeregister). Finalizing comes last: it ends NCCL's threads, by which memory
-// is deregistered.
+// Waits for the GPU first: by NCCL's manual no operation may use memory that is deregistered, which is then
+// local to a rank (ncclCommWindowDeregister). Finalizes last: that ends NCCL's threads, which deregister
+// memory.
 bool NcclComms::leave(const std::list<Registration>& registrations) {
   if (cudaDeviceSynchronize() != cudaSuccess) return false;
   for (const Registration& registration : registrations) deregister(registration);
@@ -303,7 +304,7 @@ bool NcclComms::leave(const std::list<Registration>& registrations) {
     std::unique_lock lock(mutex_);
     const ncclComm_t comm = one.exchange(nullptr);
     lock.unlock();
-    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, but in no abort's way
+    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, but blocks no abort
   }
   return true;
 }

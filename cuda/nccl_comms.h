@@ -1,15 +1,15 @@
-// NCCL's communicators of one rank. Shared by the rank's communicator and the memory that is registered with
+// The NCCL communicators of one rank. Shared by the rank's NcclCommunicator and the memory registered with
 // them; any thread.
 //
-// They are non-blocking, because only such can be aborted at any time: what NCCL is asked to do it does in a
-// thread of its own, and settle() waits for that. Two locks: operate() is held from a request until it is
-// settled, since NCCL takes one at a time; the other around each call of NCCL, since an abort should meet
-// none. Calls that may block all the same, on a rank that stands still, are made in threads that are waited
-// for as long as NcclPatience says: deregistering, closing, aborting.
+// They are non-blocking, because only those can be aborted at any time: NCCL performs each request in a
+// thread of its own, and settle() waits for it. There are two locks. operate() is held from a request until
+// it is settled, since NCCL accepts one request at a time. mutex_ is held around each NCCL call, since an
+// abort should not coincide with one. Calls that may block anyway when another rank hangs (deregistering,
+// closing, aborting) run in helper threads, which the caller waits for no longer than NcclPatience.
 //
-// [Note: two communicators] Gathers and reductions have one each, so that neither waits for the other on its
-// way. NCCL keeps them from waiting for each other across ranks if all ranks ask in one order and it is told
-// so (NCCL_LAUNCH_ORDER_IMPLICIT). Where that is switched off, one serves both.
+// [Note: two communicators] Gathers and reductions use one communicator each, so that they overlap. NCCL
+// prevents deadlocks between the two across ranks if all ranks launch in the same order and
+// NCCL_LAUNCH_ORDER_IMPLICIT is set. If the user has switched that off, one communicator serves both.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,10 +32,10 @@
 
 namespace zerorun {
 
-/// How long to wait for what may never end.
+/// How long to wait for calls that may never return.
 struct NcclPatience {
-  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // under way when an abort comes
-  std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // that is deregistered
+  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // NCCL calls in progress before an abort
+  std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // deregistering
   std::chrono::milliseconds with_close = std::chrono::seconds(10);
   std::chrono::milliseconds with_abort = std::chrono::seconds(10);
 };
@@ -44,37 +44,37 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
  public:
   using Ids = std::vector<ncclUniqueId>;
 
-  /// Of GPU `device`. Nothing is connected yet.
+  /// For GPU `device`; connects nothing yet.
   explicit NcclComms(int device, const NcclPatience& patience = {}) : device_(device), patience_(patience) {}
   NcclComms(const NcclComms&) = delete;
   NcclComms& operator=(const NcclComms&) = delete;
 
-  /// Names for `count` communicators: one rank makes them for all.
+  /// Unique ids for `count` communicators, which one rank creates for all.
   static Ids make_ids(size_t count);
 
-  /// Connects one communicator for each of `ids`, which all ranks do. `most_blocks` of the GPU for a
-  /// collective; 0: as NCCL likes. The error, if it fails or `watchdog` breaks, is the watchdog's; `slot` is
-  /// there.
+  /// Connects one communicator for each of `ids`; all ranks call it. `most_blocks` limits the GPU blocks of a
+  /// collective; 0: NCCL's choice. If it fails or `watchdog` breaks, throws the watchdog's error; `slot` is
+  /// the watchdog's slot of this call.
   void connect(const Ids& ids, int rank, int world_size, int most_blocks, NcclWatchdog& watchdog,
                size_t slot);
 
-  /// Held from a request until it is settled.
+  /// The lock to hold from a request until it is settled.
   [[nodiscard]] std::unique_lock<std::mutex> operate() { return std::unique_lock(operation_); }
-  /// Gives `calls` to `stream` in order, several as one operation, and returns when they are there. Tensors
-  /// are on the GPU and have elements. Errors likewise.
+  /// Enqueues `calls` on `stream` in order, several as one NCCL group, and returns when they are enqueued.
+  /// The caller holds operate(). Tensors are on the GPU and not empty. Errors as in connect().
   void issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog, size_t slot);
-  /// Makes `bytes` at `memory`, from ncclMemAlloc(), known to NCCL, which all ranks do; with `windows`: as
-  /// memory that they share. Errors likewise.
+  /// Registers `bytes` at `memory`, from ncclMemAlloc(), with NCCL; all ranks call it. `windows`: registers
+  /// them as a symmetric window. Errors as in connect().
   void register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog, size_t slot);
-  /// Nothing of this rank uses `memory` any more. Takes operate() itself. Aborts when NCCL, which tells other
-  /// ranks' processes, does not get through.
+  /// Deregisters `memory`, which this rank no longer uses. Takes operate() itself. Aborts if NCCL does not
+  /// hear from the other ranks' processes in time.
   void forget_memory(void* memory);
 
-  /// What NCCL reports by itself, or what has ended in an abort, in words; empty: nothing. Waits for nothing.
+  /// NCCL's asynchronous error, or the reason for an abort, as a message; empty if none. Never blocks.
   std::string failure();
-  /// Ends everything under way. Returns within seconds, done or not. From then on the others do nothing.
+  /// Aborts all operations. Returns within seconds, complete or not. The other functions then do nothing.
   void abort();
-  /// Waits for what is under way and leaves the other ranks in peace; aborts when that takes too long.
+  /// Waits for running operations and disconnects from the other ranks; aborts if that takes too long.
   void close();
 
  private:
@@ -100,10 +100,10 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   const int device_;
   const NcclPatience patience_;
   std::mutex operation_;
-  std::timed_mutex mutex_;                              // around calls of NCCL
-  size_t count_ = 0;                                    // of communicators
+  std::timed_mutex mutex_;                              // held around calls to NCCL
+  size_t count_ = 0;                                    // number of communicators
   std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: aborted
-  std::array<ncclComm_t, kMost> written_{};             // where NCCL's threads put them, come what may
+  std::array<ncclComm_t, kMost> written_{};             // NCCL's threads may write here at any time
   std::list<Registration> registrations_;               // NCCL's threads write there too
   std::mutex words_mutex_;
   std::string gave_up_for_;

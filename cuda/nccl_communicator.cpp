@@ -16,7 +16,8 @@
 namespace zerorun {
 namespace {
 
-// Ranks that share a GPU share what runs on it: two collectives of each of two ranks fit this way.
+// Ranks that share a GPU share its multiprocessors: with this limit two collectives of each of two ranks run
+// at once.
 constexpr int kBlocksOnSharedGpu = 8;
 constexpr char kIdsKey[] = "ids";
 
@@ -68,7 +69,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.own_memory = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
-  // What ranks on one GPU do with each other's memory NCCL does not say.
+  // NCCL does not document registered memory for ranks that share a GPU.
   registers_ = !shared && agree(peers, &Peer::own_memory);
   windows_ = features.windows;
 
@@ -109,7 +110,7 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
   return ids;
 }
 
-// While an error is on its way, nobody waits for the other ranks.
+// While an exception propagates, it does not wait for the other ranks.
 NcclCommunicator::~NcclCommunicator() {
   disconnect(std::uncaught_exceptions() == 0);
 }
@@ -129,7 +130,7 @@ at::Tensor NcclCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
   if (!registers_ || bytes < kSmallestNcclMemory) return device().allocate(numel, dtype);
   watchdog_->check();
-  current_stream();  // which says if the thread works on another GPU
+  current_stream();  // throws if another GPU is the thread's current one
   NcclMemory memory(device().location(), bytes, comms_);
   const size_t slot = watchdog_->begin_on_host("allocation of " + std::to_string(bytes) + " bytes");
   comms_->register_memory(memory.get(), bytes, windows_, *watchdog_, slot);
@@ -173,7 +174,7 @@ cudaStream_t NcclCommunicator::current_stream() const {
   return streams.handle(streams.current());
 }
 
-// What a rank sends to itself alone.
+// The collective with one rank: a copy.
 void NcclCommunicator::copy_to_self(const CollectiveCall& call) {
   const void* from = call.input.const_data_ptr();
   void* to = call.output.mutable_data_ptr();
@@ -203,7 +204,7 @@ void NcclCommunicator::close_group(bool abandoned) {
   calls.swap(held_back_);
   if (!abandoned && !calls.empty()) issue(calls);
   calls.clear();
-  held_back_.swap(calls);  // for its memory
+  held_back_.swap(calls);  // keeps the vector's capacity
 }
 
 }  // namespace zerorun

@@ -1,13 +1,13 @@
-// Ranks as processes with a GPU each, over NCCL.
+// A Communicator over NCCL: every rank is a process with a GPU.
 //
-// Collectives on the GPU run on the stream that is current where they are started, on memory that NCCL moves
-// fastest if it is from allocate(). They are watched (nccl_watchdog.h): when a rank does not come by the
-// deadline, or NCCL fails, they are aborted, and start(), wait() and every wait for the GPU throw CommError.
-// What ranks tell each other in CPU tensors goes over `control`.
+// Collectives on the GPU run on the current stream of the thread that starts them; NCCL is fastest on memory
+// from allocate(). A watchdog (nccl_watchdog.h) aborts them when a rank misses the deadline or NCCL fails;
+// then start(), wait() and every host wait for the GPU throw CommError. Collectives on CPU tensors go over
+// `control`.
 //
-// NCCL adds in an order and, for bfloat16 and float16, with roundings of its own, which depend on the number
-// of ranks, sizes and the machine: the promise of sums in rank order is for CPU tensors alone. The same run
-// on the same machine gives the same bits.
+// NCCL's order of additions and, for bfloat16 and float16, its intermediate roundings depend on the number
+// of ranks, the sizes and the machine: only sums of CPU tensors are in rank order. The same run on the same
+// machine gives the same bits.
 #pragma once
 
 #include <memory>
@@ -27,14 +27,13 @@ namespace zerorun {
 
 class NcclCommunicator : public Communicator {
  public:
-  /// Connects the ranks that `control` connects and that have joined `store`. With one rank NCCL has nothing
-  /// to do, and `store` may be null. Throws UserError (ranks that share a GPU, NCCL that does not fit) or
-  /// CommError.
+  /// Connects the same ranks as `control` and `store`. With one rank it does not use NCCL, and `store` may be
+  /// null. Throws UserError (ranks share a GPU, unsuitable NCCL version) or CommError.
   NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
                    std::shared_ptr<Communicator> control, const StorePointer& store);
   ~NcclCommunicator() override;
 
-  /// Registered with NCCL unless it is small.
+  /// Registered with NCCL if it is at least kSmallestNcclMemory bytes and NCCL can do that on all ranks.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
 
@@ -53,15 +52,15 @@ class NcclCommunicator : public Communicator {
 
   std::unique_ptr<CudaDevice> owned_device_;
   std::shared_ptr<Communicator> control_;
-  bool registers_ = false;  // memory from allocate(), and as windows
-  bool windows_ = false;
+  bool registers_ = false;  // allocate() registers memory with NCCL
+  bool windows_ = false;    // as windows
   bool grouping_ = false;
-  std::vector<CollectiveCall> held_back_;  // of the open group
+  std::vector<CollectiveCall> held_back_;  // calls of the open group
   // Null with one rank.
   std::shared_ptr<NcclComms> comms_;
   std::unique_ptr<StreamProbe> probe_;
   std::shared_ptr<NcclWatchdog> watchdog_;
-  int check_ = 0;  // the device's, of the watchdog
+  int check_ = 0;  // id of the watchdog's check in the device's streams
 };
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// Memory of the GPU that NCCL allocates, so that it can be registered: other GPUs then read and write it
-// directly. Lives as long as its tensor, which may outlive the communicator.
+// GPU memory from NCCL's allocator, which can be registered: other GPUs then access it directly. It lives as
+// long as its tensor, which may outlive the communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-/// Less is not worth it: NCCL's memory comes in pages of 2 MiB.
+/// Smaller allocations would waste memory: NCCL allocates pages of 2 MiB.
 inline constexpr size_t kSmallestNcclMemory = size_t{1} << 20;
 
 /// Whether NCCL can allocate memory on the current GPU.
@@ -19,15 +19,15 @@ bool nccl_has_memory();
 
 class NcclMemory {
  public:
-  /// `bytes` of zeros on `device`, the current one. What is registered with `comms` is no more when it is
-  /// freed. Throws Error when the GPU has no memory left.
+  /// `bytes` of zeros on `device`, the current GPU. Deregisters from `comms` before it frees the memory.
+  /// Throws Error when the GPU has no memory left.
   NcclMemory(c10::Device device, size_t bytes, std::shared_ptr<NcclComms> comms);
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
   void* get() const { return memory_; }
-  /// Hands it over to a 1-D tensor.
+  /// Transfers the memory to a 1-D tensor.
   at::Tensor as_tensor(int64_t numel, at::ScalarType dtype) &&;
 
  private:

@@ -9,12 +9,13 @@
 namespace zerorun {
 namespace {
 
-// What takes longer than this is told to the others, so that those who have waited longer know of it.
+// A collective that runs longer than this is published to the other ranks: a rank whose timeout expires
+// needs this rank's statement.
 std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
 }
 
-// How long a rank whose deadline is missed asks the others why.
+// How long a rank after a timeout tries to read the other ranks' statements.
 std::chrono::milliseconds patience_with_store(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(3));
 }
@@ -120,7 +121,7 @@ std::vector<Statement> NcclWatchdog::stated() const {
   return all;
 }
 
-// Of what the streams have come to; else of what they will come to.
+// The oldest collective that a stream has reached; if none, the oldest one enqueued.
 std::string NcclWatchdog::words_of_oldest() const {
   const std::lock_guard lock(mutex_);
   auto oldest =
@@ -129,7 +130,7 @@ std::string NcclWatchdog::words_of_oldest() const {
   return oldest == under_way_.end() ? "the communicator" : records_[*oldest].statement().words;
 }
 
-// What has missed its deadline.
+// Returns the first operation that has timed out.
 std::optional<Statement> NcclWatchdog::look_at_all() {
   std::optional<Statement> missed;
   const Clock::time_point now = options_.now();
@@ -159,7 +160,7 @@ void NcclWatchdog::poll() {
     missed = look_at_all();
     if (std::exchange(statement_changed_, false)) to_tell = stated();
   }
-  // Without the lock, as NCCL has locks of its own.
+  // Not under the lock, since NCCL has locks of its own.
   if (to_tell && courier_) courier_->state(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);
@@ -170,7 +171,7 @@ void NcclWatchdog::poll() {
   }
 }
 
-// Every rank with rank 0. Seldom, since the store is asked.
+// Every rank compares itself with rank 0. Rarely, since this costs calls to the store.
 void NcclWatchdog::compare_histories() {
   constexpr std::chrono::seconds kPeriod(1);
   const std::optional<std::string> theirs = courier_->take_told();

@@ -1,12 +1,12 @@
-// Watches what a communicator over NCCL has under way: a kernel that waits for a rank that never comes waits
-// for ever, and so does its stream. Owned by the communicator; its own thread looks, any thread may ask. No
-// CUDA here: what is known of a collective comes from a CollectiveProbe.
+// Watches the running collectives of an NCCL communicator: if a rank never joins a collective, the kernels of
+// the other ranks and their streams would wait for ever. Owned by the communicator; it polls in a thread of
+// its own, and any thread may call it. It does not use CUDA: a CollectiveProbe reports the state of
+// collectives.
 //
-// The deadline of a collective runs from when its stream has come to it. A missed one, or an error that NCCL
-// reports, or ranks that have started different collectives (issue_history.h), breaks the communicator for
-// good: the reason is found out (testimony.h) if the others' store answers in time (store_courier.h), what is
-// under way is aborted so that streams go on, and everything that is asked of the communicator from then on
-// throws that reason.
+// A collective's timeout starts when its stream reaches it. A timeout, an error from NCCL, or ranks that have
+// started different collectives (issue_history.h) break the communicator for good. The watchdog then finds
+// the reason (testimony.h) if the ranks' store answers in time (store_courier.h), aborts the running
+// collectives so that streams continue, and every later use of the communicator throws that reason.
 #pragma once
 
 #include <atomic>
@@ -28,20 +28,20 @@
 
 namespace zerorun {
 
-/// What the watchdog asks about collectives, each in a slot: numbers from 0 that are used again.
+/// How the watchdog observes collectives. Each has a slot: a number from 0 on that is reused.
 class CollectiveProbe {
  public:
   virtual ~CollectiveProbe() = default;
-  /// Slots below `count` will be asked about. Called by the thread that starts a collective, while nothing
-  /// else is.
+  /// Prepares for slots below `count`. Called by the thread that starts a collective, and by no other
+  /// meanwhile.
   virtual void prepare(size_t count) = 0;
-  /// Its stream has come to the collective in `slot`.
+  /// Whether the stream has reached the collective in `slot`.
   virtual bool started(size_t slot) = 0;
-  /// And it is done.
+  /// Whether the collective in `slot` is done.
   virtual bool finished(size_t slot) = 0;
-  /// What NCCL reports by itself, in words; empty: nothing.
+  /// An asynchronous error, as a message; empty if none.
   virtual std::string failure() = 0;
-  /// Ends what is under way, within seconds. Called once, by whichever thread finds out.
+  /// Aborts the running collectives, within seconds. Called once, by the thread that breaks the communicator.
   virtual void abort() = 0;
 };
 
@@ -50,7 +50,7 @@ struct WatchdogOptions {
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  std::chrono::milliseconds period = std::chrono::milliseconds(5);  // between looks at what is under way
+  std::chrono::milliseconds period = std::chrono::milliseconds(5);  // between polls while collectives run
   std::function<Clock::time_point()> now = Clock::now;
 };
 
@@ -58,42 +58,42 @@ class NcclWatchdog {
  public:
   using Clock = WatchdogOptions::Clock;
 
-  /// `probe` outlives it. `courier` may be null: nobody else is asked then.
+  /// `probe` outlives it. `courier` may be null: then it does not consult other ranks.
   NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe, std::unique_ptr<StoreCourier> courier);
   ~NcclWatchdog();
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
-  /// Starts the thread, which sleeps while nothing is under way.
+  /// Starts the thread, which sleeps while no collective runs.
   void start();
-  /// When it returns, the thread has ended, and the courier's too unless the store holds on to it.
+  /// On return the thread has ended, and the courier's too unless a call to the store blocks it.
   void stop();
 
-  // A collective: take() its slot, then begin(), then enqueued(). One thread at a time.
+  // For each collective: take() a slot, then begin(), then enqueued(). One thread at a time.
 
-  /// A slot that nothing is in.
+  /// Reserves a free slot.
   size_t take();
-  /// `calls` are about to be given to the stream together; started() may be asked.
+  /// `calls` are about to be enqueued together; the probe's started() is valid from now on.
   void begin(size_t slot, std::span<const CollectiveCall> calls);
-  /// They have been; finished() may be asked.
+  /// They are enqueued; the probe's finished() is valid from now on.
   void enqueued(size_t slot);
 
-  /// Likewise for what the host waits for by itself: it has started when it begins, until end().
+  /// The same for an operation that the host itself waits for: it runs from here until end().
   size_t begin_on_host(const std::string& what);
   void end(size_t slot);
 
-  /// Breaks the communicator: `what` has failed for `reason`.
+  /// Breaks the communicator: the operation in `slot` has failed for `reason`.
   void fail(size_t slot, const std::string& reason);
   /// Throws CommError with the reason if the communicator is broken.
   void check() const;
   bool broken() const { return broken_; }
 
-  /// One look at everything under way: what the thread does. Waits for nobody unless a deadline is missed.
+  /// Checks all running operations once; the thread calls it. Waits for other ranks only after a timeout.
   void poll();
 
  private:
   enum class State { free, begun, enqueued, on_host };
-  // Strings keep their memory from use to use.
+  // Records are reused, so that their strings keep their memory.
   struct Record {
     State state = State::free;
     Collective kind{};
@@ -102,7 +102,7 @@ class NcclWatchdog {
     size_t more = 0;
     int64_t numel = 0;
     std::optional<Clock::time_point> started;
-    bool stated = false;  // the others can read of it
+    bool stated = false;  // published to the other ranks
 
     Statement statement() const;
   };
@@ -125,13 +125,13 @@ class NcclWatchdog {
   std::condition_variable wake_;
   std::vector<Record> records_;  // by slot
   std::vector<size_t> free_;
-  std::vector<size_t> under_way_;   // in the order in which they began
-  bool statement_changed_ = false;  // since the others were told
+  std::vector<size_t> under_way_;   // slots in the order in which they began
+  bool statement_changed_ = false;  // since the last state() to the courier
   IssueHistory history_;
-  Clock::time_point compared_;  // histories, with the others
+  Clock::time_point compared_;  // when histories were last compared
   bool stopping_ = false;
   std::string broken_for_;
-  std::atomic<bool> broken_ = false;  // broken_for_ says why, and stays
+  std::atomic<bool> broken_ = false;  // then broken_for_ is set and no longer changes
   std::thread thread_;
 };
 

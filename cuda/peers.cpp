@@ -16,7 +16,7 @@
 namespace zerorun {
 namespace {
 
-// How a Peer travels.
+// A Peer as sent to other ranks.
 struct Packed {
   std::array<char, 64> host;
   std::array<char, 40> boot;

@@ -1,5 +1,5 @@
-// What ranks must know of each other before they connect over NCCL: who runs where, on which GPU, with which
-// NCCL. Found out here, it is an error with names; NCCL itself would fail in its own words, or hang.
+// Checks before ranks connect over NCCL: each rank's host, GPU and NCCL version. Errors from here name the
+// ranks and hosts; NCCL itself would fail with its own message, or hang.
 #pragma once
 
 #include <string>
@@ -11,22 +11,22 @@
 namespace zerorun {
 
 struct Peer {
-  std::string host;  // its name
-  std::string boot;  // what tells machines of one name apart
+  std::string host;  // host name
+  std::string boot;  // the kernel's boot id, which distinguishes machines of the same name
   std::string gpu;   // PCI address: "0000:3b:00.0"
   int nccl_version = 0;
-  bool several_communicators = false;  // it can use them at once
-  bool own_memory = false;             // NCCL can allocate memory that it moves fastest
+  bool several_communicators = false;  // it can use several communicators at once
+  bool own_memory = false;             // ncclMemAlloc() works
 };
 
-/// This machine's name, and what changes when it starts.
+/// A Peer with this machine's host name and boot id.
 Peer this_machine();
 
-/// Tells the other ranks about `mine`; what they tell, by rank. A collective of `control`.
+/// Sends `mine` to the other ranks and returns every rank's Peer, by rank. A collective of `control`.
 std::vector<Peer> exchange_peers(Communicator& control, const Peer& mine);
 
-/// Ranks that share a GPU with another. Throws UserError where NCCL cannot do that, or where ranks have NCCL
-/// in different versions.
+/// Whether any ranks share a GPU. Throws UserError if NCCL does not support that, or if the ranks' NCCL
+/// versions differ.
 bool check_peers(const std::vector<Peer>& peers, const NcclFeatures& features);
 
 }  // namespace zerorun

@@ -1,8 +1,8 @@
-// Talks to the ranks' store for the watchdog, in a thread of its own: where rank 0, which keeps the store,
-// stands still, a call to the store lasts to a deadline of its own, and whoever looks after those of
-// collectives must not be in one.
-// Owned by the watchdog, whose threads leave messages and read the answers to earlier ones; they wait for as
-// long as they say, and not at all where they say nothing.
+// Talks to the ranks' store for the watchdog, in a thread of its own: if rank 0, which hosts the store,
+// hangs, a call to the store blocks until the store's own timeout, and the watchdog must not miss the
+// collectives' timeouts meanwhile.
+// Owned by the watchdog, whose threads leave messages and read the answers to earlier ones. Functions with a
+// `patience` block for that long at most; the others do not block.
 #pragma once
 
 #include <chrono>
@@ -18,29 +18,29 @@ namespace zerorun {
 
 class StoreCourier {
  public:
-  /// Its thread begins, and sleeps while there is nothing to do.
+  /// Starts the thread, which sleeps while it has nothing to do.
   StoreCourier(std::shared_ptr<const Testimony> testimony, int world_size);
   ~StoreCourier();
   StoreCourier(const StoreCourier&) = delete;
   StoreCourier& operator=(const StoreCourier&) = delete;
 
-  // As in Testimony. What is said again before it was told is told once.
+  // As in Testimony. A newer message replaces an older one that has not been sent yet.
 
   void state(std::vector<Statement> waiting);
   void tell_all(std::string text);
-  /// Fetches what is told to all; take_told() gives it out, once, when it is there.
+  /// Requests the text of tell_all(); take_told() returns it, once, after it has arrived.
   void ask_told();
   std::optional<std::string> take_told();
 
-  /// What all ranks say after this rank's last statement has been told. None if the store does not answer
-  /// within `patience`.
+  /// The statements of all ranks, read after this rank's last one has been sent. None if the store does not
+  /// answer within `patience`.
   std::optional<Statements> statements(std::chrono::milliseconds patience);
 
-  /// Whether all that has been left here is told and answered, within `patience`.
+  /// Waits until all messages are sent and answered; false if that takes longer than `patience`.
   bool settle(std::chrono::milliseconds patience);
 
-  /// Ends the thread when all is told. One that the store does not let go within `patience` is left to
-  /// itself: it keeps alive what it uses.
+  /// Ends the thread when all messages are sent. If a call to the store blocks it for longer than `patience`,
+  /// the thread is detached: it shares ownership of all that it uses.
   void stop(std::chrono::milliseconds patience = std::chrono::seconds(1));
 
  private:

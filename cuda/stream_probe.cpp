@@ -42,7 +42,7 @@ bool StreamProbe::finished(size_t slot) {
   return has_passed(events_of(slot).after);
 }
 
-// Asked in a thread that has chosen no GPU, CUDA would wake up the first.
+// Sets the device, since in a thread without one CUDA would create a context on GPU 0.
 bool StreamProbe::has_passed(cudaEvent_t event) {
   cudaSetDevice(device_);
   const cudaError_t status = cudaEventQuery(event);

@@ -1,5 +1,5 @@
-// What CUDA and NCCL know of collectives on streams: an event in front of each and one behind it. Owned by
-// the communicator; the thread that starts a collective records, the watchdog's asks.
+// Observes collectives on streams: a CUDA event before each and one after it, and NCCL's errors. Owned by the
+// communicator; the thread that starts a collective records the events, the watchdog's thread queries them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ namespace zerorun {
 
 class StreamProbe : public CollectiveProbe {
  public:
-  /// Of GPU `device`.
+  /// For GPU `device`.
   StreamProbe(int device, std::shared_ptr<NcclComms> comms) : device_(device), comms_(std::move(comms)) {}
   ~StreamProbe() override;
   StreamProbe(const StreamProbe&) = delete;
@@ -42,9 +42,9 @@ class StreamProbe : public CollectiveProbe {
 
   const int device_;
   const std::shared_ptr<NcclComms> comms_;
-  std::mutex mutex_;           // guards
+  std::mutex mutex_;           // guards events_
   std::deque<Events> events_;  // by slot
-  std::string cuda_failure_;   // the watchdog's thread alone
+  std::string cuda_failure_;   // used by the watchdog's thread alone
 };
 
 }  // namespace zerorun

@@ -34,7 +34,7 @@ void StreamTimer::enter(Lane lane) {
 void StreamTimer::leave(Lane lane) {
   const std::lock_guard lock(mutex_);
   Scope& scope = scopes_[static_cast<size_t>(lane)];
-  if (scope.depth == 0) return;  // entered before times were measured
+  if (scope.depth == 0) return;  // entered before timing was switched on
   if (--scope.depth == 0) end(scope.span);
 }
 
@@ -83,7 +83,7 @@ void StreamTimer::end(size_t span) {
   }
 }
 
-// Adds up the spans that are over.
+// Adds up the spans whose end events have passed.
 void StreamTimer::collect() {
   size_t kept = 0;
   for (const size_t index : finished_) {
@@ -91,7 +91,7 @@ void StreamTimer::collect() {
     float milliseconds = 0;
     const cudaError_t status = cudaEventElapsedTime(&milliseconds, span.begin, span.end);
     if (status == cudaErrorNotReady) {
-      cudaGetLastError();  // no error: it is under way
+      cudaGetLastError();  // clears cudaErrorNotReady: the work still runs
       finished_[kept++] = index;
       continue;
     }

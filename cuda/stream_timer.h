@@ -1,7 +1,8 @@
-// How long lanes work and compute waits for them, by CUDA's timed events. Owned by CudaStreams; any thread.
+// Measures how long lanes work and how long compute waits for them, with CUDA's timed events. Owned by
+// CudaStreams; any thread.
 //
-// Two events lie around everything that is measured, on its own stream; what lies between them when both have
-// passed is the time. They come from a fixed stock, so that a step that is measured allocates nothing.
+// Each measurement records one event before and one after the work, on the work's stream; the time is the
+// difference, read when both have passed. Events come from a fixed pool: measured steps allocate nothing.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,19 +18,19 @@ namespace zerorun {
 
 class StreamTimer {
  public:
-  /// The current device is the streams'. `spans`: how many waits and scopes may be under way at a time.
+  /// The current device must be the streams' device. `spans`: maximum number of concurrent measurements.
   explicit StreamTimer(const std::array<cudaStream_t, kStreamLanes>& lanes, size_t spans = 4096);
   ~StreamTimer();
   StreamTimer(const StreamTimer&) = delete;
   StreamTimer& operator=(const StreamTimer&) = delete;
 
-  /// A thread begins or ends work on a lane. Of scopes of several threads on one lane only the outermost
-  /// counts.
+  /// A thread begins or ends work on a lane. If scopes of several threads overlap on one lane, the time from
+  /// the first enter() to the last leave() counts once.
   void enter(Lane lane);
   void leave(Lane lane);
   /// Makes `stream`, which is no lane, wait for `event`.
   void wait(cudaStream_t stream, cudaEvent_t event, Handover handover);
-  /// Makes a lane wait for `event`: no work of the scope it may be in.
+  /// Makes a lane wait for `event`; the wait does not count as work of the enclosing scope.
   void wait(Lane lane, cudaEvent_t event);
 
   StreamTimes take();
@@ -44,11 +45,11 @@ class StreamTimer {
   };
   struct Scope {
     int depth = 0;
-    size_t span = kMissed;  // of the work that goes on where `depth` is not 0
+    size_t span = kMissed;  // of the current work, if `depth` is not 0
   };
 
-  // These throw nothing, since the end of a scope is a destructor. What fails is missed; work itself will say
-  // why.
+  // These do not throw, since a destructor ends a scope. They count failures as missed; the work itself will
+  // report the CUDA error.
   size_t begin(cudaStream_t stream, double& total);
   void end(size_t span);
   void collect();
@@ -56,7 +57,7 @@ class StreamTimer {
   std::array<cudaStream_t, kStreamLanes> lanes_;
   std::mutex mutex_;
   std::vector<Span> spans_;
-  std::vector<size_t> free_;      // spans
+  std::vector<size_t> free_;      // unused spans
   std::vector<size_t> finished_;  // spans whose end has been recorded
   std::array<Scope, kStreamLanes> scopes_;
   StreamTimes times_;

@@ -1,5 +1,5 @@
-// Values as kernels hold them: 16-bit floats, and groups of neighbours that are one access to memory. For
-// host and device alike, so that a test on the host runs what a GPU runs. Pure functions; any thread.
+// Values in kernels: 16-bit floats, and groups of adjacent values that one memory access moves. For host and
+// device, so that a test on the host runs the GPU's code. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "device/host_device.h"
 
-// Before a loop whose iterations a GPU must have written out: arrays that it indexes then stay in registers.
+// Put before loops that index local arrays: unrolled on a GPU, they keep those arrays in registers.
 #if defined(__CUDA_ARCH__)
 #define ZERORUN_UNROLL _Pragma("unroll")
 #else
@@ -29,10 +29,10 @@ ZERORUN_HOST_DEVICE To bits_as(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
-// What base/narrow_floats.h does to whole blocks, value by value: the same bits, NaN included.
+// The conversions of base/narrow_floats.h for single values: the same bits, NaN included.
 
 inline constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
-inline constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN that traps nowhere
+inline constexpr uint32_t kQuiet = 0x00400000;     // the quiet bit of a float32 NaN
 
 ZERORUN_HOST_DEVICE float widen(float value) {
   return value;
@@ -44,7 +44,7 @@ ZERORUN_HOST_DEVICE float widen(Bf16 value) {
 
 ZERORUN_HOST_DEVICE float widen(Fp16 value) {
   const uint32_t magnitude = value.bits & 0x7fffU;
-  // The exponents of float32 are larger by 112; a product adds that exactly, to subnormal values too.
+  // The exponent bias of float32 is larger by 112; the product corrects it exactly, for subnormals too.
   uint32_t bits = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112F);
   if (magnitude >= 0x7c00) bits = (magnitude << 13) | kInfinity | (magnitude > 0x7c00 ? kQuiet : 0);
   return bits_as<float>(bits | (static_cast<uint32_t>(value.bits & 0x8000U) << 16));
@@ -70,7 +70,7 @@ template <>
 ZERORUN_HOST_DEVICE Fp16 narrow<Fp16>(float value) {
   const auto bits = bits_as<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
-  // A carry goes into the exponent, from the largest finite value to infinity.
+  // Rounding may carry into the exponent, from the largest finite value to infinity.
   uint32_t rounded = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   if (magnitude < 0x38800000) {  // 2^-14: the units of 0.5f are those of the smallest fp16, the sum rounds
     rounded = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5F) - bits_as<uint32_t>(0.5F);
@@ -89,13 +89,13 @@ inline constexpr float kOverflow<Bf16> = 0x1.ffp127F;
 template <>
 inline constexpr float kOverflow<Fp16> = 65520.0F;
 
-/// Whether a value of To made from `value` is finite; false for NaN.
+/// Whether `value` rounded to To is finite; false for NaN.
 template <typename To>
 ZERORUN_HOST_DEVICE bool stays_finite(float value) {
   return (value < 0 ? -value : value) < kOverflow<To>;
 }
 
-/// Neighbours in memory.
+/// N adjacent values.
 template <typename T, int N>
 struct Group {
   T values[N];
@@ -104,7 +104,7 @@ struct Group {
 /// The widest access of one thread, in bytes.
 inline constexpr int kAccess = 16;
 
-// What one access moves; CUDA's own types where there is CUDA.
+// The type of one access; CUDA's vector types in CUDA code.
 #if defined(__CUDACC__)
 using Words8 = uint2;
 using Words16 = uint4;
@@ -119,7 +119,7 @@ struct [[gnu::may_alias]] alignas(16) Words16 {
 template <int kBytes>
 using Words = std::conditional_t<kBytes == 16, Words16, Words8>;
 
-// A GPU faults where a CPU does not mind: tests on the host are to see it too.
+// A misaligned access faults on a GPU but not on a CPU, so this checks for it in host tests.
 template <typename Access, typename T>
 ZERORUN_HOST_DEVICE void check_aligned([[maybe_unused]] const T* memory) {
 #if !defined(__CUDACC__)
@@ -127,7 +127,7 @@ ZERORUN_HOST_DEVICE void check_aligned([[maybe_unused]] const T* memory) {
 #endif
 }
 
-/// N values from `memory` on, which is aligned to their size (at most kAccess bytes).
+/// Loads N values from `memory`, which is aligned to their total size (or to kAccess bytes, if that is less).
 template <int N, typename T>
 ZERORUN_HOST_DEVICE Group<T, N> load(const T* memory) {
   if constexpr (N == 1) {
@@ -158,7 +158,7 @@ ZERORUN_HOST_DEVICE void store(T* memory, const Group<T, N>& group) {
     using Access = Words<sizeof(T) * N>;
     check_aligned<Access>(memory);
 #if defined(__CUDA_ARCH__)
-    __stwb(reinterpret_cast<Access*>(memory), bits_as<Access>(group));  // an assignment may become several
+    __stwb(reinterpret_cast<Access*>(memory), bits_as<Access>(group));  // an assignment may be split
 #else
     *reinterpret_cast<Access*>(memory) = bits_as<Access>(group);
 #endif

@@ -19,12 +19,12 @@
 namespace zerorun {
 namespace {
 
-// Fewer elements than this are not worth a second thread.
+// A second thread does not pay off below this many elements.
 constexpr int64_t kGrain = 32768;
 
-// Calls body(begin, length) for the slices of `values` that LibTorch's intra-op threads share among them.
-// This is at::parallel_for() of LibTorch's own making: instantiated here it would need this file to be
-// compiled for, and linked to, the same OpenMP runtime.
+// Calls body(begin, length) for slices of `values` on LibTorch's intra-op threads. It goes through
+// TensorIterator because at::parallel_for() is a template: instantiated here, it would require this file to
+// be compiled for, and linked to, LibTorch's OpenMP runtime.
 template <typename Body>
 void for_slices_in_parallel(const at::Tensor& values, const Body& body) {
   const char* start = static_cast<const char*>(values.const_data_ptr());

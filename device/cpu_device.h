@@ -1,5 +1,5 @@
-// The CPU: what it is asked for is done when the call returns. Kernels of a step share LibTorch's intra-op
-// threads where the memory is worth it.
+// The CPU as a Device: every call is synchronous. The kernels of a step use LibTorch's intra-op threads if
+// the tensors are large enough.
 #pragma once
 
 #include "base/simd.h"
@@ -9,7 +9,7 @@ namespace zerorun {
 
 class CpuDevice : public Device {
  public:
-  /// Another instruction set than the best one is for measurements: the bits are the same.
+  /// Choose another instruction set than the best one for measurements only: the bits are the same.
   explicit CpuDevice(Simd update_simd = widest_simd()) : update_simd_(update_simd) {}
 
   c10::Device location() const override { return c10::kCPU; }

@@ -1,9 +1,9 @@
-// What a rank's tensors lie on: memory, streams and the kernels that work there. The CPU's is here, CUDA's in
-// cuda/. Owned by the communicator; any thread.
+// The device of a rank's tensors: its memory, streams and kernels. The CPU's is here, CUDA's in cuda/. Owned
+// by the communicator; any thread.
 //
 // Kernels run on the calling thread's current stream (streams.h). Their tensors are 1-D, contiguous and on
-// this device; values are float32, bfloat16 or float16 unless it says otherwise. Every device gives the same
-// bits, but for the order in which squares are added, and for the pattern of a NaN that arithmetic makes.
+// this device; values are float32, bfloat16 or float16 unless stated otherwise. All devices give the same
+// bits, except for the order in which squares are added and the pattern of a NaN that arithmetic produces.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,24 +17,24 @@
 
 namespace zerorun {
 
-/// Where a kernel tells of the first value that is not finite ([Note: findings]).
+/// Where a kernel reports the first value that is not finite ([Note: findings]).
 struct Finding {
   at::Tensor tally;  // a Tally
-  int64_t number;    // the next one means: finite, but not in the dtype that it was converted to
+  int64_t number;    // reported for infinite or NaN; number + 1: finite, but overflows in the result's dtype
 };
 
 using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
                                 AdagradUpdate, RmspropUpdate, CenteredRmspropUpdate, RmspropMomentumUpdate,
                                 CenteredRmspropMomentumUpdate, LambDirection>;
 
-/// What an update reads and writes: equally many elements of each.
+/// The tensors that an update reads and writes, all with the same number of elements.
 struct UpdateTensors {
   at::Tensor gradient;
   at::Tensor values;  // float32
-  at::Tensor first;   // float32, as many of the three as the rule has moments
+  at::Tensor first;   // float32; first, second, third: as many as the rule has moments
   at::Tensor second;
   at::Tensor third;
-  at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not wanted
+  at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not written
 };
 
 class Device {
@@ -43,44 +43,45 @@ class Device {
 
   virtual c10::Device location() const = 0;
   virtual Streams& streams() = 0;
-  /// What works in the host's memory, in the calling thread.
+  /// The device that works on host memory, in the calling thread.
   virtual Device& host();
-  /// What parameters and slices are aligned to, in bytes.
+  /// Alignment of parameters and slices, in bytes.
   virtual int64_t alignment() const = 0;
   /// A zero-filled 1-D tensor. Freeing one waits for all of the device's work.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
-  /// Memory with arbitrary contents for work on the current stream. Freeing it waits for nothing, and what is
-  /// freed is given out again: to whoever allocates on the same stream.
+  /// Uninitialised memory for work on the current stream. Freeing it does not wait, and later allocations on
+  /// the same stream reuse it.
   virtual at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) = 0;
-  /// Like allocate(), in the host's memory, where copies reach it without the host's help.
+  /// Like allocate(), in host memory that the device copies to and from directly (page-locked).
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) = 0;
 
   virtual void zero(const at::Tensor& values) = 0;
-  /// `to` = `from`, of the same dtype; one of them may be in the host's memory. Any dtype.
+  /// to = from, of the same dtype; one of them may be in host memory. Any dtype.
   virtual void copy(const at::Tensor& to, const at::Tensor& from) = 0;
-  /// to = from * factor, computed in float32 and rounded once. They share no memory unless they are the same.
+  /// to = from * factor, computed in float32 and rounded once. `to` and `from` are the same memory or do not
+  /// overlap.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                            const Finding& finding) = 0;
-  /// to += from * factor, likewise; the finding is about what is added.
+  /// to += from * factor, likewise; the finding concerns the added values, not the sum.
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                           const Finding& finding) = 0;
-  /// The same, and nobody asks what is finite.
+  /// The same without a check for finite values.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
 
-  /// Adds the sum of squares of `values` in float64 to `tally`, always the same bits for the same values; the
-  /// first one that is not finite has the number `number` + its position.
+  /// Adds the sum of squares of `values` in float64 to `tally`, with the same bits for the same values.
+  /// Reports the first value that is not finite as `number` + its position.
   virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) = 0;
-  /// Publishes `tally` in `exchange` ([Note: exchange]) and empties it.
+  /// Writes `tally` to `exchange` ([Note: exchange]) and resets it to zeros.
   virtual void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) = 0;
-  /// The facts in `exchange` from what is exchanged there.
+  /// Computes the StepFacts in `exchange` from the exchanged elements there.
   virtual void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) = 0;
 
-  /// One step of `rule`, with gradients multiplied by the facts' factor, where the facts say so. `facts`: of
-  /// kFactsNumel elements.
+  /// One step of `rule`, with gradients multiplied by StepFacts::factor, if StepFacts::apply is set. `facts`
+  /// has kFactsNumel elements.
   virtual void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) = 0;
-  /// master (float32) = values, where it does not round to them: what was not written stays as precise as it
-  /// is.
+  /// master (float32) = values, for each element whose master does not round to its value: elements that the
+  /// program has not overwritten keep their precision.
   virtual void follow_written(const at::Tensor& master, const at::Tensor& values) = 0;
 };
 

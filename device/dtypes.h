@@ -1,4 +1,4 @@
-// LibTorch's names of the floating-point types that training uses. Pure, any thread.
+// Converts between Dtype and LibTorch's scalar types. Pure, any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ inline at::ScalarType scalar_type(Dtype dtype) {
   return dtype == Dtype::fp32 ? at::kFloat : dtype == Dtype::bf16 ? at::kBFloat16 : at::kHalf;
 }
 
-/// Of a float32, bfloat16 or float16 tensor.
+/// The dtype of a float32, bfloat16 or float16 tensor.
 inline Dtype dtype_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat:

@@ -14,9 +14,9 @@ namespace {
 
 using Block = std::array<float, kConversionBlock>;
 
-// Magnitudes are compared as bits: infinity comes after every finite value and NaN after infinity. So one
-// maximum over many values tells whether all are finite, without a branch for each and without floating-point
-// comparisons that a compiler may take to be always true.
+// Magnitudes are compared as bits: infinity is larger than every finite value and NaN larger than infinity.
+// So one maximum over many values shows whether all are finite, without a branch for each and without
+// floating-point comparisons that a compiler may assume to be true.
 [[gnu::always_inline]] inline int32_t magnitude_of(float value) {
   return std::bit_cast<int32_t>(value) & 0x7fffffff;
 }
@@ -26,10 +26,10 @@ int32_t overflow_of(Dtype dtype) {
   return magnitude_of(dtype == Dtype::fp32 ? HUGE_VALF : dtype == Dtype::bf16 ? 0x1.ffp127F : 65520.0F);
 }
 
-// The loops return the largest magnitude. `from` and `to` may be the same memory and overlap in no other way.
+// The loops return the largest magnitude. `from` and `to` are the same memory or do not overlap.
 
-// The processor itself looks ahead only to the end of a page: asking further is worth a quarter of the time
-// where neither side is in a cache.
+// Hardware prefetching stops at the end of a page: prefetching further ahead saves a quarter of the time
+// when neither array is cached.
 constexpr int64_t kAhead = 512;
 constexpr int64_t kLine = 64 / sizeof(float);
 
@@ -115,7 +115,7 @@ Loops loops_of(Simd simd) {
   return {scale_portable, add_portable, copy_portable};
 }
 
-// The memory of a tensor, block by block as float32.
+// Reads a tensor's memory block by block as float32.
 class Source {
  public:
   explicit Source(const at::Tensor& tensor)
@@ -124,7 +124,7 @@ class Source {
   Dtype dtype() const { return dtype_; }
   const void* at(int64_t index) const { return memory_ + index * size_of(dtype_); }
 
-  /// Where the values from `begin` on are as float32: in place, or widened into `block`.
+  /// Pointer to the values from `begin` on as float32: in place, or widened into `block`.
   const float* read(int64_t begin, int64_t length, Block& block, Simd simd) const {
     if (dtype_ == Dtype::fp32) return static_cast<const float*>(at(begin));
     widen(at(begin), dtype_, block.data(), length, simd);
@@ -141,7 +141,7 @@ void check_pair(const at::Tensor& to, const at::Tensor& from) {
            std::to_string(from.numel()) + " values to " + std::to_string(to.numel()));
 }
 
-// Runs `loop` block by block from `from` to `to`, which it reads too where it adds. Returns the largest
+// Runs `loop` block by block from `from` to `to`; `adds`: the loop also reads `to`. Returns the largest
 // magnitude.
 int32_t run(Loop loop, bool adds, Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
   const int64_t numel = to.numel();

@@ -1,6 +1,6 @@
-// One pass over memory from a gradient to where it travels or is summed: converted, scaled, and looked at for
-// infinities and NaN on the way. Pure functions, any thread. Tensors are float32, bfloat16 or float16, 1-D,
-// contiguous, on the CPU, and of equal length; they share no memory unless `to` is `from`.
+// Copies or adds a gradient to a buffer in one pass over memory that converts, scales and checks for
+// infinities and NaN. Pure functions, any thread. Tensors are float32, bfloat16 or float16, 1-D, contiguous,
+// on the CPU, and of equal length; `to` and `from` are the same memory or do not overlap.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ bool copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
 /// to += from * factor, computed in float32 and rounded once. Returns whether every value added was finite.
 bool add_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
 
-/// The same on another path than this processor's best one, for tests.
+/// The same with a given instruction set, for tests.
 bool copy_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
 bool add_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
 

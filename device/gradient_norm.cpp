@@ -9,7 +9,7 @@ namespace zerorun {
 namespace {
 
 constexpr int64_t kLanes = 16;
-static_assert(kConversionBlock % kLanes == 0);  // blocks take up where the last one ended
+static_assert(kConversionBlock % kLanes == 0);  // so that every block begins at lane 0
 
 using Lanes = std::array<double, kLanes>;
 

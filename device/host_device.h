@@ -1,5 +1,5 @@
-// What CUDA compiles for both sides, and other compilers for theirs alone. Always inlined, so that kernels
-// compiled for an instruction set of their own may call it.
+// Marks functions that CUDA compiles for host and device, and other compilers for the host. They are always
+// inlined, so that kernels compiled for a specific instruction set may call them.
 #pragma once
 
 #if defined(__CUDACC__)

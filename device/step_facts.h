@@ -1,9 +1,10 @@
-// What an optimizer step comes to, in memory of the device that computes it: no host needs to know before the
-// update runs. Plain structs and pure functions for host and device, no LibTorch.
+// The gradient norm and overflow decision of an optimizer step, in memory of the device that computes them:
+// the update runs without waiting for the host. Plain structs and pure functions for host and device, no
+// LibTorch.
 //
-// [Note: findings] Whatever may turn out infinite or NaN has a number of at least 1, the smaller the earlier.
-// A slot keeps the smallest number told to it, as its complement: so 0 means that nothing was told, and
-// memory of zeros is a good start.
+// [Note: findings] Every value that may become infinite or NaN has a number of at least 1; earlier values
+// have smaller numbers. A slot keeps the smallest number reported to it, as its complement: so 0 means that
+// nothing was reported, and zero-filled memory is a valid initial state.
 #pragma once
 
 #include <cmath>
@@ -13,14 +14,14 @@
 
 namespace zerorun {
 
-/// What this rank sees of the gradients of one step.
+/// What this rank measures in the gradients of one step.
 struct Tally {
-  double squares;     // the sum of those of the sums over ranks in this rank's slices
-  uint64_t gradient;  // slot: its first gradient that is not finite
-  uint64_t sum;       // slot: the first sum over ranks that is not finite
+  double squares;     // sum of squares of the reduced gradients in this rank's slices
+  uint64_t gradient;  // slot: this rank's first local gradient that is not finite
+  uint64_t sum;       // slot: the first reduced gradient that is not finite
 };
 
-/// What a number leaves in a slot; of several the largest stays.
+/// The slot's contents for a number; a slot keeps the largest of several.
 ZERORUN_HOST_DEVICE uint64_t slot_of(int64_t number) {
   return ~static_cast<uint64_t>(number);
 }
@@ -29,26 +30,26 @@ ZERORUN_HOST_DEVICE int64_t number_in(uint64_t slot) {
   return slot == 0 ? 0 : static_cast<int64_t>(~slot);
 }
 
-/// What all ranks agree on.
+/// A step's results, which are the same on all ranks.
 struct StepFacts {
   double norm;     // of the whole gradient; infinite when a value is not finite
-  double divisor;  // of all gradients
+  double divisor;  // of all gradients: StepRule::scale times the clipping
   float factor;    // 1 / divisor
-  int32_t apply;   // 1: all is finite, update; 0: leave everything as it is
+  int32_t apply;   // 1: all gradients are finite, update; 0: skip the step
 };
 
-// [Note: exchange] One tensor of float64 carries what ranks tell each other about a step: for every rank its
-// sum of squares, then for every rank the number of its first gradient that is not finite (0: none), then
-// likewise that of its first sum over ranks. Each rank fills in its own places, so that adding zeros is all
-// that the all-reduce does to them. Behind them, not exchanged, the facts that follow.
+// [Note: exchange] The ranks all-reduce one float64 tensor for a step. It holds every rank's sum of squares,
+// then for every rank the number of its first local gradient that is not finite (0: none), then the same for
+// its first reduced gradient. Each rank fills in its own elements and zeros elsewhere, so that the sums are
+// exact. The StepFacts computed from them follow in the same tensor and are not exchanged.
 
-/// Elements that are exchanged.
+/// Number of elements that are exchanged.
 ZERORUN_HOST_DEVICE int64_t exchanged_numel(int ranks) {
   return int64_t{3} * ranks;
 }
 inline constexpr int64_t kFactsNumel = sizeof(StepFacts) / sizeof(double);
 
-/// Fills in a rank's places, and zero everywhere else.
+/// Writes this rank's elements, and zeros to the other ranks'.
 ZERORUN_HOST_DEVICE void publish(const Tally& tally, double* exchange, int rank, int ranks) {
   for (int64_t i = 0; i < exchanged_numel(ranks); ++i) exchange[i] = 0;
   exchange[rank] = tally.squares;
@@ -57,26 +58,25 @@ ZERORUN_HOST_DEVICE void publish(const Tally& tally, double* exchange, int rank,
 }
 
 struct StepRule {
-  double scale;     // the sums over ranks are this many times the gradient
-  double clipping;  // the largest norm; 0: none
+  double scale;     // reduced gradients are the true gradients times this
+  double clipping;  // maximum gradient norm; 0: no clipping
 };
 
-/// The factor 1/d that gradients are multiplied with so that their norm is at most `limit` (0: no limit), as
-/// its inverse d >= 1: d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py,
-/// unscale_and_clip_grads).
+/// The d >= 1 by which gradients are divided so that their norm is at most `limit` (0: no limit):
+/// d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py, unscale_and_clip_grads).
 ZERORUN_HOST_DEVICE double clip_divisor(double norm, double limit) {
   const double divisor = limit > 0 ? (norm + 1e-6) / limit : 1;
   return divisor > 1 ? divisor : 1;
 }
 
-/// From every rank's sum of squares, added in rank order.
+/// The facts from every rank's sum of squares, added in rank order.
 ZERORUN_HOST_DEVICE StepFacts decide(const double* squares, int ranks, const StepRule& rule) {
   constexpr double kLargestFloat = 0x1.fffffep127;
   double total = 0;
   for (int rank = 0; rank < ranks; ++rank) total += squares[rank];
   const bool finite = total < HUGE_VAL;  // neither infinite nor NaN
   double norm = finite ? std::sqrt(total) / rule.scale : HUGE_VAL;
-  // Rounded, so that the order in which slices were added shows nowhere.
+  // Rounded to float32, which hides the order in which slices were added.
   if (norm <= kLargestFloat) norm = static_cast<float>(norm);
   const double divisor = rule.scale * clip_divisor(norm, rule.clipping);
   return {norm, divisor, static_cast<float>(1 / divisor), finite ? 1 : 0};

@@ -1,5 +1,5 @@
-// The streams that use a piece of memory, and where each of them ends doing so: for whoever takes the memory
-// over. Owned by what owns the memory; one thread at a time.
+// The streams that use a block of memory, with an event for each stream's last use, for the stream that
+// takes the memory over. Owned by the memory's owner; one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@ class StreamUsers {
  public:
   bool has(StreamId stream) const;
   void add(StreamId stream);
-  /// Nobody uses the memory any more. Their events stay for those to come.
+  /// No stream uses the memory any more. Keeps the events for reuse.
   void clear() { count_ = 0; }
 
-  /// What `stream` is given from now on comes after all that the other users have been given so far.
+  /// Makes later work on `stream` wait for all work that the other users have been given so far.
   void hand_over(Streams& streams, StreamId stream, Handover handover);
-  /// The same in two steps: this is the end of all uses so far,
+  /// The first half of hand_over(): marks the end of all users' work so far.
   void record_ends(Streams& streams);
-  /// and `stream` comes after it.
+  /// The second half: makes later work on `stream` wait for these ends.
   void wait_for_ends(Streams& streams, StreamId stream, Handover handover) const;
 
  private:
@@ -29,7 +29,7 @@ class StreamUsers {
     Event end;
   };
 
-  std::vector<User> users_;  // the first count_ of them
+  std::vector<User> users_;  // the first count_ are in use
   size_t count_ = 0;
 };
 

@@ -1,13 +1,13 @@
-// How the work that a device does by itself is ordered: streams, events between them, and the host. Owned by
-// a Device; any thread. On a device that does its work in the calling thread (the CPU) every thread is its
-// own stream, what was called before is done, and nothing here has an effect.
+// Orders a device's asynchronous work: streams, events between streams, and waits of the host. Owned by a
+// Device; any thread. On a device that works in the calling thread (the CPU) calls are synchronous, every
+// thread is its own stream, and nothing here has an effect.
 //
-// [Note: streams] A rank has one stream for gathers, one for reductions and one for copies to the host and
-// back; the rest runs on whatever stream the program's own operators run on ("compute": a thread's current
-// one). Collectives and kernels run on the current stream of the thread that asks for them: StreamScope
-// changes it. Work on different streams is ordered by events alone: what hands memory over records one behind
-// its last use, who takes it over waits for it. Every such hand-over has a name, and the tests prove that
-// each is needed and none is missing.
+// [Note: streams] A rank has one stream for all-gathers, one for reductions and one for copies to the host
+// and back; everything else runs on the stream of the program's own operators ("compute": a thread's current
+// stream). Collectives and kernels run on the calling thread's current stream, which StreamScope changes.
+// Events alone order work on different streams: the stream that hands memory over records an event after its
+// last use, and the stream that takes it over waits for the event. Every such hand-over has a name, and tests
+// prove that each is needed and none is missing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,83 +20,82 @@
 
 namespace zerorun {
 
-/// As the device numbers its streams.
+/// The device's own id of a stream.
 using StreamId = int64_t;
 
-/// The streams of a rank beside compute.
+/// The streams of a rank besides compute.
 enum class Lane : uint8_t { gather, reduce, copy };
 inline constexpr int kStreamLanes = 3;
 
-/// What a wait between streams is for: who hands what to whom.
+/// The purpose of a wait between streams: what is handed over, from -> to.
 enum class Handover : uint8_t {
-  updated,   // a slice with new values: what wrote it -> its gather, its next update
-  released,  // memory of a bucket: its last uses -> the gather that comes there next
-  gathered,  // the values of a bucket: gather -> their uses
-  unused,    // the values of a bucket: their last uses -> what writes them next
+  updated,   // a slice's new values: their writer -> the slice's gather, its next update
+  released,  // a bucket's memory: its last uses -> the next gather into it
+  gathered,  // a bucket's values: gather -> their uses
+  unused,    // a bucket's values: their last uses -> their next writer
   written,   // gradients in a buffer: hooks -> reduction
   free,      // a gradient buffer: reduction or update -> the next hooks
-  reduced,   // sums over ranks: reduction -> norm and update
-  measured,  // what a step has come to: norm -> copy to the host
-  saved,     // a checkpoint's state: what wrote it -> copy to the host -> what changes it next
-  leaving,   // sums over ranks that the host applies: reduction -> copy to the host
-  left,      // likewise: copy to the host -> what writes them next
+  reduced,   // reduced gradients: reduction -> norm and update
+  measured,  // a step's facts: norm -> copy to the host
+  saved,     // a checkpoint's state: its writer -> copy to the host -> its next writer
+  leaving,   // reduced gradients for an update on the host: reduction -> copy to the host
+  left,      // the same gradients: copy to the host -> their next writer
 };
 inline constexpr int kHandovers = 11;
 const char* name_of(Handover handover);
 
-/// A point in the work of a stream. Belongs to what it guards; recording it again moves it on. One that was
-/// never recorded has passed.
+/// A point in a stream's work. Owned by the object that it guards; recording it again moves it. An event that
+/// was never recorded counts as passed.
 class Event {
  public:
   class State {
    public:
     virtual ~State() = default;
   };
-  std::unique_ptr<State> state;  // the device's own; made when it is first recorded
+  std::unique_ptr<State> state;  // device-specific; created by the first record()
 };
 
-/// Milliseconds of a device's time, as its own clock measured them.
+/// Times of a device in milliseconds, measured by its own clock.
 struct StreamTimes {
-  std::array<double, kHandovers> exposed{};  // compute stood still for what a hand-over is about
-  std::array<double, kStreamLanes> busy{};   // a lane worked: its scopes without its waits
-  int64_t missed = 0;                        // waits and scopes that are in neither: too many at a time
+  std::array<double, kHandovers> exposed{};  // compute waited for this hand-over
+  std::array<double, kStreamLanes> busy{};   // the lane worked: its scopes without its waits
+  int64_t missed = 0;                        // waits and scopes not measured, as when too many overlap
 };
 
 class Streams {
  public:
   virtual ~Streams() = default;
 
-  /// Whether work goes on after the call that asked for it.
+  /// Whether work may still run after the call that started it returns.
   virtual bool asynchronous() const { return false; }
-  /// The calling thread's.
+  /// The calling thread's current stream.
   virtual StreamId current() const { return 0; }
   virtual void set_current(StreamId) {}
   virtual StreamId of(Lane) const { return 0; }
 
-  /// `event` passes when all that `stream` has been given so far is done.
+  /// `event` passes when all work given to `stream` so far is done.
   virtual void record(Event& /*event*/, StreamId /*stream*/) {}
-  /// What `stream` is given from now on starts after `event` has passed.
+  /// Work given to `stream` from now on starts after `event` has passed.
   virtual void wait(const Event& /*event*/, StreamId /*stream*/, Handover) {}
-  /// The calling thread goes on after `event` has passed. Throws CommError naming `what` when it has not
-  /// within `timeout`.
+  /// Blocks the calling thread until `event` has passed. Throws CommError naming `what` after `timeout`.
   virtual void await(const Event& /*event*/, std::chrono::milliseconds /*timeout*/,
                      const std::string& /*what*/) {}
 
-  /// An operator of LibTorch that is about to run on the current stream uses `memory`. For devices that check
-  /// the order of uses.
+  /// Reports that a LibTorch operator about to run on the current stream uses `memory`. For devices that
+  /// check the order of uses.
   virtual void note_use(const at::Tensor& /*memory*/, bool /*written*/) {}
 
-  /// Whether waits and scopes are measured from now on; off at first.
+  /// Switches the measurement of waits and scopes on or off; initially off.
   virtual void time(bool /*on*/) {}
-  /// What was measured since the last call. What is still under way comes with the next.
+  /// The times measured since the last call. Work that still runs is included in the next call.
   virtual StreamTimes take_times() { return {}; }
 
-  /// A range of the calling thread's time under a name that profilers show.
+  /// Begins a named range of the calling thread's time, which profilers show.
   virtual void begin_range(const char* /*name*/) {}
   virtual void end_range() {}
 };
 
-/// While it lives, the calling thread works on another stream.
+/// Makes a lane the calling thread's current stream during its lifetime.
 class StreamScope {
  public:
   StreamScope(Streams& streams, Lane lane) : streams_(streams), outer_(streams.current()) {

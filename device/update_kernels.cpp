@@ -11,16 +11,15 @@
 namespace zerorun {
 namespace {
 
-// Memory is what a step waits for, and a processor that follows several arrays at once asks for their lines
-// too late. So elements are taken in chunks of a few cache lines, and each chunk begins by asking for the
-// lines of the one that is kAhead elements later. Conversions are a part of the chunk: what is converted
-// stays in the first-level cache, and loads from memory are under way meanwhile.
+// A step is bound by memory, and hardware prefetching of several arrays at once comes too late. So the loop
+// works in chunks of a few cache lines, and each chunk first prefetches the chunk kAhead elements later.
+// Conversions happen within the chunk: converted values stay in the L1 cache while loads are in flight.
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kAhead = 256;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
-// From this many elements on, which are more than caches hold, rounded values are written past them.
+// From this many elements on, too many for the caches, rounded values are written with non-temporal stores.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
 template <typename T>
@@ -42,7 +41,7 @@ template <typename Rule>
   if constexpr (Rule::kMoments > 2) prefetch(span.third + begin);
 }
 
-// Elements `begin` to `begin + numel`, whose gradient in float32 is at `gradient`.
+// Updates elements [begin, begin + numel); `gradient` is their gradient in float32.
 template <typename Rule>
 [[gnu::always_inline]] inline void update_elements(const Rule& rule, float factor, const UpdateSpan& span,
                                                    const float* __restrict gradient, int64_t begin,
@@ -64,7 +63,7 @@ template <typename Rule>
   }
 }
 
-// Writes kChunk values past the caches: lines that are written and not read then need not come from memory.
+// Writes kChunk values with non-temporal stores, which do not load the cache lines first.
 [[gnu::always_inline]] inline void stream([[maybe_unused]] const uint16_t* from,
                                           [[maybe_unused]] uint16_t* to) {
 #if defined(__x86_64__)
@@ -75,7 +74,7 @@ template <typename Rule>
 #endif
 }
 
-// At most kChunk elements; always inlined, so that a constant `numel` is one in every loop.
+// Updates at most kChunk elements. Always inlined, so that a constant `numel` reaches every loop.
 template <Simd simd, typename Rule>
 [[gnu::always_inline]] inline void update_chunk(const Rule& rule, float factor, const UpdateSpan& span,
                                                 int64_t begin, int64_t numel, bool streams) {
@@ -99,11 +98,11 @@ template <Simd simd, typename Rule>
   }
 }
 
-// The first `head` elements, then whole chunks, then the rest.
+// Updates the first `head` elements, then whole chunks, then the rest.
 template <Simd simd, typename Rule>
 [[gnu::always_inline]] inline void update_all(const Rule& given, float factor, const UpdateSpan& span,
                                               int64_t head, bool streams) {
-  const Rule rule = given;  // nothing that is written can be a part of it
+  const Rule rule = given;  // a local copy, which no store can alias
   update_chunk<simd>(rule, factor, span, 0, head, false);
   int64_t begin = head;
   for (; begin + kChunk <= span.numel; begin += kChunk) {
@@ -132,7 +131,7 @@ ZERORUN_AVX512 void update_avx512(const Rule& rule, float factor, const UpdateSp
   update_all<Simd::avx512>(rule, factor, span, head, streams);
 }
 
-// How many elements are before the first cache line that begins in `memory`.
+// Number of elements from `memory` to the next cache line boundary.
 template <typename T>
 int64_t before_line(const T* memory) {
   return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(memory) % kLine / sizeof(T));
@@ -150,7 +149,7 @@ void update_span(const Rule& rule, float factor, const UpdateSpan& span, Simd si
                                                       update_avx512<Rule>};
   kOf[static_cast<int>(simd)](rule, factor, span, head, streams);
 #if defined(__x86_64__)
-  if (streams) _mm_sfence();  // behind which other threads see it
+  if (streams) _mm_sfence();  // makes the non-temporal stores visible to other threads
 #endif
 }
 

@@ -1,6 +1,5 @@
-// The formulas of optimizers, element by element in float32, for host and device alike: every kernel that
-// applies one gives the same bits, provided that it is compiled without fused multiply-add. Plain structs, no
-// LibTorch.
+// The optimizers' formulas for one element in float32, for host and device: all kernels give the same bits if
+// they are compiled without fused multiply-add. Plain structs, no LibTorch.
 #pragma once
 
 #include <cmath>
@@ -10,17 +9,17 @@
 
 namespace zerorun {
 
-/// What one element of a model owns.
+/// One element of a model, with its optimizer state.
 struct Element {
   float value;
-  // What a rule remembers of the gradients so far: its moments.
+  // The rule's moments.
   float first;   // Adam's exp_avg, a momentum buffer
   float second;  // Adam's exp_avg_sq
   float third;   // AMSGrad's max_exp_avg_sq
 };
 
-// Each rule says how many moments it keeps, beginning with the first, and changes an element by its
-// gradient `g`.
+// Each rule has kMoments, the number of moments that it uses (first, second, third), and apply(), which
+// updates an element with its gradient `g`.
 
 /// Adam (Kingma and Ba; weight decay added to the gradient) and AdamW (Loshchilov and Hutter; decoupled).
 struct AdamUpdate {
@@ -47,13 +46,13 @@ struct AdamUpdate {
   }
 
   ZERORUN_HOST_DEVICE void move(Element& e, float squares) const {
-    // Decay and step are subtracted together: the value is rounded once.
+    // Subtracts decay and step together, so that the value is rounded once.
     e.value -= value_decay * e.value + step_size * e.first / (std::sqrt(squares) * root_factor + eps);
   }
 };
 
 /// Adam or AdamW that divides by the largest average of squares so far (Reddi et al. 2018, algorithm 2). As
-/// in PyTorch the largest is taken before the bias correction.
+/// in PyTorch, the maximum is taken before the bias correction.
 struct AmsgradUpdate {
   static constexpr int kMoments = 3;
   AdamUpdate adam;
@@ -65,12 +64,12 @@ struct AmsgradUpdate {
   }
 };
 
-/// SGD without momentum, and the last step of optimizers that work out directions before.
+/// SGD without momentum. Also the last step of optimizers that compute a direction first.
 struct SgdUpdate {
   static constexpr int kMoments = 0;
   float lr;
   float gradient_decay;  // weight decay
-  float kept = 1;        // 1 - lr * weight decay where that is decoupled
+  float kept = 1;        // 1 - lr * weight decay if the decay is decoupled
 
   ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
     e.value = e.value * kept - lr * (g + gradient_decay * e.value);
@@ -84,8 +83,8 @@ struct MomentumUpdate {
   float gradient_decay;  // weight decay
   float momentum;
   float new_in_first;  // 1 - dampening; 1 in the first step
-  float of_gradient;   // in the step: 1 with Nesterov momentum, else 0
-  float of_first;      // in the step: the momentum with Nesterov momentum, else 1
+  float of_gradient;   // weight of the gradient in the step: 1 with Nesterov momentum, else 0
+  float of_first;      // weight of the moment in the step: `momentum` with Nesterov momentum, else 1
 
   ZERORUN_HOST_DEVICE void apply(float g, Element& e) const {
     g += gradient_decay * e.value;
@@ -94,7 +93,7 @@ struct MomentumUpdate {
   }
 };
 
-/// Adagrad (Duchi et al. 2011), as PyTorch defines it. Its moment is the sum of squares.
+/// Adagrad (Duchi et al. 2011), as PyTorch defines it. Its moment is the sum of squared gradients.
 struct AdagradUpdate {
   static constexpr int kMoments = 1;
   float step_size;  // lr / (1 + (t - 1) * lr_decay)
@@ -109,7 +108,7 @@ struct AdagradUpdate {
 };
 
 /// RMSprop (Hinton 2012; centered: Graves 2013), as PyTorch defines it. Its moments: the average of squares;
-/// if it is centered, the average of gradients; if it has momentum, the buffer.
+/// if centered, the average of gradients; with momentum, the momentum buffer.
 template <bool kCentered, bool kMomentum>
 struct RmspropRule {
   static constexpr int kMoments = 1 + static_cast<int>(kCentered) + static_cast<int>(kMomentum);
@@ -127,7 +126,7 @@ struct RmspropRule {
     if constexpr (kCentered) {
       e.second = alpha * e.second + new_in_average * g;
       squares -= e.second * e.second;
-      // Equal gradients have no variance; what rounding makes of that may be below 0.
+      // Rounding may make the variance of equal gradients negative.
       squares = squares < 0 ? 0 : squares;
     }
     const float denominator = std::sqrt(squares) + eps;
@@ -164,15 +163,15 @@ struct LionUpdate {
   }
 };
 
-/// The direction of Lamb (You et al. 2020) from moments like Adam's, put into the third one. The value stays
-/// as it is: how far it goes depends on the whole parameter (optim/lamb_optimizer.cpp).
+/// The direction of Lamb (You et al. 2020) from moments like Adam's, stored in the third moment. It leaves
+/// the value unchanged: the step size depends on the whole parameter (optim/lamb_optimizer.cpp).
 struct LambDirection {
   static constexpr int kMoments = 3;
   float beta1;
   float new_in_first;  // 1 - beta1
   float beta2;
   float new_in_second;  // 1 - beta2
-  float eps_in_root;    // one of the two is 0
+  float eps_in_root;    // this or `eps` is 0
   float eps;
   float decay;  // weight decay
 

@@ -1,4 +1,4 @@
-// Where the tensors of an update lie in memory. Pure, any thread.
+// The memory addresses of an update's tensors. Pure, any thread.
 #pragma once
 
 #include "device/device.h"

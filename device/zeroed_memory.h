@@ -1,12 +1,12 @@
-// Tensors of zeros that cost no memory until they are written to. Any thread.
+// Zero-filled tensors that take no memory until they are written. Any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace zerorun {
 
-/// A zero-filled 1-D CPU tensor, aligned to 64 bytes. Large ones are pages of their own that the system
-/// provides at first touch and takes back when the tensor goes. Throws Error when it has none.
+/// A zero-filled 1-D CPU tensor, aligned to 64 bytes. Tensors from 1 MiB on have pages of their own, which
+/// the system provides at first touch and reclaims when the tensor is freed. Throws Error when out of memory.
 at::Tensor zeroed_memory(int64_t numel, at::ScalarType dtype);
 
 }  // namespace zerorun

@@ -24,7 +24,7 @@ using torch::optim::Adagrad;
 using torch::optim::AdagradOptions;
 using torch::optim::AdagradParamState;
 
-// Adagrad alone makes its state when it is constructed.
+// Only Adagrad creates its state when it is constructed.
 bool is_fresh(const torch::optim::Optimizer& optimizer) {
   for (const auto& [parameter, state] : optimizer.state()) {
     auto* adagrad = dynamic_cast<const AdagradParamState*>(state.get());
@@ -35,8 +35,8 @@ bool is_fresh(const torch::optim::Optimizer& optimizer) {
 
 using Borrow = std::function<at::Tensor(const char*)>;
 
-// torch::optim has no common way to make a parameter's state: as the first step of each type would, before
-// any gradient.
+// torch::optim has no common function that creates a parameter's state. These functions create it as the
+// first step of each type does, before it uses a gradient.
 template <typename State, typename Options>
 std::unique_ptr<torch::optim::OptimizerParamState> adam_state(const Options& options, const Borrow& borrow) {
   auto state = std::make_unique<State>();
@@ -61,7 +61,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> rmsprop_state(const torch::op
   return state;
 }
 
-// Null where there is none before the first step: SGD's momentum begins as the first gradient.
+// Null if the optimizer has no state before the first step: SGD's momentum starts as the first gradient.
 std::unique_ptr<torch::optim::OptimizerParamState> first_state(const torch::optim::Optimizer& optimizer,
                                                                const torch::optim::OptimizerOptions& options,
                                                                const Borrow& borrow) {
@@ -72,14 +72,14 @@ std::unique_ptr<torch::optim::OptimizerParamState> first_state(const torch::opti
     return adam_state<AdamWParamState>(*adamw, borrow);
   }
   if (auto* rmsprop = dynamic_cast<const RMSpropOptions*>(&options)) return rmsprop_state(*rmsprop, borrow);
-  // By the defaults, as Adagrad's constructor does it, whatever a group says.
+  // Uses the defaults and not the group's options, as Adagrad's constructor does.
   if (auto* adagrad = dynamic_cast<const AdagradOptions*>(&optimizer.defaults())) {
     return adagrad_state(*adagrad, borrow);
   }
   return nullptr;
 }
 
-// SGD counts none.
+// SGD's state has no step count.
 void set_step(torch::optim::OptimizerParamState& state, int64_t step) {
   using namespace torch::optim;
   if (auto* adam = dynamic_cast<AdamParamState*>(&state)) adam->step(step);
@@ -119,14 +119,14 @@ class ClientOptimizer : public ShardOptimizer {
     }
   }
 
-  // It outlives the engine, whose memory would stay with it.
+  // Restores the optimizer, which outlives the engine and would otherwise keep the engine's memory.
   ~ClientOptimizer() override {
     optimizer_->state() = std::move(given_state_);
     for (size_t group = 0; group < given_.size(); ++group)
       optimizer_->param_groups()[group].params() = std::move(given_[group]);
   }
 
-  // torch::optim cannot leave a step undone.
+  // The host must know whether to step, since torch::optim cannot skip an update on the device.
   bool reads_facts() const override { return true; }
 
   void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
@@ -179,7 +179,7 @@ class ClientOptimizer : public ShardOptimizer {
   void apply(double gradient_divisor) {
     const int count = static_cast<int>(shards_.size());
     for (int index = 0; index < count; ++index) access_->open(index, ShardUse::update);
-    // Gradients are lent for the step alone, so that the user's own zero_grad() has nothing to take away.
+    // Sets gradients for the step only, so that the user's zero_grad() finds none to clear.
     for (size_t index = 0; index < shards_.size(); ++index) {
       const at::Tensor& source = shards_[index].gradient;
       const at::Tensor& gradient = gradients_[index];
@@ -197,7 +197,7 @@ class ClientOptimizer : public ShardOptimizer {
     for (int index = 0; index < count; ++index) access_->close(index, ShardUse::update);
   }
 
-  // Behind the first step: the momentum that SGD has made moves to where it is borrowed.
+  // After the first step: moves the momentum buffers that SGD has created to the borrowed memory.
   void adopt_momenta() {
     for (size_t index = 0; index < momenta_.size(); ++index) {
       if (!momenta_[index].defined()) continue;
@@ -208,14 +208,14 @@ class ClientOptimizer : public ShardOptimizer {
   }
 
   torch::optim::Optimizer* optimizer_;
-  std::vector<std::vector<at::Tensor>> given_;  // its parameters before, by group
+  std::vector<std::vector<at::Tensor>> given_;  // the optimizer's original parameters, by group
   std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())> given_state_;
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
   std::vector<at::Tensor> momenta_;  // SGD's, by shard; undefined: none
   int64_t steps_ = 0;
-  std::vector<at::Tensor> gradients_;  // as torch::optim wants them: float32, widened where they are not
+  std::vector<at::Tensor> gradients_;  // float32 for torch::optim: the shard's, or a buffer for a 16-bit one
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ class FusedOptimizer : public ShardOptimizer {
       const Shard& shard = shards_[index];
       forwards_.push_back(index);
       Moments& moments = moments_.emplace_back();
-      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // its rule has none
+      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // has no moments
       size_t count = 0;
       for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {
@@ -66,13 +66,13 @@ class FusedOptimizer : public ShardOptimizer {
   int groups() const override { return static_cast<int>(groups_.size()); }
 
  private:
-  using Moments = std::array<at::Tensor, 3>;  // undefined behind as many as the rule has
+  using Moments = std::array<at::Tensor, 3>;  // undefined beyond the rule's moments
 
   std::vector<OptimizerConfig> groups_;
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<int> forwards_, backwards_;  // all shards
+  std::vector<int> forwards_, backwards_;  // all shards in either order
   std::vector<Moments> moments_;
   int64_t steps_ = 0;
 };

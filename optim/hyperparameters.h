@@ -1,5 +1,5 @@
-// What is common to the configs of optimizers: learning rate and betas, whichever type it is. Which of them
-// have betas their structs say, and nothing else does. Pure functions; any thread.
+// Access to the learning rate and betas of an optimizer config of any type. A config has betas if its struct
+// has members beta1 and beta2. Pure functions; any thread.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ inline void set_lr(OptimizerConfig& config, double lr) {
   std::visit([lr](auto& optimizer) { optimizer.lr = lr; }, config);
 }
 
-/// Absent where the optimizer has none.
+/// Absent if the optimizer has no betas.
 inline std::optional<std::pair<double, double>> betas_of(const OptimizerConfig& config) {
   return std::visit(
       [](const auto& optimizer) -> std::optional<std::pair<double, double>> {
@@ -35,7 +35,7 @@ inline std::optional<std::pair<double, double>> betas_of(const OptimizerConfig& 
       },
       config);
 }
-/// Of an optimizer that has them.
+/// The optimizer must have betas.
 inline void set_betas(OptimizerConfig& config, std::pair<double, double> betas) {
   std::visit(
       [&betas](auto& optimizer) {

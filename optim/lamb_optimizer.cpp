@@ -1,7 +1,7 @@
 // Lamb (You et al. 2020, "Large Batch Optimization for Deep Learning", as DeepSpeed's fused_lamb computes
 // it): the step of a parameter is scaled by the norm of its values over the norm of its direction. Ranks own
-// slices of parameters, so both norms are summed over ranks, bucket by bucket: while those of a bucket
-// travel, the directions of the next are worked out.
+// slices of parameters, so both norms are all-reduced, bucket by bucket: the all-reduce of one bucket
+// overlaps with computing the next bucket's directions.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,7 +31,7 @@ class LambOptimizer : public ShardOptimizer {
         no_facts_(device_->allocate(kFactsNumel, at::kDouble)),
         shards_of_(buckets.trained_count()) {
     for (const OptimizerConfig& group : groups) groups_.push_back(std::get<LambConfig>(group));
-    std::vector<int64_t> numels(shards_of_.size());  // of the shards of a bucket
+    std::vector<int64_t> numels(shards_of_.size());  // total length of each bucket's shards
     size_t most_parameters = 0;
     for (size_t index = 0; index < shards_.size(); ++index) {
       const Shard& shard = shards_[index];
@@ -52,7 +52,7 @@ class LambOptimizer : public ShardOptimizer {
     tell_device(no_facts_, {.norm = 0, .divisor = 1, .factor = 1, .apply = 1});
   }
 
-  // How far a parameter goes is worked out on the host.
+  // The host computes each parameter's step size.
   bool reads_facts() const override { return true; }
 
   void step(const at::Tensor& facts, const std::function<void(int)>& updated) override {
@@ -99,12 +99,12 @@ class LambOptimizer : public ShardOptimizer {
     at::Tensor second;
   };
 
-  // What a bucket needs between its two halves; two buckets are under way at a time.
+  // A bucket's buffers between start_bucket() and finish_bucket(); two buckets are processed at a time.
   struct Pass {
-    at::Tensor directions;  // of the bucket's shards, one behind the other
-    at::Tensor tallies;     // for each parameter one of its values and one of its direction
-    at::Tensor squares;     // the sums in them
-    at::Tensor told;        // the same in the host's memory
+    at::Tensor directions;  // of the bucket's shards, concatenated
+    at::Tensor tallies;     // for each parameter one for its values and one for its direction
+    at::Tensor squares;     // the sums of squares in `tallies`
+    at::Tensor told;        // `squares` in host memory
     std::unique_ptr<Work> work;
     Event copied;
   };
@@ -145,7 +145,7 @@ class LambOptimizer : public ShardOptimizer {
     pass.work = communicator_->all_reduce(squares, "Lamb's norms of " + buckets_->label(bucket));
   }
 
-  // What the shard has of a parameter, counted from the shard's first element.
+  // The part of a parameter that is in the shard, counted from the shard's first element.
   Range range_in(const Shard& shard, int parameter) const {
     const Range in_slice = buckets_->range_in_slice(parameter, shard.rank);
     const int64_t begin = std::max(in_slice.begin, shard.begin);
@@ -153,7 +153,8 @@ class LambOptimizer : public ShardOptimizer {
     return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
   }
 
-  // Of this rank's slice only, though at stage 0 all are here: so all stages add the same numbers.
+  // Called for this rank's own slice only, although at stage 0 a rank has all slices: so all stages add the
+  // same numbers.
   void add_squares(int index, const Pass& pass) {
     const Shard& shard = shards_[index];
     const auto& parameters = parameters_of(shard.bucket);
@@ -208,7 +209,7 @@ class LambOptimizer : public ShardOptimizer {
     }
   }
 
-  // Rounded, so that the order in which slices were added shows nowhere.
+  // Rounded to float32, which hides the order in which slices were added.
   static float trust_ratio(const LambConfig& group, double norm, double direction_norm) {
     if (norm == 0 || direction_norm == 0) return 1;
     return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));
@@ -237,11 +238,11 @@ class LambOptimizer : public ShardOptimizer {
   Communicator* communicator_;
   Device* device_;
   StateAccess* access_;
-  at::Tensor facts_;     // the step's, in the device's memory
-  at::Tensor no_facts_;  // of a step that leaves what it is given as it is
+  at::Tensor facts_;     // the step's facts, in device memory
+  at::Tensor no_facts_;  // facts that leave directions unscaled
   std::vector<State> states_;
   std::vector<std::vector<int>> shards_of_;  // by bucket
-  std::vector<int64_t> direction_begins_;    // by shard: where its direction is among those of its bucket
+  std::vector<int64_t> direction_begins_;    // by shard: offset of its direction in Pass::directions
   std::vector<int> plan_;
   std::array<Pass, 2> passes_;
   int64_t steps_ = 0;

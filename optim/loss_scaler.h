@@ -1,6 +1,6 @@
-// The factor that the loss of fp16 training is multiplied with, so that small gradients do not vanish.
-// DeepSpeed's runtime/fp16/loss_scaler.py (LossScaler, DynamicLossScaler). Owned by the engine, used by its
-// thread; no LibTorch.
+// The loss scale of fp16 training, which keeps small gradients from underflowing. As in DeepSpeed's
+// runtime/fp16/loss_scaler.py (LossScaler, DynamicLossScaler). Owned by the engine, used by its thread; no
+// LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,29 @@ namespace zerorun {
 
 class LossScaler {
  public:
-  /// What a checkpoint keeps.
+  /// The state that checkpoints save.
   struct State {
     double scale;
-    int64_t updates = 0;         // optimizer steps, skipped ones too
-    int64_t last_overflow = -1;  // the number of updates before it
-    int64_t hysteresis;          // overflows until the scale is halved
+    int64_t updates = 0;         // optimizer steps, including skipped ones
+    int64_t last_overflow = -1;  // number of updates before the last overflow; -1: none
+    int64_t hysteresis;          // overflows left until the scale is halved
   };
 
   explicit LossScaler(const LossScaleConfig& config);
 
   double scale() const { return state_.scale; }
   const State& state() const { return state_; }
-  /// A fixed scale stays the config's.
+  /// A fixed scale keeps the config's value.
   void set_state(const State& state) {
     state_ = state;
     if (config_.fixed) state_.scale = *config_.fixed;
   }
 
-  /// After each optimizer step; `overflow`: a gradient was not finite and the step was skipped. The scale is
-  /// halved once the hysteresis is used up, and doubled after `window` steps without overflow. Returns false
-  /// when it should have been halved and was at its minimum: the run cannot go on (DeepSpeed raises an
-  /// error). The step is counted all the same, as DeepSpeed does where it is told not to raise. A fixed scale
-  /// stays as it is.
+  /// Call it after each optimizer step; `overflow`: a gradient was not finite and the step was skipped.
+  /// Halves the scale when the hysteresis is used up, and doubles it after `window` steps without overflow.
+  /// Returns false if it should halve the scale but the scale is at its minimum: the run cannot go on
+  /// (DeepSpeed raises an error). It counts that step anyway, as DeepSpeed does with raising disabled. A
+  /// fixed scale does not change.
   bool update(bool overflow);
 
  private:

@@ -1,10 +1,10 @@
-// Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, AdamW for the rest, as
-// DeepSpeed runs the two: a matrix's gradient goes through momentum and is made nearly orthogonal before the
-// norm of everything is taken, so that clipping and the reported norm are about what is applied.
+// Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, AdamW for other
+// parameters, as in DeepSpeed: momentum and orthogonalization are applied to a matrix's gradient before the
+// global norm is computed, so that clipping and the reported norm refer to the applied directions.
 //
-// Ranks own slices of matrices. Momentum is kept for slices; then the directions of a bucket are
-// all-gathered, and each rank works out the matrices that its slice has a part of. While one bucket is worked
-// on, the next is gathered.
+// Ranks own slices of matrices. Each rank keeps the momentum of its slices; then a bucket's directions are
+// all-gathered, and each rank orthogonalizes the matrices that overlap its slice. The all-gather of the next
+// bucket overlaps with that.
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
@@ -56,7 +56,7 @@ class MuonOptimizer : public ShardOptimizer {
     update_ = make_fused_optimizer(groups_, shards_, borrow, *device_, access);
   }
 
-  // Momentum takes in no gradient that is not to be applied.
+  // The host must know whether to step, since momentum must not absorb the gradients of a skipped step.
   bool reads_facts() const override { return true; }
   bool has_directions() const override { return true; }
 
@@ -103,14 +103,14 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
  private:
-  // Of a bucket, with all its shards.
+  // A slice of a bucket, which consists of one or more shards.
   struct Slice {
     int rank;
-    at::Tensor gradient;   // as it comes
-    at::Tensor direction;  // float32; where the gradient is, they are the same tensor
+    at::Tensor gradient;   // in the dtype of the shards' gradients
+    at::Tensor direction;  // float32; the same tensor as `gradient` if that is float32
   };
 
-  // `first`: the first of its shards.
+  // `first`: the slice's first shard.
   void add_slice(const Shard& first) {
     const int64_t numel = buckets_->layout(first.bucket).slice_numel;
     const at::Tensor gradient = first.gradient.as_strided({numel}, {1});
@@ -122,7 +122,7 @@ class MuonOptimizer : public ShardOptimizer {
     if (first.rank == communicator_->rank()) own_directions_[first.bucket] = slices_.back().direction;
   }
 
-  // Nesterov's: the gradient becomes what the momentum will be if the next one is the same.
+  // Nesterov momentum: the direction is what the momentum would be if the next gradient were the same.
   void add_momentum(int index) {
     const double beta = std::get<MuonConfig>(groups_[shards_[index].group]).momentum;
     const at::Tensor& direction = shards_[index].gradient;
@@ -134,7 +134,7 @@ class MuonOptimizer : public ShardOptimizer {
     return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
-  // Null where this rank updates all slices and so has them.
+  // Null if this rank updates all slices (stage 0) and so has all directions.
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
@@ -167,7 +167,7 @@ class MuonOptimizer : public ShardOptimizer {
     }
   }
 
-  // Convolutions' weights are matrices with a row for each output channel.
+  // Treats a convolution's weight as a matrix with a row for each output channel.
   static at::Tensor direction_of(const at::Tensor& matrix, NewtonSchulz method) {
     const at::Tensor flat = matrix.dim() == 4 ? matrix.flatten(1) : matrix;
     const double rows = static_cast<double>(matrix.size(-2));
@@ -177,9 +177,9 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
   std::vector<OptimizerConfig> groups_;
-  std::vector<at::Tensor> momenta_;  // by shard; undefined where AdamW updates
-  std::vector<int> with_momentum_;   // the other shards
-  std::vector<Shard> shards_;        // whose gradients are the directions
+  std::vector<at::Tensor> momenta_;  // by shard; undefined if AdamW updates it
+  std::vector<int> with_momentum_;   // the shards that Muon updates
+  std::vector<Shard> shards_;        // their gradients are the directions
   const Buckets* buckets_;
   std::vector<Slice> slices_;
   std::vector<std::vector<int>> slices_of_;  // by bucket
@@ -188,8 +188,8 @@ class MuonOptimizer : public ShardOptimizer {
   Communicator* communicator_;
   Device* device_;
   StateAccess* access_;
-  at::Tensor facts_;                    // in the device's memory
-  std::array<at::Tensor, 2> gathered_;  // whole buckets, taking turns
+  at::Tensor facts_;                    // in device memory
+  std::array<at::Tensor, 2> gathered_;  // whole buckets, used alternately
   std::unique_ptr<ShardOptimizer> update_;
 };
 

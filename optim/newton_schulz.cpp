@@ -23,8 +23,8 @@ at::Tensor iterate(at::Tensor x) {
   return x;
 }
 
-// x = q x_0 with q a polynomial in the Gram matrix r of x_0. In half precision the errors of r grow, so x is
-// formed once in between.
+// x = q x_0 with q a polynomial in the Gram matrix r of x_0. In half precision the error of r grows, so x and
+// r are recomputed once, at kRestart.
 at::Tensor iterate_on_gram(at::Tensor x) {
   constexpr int kRestart = 2;
   at::Tensor r = at::matmul(x, x.mT());
@@ -57,7 +57,7 @@ at::Tensor orthogonalized(const at::Tensor& matrices, NewtonSchulz method) {
   const bool gram = method == NewtonSchulz::gram;
   const bool tall = matrices.size(-2) > matrices.size(-1);
   at::Tensor x = tall ? matrices.mT() : matrices;
-  // Before it is converted: gradients can be larger than any float16.
+  // Normalised before the conversion, since gradients can exceed float16's range.
   x = x / (at::linalg_vector_norm(x, 2, {-2, -1}, true) + kEps);
   if (x.is_cuda()) x = x.to(gram ? at::kHalf : at::kBFloat16);
   x = gram && x.size(-2) < x.size(-1) ? iterate_on_gram(x) : iterate(x);

@@ -7,7 +7,7 @@
 namespace zerorun {
 namespace {
 
-constexpr double kCycleBeta2 = 0.99;  // of OneCycle, whatever the optimizer's is
+constexpr double kCycleBeta2 = 0.99;  // OneCycle sets it, whatever the optimizer's beta2 is
 
 double value_for(const PerGroup& values, int group) {
   if (const double* one = std::get_if<double>(&values)) return *one;
@@ -18,14 +18,14 @@ int64_t warmup_steps(const Warmup& warmup) {
   return std::max<int64_t>(2, warmup.num_steps);
 }
 
-// How far the warm-up is after `iteration` steps, from 0 to 1.
+// Progress of the warm-up after `iteration` steps, from 0 to 1.
 double warmup_share(const Warmup& warmup, int64_t iteration) {
   const auto steps = static_cast<double>(warmup_steps(warmup));
   if (warmup.type == WarmupType::linear) return static_cast<double>(iteration) / steps;
   return 1.0 / std::log(steps) * std::log(static_cast<double>(iteration + 1));
 }
 
-// The step of a warm-up: its first value is for the first two optimizer steps.
+// The iteration of a warm-up: the first two optimizer steps both use its first value.
 int64_t warmup_iteration(int64_t step) {
   return std::max<int64_t>(0, step - 1);
 }
@@ -69,7 +69,7 @@ ScheduledValues values_of(const WarmupCosineLr& schedule, int, double base_lr, i
   return base_lr * std::max(0.0, between(schedule.cos_min_ratio, 1.0, share));
 }
 
-// How far the cycle is up at a step that is part of it, from 0 to 1.
+// Height of the cycle at one of its steps, from 0 to 1.
 double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto rise = static_cast<double>(schedule.first_step_size);
   const auto fall = static_cast<double>(schedule.second_step_size.value_or(schedule.first_step_size));
@@ -81,7 +81,7 @@ double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto stairs = static_cast<double>(
       rises ? schedule.first_stair_count : schedule.second_stair_count.value_or(schedule.first_stair_count));
   if (stairs <= 0) return rises ? at / peak : (at - 1) / (peak - 1);
-  // From whole steps: the share above can lie just below a stair.
+  // Computed from whole steps, since rounding can put the share above just below a stair.
   const double steps = std::fmod(static_cast<double>(step), total);
   const double position = steps <= rise ? steps * stairs / rise : (total - steps) * stairs / fall;
   return std::floor(position) / stairs;

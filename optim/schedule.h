@@ -11,25 +11,25 @@
 
 namespace zerorun {
 
-/// What an optimizer step uses in one parameter group.
+/// The hyperparameters of an optimizer step in one parameter group.
 struct ScheduledValues {
   ScheduledValues(double rate,  // NOLINT(google-explicit-constructor): schedules may return a rate alone
                   std::optional<std::pair<double, double>> both = {})
       : lr(rate), betas(both) {}
 
   double lr;
-  std::optional<std::pair<double, double>> betas;  // absent: they stay as they are
+  std::optional<std::pair<double, double>> betas;  // absent: leaves the optimizer's betas unchanged
 };
 
-/// A schedule of the program: what optimizer step number `step` (0 is the first; skipped ones are not
-/// counted) uses in parameter group `group`. It may be called more than once for a step, and says the same on
-/// every rank.
+/// A schedule of the program: returns the values for optimizer step number `step` (0 is the first; skipped
+/// steps are not counted) in parameter group `group`. It may be called more than once for a step, and must
+/// return the same on every rank.
 using Schedule = std::function<ScheduledValues(int64_t step, int group)>;
 
-/// What optimizer step number `step` (0 is the first; skipped ones are not counted) uses in parameter group
-/// `group`, whose own learning rate is `base_lr`. Warm-ups begin with step 1: steps 0 and 1 both get their
-/// first value, but for WarmupCosineLR's step 0, which gets 0. OneCycle's betas are (momentum, 0.99), in step
-/// 0 with the lowest momentum, from step 1 on with the highest, which falls while the learning rate rises.
+/// The values for optimizer step number `step` (0 is the first; skipped steps are not counted) in parameter
+/// group `group`, whose own learning rate is `base_lr`. Warm-ups begin at step 1: steps 0 and 1 both get the
+/// first value, except that WarmupCosineLR's step 0 gets 0. OneCycle's betas are (momentum, 0.99): the lowest
+/// momentum at step 0, the highest from step 1 on, which falls while the learning rate rises.
 ScheduledValues scheduled_values(const SchedulerConfig& schedule, int group, double base_lr, int64_t step);
 
 }  // namespace zerorun

@@ -68,8 +68,8 @@ UpdateRule rule_of(const RmspropConfig& config, int64_t /*step*/) {
   return rmsprop_update<false, false>(config);
 }
 
-// Where the direction is exactly 0 an element stays, as in the paper. DeepSpeed's kernels take a sign there
-// too: on GPUs the element goes up, on CPUs down.
+// An element whose direction is exactly 0 does not move, as in the paper. DeepSpeed's kernels move it: up on
+// GPUs, down on CPUs.
 UpdateRule rule_of(const LionConfig& config, int64_t /*step*/) {
   return LionUpdate{.lr = rounded(config.lr),
                     .beta1 = rounded(config.beta1),
@@ -84,7 +84,7 @@ UpdateRule rule_of(const MuonConfig& config, int64_t /*step*/) {
       .lr = rounded(config.lr), .gradient_decay = 0, .kept = rounded(1 - config.lr * config.weight_decay)};
 }
 
-// No rule for elements.
+// Lamb has no element-wise rule.
 UpdateRule rule_of(const LambConfig& /*config*/, int64_t /*step*/) {
   return {};
 }

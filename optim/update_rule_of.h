@@ -1,5 +1,4 @@
-// From the hyperparameters of an optimizer to the rule that one of its steps follows. Pure functions; any
-// thread.
+// Computes an optimizer step's update rule from the hyperparameters. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +9,11 @@
 
 namespace zerorun {
 
-/// The rule of step number `step`, from 1 on. Worked out in float64, every number is rounded once.
+/// The rule of step number `step`, from 1 on. Its numbers are computed in float64 and rounded once.
 UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step);
 
-/// What the optimizer remembers of each element, a float32 number each, by torch.optim's names. What its rule
-/// has comes in the rule's order; Muon's is for the direction, before there is a rule.
+/// torch.optim's names of the optimizer's moments, one float32 per element each, in the order of the update
+/// rule. Muon's moment is not part of its rule: the direction is computed before.
 std::vector<const char*> moments_of(const OptimizerConfig& config);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// That a struct as text shows every field, whatever its type.
+// Tests that the text of a struct shows every field, whatever its type.
 #include "base/describe.h"
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,4 @@
-// How much memory the machine and cgroups leave, read from folders that stand for the system's.
+// Tests the memory limits of the machine and of cgroups, read from fake /proc and /sys files.
 #include "base/memory_limits.h"
 
 #include <catch2/catch.hpp>
@@ -43,7 +43,7 @@ TEST_CASE("memory: that of the machine, with swap, where no cgroup has a limit")
         Limits{1024 * kKib});
   CHECK(limits_with({{kMachine, kNoSwap}, {kGroup, "0::/a\n"}, {kMount + "/a/memory.max", "max\n"}}) ==
         Limits{1000 * kKib});
-  // Version 1 spells "no limit" as a number that no machine has.
+  // cgroups version 1 writes "no limit" as a number larger than any machine's memory.
   CHECK(limits_with({{kMachine, kNoSwap},
                      {kGroup, "4:memory:/a\n"},
                      {kMount + "/memory/a/memory.limit_in_bytes", "9223372036854771712\n"}}) ==
@@ -60,7 +60,7 @@ TEST_CASE("memory: limits of the own cgroup and of those around it, of either ve
                      {kMount + "/cpu/c/memory.limit_in_bytes", "1\n"},
                      {kMount + "/memory/a/memory.limit_in_bytes", "4096\n"}}) ==
         Limits{1001 * kKib, 4096 + kKib});
-  // A container that sees its own folder as the mount.
+  // A container whose cgroup mount is its own folder.
   CHECK(
       limits_with({{kMachine, kNoSwap}, {kGroup, "0::/docker/0123\n"}, {kMount + "/memory.max", "512\n"}}) ==
       Limits{1000 * kKib, 512});

@@ -1,5 +1,4 @@
-// Conversions between fp32 and the 16-bit types against LibTorch's own scalar conversions, every path of
-// them.
+// Tests conversions between fp32 and the 16-bit types on every path against LibTorch's scalar conversions.
 #include "base/narrow_floats.h"
 
 #include <c10/util/BFloat16.h>
@@ -57,7 +56,7 @@ bool is_nan(uint16_t bits, Dtype dtype) {
   return (bits & 0x7fff) > (dtype == Dtype::bf16 ? 0x7f80 : 0x7c00);
 }
 
-// Every path gives what c10 gives; NaN for NaN, and the same NaN on every path.
+// Checks that every path gives the same bits as c10; for NaN any NaN, but the same one on every path.
 void check_narrowing(const std::vector<float>& values, Dtype dtype) {
   const std::vector<uint16_t> first = narrowed(values, dtype, Simd::portable);
   for (Simd path : paths()) {
@@ -113,13 +112,13 @@ TEST_CASE("narrow floats: half-way between neighbours goes to the even one, besi
       std::vector<uint16_t> wanted;
       for (uint16_t low = 0; low < infinity; ++low) {
         const float below = widened_by_c10(low, dtype);
-        // One step above the largest finite value, infinity takes the place of the next power of two.
+        // Infinity stands for the next power of two, one step above the largest finite value.
         const float step = below - widened_by_c10(static_cast<uint16_t>(low == 0 ? 0 : low - 1), dtype);
         const auto high = static_cast<uint16_t>(low + 1);
         const double above =
             high == infinity ? static_cast<double>(below) + step : widened_by_c10(high, dtype);
         const auto tie = static_cast<float>((static_cast<double>(below) + above) / 2);
-        if (tie == below || static_cast<double>(tie) == above) continue;  // bf16: not between two subnormals
+        if (tie == below || static_cast<double>(tie) == above) continue;  // only if subnormals are flushed
         for (auto [value, bits] :
              {std::pair(std::nextafter(tie, 0.0F), low), std::pair(tie, low % 2 ? high : low),
               std::pair(std::nextafter(tie, HUGE_VALF), high)}) {
@@ -163,7 +162,7 @@ TEST_CASE("narrow floats: millions of random bit patterns narrow as c10 narrows 
   for (float& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(random()));
   check_narrowing(values, Dtype::bf16);
   check_narrowing(values, Dtype::fp16);
-  // Most of those are far outside of fp16: the same again with exponents from 2^-27 to 2^17.
+  // Most of those are far outside fp16's range, so this repeats it with exponents from 2^-27 to 2^17.
   for (float& value : values) {
     const auto exponent = static_cast<uint32_t>(127 - 27 + random() % 45);
     value = std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x807fffff) | (exponent << 23));

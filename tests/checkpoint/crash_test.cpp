@@ -1,5 +1,5 @@
-// What a crash leaves of checkpoints: after each prefix of what a few saves do to the file system, with what
-// was not synced lost, torn or out of order, a reader finds what was published.
+// Tests that checkpoints survive crashes: after each prefix of the file system operations of a few saves,
+// with unsynced operations lost, torn or reordered, a reader finds the published checkpoints.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -18,8 +18,8 @@ const fs::path kDirectory = "/runs/7/checkpoints";
 
 struct Save {
   std::string tag;
-  char contents;     // of all its files, so that a tag that is written again can be told from the one before
-  size_t published;  // operations when publish() has returned
+  char contents;     // fills all files, to distinguish several saves of one tag
+  size_t published;  // number of operations when publish() returned
   int64_t keep_last = 0;
 };
 
@@ -27,7 +27,7 @@ std::string data_of(const Save& save, int rank) {
   return std::string(9000 + static_cast<size_t>(rank), save.contents);
 }
 
-// As ranks do it: files in pieces, each synced by its writer.
+// Writes a file as ranks do: in pieces, then synced by its writer.
 void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   OpenFile file = OpenFile::create(files, folder / ("rank-" + std::to_string(rank)));
   const std::string data = data_of(save, rank);
@@ -37,7 +37,7 @@ void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int
   file.sync();
 }
 
-// As offload does it: what an update has written gets a name.
+// Writes a file as offload does: links a name to the nameless file that an update has written.
 void link_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   const auto slot = std::make_shared<OpenFile>(OpenFile::create_nameless(files, kDirectory));
   const std::string data = data_of(save, rank);
@@ -73,7 +73,8 @@ bool is_whole(FileSystem& files, const Save& save) {
   return true;
 }
 
-// What is wrong with what a crash behind the first `count` operations has left; empty: nothing.
+// Describes what is wrong with `files` after a crash that followed the first `count` operations; empty if
+// nothing is.
 std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t count) {
   int newest = -1;
   while (newest + 1 < static_cast<int>(saves.size()) && saves[newest + 1].published <= count) ++newest;
@@ -87,7 +88,7 @@ std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t coun
   if (latest && std::ranges::find(tags, *latest) == tags.end()) return "latest names " + *latest;
   if (newest < 0) return "";
   if (!latest) return "latest is not there";
-  // The one that was published last, or the one that was being published.
+  // `latest` may name the save published last or the one being published.
   for (int save = newest; save < std::min<int>(newest + 2, static_cast<int>(saves.size())); ++save) {
     if (*latest == saves[save].tag && is_whole(files, saves[save])) return "";
   }
@@ -97,7 +98,7 @@ std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t coun
 std::string fault_after_crash(const Operations& operations, const std::vector<Save>& saves, size_t count,
                               uint64_t seed) {
   std::mt19937_64 random(seed);
-  // 0: all is lost, 1: all is kept.
+  // Seed 0 loses everything unsynced, seed 1 keeps everything.
   const auto keeps = [&] { return seed < 2 ? seed == 1 : random() % 2 == 0; };
   MemoryFileSystem left = MemoryFileSystem::after_crash(operations, count, keeps);
   try {
@@ -136,7 +137,7 @@ TEST_CASE("No sync can be left out") {
     if (all[index].kind != Operation::Kind::sync) continue;
     ++syncs;
     Operations fewer = all;
-    fewer[index].node = -1;  // of nothing
+    fewer[index].node = -1;  // syncs nothing
     CAPTURE(index, all[index].node);
     CHECK(first_fault(fewer, saves, 200) != "");
   }

@@ -1,4 +1,4 @@
-// A file system with one fault: the call of that number fails, comes late, or transfers only a part.
+// A file system with one fault: a given call fails or is delayed, or all writes are short.
 #pragma once
 
 #include <atomic>
@@ -10,10 +10,10 @@
 namespace zerorun::testing {
 
 struct Fault {
-  int64_t call = -1;                     // counted over all calls that change something; -1: none
-  int error = 0;                         // what it fails with; 0: it does not fail
+  int64_t call = -1;                     // index among modifying calls, without removals; -1: none
+  int error = 0;                         // the call's errno; 0: it succeeds
   bool is_short = false;                 // every write transfers 1000 bytes at most
-  std::function<void()> meanwhile = {};  // runs before it
+  std::function<void()> meanwhile = {};  // runs before the call
 };
 
 class FaultyFileSystem : public FileSystem {

@@ -1,4 +1,4 @@
-// Manifests: what is written is read, and what is wrong is told with its place.
+// Tests that manifests are read as written, and that errors name their place.
 #include "checkpoint/manifest.h"
 
 #include <catch2/catch.hpp>
@@ -117,7 +117,7 @@ TEST_CASE("A manifest that was changed is found, whichever digit it is") {
     if (text[at] < '0' || text[at] > '9') continue;
     std::string damaged = text;
     damaged[at] = damaged[at] == '7' ? '6' : '7';
-    // A digit of a float64 that changes nothing of it is no damage.
+    // Changing a digit beyond a float64's precision is no damage.
     std::string same = "refused";
     user_error([&] { same = to_json(parse_manifest(damaged, "m.json")); });
     CHECK((same == "refused" || same == text));

@@ -1,4 +1,4 @@
-// A file system in memory that records what is done to it, and what a crash may leave of that.
+// A file system in memory that records its operations, and computes what may remain of them after a crash.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace zerorun::testing {
 
-/// One change, or the sync that makes earlier ones safe. Files and folders are numbered, the root is 0.
+/// One change, or a sync that makes earlier changes durable. Files and folders are numbered; the root is 0.
 struct Operation {
   enum class Kind { write, sync, link, unlink, rename, exchange };
   Kind kind;
-  int node = 0;  // of a write or a sync: what it is to; else: the folder
+  int node = 0;  // the file (or folder) that is written or synced; for other kinds: the folder
   int64_t offset = 0;
   std::vector<std::byte> bytes = {};
   std::string name = {};   // link, unlink: the name; rename: the old one
-  std::string other = {};  // rename: the new name; exchange: the other one
-  int child = 0;           // link, rename, unlink: what the name is of; exchange: what `name` is of before
-  int other_child = 0;     // exchange
+  std::string other = {};  // rename: the new name; exchange: the other name
+  int child = 0;           // the node of `name`; exchange: its node before the exchange
+  int other_child = 0;     // exchange: the node of `other` before it
   bool is_folder = false;  // link
 };
 
@@ -31,8 +31,8 @@ class MemoryFileSystem : public FileSystem {
 
   const std::vector<Operation>& operations() const { return operations_; }
 
-  /// What may be there after a crash behind the first `count` of `operations`: what was not synced is kept or
-  /// lost, page by page of 4 KiB and name by name, as `keeps` says.
+  /// A possible state after a crash that follows the first `count` of `operations`: `keeps` decides for each
+  /// unsynced page of 4 KiB and each unsynced name whether it is kept or lost.
   static MemoryFileSystem after_crash(const std::vector<Operation>& operations, size_t count,
                                       const std::function<bool()>& keeps);
 
@@ -40,7 +40,7 @@ class MemoryFileSystem : public FileSystem {
   int open(const std::filesystem::path& file) override;
   int create_nameless(const std::filesystem::path& folder) override;
   int link_open(int file, const std::filesystem::path& name) override;
-  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // reads give no zeros, and need none
+  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // reads do not rely on the zeros
   bool has_descriptors() const override { return false; }
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
@@ -67,7 +67,7 @@ class MemoryFileSystem : public FileSystem {
   int find(const std::filesystem::path& path) const;
   int add(const std::filesystem::path& path, bool is_folder);
   int remove(const std::filesystem::path& path, bool is_folder);
-  /// Does it to the nodes, whether or not what came before has been kept.
+  /// Applies it to the nodes, even if a crash has lost operations before it.
   void apply(const Operation& operation);
   void apply_pages(const Operation& write, const std::function<bool()>& keeps);
   void put(int node, std::span<const std::byte> bytes, int64_t offset);

@@ -1,4 +1,4 @@
-// Memory that is read as it was while it changes.
+// Tests that a reader of pinned bytes gets their original contents while the memory changes.
 #include "checkpoint/pinned_bytes.h"
 
 #include <catch2/catch.hpp>

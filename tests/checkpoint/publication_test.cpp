@@ -1,4 +1,4 @@
-// What is published, replaced, left over and refused; and errors of the file system at every call.
+// Tests publishing, replacing, cleaning up and rejecting checkpoints, and file system errors at every call.
 #include "checkpoint/publication.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
   MemoryFileSystem memory;
   publish(memory, "/a/b/", "one", "1");
   const auto is_sync_of_a = [&](const Operation& operation) {
-    return operation.kind == Operation::Kind::sync && operation.node == 1;  // the first that was made
+    return operation.kind == Operation::Kind::sync && operation.node == 1;  // the first node that was created
   };
   CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
 }
@@ -80,7 +80,7 @@ TEST_CASE("The last checkpoints stay, those that others have named too") {
   publish(files, "/a", "global_step9", "9", false, 3);
   CHECK(published_tags(files, "/a") ==
         std::vector<std::string>{"best", "global_step100", "global_step7", "global_step9"});
-  publish(files, "/a", "global_step20", "20", false, 2);  // latest names 7
+  publish(files, "/a", "global_step20", "20", false, 2);  // latest names step 7, so it stays
   CHECK(published_tags(files, "/a") ==
         std::vector<std::string>{"best", "global_step100", "global_step20", "global_step7"});
   publish(files, "/a", "global_step8", "8", true, 1);

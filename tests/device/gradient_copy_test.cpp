@@ -1,4 +1,4 @@
-// Copies and sums of gradients between all pairs of dtypes, against float64 and LibTorch's own rounding.
+// Tests copies and sums of gradients between all pairs of dtypes against float64 and LibTorch's rounding.
 #include "device/gradient_copy.h"
 
 #include <torch/torch.h>
@@ -20,7 +20,7 @@ std::vector<Simd> paths() {
   return {available_simds().begin(), available_simds().end()};
 }
 
-// Values of many sizes, subnormals of fp16 among them; finite in every dtype, squared too.
+// Values of many magnitudes, including fp16 subnormals; they and their squares are finite in every dtype.
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   std::mt19937_64 random(seed);
   at::Tensor values = at::empty({numel});
@@ -31,7 +31,7 @@ at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   return values.to(dtype);
 }
 
-// Not at::equal(): a zero is not the other zero.
+// Unlike at::equal(), distinguishes 0 and -0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.nbytes() == b.nbytes() &&
          (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);

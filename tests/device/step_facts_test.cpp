@@ -1,4 +1,4 @@
-// What a step comes to: the norm, clipping, and what is not finite.
+// Tests a step's facts: the norm, clipping, and findings of values that are not finite.
 #include "device/step_facts.h"
 
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
-// Every path of the update kernels gives the same bits, however the memory is cut. What the bits should be is
-// tested through the optimizer.
+// Tests that all paths of the update kernels give the same bits, however the memory is split. The optimizer's
+// tests check the values.
 #include "device/update_kernels.h"
 
 #include <bit>
@@ -16,7 +16,8 @@ namespace {
 
 constexpr float kFactor = 0.37F;
 
-// Begins at a cache line, as the memory of a device does: rounded values go past the caches only there.
+// Aligns to a cache line, as Device::allocate() does: only then are rounded values written with
+// non-temporal stores.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
@@ -29,7 +30,7 @@ struct LineAllocator {
 template <typename T>
 using Array = std::vector<T, LineAllocator<T>>;
 
-// What one shard owns, with a guard element behind every array.
+// The arrays of one shard, with a guard element after each.
 struct Memory {
   int64_t numel;
   Array<float> gradient, values, first, second, third;
@@ -41,7 +42,7 @@ struct Memory {
     for (Array<float>* array : {&gradient, &values, &first, &second, &third}) {
       for (int64_t i = 0; i <= count; ++i) array->push_back(normal(random));
     }
-    // Averages of squares, where a rule has them in these places.
+    // Moments that are averages of squares must not be negative.
     for (Array<float>* array : {squares_first ? &first : &second, &third}) {
       for (float& value : *array) value *= value;
     }
@@ -51,7 +52,7 @@ struct Memory {
     widen(narrow_gradient.data(), dtype, gradient.data(), count + 1);
   }
 
-  /// With the gradient in `dtype` and values rounded to `rounded_dtype` (fp32: not wanted).
+  /// The span with the gradient in `dtype` and values rounded to `rounded_dtype` (fp32: not rounded).
   UpdateSpan span(Dtype dtype, Dtype rounded_dtype, int moments) {
     UpdateSpan span{
         .numel = numel, .gradient = gradient.data(), .gradient_dtype = dtype, .values = values.data()};
@@ -77,7 +78,7 @@ struct Memory {
   }
 };
 
-// The portable path leaves alone what it must not write.
+// Checks that an update has not written to the guard elements and the gradients.
 void check_untouched(const Memory& after, const Memory& before) {
   for (auto array : {&Memory::values, &Memory::first, &Memory::second, &Memory::third}) {
     CHECK((after.*array).back() == (before.*array).back());
@@ -103,7 +104,7 @@ void check_paths_of(const Rule& rule, bool squares_first, int64_t numel, Dtype d
     update(rule, kFactor, whole.span(dtype, rounded_dtype, Rule::kMoments), simd);
     CHECK(whole.bits() == portable.bits());
 
-    // In pieces, most of which begin where no register would like to.
+    // In pieces, most of which begin at unaligned elements.
     Memory cut = before;
     const int64_t piece = 1 + numel / 3;
     for (int64_t begin = 0; begin < numel; begin += piece) {
@@ -220,8 +221,8 @@ TEST_CASE("update kernels: RMSprop has the same bits on every path") {
   check_paths(rmsprop<CenteredRmspropMomentumUpdate>(), true);
 }
 
-// The variance of equal gradients is 0, and rounding may take it below: in float32 for a third of the
-// gradients that are tried here.
+// The variance of equal gradients is 0, and rounding can make it negative: in float32 for a third of the
+// gradients below.
 TEST_CASE("update kernels: centered RMSprop makes no NaN of gradients that are always the same") {
   auto rule = rmsprop<CenteredRmspropUpdate>();
   rule.gradient_decay = 0;

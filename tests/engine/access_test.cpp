@@ -1,5 +1,5 @@
-// Reading and writing a parameter that is not gathered, by every road there is: the value that it has, or a
-// message of ours; never a crash, never an old value.
+// Reads and writes a parameter that is not gathered, by every kind of access: each gives the current value or
+// an error message of ours, never a crash or an old value.
 #include <catch2/catch.hpp>
 #include <sstream>
 
@@ -12,7 +12,7 @@ namespace {
 
 using torch::nn::Linear;
 
-// A layer whose values are known from elsewhere, and a third parameter; each has a bucket of its own.
+// A layer whose values the test knows, and a third parameter; each has its own bucket.
 struct Known {
   explicit Known(std::shared_ptr<Communicator> communicator)
       : root(build([this](Built& built) {
@@ -50,7 +50,7 @@ void release(Known& known, const std::string& after = "an access") {
   expect_released(known.model->bias, "bias after " + after);
 }
 
-// The parameters hold `w` and `b`, on every rank, read from the shards.
+// Throws unless the parameters, read from the shards, hold `w` and `b`. Every rank calls it.
 void expect_values(Known& known, const std::string& what) {
   release(known, what);
   expect_same(known.model->weight, known.w, what + ", weight");

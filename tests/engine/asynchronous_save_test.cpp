@@ -1,5 +1,5 @@
-// Checkpoints that are written while training goes on have the state of the call, whatever changes it
-// meanwhile and wherever the writer is at.
+// A checkpoint that is written while training continues has the state at the call, whatever changes it
+// meanwhile and however far the writer is.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <future>
@@ -23,7 +23,7 @@ using Catch::Matchers::Contains;
 struct Change {
   std::string name;
   std::function<void(StateTraining&)> make;
-  int last_stage = 3;  // where it is possible
+  int last_stage = 3;  // last stage at which it is possible
 };
 
 void write_raw(const at::Tensor& tensor) {
@@ -60,7 +60,7 @@ std::vector<Change> all_changes() {
   };
 }
 
-// Until the gate is opened the writer stands before one of its calls.
+// Blocks the writer before one of its calls until the gate is opened.
 struct Gate {
   std::promise<void> promise;
   std::shared_future<void> opened = promise.get_future().share();
@@ -74,8 +74,8 @@ struct Setting {
   bool on_device_with_streams = false;
 };
 
-// Saves with the writers standing before call number `call`, changes everything, lets them go on. Returns
-// whether they ever came to that call.
+// Saves with the writers blocked before call number `call`, changes everything, then lets them continue.
+// Returns whether any writer reached that call.
 bool save_and_change(const Setting& setting, const Change& change, int64_t call,
                      const std::filesystem::path& folder, CollectedState& expected) {
   std::atomic<bool> came = false;
@@ -96,7 +96,7 @@ bool save_and_change(const Setting& setting, const Change& change, int64_t call,
         training.step(1);
         {
           const torch::NoGradGuard no_grad;
-          training.model->first.mul_(1.5);  // the others have not got it at the call
+          training.model->first.mul_(1.5);  // the other ranks have not received it at the call
         }
         save_checkpoint(*training.state, folder, "", {}, files);
         expected.add(training);

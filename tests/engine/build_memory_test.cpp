@@ -1,5 +1,5 @@
-// What building costs: eight ranks build a model of 400 MB under a DeferredInit, and none ever holds more
-// than its slice and two buckets above what it started with.
+// The memory cost of building: eight ranks build a model of 400 MB under a DeferredInit, and none ever holds
+// more than its slice and two buckets above its initial memory.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -20,7 +20,7 @@ constexpr int kLayers = 16;
 constexpr int64_t kWidth = 2500;
 constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;  // 25 MB; sixteen of them are 400 MB
 
-// A line of /proc/self/status, in bytes.
+// The value of a line of /proc/self/status, in bytes.
 int64_t status_bytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -32,7 +32,7 @@ int64_t status_bytes(const std::string& key) {
 std::string build(int rank, int port) {
   at::set_num_threads(1);
   set_rank_variables(rank, kRanks, port, std::chrono::minutes(2));
-  setenv("ZERORUN_COMM", "gloo", 1);  // shared pages would count for every rank that has read them
+  setenv("ZERORUN_COMM", "gloo", 1);  // over shm, shared pages would count for every rank that has read them
   InitializeOptions options;
   options.communicator = connect();
   const int64_t start = status_bytes("VmRSS");

@@ -1,4 +1,4 @@
-// Models built under a DeferredInit: they train with the bits of plainly built ones, at every stage.
+// Models built under a DeferredInit train to the same bits as plainly built ones, at every stage.
 #include <catch2/catch.hpp>
 #include <mutex>
 
@@ -21,7 +21,7 @@ std::vector<at::Tensor> train(bool deferred, int stage, int world_size) {
     {
       static std::mutex construction;  // threads share the generator
       std::lock_guard lock(construction);
-      torch::manual_seed(7 + communicator->rank());  // rank 0's values count
+      torch::manual_seed(7 + communicator->rank());  // only rank 0's values count
       std::optional<DeferredInit> scope;
       if (deferred) scope.emplace();
       model = Gpt2(kOptions);

@@ -1,4 +1,4 @@
-// What save_checkpoint() leaves out, links and removes; what loading reads; a disk that is really full.
+// What save_checkpoint() leaves out, links and removes; what loading reads; a disk that is actually full.
 #include <sys/mount.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ StateCase adam() {
   return all_state_cases().front();
 }
 
-// Names of files that both tags have as the same file.
+// Names of the files that are the same file in both tags.
 std::set<std::string> linked(const fs::path& a, const fs::path& b) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(a)) {
@@ -39,7 +39,7 @@ std::set<std::string> linked(const fs::path& a, const fs::path& b) {
   return names;
 }
 
-// The names of files in which the frozen parameter is.
+// Names of the files that contain the frozen parameter.
 std::set<std::string> frozen_files(const fs::path& folder) {
   std::set<std::string> names;
   const SavedState saved(local_file_system(), folder);
@@ -61,14 +61,14 @@ void check_loads(const fs::path& folder, const std::string& tag, int stage, cons
   check_same(expected.whole(), loaded.whole());
 }
 
-// On which nothing can be linked.
+// A file system without hard links.
 class LinklessFileSystem : public FaultyFileSystem {
  public:
   LinklessFileSystem() : FaultyFileSystem(local_file_system(), {}) {}
   int link(const fs::path&, const fs::path&) override { return -EXDEV; }
 };
 
-// Counts what is read of files of slices.
+// Counts the bytes read from files of slices.
 class CountingFileSystem : public FaultyFileSystem {
  public:
   CountingFileSystem() : FaultyFileSystem(local_file_system(), {}) {}
@@ -93,7 +93,7 @@ class CountingFileSystem : public FaultyFileSystem {
   int64_t bytes_ = 0;
 };
 
-// A file system of 64 MiB in a file, where this process may mount one.
+// A file system of 64 MiB in a file, if this process may mount one.
 class SmallDisk {
  public:
   explicit SmallDisk(const TemporaryFolder& folder) : mounted_(folder / "mounted") {
@@ -122,7 +122,7 @@ TEST_CASE("What is frozen is written once, and again when it was written to, see
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 2, 3);
   const bool raw = GENERATE(false, true);
-  if (raw && stage == 3) return;  // there is no access that is not seen
+  if (raw && stage == 3) return;  // at stage 3 the engine notices every access
   const fs::path at = folder / "a";
   std::vector<CollectedState> expected(5);
   CAPTURE(stage, raw);
@@ -148,7 +148,7 @@ TEST_CASE("What is frozen is written once, and again when it was written to, see
     save(4);
     training.engine->wait_for_checkpoint();
   }));
-  // Tags 1 to 3 are gone with the last save, and their files are there in later ones.
+  // The last save removed tags 1 to 3; their files still exist in later tags.
   CHECK(published_tags(local_file_system(), at) == std::vector<std::string>{"global_step4", "global_step5"});
   CHECK(linked(at / "global_step4", at / "global_step5") == frozen_files(at / "global_step5"));
   CHECK(!frozen_files(at / "global_step5").empty());
@@ -166,7 +166,7 @@ TEST_CASE("Frozen files of earlier tags are linked until they are written to") {
       training.engine->save_checkpoint(folder / "a");
       if (step != 1) continue;
       const torch::NoGradGuard no_grad;
-      training.model->fixed.fill_(0.5);  // while it may still be being written
+      training.model->fixed.fill_(0.5);  // while the save may still be writing it
     }
   });
   const auto frozen = frozen_files(folder / "a/global_step1");

@@ -1,5 +1,5 @@
-// Checkpoints of an engine: what one training has written another takes over, whatever its ranks, stage and
-// precision; what is damaged, unlike or cannot be written is told on all ranks.
+// Checkpoints of an engine: any training resumes from another one's checkpoint, whatever its ranks, stage and
+// precision; all ranks report a checkpoint that is damaged, does not match or cannot be written.
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <fstream>
@@ -45,9 +45,9 @@ constexpr const char* kSchedule =
 struct Outcome {
   CollectedState at_the_checkpoint;
   CollectedState at_the_end;
-  std::vector<std::vector<float>> losses;  // behind the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
 
-  /// Of the whole batch, by step.
+  /// The losses of the whole batch, by step.
   std::vector<double> mean_losses() const {
     std::vector<double> means(losses.front().size());
     for (const std::vector<float>& of_a_rank : losses) {
@@ -58,14 +58,14 @@ struct Outcome {
   }
 };
 
-// Relative to losses above 1.
+// The tolerance is relative for losses above 1.
 void check_close(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
   REQUIRE(a.size() == b.size());
   for (size_t step = 0; step < a.size(); ++step)
     CHECK(std::abs(a[step] - b[step]) <= tolerance * std::max(1.0, std::abs(b[step])));
 }
 
-// Trains to the checkpoint and on; or, with `loads`, takes it over and goes on.
+// Trains to the checkpoint and beyond; with `loads`, loads it instead and continues.
 void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
   outcome.losses.resize(way.ranks);
   run_ranks(
@@ -117,7 +117,7 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
     const StateCase& how = cases[pair % cases.size()];
     Way writer{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
     Way reader{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
-    if (any(2) == 0) {  // where all is to go on with the same bits
+    if (any(2) == 0) {  // then training continues with the same bits
       reader.ranks = writer.ranks;
       reader.precision = writer.precision;
     }
@@ -132,7 +132,7 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
   }
 }
 
-// Not by itself: takes minutes.
+// Not run by default: takes minutes.
 TEST_CASE("The whole product of writers and readers", "[.][product]") {
   std::vector<Way> ways;
   for (const int ranks : {1, 2, 3, 4}) {

@@ -1,4 +1,5 @@
-// All that rank-threads keep of a model, put together: for comparing trainings that divide it otherwise.
+// Collects the state that all rank-threads store for a model, to compare trainings that partition it
+// differently.
 #pragma once
 
 #include <map>
@@ -11,10 +12,10 @@ namespace zerorun::testing {
 
 class CollectedState {
  public:
-  /// Whole tensors of all ranks, by state and parameter; master weights and fp32 values as "exact".
+  /// Whole tensors, by state and parameter; both master weights and fp32 values are named "exact".
   using Whole = std::map<std::string, at::Tensor>;
 
-  /// What this rank has of them. Each rank calls it once.
+  /// Adds this rank's slices. Each rank calls it once.
   void add(StateTraining& training);
   const Whole& whole() const { return whole_; }
 
@@ -23,7 +24,7 @@ class CollectedState {
   Whole whole_;
 };
 
-/// Fails where they are not equal to the bit; of other precisions: but for what is frozen, which has no
+/// Fails unless both are bitwise equal. Without `same_precision` it skips frozen parameters, which have no
 /// master weights.
 void check_same(CollectedState::Whole a, CollectedState::Whole b, bool same_precision = true);
 

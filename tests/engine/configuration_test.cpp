@@ -1,5 +1,4 @@
-// What initialize() makes of a ds_config.json: "auto", the resolved configuration beside the outputs, the
-// log.
+// How initialize() uses a ds_config.json: "auto", the resolved configuration next to the outputs, the log.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -42,7 +41,7 @@ Arguments arguments() {
           {"optimizer.params.betas", std::vector<double>{0.5, 0.75}}};
 }
 
-// The config that each rank's engine ends up with, after initialize() of a model of width 12.
+// The config of each rank's engine after initialize() of a model of width 12.
 std::vector<Config> initialize_ranks(int world_size, const fs::path& file, const InitializeOptions& options) {
   std::vector<Config> configs(world_size);
   run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
@@ -54,7 +53,7 @@ std::vector<Config> initialize_ranks(int world_size, const fs::path& file, const
   return configs;
 }
 
-// What `body` writes to the process' standard error.
+// The text that `body` writes to the process' standard error.
 template <typename Body>
 std::string standard_error_of(const fs::path& file, Body body) {
   std::fflush(stderr);
@@ -94,7 +93,7 @@ TEST_CASE("\"auto\" gets its value from the program's arguments and from the mod
     CHECK(config.zero.param_persistence_threshold == 120);
   }
 
-  options.hidden_size = 7;  // comes before what is found
+  options.hidden_size = 7;  // takes precedence over the width that is found
   for (const Config& config : initialize_ranks(2, file, options)) {
     CHECK(config.zero.reduce_bucket_size == 49);
     CHECK(config.zero.param_persistence_threshold == 70);
@@ -168,7 +167,7 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
       Net model;
       InitializeOptions options;
       options.communicator = communicator;
-      if (communicator->rank() == 0) options.output_folder = output_folder;  // only rank 0's counts
+      if (communicator->rank() == 0) options.output_folder = output_folder;  // only rank 0's folder counts
       Config config = load_config(file, 3);
       if (from_code) config.resolved.clear();
       errors[communicator->rank()] = user_error([&] { initialize(*model, config, options); });

@@ -1,5 +1,5 @@
-// Iterations that are not like the one before, operators that fail, threads of the program: partitioned
-// training stays right, and ranks that part ways are told how.
+// Iterations that differ from the one before, operators that fail, threads of the program: partitioned
+// training stays correct, and ranks that diverge get an error that says how.
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -32,7 +32,7 @@ at::Tensor input(int iteration) {
   return values({3, 6}, iteration);
 }
 
-// Both the engine's model and the plain one go through `iteration`, which returns the losses of one step.
+// Runs `iteration`, which returns the losses of one step, with the engine's model and with the plain one.
 using Iteration = std::function<std::vector<at::Tensor>(const Built&, int iteration)>;
 void check_training(const Iteration& iteration, bool departs) {
   const int64_t max_live = GENERATE(0, 64, 100'000);
@@ -147,7 +147,7 @@ TEST_CASE("Accumulation over micro-steps with another input each") {
   }));
 }
 
-// The lone rank's gathers need no order, so that any thread may run any part of the model.
+// The gathers of a single rank need no order, so any thread may run any part of the model.
 TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
   const int64_t max_live = GENERATE(0, 64);
   CAPTURE(max_live);
@@ -179,7 +179,7 @@ TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
           Layers::apply(*plain, {0, 1, 2, 0}, input(i)) + Layers::apply(*plain, {3, 1, 2, 1}, input(i));
       loss_of(sum).backward();
       plain_step(*plain);
-      // The order in which a parameter's gradients are added up follows the order of the operators.
+      // The order in which a parameter's gradients are summed follows the order of the operators.
       const auto found = model->parameters(), expected = plain->parameters();
       torch::NoGradGuard no_grad;
       for (size_t index = 0; index < found.size(); ++index) {

@@ -1,5 +1,5 @@
-// Programs that fork in the middle of training, as loaders of data do: what the child does when it ends, its
-// destructors included, is nothing to its parent.
+// Programs that fork in the middle of training, as data loaders do: nothing that the child does when it ends,
+// its destructors included, affects its parent.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 namespace zerorun::testing {
 namespace {
 
-// What a rank has, as globals of a program would be.
+// A rank's objects, as globals of a program would be.
 struct Job {
   std::shared_ptr<Communicator> communicator;
   Net model;
@@ -26,7 +26,7 @@ struct Job {
   std::optional<Engine> engine;
 };
 
-// Returns what became of the child, which waits for what its parent waits for and destroys all of it.
+// Forks a child that waits for what its parent waits for and destroys all of it. Returns the child's status.
 int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = {}) {
   const pid_t child = fork();
   if (child == 0) {
@@ -41,7 +41,7 @@ int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = 
     };
     if (!refused([&] { job->communicator->barrier("a child of one rank")->wait(); })) status = 3;
     if (under_way && !refused([&] { under_way->wait(); })) status = 4;
-    // Which waits for what its parent has under way, at some stages.
+    // At some stages forward waits for the parent's collectives that are under way.
     refused([&] { job->model->forward(sample(0, 0, 0), true); });
     under_way.reset();
     job.reset();
@@ -69,7 +69,7 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
   text << std::hexfloat;
   for (int step = 0; step < 3; ++step) {
     for (int micro = 0; micro < 2; ++micro) {
-      // Behind a step, with gradients gathered, and with updated parameters on their way.
+      // After a step, with accumulated gradients, and with updated parameters under way.
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
       job->engine->backward(job->model->forward(sample(step, micro, rank), true).square().sum());
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
@@ -77,7 +77,7 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
         GatheredParameters scope(*job->engine, job->model->parameters());
       }
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
-      // What the child takes or finishes in its parent's name, the parent has not.
+      // The parent would lack any data that the child receives or any operation that it completes instead.
       at::Tensor sum = torch::full({5000}, 1.0 + rank);
       auto work = job->communicator->all_reduce(sum, "a sum of the program");
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));

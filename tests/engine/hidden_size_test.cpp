@@ -1,4 +1,4 @@
-// The width that is found from a model, against the width that it was made with.
+// Compares the width found from a model with the width that it was made with.
 #include "engine/hidden_size.h"
 
 #include <torch/torch.h>

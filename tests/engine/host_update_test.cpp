@@ -1,6 +1,6 @@
-// Updates in the host's memory of ranks whose parameters are elsewhere, on the recording device: the bits of
-// ranks that have everything in one memory, each hand-over and each wait of the host needed, and what is
-// allocated by the formula.
+// Updates in host memory for ranks whose parameters are on another device, on the recording device: the bits
+// are those of ranks with one memory, each hand-over and each host wait is needed, and allocations follow the
+// formula.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/streams_support.h"
@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Other than kHostUpdate only stage 3 has.
+// Offloads besides kHostUpdate exist only at stage 3.
 std::vector<std::string> offloads(int stage, const TemporaryFolder& folder) {
   if (stage < 3) return {kHostUpdate};
   return {kHostUpdate, kHostSlices, in_files_of(folder / "")};
@@ -135,18 +135,19 @@ TEST_CASE(
   CHECK(bytes.master == 0);
   CHECK(bytes.moments == 0);
   CHECK(static_cast<double>(bytes.model_states()) >= formula);
-  // Of each element of this rank's slices: master weight and two moments, the gradient, and a value, which in
-  // fp32 is the master weight.
+  // Bytes per element of this rank's slices: master weight and two moments, the gradient, and a value, which
+  // in fp32 is the master weight.
   const int64_t gradient = precision == kFp32 || stage > 1 ? 4 : 2;
   const int64_t element = 4 + 8 + gradient + (precision == kFp32 ? 0 : 2);
   CHECK(bytes.on_host % element == 0);
   const int64_t elements = bytes.on_host / element;
   CHECK(elements >= 4 * (12 * 12 + 12) / 2);
   CHECK(elements < 4 * (12 * 12 + 12) / 2 + 200);  // alignment
-  // The facts of a step beside it.
+  // The step's facts are on the host as well.
   CHECK(on_host.front() >= bytes.on_host);
   CHECK(on_host.front() - bytes.on_host < 200);
-  // A step waits once, for its facts; slices that gathers read, for these and for who wrote to them.
+  // The host waits once per step for the step's facts, and for each slice that gathers read it waits for the
+  // gathers and for the slice's writers.
   constexpr int64_t kBuckets = 4;  // a layer each
   const int64_t waits = stage == 3 && has_slices ? 1 + 2 * kBuckets : 1;
   for (size_t step = 3; step < on_host.size(); ++step) {

@@ -1,6 +1,6 @@
-// Trainings that are killed at random moments, and file systems that fail at random calls: what was published
-// is there, whole, and training goes on from it with the same bits. ZERORUN_KILLS, ZERORUN_FAULTS: how many
-// (50); ZERORUN_SEED: which (1).
+// Trainings killed at random moments, and file systems that fail at random calls: a published checkpoint
+// exists completely, and training resumes from it with the same bits. ZERORUN_KILLS, ZERORUN_FAULTS: how many
+// (50); ZERORUN_SEED: the random seed (1).
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,10 +37,10 @@ int any(Random& random, int count) {
   return static_cast<int>(random() % static_cast<uint64_t>(count));
 }
 
-// What parent and children both see.
+// Memory that parent and children share.
 struct Told {
-  std::array<uint64_t, kSteps + 1> digests;  // of the state behind each step, of a training that nobody kills
-  std::atomic<int64_t> durable;              // the last step of which a save has returned
+  std::array<uint64_t, kSteps + 1> digests;  // of the state after each step, in a training without kills
+  std::atomic<int64_t> durable;              // the last step whose save has ended
   std::array<char, 1000> failure;
 };
 
@@ -50,7 +50,8 @@ Told& shared_memory() {
   return *new (memory) Told{};
 }
 
-// A process of its own, since this one may not have threads when it forks. Returns how it ended.
+// Runs `body` in a child process, since this process must not have threads when it forks. Returns the child's
+// wait status.
 template <typename Body>
 int in_child(Told& told, std::chrono::milliseconds killed_after, const Body& body) {
   const pid_t child = ::fork();
@@ -87,7 +88,7 @@ uint64_t digest_of(const CollectedState& state) {
   return checksum_of(std::as_bytes(std::span(digests)));
 }
 
-// All ranks' state, once all have put theirs in.
+// The digest of all ranks' state, after every rank has added its own.
 uint64_t digest_of_all(CollectedState& state, StateTraining& training) {
   state.add(training);
   training.state->communicator->barrier("collected")->wait();
@@ -112,7 +113,7 @@ void learn_digests(const Way& way, Told& told) {
   });
 }
 
-// Goes on from the newest checkpoint, which has to be right, and saves each step.
+// Resumes from the newest checkpoint, which must be correct, and saves each step.
 void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::path& folder, Told& told) {
   CollectedState loaded;
   run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -169,9 +170,9 @@ TEST_CASE("A training that is killed at any moment goes on from what it has save
       REQUIRE((status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)));
       killed += status != 0;
     }
-    // And what was published last is right too.
+    // The last published checkpoint is correct too.
     REQUIRE(in_child(told, {}, [&] { train_on(way, 0, 0, folder / "a", told); }) == 0);
-    // What a kill has kept from being removed goes with the next save.
+    // The next save removes the tags that a killed process did not remove.
     CHECK(published_tags(local_file_system(), folder / "a").size() <= 3);
     ++trainings;
   }
@@ -215,7 +216,7 @@ TEST_CASE("File systems that fail at any call leave what was published, and all 
           const auto latest = latest_tag(local_file_system(), folder / "a");
           const std::string tag = kStepTag + std::to_string(step);
           if (errors[step][0].empty()) last = step;
-          // A failure behind the last rename leaves the new one, else the old one is there.
+          // If a save fails after the last rename, the new tag is the latest, else the old one is.
           expect(last == 0 || latest == kStepTag + std::to_string(last) || latest == tag, "another latest");
           if (latest == tag) last = step;
           communicator->barrier("checked")->wait();

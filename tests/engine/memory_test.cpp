@@ -1,4 +1,4 @@
-// What partitioned parameters take: bytes at once, allocations in steady state, copies that escape, strides.
+// The memory of partitioned parameters: peak bytes, allocations in steady state, copies that escape, strides.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -11,10 +11,10 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements; each parameter below has just as many
+constexpr int64_t kBucket = 1024;  // elements; each parameter below has exactly as many
 constexpr int64_t kBucketBytes = kBucket * 4;
 
-// `widest`: buckets that one operator needs at once.
+// `widest`: number of buckets that one operator needs at the same time.
 void check_peak(const std::string& name, const Build& how, int64_t widest, int64_t buckets) {
   const int64_t max_live = GENERATE(0, 1, 3, 100) * kBucket;
   const int64_t prefetch = GENERATE(0, 1, 2) * kBucket;
@@ -120,7 +120,7 @@ TEST_CASE("No conversion, no warning") {
     engine.backward(model->forward(sample(0, 0, 0).to(at::kDouble).to(at::kFloat), true).sum());
     engine.step();
     torch::NoGradGuard no_grad;
-    model->first->weight.to(at::kDouble);  // no backward keeps this one
+    model->first->weight.to(at::kDouble);  // no backward saves this copy
     engine.eval();
   }));
   CHECK(capture.text().find("converted") == std::string::npos);

@@ -1,5 +1,5 @@
-// Training in 16 bits against a plain LibTorch program that does the same by hand, to the bit; and what else
-// belongs to it: what the program writes, scopes without synchronisation, conversions.
+// Training in 16 bits gives exactly the bits of a plain LibTorch program that does the same by hand. Also
+// tests writes by the program, scopes without synchronisation, and conversions.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -14,7 +14,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// Backwards that the program runs in a no_sync() scope, to accumulate by itself.
+// The backwards that the program runs in a no_sync() scope to accumulate by itself.
 enum class InScope { none, all_but_last, all, all_on_rank_1 };
 
 struct Mixed {
@@ -27,7 +27,7 @@ struct Mixed {
   InScope in_scope = InScope::none;
 };
 
-using Write = std::function<void(Net&, int step)>;  // of the program, into parameters
+using Write = std::function<void(Net&, int step)>;  // writes by the program to parameters
 using EngineWrite = std::function<void(Engine&, Net&, int step)>;
 
 std::string config_of(const Mixed& mixed, int stage) {
@@ -52,15 +52,15 @@ at::Tensor loss_of(Net& model, int step, int micro, int rank) {
   return model->forward(sample(step, micro, rank).to(dtype), step != 1).to(at::kFloat).square().sum();
 }
 
-// The parameters after training with SGD on two ranks, by hand. `shards`: sums over ranks are added up over
-// micro-steps (stages 2 and 3), else micro-steps before ranks.
+// The parameters after training with SGD on two ranks, by hand. `shards`: sums over ranks first, then over
+// micro-steps (stages 2 and 3); otherwise over micro-steps first.
 std::vector<at::Tensor> plain_mixed(const Mixed& mixed, bool shards, int steps, const Write& write = {}) {
   torch::NoGradGuard no_grad;
   const at::ScalarType training = scalar_type(mixed.training);
   const at::ScalarType communication = scalar_type(mixed.communication);
   const at::ScalarType accumulation = scalar_type(mixed.accumulation);
   constexpr int kRanks = 2;
-  const float before = mixed.communication == Dtype::fp16 ? 0.5F : 1.0F;  // in front of the sum over ranks
+  const float before = mixed.communication == Dtype::fp16 ? 0.5F : 1.0F;  // factor before the sum over ranks
   const auto divisor = static_cast<float>(kRanks * before * mixed.loss_scale);
 
   Net model;
@@ -152,7 +152,7 @@ void train_step(Engine& engine, Net& model, const Mixed& mixed, int step) {
   engine.step();
 }
 
-// `engine_write`: what has the effect of `write` in a program with an engine.
+// `engine_write`: writes with the effect of `write` in a program with an engine.
 void check_against_plain(const Mixed& mixed, int stage, const Write& write = {},
                          const EngineWrite& engine_write = {}) {
   constexpr int kSteps = 4;

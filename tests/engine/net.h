@@ -19,12 +19,12 @@ std::string no_optimizer_config(int stage);
 Engine make_engine(torch::nn::Module& model, const std::string& config,
                    std::shared_ptr<Communicator> communicator, InitializeOptions options = {});
 
-/// Normal values from a generator of their own: rank-threads share LibTorch's global one.
+/// Normally distributed values from a separate generator: rank-threads share LibTorch's global one.
 at::Tensor values(at::IntArrayRef sizes, uint64_t seed);
-/// Small values into every parameter.
+/// Fills every parameter with small values.
 void fill(torch::nn::Module& model, uint64_t seed);
 
-/// Two layers, a branch that is not always taken, and a frozen scale.
+/// Two layers, a branch that not every forward takes, and a frozen scale.
 struct NetImpl : torch::nn::Module {
   NetImpl();
   at::Tensor forward(const at::Tensor& x, bool with_branch);
@@ -34,12 +34,12 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// A batch for Net, another one for each step, micro-step and rank.
+/// A batch for Net, different for each step, micro-step and rank.
 at::Tensor sample(int step, int micro, int rank);
 
 using LossOf = std::function<at::Tensor(Net&, int step, int micro, int rank)>;
-/// The parameters that plain LibTorch arrives at in one process: SGD on the mean of all ranks' and
-/// micro-steps' gradients.
+/// The parameters after plain LibTorch training in one process: SGD on the mean gradient of all ranks and
+/// micro-steps.
 std::vector<at::Tensor> plain_sgd(int world, int accumulation, int steps, const LossOf& loss_of);
 
 /// Throws when a parameter differs from `expected` by more than rounding: for rank-threads, where CHECK is

@@ -1,4 +1,4 @@
-// Memory that runs out where a window of gradients turns out to need more of it.
+// Memory runs out when a window of gradients turns out to need more of it.
 #include <catch2/catch.hpp>
 #include <new>
 
@@ -52,7 +52,7 @@ TEST_CASE("A backward for which there is no memory has not begun") {
   auto loss = [&] { return model->forward(sample(0, 0, 0).to(at::kBFloat16), true).sum(); };
   {
     auto scope = engine.no_sync();
-    device.exhausted = true;  // the sums of several backwards are kept in float32, apart from what travels
+    device.exhausted = true;  // several backwards are summed in float32, apart from the sent buffers
     CHECK_THROWS_AS(engine.backward(loss()), std::bad_alloc);
     device.exhausted = false;
   }

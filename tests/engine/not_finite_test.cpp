@@ -1,5 +1,5 @@
-// A gradient that is infinite or NaN: every rank skips the step, nothing else happens, and the log says which
-// parameter on which rank it was.
+// An infinite or NaN gradient: every rank skips the step, nothing else happens, and the log names the
+// parameter and the rank.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
@@ -36,7 +36,7 @@ at::Tensor good_loss(Net& model, int step, int rank) {
   return loss_with(model, step, rank, 0);
 }
 
-// The gradient of one parameter is not finite, the others' are.
+// The gradient of one parameter is not finite; all other gradients are finite.
 at::Tensor bad_loss(Net& model, int step, int rank) {
   return loss_with(model, step, rank, kInfinity);
 }
@@ -110,7 +110,7 @@ TEST_CASE("The earliest gradient is named, on the lowest rank") {
     Net model;
     Engine engine = make_engine(*model, config_of(stage, kBf16, 2), communicator);
     const int rank = communicator->rank();
-    // On rank 0 all of them in the second micro-step, on ranks 1 and 2 one in the first.
+    // On rank 0 all gradients are infinite in the second micro-step; on ranks 1 and 2 one is from the first.
     for (int micro = 0; micro < 2; ++micro) {
       const at::Tensor loss =
           rank == 0 ? good_loss(model, 0, rank) * (micro == 1 ? kInfinity : 1) : bad_loss(model, 0, rank);

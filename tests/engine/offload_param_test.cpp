@@ -1,5 +1,5 @@
 // Slices of parameters in files, at stage 3: the same bits as in memory, with and without optimizer states in
-// files; what the program writes; checkpoints; what goes to the disk; what is refused.
+// files; writes by the program; checkpoints; bytes written to the disk; what is refused.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ TEST_CASE("The tiny GPT-2 trains to the same bits with slices of parameters in f
   };
   const std::string in_files = offload_in("offload_param", folder / "");
   const std::string all_in_files = in_files + offload_in("offload_optimizer", folder / "");
-  // As little gathered as can be, and read ahead of its use.
+  // Gathers as little as possible, and prefetches.
   const std::string tight = R"(, "stage3_max_live_parameters": 20000, "stage3_prefetch_bucket_size": 10000)";
   const RunResult in_memory = run(false, "");
   CHECK(in_memory.bytes.in_files == 0);
@@ -190,7 +190,7 @@ TEST_CASE("Frozen values in files are linked once more where their own file cann
     save_twice(folder / "a");
     expect(frozen_in(folder / "a") == 1, "linked");
     communicator->barrier("all have looked")->wait();
-    if (rank == 0) fs::remove_all(folder / "a");  // and what has lost its last name never gets one again
+    if (rank == 0) fs::remove_all(folder / "a");  // a file that has lost its last name cannot be linked again
     communicator->barrier("removed")->wait();
     save_twice(folder / "b");
     expect(frozen_in(folder / "b") == 1, "copied once, then linked");
@@ -208,7 +208,7 @@ TEST_CASE("Frozen values in files are linked once more where their own file cann
 
 namespace {
 
-// More layers than there are buffers, each a bucket.
+// More layers than buffers; each layer is a bucket.
 struct Layers {
   static constexpr int kLayers = 12, kWidth = 512;
 
@@ -269,7 +269,8 @@ TEST_CASE("A step writes values in files once, and reads them for each gather") 
     const double slice = (precision.empty() ? 4 : 2) * Layers::kWidth * Layers::kWidth;
     const double written_slices = static_cast<double>(files.written_bytes() - written) / slice;
     CHECK(written_slices == Approx(kSteps * kLayers).epsilon(0.02));  // headers
-    // Those in the buffers where forward turns into backward, and where a step ends, are not read again.
+    // Slices in the buffers at the turn from forward to backward, and at the end of a step, are not read
+    // again.
     const auto updates = static_cast<double>(precision.empty() ? kSteps * kLayers : 0);
     const double uses = static_cast<double>(layers.engine->residency().gathers - gathers) + updates;
     const double read_slices = static_cast<double>(files.read_bytes() - read) / slice;

@@ -1,5 +1,5 @@
-// Optimizer states in files: the same bits as in memory, on every axis that there is; what goes to the disk;
-// what is refused.
+// Optimizer states in files: the same bits as in memory, in all settings; bytes written to the disk; what is
+// refused.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -142,8 +142,8 @@ TEST_CASE("A step reads and writes the bytes of the formula") {
   struct Row {
     std::string precision;
     size_t optimizer;
-    double per_parameter;  // as docs/offload.md has it
-    int walks = 1;         // through all chunks, each of which finds some in the buffers
+    double per_parameter;  // by docs/offload.md
+    int walks = 1;         // passes over all chunks; each finds some chunks in the buffers
   };
   const Row row = GENERATE(Row{"bf16", 0, 24}, Row{"fp32", 0, 16}, Row{"fp32", 6, 8}, Row{"bf16", 7, 48, 2},
                            Row{"fp32", 7, 32, 2}, Row{"bf16", 8, 32, 2});

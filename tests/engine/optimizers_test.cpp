@@ -1,5 +1,5 @@
-// Every optimizer that a config can name: the same bits at every stage, and parameter groups with
-// hyperparameters of their own.
+// Every optimizer that a config can name: the same bits at every stage, and parameter groups with their own
+// hyperparameters.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -51,7 +51,7 @@ void check_stages(const std::string& optimizer, int world, const std::string& mo
   }
 }
 
-// The weights of Net that are trained, and the rest of what is.
+// Net's trainable weights, and its other trainable parameters.
 struct Groups {
   std::vector<at::Tensor> weights, others;
 
@@ -62,7 +62,7 @@ struct Groups {
   }
 };
 
-// What a torch::optim optimizer with two groups makes of Net in one process: the second group has `options`.
+// Net's parameters after a torch::optim optimizer with two groups in one process; the second has `options`.
 template <typename Optimizer, typename Options>
 std::vector<at::Tensor> plain(const Options& defaults, const Options& options) {
   Net model;
@@ -83,7 +83,7 @@ std::vector<at::Tensor> plain(const Options& defaults, const Options& options) {
   return result;
 }
 
-// `weights`: what the group of the weights has of its own.
+// `weights`: the hyperparameters of the weights' group.
 void check_groups(const std::string& optimizer, ParameterGroup weights,
                   const std::vector<at::Tensor>& expected) {
   for (int stage : {0, 1, 2, 3}) {

@@ -1,5 +1,5 @@
-// What the tests of partitioned parameters share: configs, modules whose forward is a function, a plain copy
-// trained beside the engine's one, and checks that rank-threads may make (CHECK is for one thread only).
+// Shared by the tests of partitioned parameters: configs, modules whose forward is a function, a plain copy
+// trained for comparison, and checks that rank-threads may make (CHECK is for one thread only).
 #pragma once
 
 #include <torch/torch.h>
@@ -14,8 +14,8 @@
 
 namespace zerorun::testing {
 
-/// SGD with a learning rate of 1, so that an update is one subtraction and plain LibTorch gives its bits;
-/// nothing persists.
+/// SGD with learning rate 1, so that an update is one subtraction and plain LibTorch gives the same bits; no
+/// parameter persists.
 struct Partition {
   int stage = 3;
   int64_t max_live = 0;
@@ -28,7 +28,7 @@ struct Partition {
 Engine make_engine(torch::nn::Module& model, const Partition& partition,
                    std::shared_ptr<Communicator> communicator);
 
-/// A module whose forward is made with it. `run` is given the number of the iteration.
+/// A module whose forward, `run`, is made by a Build function. `run` receives the iteration number.
 class Built : public torch::nn::Module {
  public:
   std::function<at::Tensor(int iteration)> run;
@@ -42,42 +42,42 @@ class Built : public torch::nn::Module {
   }
 };
 using Build = std::function<std::function<at::Tensor(int iteration)>(Built&)>;
-/// The same values each time.
+/// Fills the parameters with the same values in each call.
 std::shared_ptr<Built> build(const Build& how);
 
 /// A scalar that weighs each element of the output differently.
 at::Tensor loss_of(const at::Tensor& output);
-/// What the engine's SGD does, on a plain module: subtracts its gradients and drops them.
+/// The engine's SGD step on a plain module: subtracts the gradients and drops them.
 void plain_step(torch::nn::Module& model, double lr = 1);
 
-/// CHECKs, on two ranks with the same input (so that the mean over ranks is exact), with and without
-/// prefetch, that three iterations and evaluation after them give the bits of the plain module: outputs,
-/// parameters, buffers. `same_uses`: each iteration uses the same parameters in the same order.
+/// CHECKs that three iterations and an evaluation after them give the bits of the plain module: outputs,
+/// parameters, buffers. Runs with and without prefetch, on two ranks with the same input, so that the mean
+/// over ranks is exact. `same_uses`: each iteration uses the same parameters in the same order.
 void check_beside_plain(const std::string& name, const Build& how, bool same_uses = true);
 
 /// Throws std::runtime_error, which fails the test, unless the condition holds.
 void expect(bool condition, const std::string& what);
-/// Unless shapes and bits are the same.
+/// Throws unless shapes, dtypes and bits are the same.
 void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
-/// All parameters and buffers.
+/// Throws unless all parameters and buffers are the same.
 void expect_same(const torch::nn::Module& found, const torch::nn::Module& expected, const std::string& what);
-/// Unless it throws an exception with `part` in its message.
+/// Throws unless `action` throws an exception with `part` in its message.
 void expect_throws(const std::function<void()>& action, const std::string& part, const std::string& what);
-/// Unless raw access finds no data, as it must where a parameter is not gathered.
+/// Throws unless raw access throws, as it must while a parameter is not gathered.
 void expect_released(const at::Tensor& parameter, const std::string& what);
 void expect_released(const torch::nn::Module& model);
 
 /// What the program has done before a test begins.
 enum class Before {
   nothing,
-  write,      // to a parameter, by operators, the same on all ranks
-  exception,  // on rank 0 alone, caught outside of a scope that all ranks opened to read, and wrote in
+  write,      // to a parameter, by operators on all ranks, with the same result
+  exception,  // on rank 0 only; it leaves a scope that all ranks opened to read, and wrote in
   both
 };
-/// Does so with `parameter`, whose values stay as they are.
+/// Does so with `parameter`, whose values do not change.
 void do_before(Engine& engine, at::Tensor parameter, Before before);
 
-/// The part of every message about a parameter without memory.
+/// A part of every message about a parameter that is not gathered.
 inline const std::string kNotGathered = "not gathered now";
 
 }  // namespace zerorun::testing

@@ -1,5 +1,5 @@
-// What the stages promise each other in every precision, on the tiny GPT-2: the same bits, with a step that
-// is skipped among them; and the bytes of the formulas.
+// What the stages guarantee in every precision, on the tiny GPT-2: the same bits, also with a skipped step,
+// and the bytes of the formulas.
 #include <catch2/catch.hpp>
 
 #include "tests/support/tiny_gpt2.h"
@@ -9,7 +9,7 @@ namespace {
 
 const std::string kFp32;
 const std::string kBf16 = R"("bf16": {"enabled": true},)";
-// The scale doubles after the third step and is halved by the fourth.
+// The scale doubles after the third step; the fourth step halves it.
 const std::string kFp16 =
     R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";
 
@@ -78,8 +78,8 @@ TEST_CASE("Model states in 16 bits take the bytes of the ZeRO formula within 5 p
       train({.precision = precision + types, .accumulation = accumulation}, stage, ranks, 2);
   double parameters = 0;
   for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
-  // 2 parameter, gradient, 12 master and moments. Whole gradients are in 16 bits unless they have to be added
-  // up, slices in the type of accumulation.
+  // Bytes: 2 for the parameter, `gradient`, 12 for master weight and moments. Whole gradients are in 16 bits
+  // unless they must be accumulated; slices are in the accumulation dtype.
   const double n = ranks;
   const double gradient = !narrow && (stage >= 2 || accumulation > 1) ? 4 : 2;
   const double per_parameter = stage == 0   ? 14 + gradient

@@ -1,5 +1,5 @@
-// What is kept of slices, and the list of what else outlives a process, are all that a training needs to go
-// on with the same bits: both are taken at one step, and put back later.
+// The stored slices and the restart items are all that a training needs to continue with the same bits: the
+// tests copy both at one step and put them back later.
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -17,12 +17,12 @@ struct Snapshot {
   std::map<std::string, RestartValue> items;
 };
 
-// No update is on its way to this rank any more, and no slice is gathered.
+// Afterwards no update is under way to this rank, and no slice is gathered.
 void settle(StateTraining& training) {
   if (training.state->residency) training.state->residency->finish_iteration();
 }
 
-// Of shared memory each rank has its slice to save and restore.
+// The part of a state that this rank saves and restores: of shared memory, its own slice.
 at::Tensor part_of(const StateTensor& state) {
   return state.home == Home::shared ? state.own : state.memory;
 }
@@ -107,7 +107,7 @@ TEST_CASE("Before the first step, too") {
   }
 }
 
-// Ranks that are threads share one generator, so this is about one rank.
+// Rank-threads share one generator, so this test has one rank.
 TEST_CASE("What is forgotten shows, random numbers too") {
   const StateCase adam = all_state_cases().front();
   auto communicator = make_thread_communicators(1, std::chrono::seconds(60)).front();

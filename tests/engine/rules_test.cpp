@@ -1,5 +1,5 @@
-// What must hold for partitioned parameters whatever the model does: where they live, when gradients leave,
-// what autograd is told, which operators gather. Memory: memory_test.cpp.
+// Rules for partitioned parameters of all models: where they are stored, when gradients leave, what autograd
+// sees, which operators gather. Memory: memory_test.cpp.
 #include <torch/version.h>
 
 #include <catch2/catch.hpp>
@@ -24,7 +24,7 @@ Build mlp() {
   };
 }
 
-// The same steps in an engine and outside of it, ranks with the same input.
+// Trains the same steps with an engine and without; all ranks have the same input.
 using LossIn = std::function<at::Tensor(Built&, int iteration)>;
 void train_beside(std::shared_ptr<Communicator> communicator, const Build& how, const LossIn& loss,
                   bool create_graph = false) {
@@ -314,7 +314,7 @@ TEST_CASE("Views and operators on sizes alone gather nothing") {
           expect(found[index].strides() == expected[index].strides(), what + ": other strides");
           expect_same(found[index], expected[index], what);
         }
-        model->parameters()[1].sum();  // takes its place
+        model->parameters()[1].sum();  // evicts `w`
       }
     }
     const int64_t gathers = engine.residency().gathers;

@@ -1,5 +1,5 @@
-// Schedules of the program and of the config, per parameter group: equal to plain LibTorch runs in which the
-// hyperparameters are set by hand, and a step that is skipped advances none of them.
+// Schedules of the program and of the config, per parameter group: equal to plain LibTorch runs that set the
+// hyperparameters by hand; a skipped step advances none of them.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
@@ -25,7 +25,7 @@ void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// Matrices and vectors that are trained.
+/// The trainable matrices, and the trainable vectors.
 std::vector<std::vector<at::Tensor>> two_groups(const Net& model) {
   std::vector<std::vector<at::Tensor>> groups(2);
   for (const at::Tensor& parameter : model->parameters()) {
@@ -48,7 +48,7 @@ std::vector<OptimizerParamGroup> torch_groups(const Net& model) {
   return groups;
 }
 
-/// The same on every rank, so that the mean over ranks is what one process has.
+/// The same on every rank, so that the mean over ranks is the loss of one process.
 at::Tensor loss_of(Net& model, int batch) {
   return model->forward(sample(batch, 0, 0), true).square().sum();
 }
@@ -60,7 +60,7 @@ std::string config_of(int stage, const std::string& more) {
 
 const std::string kAdamW = R"("optimizer": {"type": "AdamW", "params": {"lr": 0.5, "weight_decay": 0.01}})";
 
-/// Steps of which one is skipped; `before_step` has the number of steps that were applied.
+/// Trains steps of which one is skipped; `before_step` receives the number of applied steps.
 void train_with_a_skip(Engine& engine, Net& model, const std::function<void(int applied)>& before_step) {
   int applied = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -74,7 +74,7 @@ void train_with_a_skip(Engine& engine, Net& model, const std::function<void(int 
   }
 }
 
-/// What plain LibTorch arrives at; `before_step` sets what the step uses, `after_step` follows it.
+/// The parameters after plain LibTorch training; `before_step` sets the step's hyperparameters.
 template <typename Optimizer>
 std::vector<at::Tensor> train_plain(Net& model, Optimizer& optimizer,
                                     const std::function<void(int step)>& before_step,

@@ -1,4 +1,4 @@
-// Buckets that ranks share: the bits of buckets that each rank has by itself, whatever the program does to
+// Buckets that ranks share: the same bits as with separate buckets on each rank, whatever the program does to
 // parameters between uses, and the memory of one copy.
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -38,7 +38,7 @@ RunResult train(const std::string& config, int world, bool shares_memory) {
                                   .shares_memory = shares_memory});
 }
 
-// A rank whose turn it is comes late.
+// Delays the rank whose turn it is.
 void dawdle(int rank, int turn, int world) {
   if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
 }
@@ -49,10 +49,10 @@ using Between = std::function<void(Net& model, Engine& engine, int rank, int ste
 struct Outcome {
   std::vector<double> losses;
   std::vector<at::Tensor> parameters;
-  int64_t copies = 0;  // bytes that are left after a step
+  int64_t copies = 0;  // bytes still resident after a step
 };
 
-// Rank 0's, of six steps.
+// Rank 0's outcome of six steps.
 Outcome train_net(int world, int stage, bool shares_memory, const Between& between) {
   Outcome outcome;
   auto body = [&](std::shared_ptr<Communicator> communicator) {

@@ -1,5 +1,5 @@
-// engine.offload_states(): what has left a rank's GPU comes back as it was, nothing uses it in between, and
-// ranks on CPUs refuse what ranks on GPUs refuse.
+// engine.offload_states(): state that has left a rank's GPU comes back unchanged, nothing uses it in between,
+// and ranks on CPUs refuse the same calls as ranks on GPUs.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -40,7 +40,7 @@ TEST_CASE("states on the host: training goes on to the same bits, and everything
   program.after_step = [&](int step, Engine& engine) {
     const int64_t before = movable(engine.bytes_by_category());
     engine.offload_states(step % 2 == 0 ? kAll : std::vector{OffloadedState::moments});
-    if (step % 3 == 0) engine.offload_states();  // what is away stays away
+    if (step % 3 == 0) engine.offload_states();  // state already on the host stays there
     check_refused(engine, folder / "saves");
     const BytesByCategory away = engine.bytes_by_category();
     if (engine.communicator().device().streams().asynchronous()) {

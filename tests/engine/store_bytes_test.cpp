@@ -1,5 +1,5 @@
-// That all memory for slices is in the store: what it counts, against what the device has given out, and what
-// was to be expected of it before training.
+// The store has all memory for slices: compares its count with the bytes that the device has allocated, and
+// with the estimate made before training.
 #include <catch2/catch.hpp>
 
 #include "engine/memory_check.h"
@@ -14,7 +14,7 @@
 namespace zerorun::testing {
 namespace {
 
-// The step's facts, tallies, Lamb's norms: a few numbers a rank, a parameter or a bucket.
+// The step's facts, tallies, Lamb's norms: a few numbers per rank, parameter or bucket.
 constexpr int64_t kNumbers = 4096;
 // Any tensor of a slice is larger: the smallest is a third of a bucket of 61 x 67 parameters in 16 bits.
 static_assert(61 * 67 / 3 * 2 > kNumbers / 2);
@@ -24,7 +24,7 @@ void check_bytes(const StateTraining& training, const Recording& recording, cons
   int64_t kept = 0;
   store.for_each([&](int, const StateTensor& state) { kept += store.bytes(state); });
   const BytesByCategory bytes = training.engine->bytes_by_category();
-  int64_t beside = 0;  // stays where the program has it
+  int64_t beside = 0;  // tensors that stay in the program's memory
   for (const NamedTensor& other : training.state->others)
     beside += static_cast<int64_t>(other.tensor.nbytes());
   expect(bytes.model_states() + bytes.buffers - beside == kept,
@@ -83,7 +83,7 @@ TEST_CASE("What memory training needs is known before it, and never too much") {
              : kept.kind == StateKind::master   ? master
                                                 : moments) += state.store.bytes(kept);
           });
-          // Without shared memory each rank has the whole of what is always accessible.
+          // Without shared memory each rank stores always accessible parameters completely.
           const bool has_whole = !shares_memory && stage > 0;
           expect(needed.values == values || (has_whole && needed.values < values),
                  "values: " + std::to_string(needed.values) + " of " + std::to_string(values));

@@ -1,4 +1,4 @@
-// The checker that the streams tests trust: it finds what is out of order, and nothing else.
+// Tests the checker that the streams tests rely on: it finds each use out of order, and nothing else.
 #include "tests/support/stream_checker.h"
 
 #include <array>

@@ -28,7 +28,7 @@ struct DeepNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeepNet);
 
-// Where a program itself writes to what it reads on another stream, it has to put that in order itself.
+// A program that writes on one stream to parameters that it reads on another must order the two itself.
 void order(Recording* recording, StreamId before, StreamId after) {
   if (recording) recording->checker.wait(recording->checker.now(before), after);
 }

@@ -1,5 +1,5 @@
-// The engine on a device with streams: every hand-over of memory between streams is there, each is needed,
-// the results are those of a device without streams, and the host waits only where it must.
+// The engine on a device with streams: every hand-over of memory between streams exists and is needed, the
+// results are those of a device without streams, and the host waits only where it must.
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -48,7 +48,7 @@ TEST_CASE("streams: what evaluation gathers between steps is handed over, and st
   };
   const Trained recorded = run_recorded(setting, program, recordings);
   check_clean(recordings);
-  // With 700 all parameters fit into the limit, and not the arena beside them.
+  // With 700 all parameters fit into the limit, but not together with the arena.
   for (size_t step = 4; step < allocations.size() && max_live != 700; ++step) {
     CHECK(allocations[step] == allocations[step - 1]);
   }
@@ -124,7 +124,7 @@ TEST_CASE("streams: a step waits for no device unless the loss scale does, and a
   };
   run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
   check_clean(recordings);
-  // The wait of a step without a loss scale is for the step before it.
+  // A step without a loss scale waits for the step before it.
   for (size_t step = 4; step < counts.size(); ++step) {
     CHECK(counts[step].host_waits - counts[step - 1].host_waits == 1);
     CHECK(counts[step].allocations == counts[step - 1].allocations);

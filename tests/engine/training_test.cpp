@@ -1,4 +1,4 @@
-// The engine on small modules: training that must equal a plain LibTorch run over the whole batch.
+// The engine on small modules: training must equal a plain LibTorch run over the whole batch.
 #include <catch2/catch.hpp>
 #include <limits>
 
@@ -93,8 +93,8 @@ TEST_CASE("A parameter used plainly and recomputed in backward is reduced once a
   CAPTURE(stage);
   const int accumulation = GENERATE(1, 2);
   CAPTURE(accumulation);
-  // The recomputation starts in step 2, when the engine already expects one gradient a parameter; on rank 1 a
-  // step later.
+  // The recomputation starts in step 2, when the engine already expects one gradient per parameter; on rank 1
+  // one step later.
   auto loss_of = [](Net& model, int step, int micro, int rank) {
     at::Tensor hidden = torch::tanh(model->first(sample(step, micro, rank)));
     if (step >= 2 + rank)
@@ -245,7 +245,7 @@ TEST_CASE("Client optimizers train as on whole parameters") {
     options.optimizer = optimizer.get();
     Engine engine = make_engine(*model, no_optimizer_config(stage), communicator, options);
     for (int step = 0; step < 4; ++step) {
-      optimizer->zero_grad();  // a habit, and harmless
+      optimizer->zero_grad();  // usual, and harmless
       engine.backward(model->forward(sample(step, 0, communicator->rank()), true).square().sum());
       engine.step();
     }
@@ -296,7 +296,7 @@ TEST_CASE("Stage 2 never holds whole gradients, not in the first backward either
     fill(*model, 3);
     Engine engine = make_engine(*model, sgd_config(2), communicator);
     at::Tensor x = values({4, 32}, 1).requires_grad_(true);
-    int64_t held = 0;  // when the gradient of the input arrives, all others have
+    int64_t held = 0;  // when the input's gradient arrives, all other gradients have arrived
     x.register_hook([&](const at::Tensor&) { held = engine.bytes_by_category().buckets; });
     engine.backward(model->forward(x).sum());
     engine.step();

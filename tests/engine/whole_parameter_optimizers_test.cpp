@@ -1,5 +1,5 @@
-// Lamb and Muon, whose ranks own slices of parameters, against whole parameters updated in one process by
-// formulas in float64; and the same bits at all stages.
+// Lamb and Muon on ranks that own slices of parameters, compared with float64 formulas for whole parameters
+// in one process; and the same bits at all stages.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <map>
@@ -14,7 +14,7 @@ constexpr int kSteps = 5;
 constexpr double kClipping = 0.5;
 constexpr double kDecay = 0.1;
 
-// Matrices that are wide, tall and square, a convolution's weight, biases.
+// Wide, tall and square matrices, a convolution's weight, biases.
 struct ShapesImpl : torch::nn::Module {
   ShapesImpl() {
     convolution = register_module("convolution", torch::nn::Conv2d(2, 5, 2));
@@ -78,7 +78,7 @@ Weights train_plain(int ranks, const Update& update) {
   return weights;
 }
 
-// Before step `overflow_before` there is one more, whose gradients are infinite.
+// Takes an extra step with infinite gradients before step `overflow_before`.
 Weights train_engine(const std::string& optimizer, int stage, int ranks, const std::string& more = "",
                      int overflow_before = -1) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 3, "gradient_clipping": )" +
@@ -110,7 +110,7 @@ Weights train_engine(const std::string& optimizer, int stage, int ranks, const s
   return result;
 }
 
-// In the largest values of a parameter's updates.
+// The tolerance is relative to a parameter's largest value if that is above 1.
 void check_close(const Weights& found, const Weights& expected) {
   REQUIRE(found.size() == expected.size());
   for (const auto& [name, value] : expected) {
@@ -132,8 +132,8 @@ const std::string kLamb =
     R"({"type": "Lamb", "params": {"lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1,
         "max_coeff": 0.9, "min_coeff": 0.2}})";
 
-// You et al. 2020, algorithm 2, with the bounds and the place of the bias correction that DeepSpeed's
-// documentation and kernel give it.
+// You et al. 2020, algorithm 2, with the bounds of DeepSpeed's documentation and kernel, and the bias
+// correction where they have it.
 Update lamb() {
   auto moments = std::make_shared<std::map<std::string, Moments>>();
   return [moments](Weights& weights, Weights gradients, int step) {
@@ -155,7 +155,7 @@ std::string muon(const std::string& method) {
          method + R"("}})";
 }
 
-// What the iteration does to a matrix is what its polynomial does to the singular values.
+// The iteration does to a matrix what its polynomial does to the singular values.
 at::Tensor orthogonal(const at::Tensor& matrix) {
   const auto [u, singular, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
   at::Tensor s = singular / (matrix.norm() + 1e-7);

@@ -1,5 +1,5 @@
-// Checkpoints among the micro-steps of an optimizer step: with their gradients, which go on in the same kind
-// of training only.
+// Checkpoints between the micro-steps of an optimizer step contain their gradients; only the same kind of
+// training can continue from them.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/collected_state.h"
@@ -31,11 +31,11 @@ std::string settings_of(const Way& way) {
 }
 
 struct Outcome {
-  std::vector<std::vector<float>> losses;  // behind the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
   CollectedState at_the_end;
 };
 
-// One micro-step; on rank 1 the gradients of one of them are not finite.
+// Runs one micro-step. In micro-step `infinite`, rank 1's gradients are not finite.
 float micro_step(StateTraining& training, int number, int infinite) {
   if (number != infinite || training.state->communicator->rank() != 1) return training.step(number);
   const at::Tensor loss = training.model->loss(
@@ -88,7 +88,7 @@ TEST_CASE("A checkpoint among micro-steps has their gradients: training goes on 
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16", "fp16");
   const int saved = GENERATE(1, 5);
-  const bool is_infinite = GENERATE(false, true);  // a gradient of the window, before the checkpoint
+  const bool is_infinite = GENERATE(false, true);  // one gradient before the checkpoint
   const Way writer{.stage = stage, .precision = precision};
   const int infinite = is_infinite ? saved - 1 : -1;
   Outcome written;

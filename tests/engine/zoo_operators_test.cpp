@@ -1,5 +1,5 @@
-// Operators far from linear layers, and modes of LibTorch, on parameters released as early as possible: the
-// bits of the same module outside of the engine.
+// Operators far from linear layers, and modes of LibTorch, with parameters released as early as possible: the
+// bits are those of the same module without the engine.
 #include <ATen/autocast_mode.h>
 
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
-// Modules of LibTorch as they are, with every parameter released as early as possible: outputs, gradients and
-// buffers have the bits of the same module outside of the engine.
+// LibTorch's own modules, with every parameter released as early as possible: outputs, gradients and buffers
+// have the bits of the same module without the engine.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"

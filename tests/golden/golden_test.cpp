@@ -1,5 +1,5 @@
-// Every trace of data/traces.json replayed on rank-threads: losses, norms, learning rates and final
-// parameters are DeepSpeed's within the tolerances of README.md.
+// Replays every trace of data/traces.json on rank-threads: losses, norms, learning rates and final parameters
+// equal DeepSpeed's within the tolerances of README.md.
 #include <catch2/catch.hpp>
 
 #include "tests/golden/replay.h"
@@ -12,7 +12,7 @@ TEST_CASE("DeepSpeed's traces are reproduced") {
   for (const json& trace : traces()) replay(trace, tolerance_of(trace["name"]));
 }
 
-// DeepSpeed's default keeps all parameters of a model as small as this one.
+// With DeepSpeed's default threshold, all parameters of a model this small persist.
 TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes and goes") {
   for (json trace : traces()) {
     if (trace["ds_config"]["zero_optimization"]["stage"] != 3) continue;
@@ -52,7 +52,7 @@ TEST_CASE(
   CHECK(replayed >= 7);
 }
 
-// What tests on a single GPU rest on.
+// The tests on a single GPU rely on this.
 TEST_CASE("One rank that accumulates reproduces the traces of several") {
   for (const json& trace : traces()) {
     const std::string name = trace["name"];

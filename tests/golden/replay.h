@@ -9,24 +9,24 @@
 
 namespace zerorun::testing {
 
-/// Relative differences that are allowed.
+/// Allowed relative differences.
 struct Tolerance {
   double loss;
   double norm;
-  double matrix;  // of a parameter's l2 norm in the end
-  double vector;  // likewise; biases start at 0, so that all they are is the sum of a few updates
-  double noise;   // likewise, of what has a gradient of zero but for rounding
+  double matrix;  // of a matrix's final l2 norm
+  double vector;  // likewise, of others; biases start at 0, so they are only the sum of a few updates
+  double noise;   // likewise, of parameters whose gradient is zero except for rounding
 };
 
 const nlohmann::json& traces();
-/// That of README.md for the trace of this name.
+/// The tolerance of README.md for the trace `name`.
 Tolerance tolerance_of(const std::string& name);
 
 /// `communicator_for`: as in RunOptions.
 void replay(const nlohmann::json& trace, const Tolerance& tolerance,
             decltype(RunOptions::communicator_for) communicator_for = {});
 
-/// The same run on one rank: what the ranks of the trace did at a time, it does one after the other.
+/// The same run on one rank, which does in turn what the ranks of the trace did at the same time.
 nlohmann::json on_one_rank(nlohmann::json trace);
 
 }  // namespace zerorun::testing

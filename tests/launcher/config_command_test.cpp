@@ -1,4 +1,4 @@
-// `zerorun config check|show|diff|schema|reference`, run as users run them.
+// Runs `zerorun config check|show|diff|schema|reference` as users do.
 #include <sys/wait.h>
 
 #include <catch2/catch.hpp>
@@ -44,7 +44,7 @@ struct Outcome {
   std::string err;
 };
 
-/// A folder of configurations, and zerorun run in it.
+/// A folder of configurations in which zerorun runs.
 class Shop {
  public:
   Shop() {
@@ -55,7 +55,7 @@ class Shop {
 
   void write(const std::string& name, const std::string& text) const { folder_.write(name, text); }
 
-  /// `zerorun config ARGUMENTS` as a shell takes them.
+  /// Runs `zerorun config ARGUMENTS`; a shell parses the arguments.
   Outcome config(const std::string& arguments) const {
     const std::string folder = (folder_ / "").string();
     const std::string command =
@@ -77,7 +77,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// The lines that tell an error, a warning or a note: neither lines of the file nor the summary.
+/// The lines that begin an error, a warning or a note, without the lines of the file and the summary.
 std::vector<std::string> headlines(const std::string& out, const std::string& severity) {
   std::vector<std::string> found;
   for (const std::string& line : lines_of(out)) {
@@ -143,7 +143,7 @@ TEST_CASE("the caret stands under the column, behind tabs and characters of seve
     CHECK(lines[i].size() == bar + 3 + static_cast<std::size_t>(column));
   }
   CHECK(carets == 3);
-  // What a tab would move is shown as a blank.
+  // A tab, which would shift the caret, is shown as a space.
   CHECK_THAT(shop.config("check refused.json").out, Contains(" |  \"zero_optimization\": {\"stage\": 4}\n"));
 }
 
@@ -397,7 +397,7 @@ TEST_CASE("a mistake on the command line is one message and exit code 2") {
   }
   const Outcome both = shop.config("check missing.json refused.json");
   CHECK(both.exit_code == 2);
-  CHECK(!headlines(both.out, "error").empty());  // the second file is checked all the same
+  CHECK(!headlines(both.out, "error").empty());  // the second file is checked nevertheless
   const Outcome help = shop.config("--help");
   CHECK(help.exit_code == 0);
   CHECK_THAT(help.out, Contains("check") && Contains("diff") && Contains("Exit code"));

@@ -1,4 +1,4 @@
-// How many cores a cgroup's quota leaves, read from folders that stand for the system's.
+// How many cores a cgroup's quota leaves, read from folders in place of the system's.
 #include "base/cores.h"
 
 #include <unistd.h>
@@ -51,7 +51,7 @@ TEST_CASE("cores: version 2, the least of the folders around") {
                     {kMount + "/a/b/cpu.max", "300000 100000\n"},
                     {kMount + "/a/cpu.max", "200000 100000\n"}}) == 2);
   CHECK(quota_with({{kGroup, "0::/\n"}, {kMount + "/cpu.max", "200000 100000\n"}}) == 2);
-  // In a container that sees its own folder as the mount.
+  // In a container that sees its own cgroup folder as the mount.
   CHECK(quota_with({{kGroup, "0::/docker/0123\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
   CHECK(quota_with({{kGroup, "0::/../neighbour\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
 }

@@ -1,4 +1,4 @@
-// How jobs end: failures, grace, interruptions.
+// How jobs end: failures, the grace period, interruptions.
 #include <signal.h>
 
 #include <catch2/catch.hpp>
@@ -14,7 +14,7 @@ using zerorun::testing::Result;
 
 namespace {
 
-// How long the end of a job may take at the default grace.
+// Seconds in which a job must end with the default grace period.
 constexpr double kEndDeadline = 5;
 
 const std::string kWaitFor = "wait_for() { while [ ! -e $DIR/$1 ]; do sleep 0.02; done; }\n";
@@ -74,7 +74,7 @@ TEST_CASE("a rank may end early with success, and is no zombie then") {
   bool collected = false;
   for (int i = 0; i < 500 && !collected; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    // Guardian, rank 1 and its sleep: rank 0 is gone.
+    // The guardian, rank 1 and its sleep; rank 0 has gone.
     collected = zerorun::testing::count_zombies(job.pid()) == 0 && job.processes().size() <= 3;
   }
   CHECK(collected);
@@ -102,7 +102,7 @@ TEST_CASE("a rank that ignores SIGTERM is killed after the grace, within 5 s by 
   job.wait_for_file("up");
   Result result = job.finish(kEndDeadline);
   CHECK(result.exit_code == 3);
-  CHECK_THAT(result.err, !Contains("do not end"));  // killed while the launcher was there to see it
+  CHECK_THAT(result.err, !Contains("do not end"));  // killed while the launcher still observed it
   job.wait_until_nothing_is_left();
 }
 

@@ -1,4 +1,4 @@
-// What ranks are given: variables, arguments, descriptors; and programs that cannot be started.
+// What ranks receive: variables, arguments, descriptors; and programs that cannot be started.
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -87,7 +87,7 @@ TEST_CASE("--device reaches the ranks, and the CPU has as many places as are wan
   CHECK(result.err == "zerorun: 2 ranks run on CPU\n");
   CHECK(Launched({.options = {"--device", "cpu"}, .script = script}).finish().out == "0/1 cpu\n");
   CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out == "0/1 unset\n");
-  // As the variable says, if the option does not.
+  // The variable decides if the option is not given.
   result = Launched({.options = {"--include", "localhost:900"},
                      .script = script,
                      .environment = {{"ZERORUN_DEVICE", "cpu"}}})
@@ -117,7 +117,7 @@ TEST_CASE("ranks inherit no descriptors of the launcher") {
   std::istringstream lines(result.out);
   for (std::string line; std::getline(lines, line);) ++seen[line.substr(line.rfind(' ') + 1)];
   CHECK(seen == std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 3}, {"3", 3}, {"4", 1}});
-  // 3: the folder that ls reads; on rank 0 that is 4, and 3 is the socket on which the ranks meet
+  // 3 is the folder that ls reads; on rank 0 that is 4, and 3 is the socket on which the ranks meet
 }
 
 TEST_CASE("what tells the job from others is the same for all ranks, and another for each job") {

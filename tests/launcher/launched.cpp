@@ -98,7 +98,7 @@ void Launched::start(const Setup& setup, const std::vector<std::string>& argumen
     if (setup.on_terminal) {
       termios settings;
       ::tcgetattr(1, &settings);
-      settings.c_oflag &= ~OPOST;  // '\n' stays '\n'
+      settings.c_oflag &= ~OPOST;  // no translation of '\n' to "\r\n"
       settings.c_lflag &= ~ECHO;
       ::tcsetattr(1, TCSANOW, &settings);
     } else {
@@ -124,7 +124,7 @@ void Launched::start(const Setup& setup, const std::vector<std::string>& argumen
     _exit(99);
   }
   for (int fd : {in[0], out[1], err[1]}) ::close(fd);
-  in_ = in[1];  // kept open and empty: a rank that read it would wait for ever
+  in_ = in[1];  // kept open and empty: a rank that reads it waits forever
   err_ = err[0];
   out_ = out[0];
   if (setup.on_terminal) {

@@ -1,6 +1,6 @@
-// A launcher under test, with shell scripts as its ranks. Used by one thread. Every process of the job
-// carries a mark in its environment, so a test can ask which ones are still there, whatever has become of
-// their parents.
+// A launcher under test, with shell scripts as its ranks. For one thread. Every process of the job carries a
+// mark in its environment, so a test can list the processes still running, whatever happened to their
+// parents.
 #pragma once
 
 #include <sys/types.h>
@@ -13,16 +13,16 @@ namespace zerorun::testing {
 
 struct Setup {
   std::vector<std::string> options = {};  // of the launcher
-  std::string script = {};                // run by each rank as sh -c SCRIPT; $DIR is a folder that all share
+  std::string script = {};  // each rank runs sh -c SCRIPT; $DIR is a folder that all ranks share
   std::vector<std::string> arguments = {};
   std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<int> ignored_signals = {};
-  bool on_terminal = false;  // a pseudo-terminal of its own as stdin, stdout and stderr
+  bool on_terminal = false;  // stdin, stdout and stderr are a new pseudo-terminal
 };
 
 struct Result {
-  int exit_code = -1;  // -1: it was killed by a signal itself
-  std::string out;     // on a terminal: everything
+  int exit_code = -1;  // -1: a signal killed the launcher
+  std::string out;     // on a terminal: stdout and stderr
   std::string err;
 };
 
@@ -35,7 +35,7 @@ struct Process {
 class Launched {
  public:
   explicit Launched(Setup setup);
-  /// `zerorun` with exactly these arguments.
+  /// Runs `zerorun` with exactly these arguments.
   explicit Launched(std::vector<std::string> arguments);
   ~Launched();
   Launched(const Launched&) = delete;
@@ -47,20 +47,20 @@ class Launched {
   void type(const std::string& keys) const;  // on a terminal
   void create_file(const std::string& name) const;
 
-  // These give up after some seconds and fail the test.
+  // These fail the test after some seconds.
   void wait_for_file(const std::string& name) const;
   void wait_for_output(const std::string& text);
   void wait_for_error(const std::string& text);
   void wait_until_nothing_is_left() const;
   Result finish(double seconds = 20);
-  /// Waits until this job or `other` has ended: whether it is this one.
+  /// Waits until this job or `other` has ended; returns whether this one has.
   bool ends_first(Launched& other);
-  /// As finish(), but nobody reads what it prints.
+  /// As finish(), but nobody reads the launcher's output before it ends.
   Result finish_unread(double seconds);
-  /// Nobody will ever read stdout again.
+  /// Closes the reading end of stdout.
   void close_output();
 
-  /// Processes of the job other than the launcher and zombies.
+  /// Processes of the job, without the launcher and zombies.
   std::vector<Process> processes() const;
 
  private:
@@ -77,9 +77,9 @@ class Launched {
   std::string out_text_, err_text_;
 };
 
-/// True unless it is gone or a zombie.
+/// False if the process has gone or is a zombie.
 bool is_alive(pid_t pid);
-/// Zombies among the children of `parent`.
+/// The number of zombies among the children of `parent`.
 int count_zombies(pid_t parent);
 
 }  // namespace zerorun::testing

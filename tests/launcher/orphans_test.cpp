@@ -1,4 +1,4 @@
-// Nothing outlives a job: neither its normal end, nor a SIGKILL of the launcher.
+// No process outlives a job, neither after its normal end nor after a SIGKILL of the launcher.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ using zerorun::testing::Result;
 
 namespace {
 
-// Each rank has a child and a grandchild, all deaf to SIGTERM.
+// Each rank has a child and a grandchild; all ignore SIGTERM.
 const std::string kFamily = "trap '' TERM; (sleep 300 & sleep 300) & sleep 300 & echo up $RANK; wait";
 
 void start_family(Launched& job) {
@@ -114,7 +114,7 @@ TEST_CASE("the guardian leaves alone what it was told to forget") {
       ::execl("/bin/sleep", "sleep", "60", nullptr);  // closes the pipe to the guardian
       _exit(99);
     }
-    // Their messages must be there before ours: wait until each is a `sleep`.
+    // The guardian must have their messages before ours: wait until each child is a `sleep`.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     guardian.forget(children[1]);
     if (::write(announced[1], children, sizeof children) != sizeof children) _exit(99);

@@ -1,4 +1,4 @@
-// What the launcher prints of what its ranks print.
+// What the launcher prints of its ranks' output.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <fstream>

@@ -75,7 +75,7 @@ std::string value_of(const std::vector<std::string>& environment, const std::str
   std::string found = "(none)";
   for (const std::string& entry : environment) {
     if (!entry.starts_with(name + "=")) continue;
-    REQUIRE(found == "(none)");  // once only
+    REQUIRE(found == "(none)");  // the variable occurs only once
     found = entry.substr(name.size() + 1);
   }
   return found;

@@ -1,4 +1,4 @@
-// The port on which ranks meet: held by the launcher from the moment that it is chosen, then by rank 0.
+// The port on which ranks meet: the launcher holds it from the moment that it chooses it, then rank 0 does.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -26,7 +26,7 @@ using zerorun::testing::Result;
 
 namespace {
 
-// 0, or the error of a connection to that port.
+// 0, or the error of connecting to the port.
 int error_of_connection(const std::string& address, int port) {
   sockaddr_in name{};
   name.sin_family = AF_INET;
@@ -126,7 +126,7 @@ TEST_CASE("of two jobs that start together on one port exactly one lives, and th
     other.create_file("go");
     Result result = other.finish();
     CHECK(result.exit_code == 0);
-    // Both ranks went through; one may have started when the other had ended.
+    // Both ranks ran to their end; one may have started after the other ended.
     CHECK_THAT(result.out, Matches("(.*(up|done)\n){4}") && Matches("[^]*up\n[^]*up\n[^]*") &&
                                Matches("[^]*done\n[^]*done\n[^]*"));
   }

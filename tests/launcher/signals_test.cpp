@@ -1,5 +1,5 @@
-// Signals that whoever starts the launcher has it ignore: SIGHUP under nohup, SIGINT in the background of a
-// shell script.
+// Signals that are already ignored when the launcher starts: SIGHUP under nohup, SIGINT in the background of
+// a shell script.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <string>
@@ -34,7 +34,7 @@ TEST_CASE("ranks ignore what was ignored, but for SIGTERM, by which the launcher
   CHECK_THAT(Launched({.script = script, .ignored_signals = {SIGHUP, SIGINT, SIGTERM}}).finish().out,
              Contains("SigIgn:\t0000000000000003\n"));
   CHECK_THAT(Launched({.script = script}).finish().out, Contains("SigIgn:\t0000000000000000\n"));
-  // Else the second rank would last until it is killed, five minutes later.
+  // Otherwise the second rank would run until it is killed, five minutes later.
   Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
                 .script = kWaitFor + "if [ $RANK = 0 ]; then wait_for up; exit 3; fi\n"
                                      ": >$DIR/up; while :; do sleep 0.05; done",

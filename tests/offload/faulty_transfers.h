@@ -1,4 +1,4 @@
-// Transfers of which one goes wrong.
+// Transfers with one injected fault.
 #pragma once
 
 #include <cerrno>
@@ -11,15 +11,15 @@ namespace zerorun::testing {
 
 enum class TransferFault {
   none,
-  error,     // it fails
-  is_full,   // likewise, as writes do on a full disk; reads come through
+  error,     // the transfer fails with EIO
+  is_full,   // a write fails with ENOSPC; a read succeeds
   is_short,  // every transfer ends after 4 KiB
-  flips,     // a bit of what is read is another one
+  flips,     // a read flips one bit
 };
 
 class FaultyTransfers : public Transfers {
  public:
-  /// `number`: of the transfer that goes wrong, counted from 0 in `count`.
+  /// `number`: index of the faulty transfer, counted from 0 in `count`.
   FaultyTransfers(std::unique_ptr<Transfers> inner, TransferFault fault, int64_t number, int64_t& count)
       : inner_(std::move(inner)), fault_(fault), number_(number), count_(&count) {}
 

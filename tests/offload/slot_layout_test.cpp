@@ -1,4 +1,4 @@
-// Where the state of a slice lies in its file: against the rules that a checkpoint's file has.
+// Tests the layout of a slice's state in its file against the rules for checkpoint files.
 #include "offload/slot_layout.h"
 
 #include <catch2/catch.hpp>
@@ -31,7 +31,7 @@ TEST_CASE("Chunks cover the slice, lie one behind the other, and begin where a c
                                                  {80'000, 3, kMiB},
                                                  {1'000'000, 5, kMiB},
                                                  {1'000'000, 5, 4 * kMiB},
-                                                 {3'000'000, 9000, kMiB},  // a header of megabytes
+                                                 {3'000'000, 9000, kMiB},  // header of several MB
                                                  {5'000'000, 2, 7 * kMiB}}));
   CAPTURE(numel, parameters, chunk);
   const SliceContents contents = adam(numel, parameters);

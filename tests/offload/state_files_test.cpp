@@ -1,4 +1,4 @@
-// State in files against the same state in memory: random use of it, with disks that fail.
+// Tests state in files against the same state in memory, with random accesses and failing disks.
 #include "offload/state_files.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ StateFilesOptions options_in(const TemporaryFolder& folder) {
           .timeout = std::chrono::seconds(20)};
 }
 
-// What the files should have.
+// The expected contents of the files.
 class Model {
  public:
   explicit Model(StateFiles& files) : files_(&files) {
@@ -58,7 +58,7 @@ class Model {
 
   int count() const { return static_cast<int>(chunks_.size()); }
 
-  /// Opens a chunk, looks at all of it, changes all of it (or nothing), and closes it.
+  /// Opens a chunk, checks its contents, changes all of it (`change` 0: nothing), and closes it.
   bool use(int chunk, float change) {
     std::byte* memory = files_->open(chunk);
     const bool same = holds(chunk, memory);
@@ -71,7 +71,7 @@ class Model {
     return same;
   }
 
-  /// Whether the file of the slice has it, read by somebody else.
+  /// Whether an independent reader finds the slice's expected state in `file`.
   bool is_in(const std::filesystem::path& file, int slice) {
     SafetensorsReader reader(file);
     bool same = true;
@@ -108,10 +108,10 @@ class Model {
 
   StateFiles* files_;
   std::vector<std::pair<int, Chunk>> chunks_;
-  std::vector<std::vector<float>> values_;  // by chunk: both states
+  std::vector<std::vector<float>> values_;  // by chunk: the values of both states
 };
 
-// Random steps; false where something was not as it should be. Throws what the files throw.
+// Runs random steps; returns false if contents were wrong. Passes on exceptions of the files.
 bool run(StateFiles& files, uint64_t seed, const TemporaryFolder& folder) {
   Model model(files);
   std::mt19937_64 random(seed);
@@ -120,7 +120,7 @@ bool run(StateFiles& files, uint64_t seed, const TemporaryFolder& folder) {
   for (int step = 0; step < 6; ++step) {
     std::vector<int> order(static_cast<size_t>(model.count()));
     for (int i = 0; i < model.count(); ++i) order[i] = step % 2 == 0 ? i : model.count() - 1 - i;
-    if (any(3) == 0) {  // as Lamb does: every chunk twice
+    if (any(3) == 0) {  // every chunk twice, as Lamb does
       std::vector<int> twice;
       for (size_t i = 0; i < order.size(); ++i) {
         twice.push_back(order[i]);
@@ -300,7 +300,7 @@ TEST_CASE("Bytes read and written are those of the state, but for what stays in 
   walk(forwards);
   const int64_t state = files.file_bytes() / 2;
   CHECK(files.written_bytes() == state);
-  CHECK(files.read_bytes() == 0);  // in no file before
+  CHECK(files.read_bytes() == 0);  // no state was in the files before
   walk(backwards);
   CHECK(files.written_bytes() == 2 * state);
   CHECK(files.read_bytes() <= state);

@@ -1,4 +1,4 @@
-// torch::optim optimizers on shards against the same optimizers on whole tensors: equal to the bit.
+// Tests that torch::optim optimizers on shards give the same bits as on whole tensors.
 #include "optim/client_optimizer.h"
 
 #include <catch2/catch.hpp>
@@ -35,7 +35,7 @@ std::vector<OptimizerParamGroup> groups_of(const Tensors& tensors) {
   return groups;
 }
 
-// Slices of 96 elements and fewer, so that no slice has another vector width than the whole.
+// Tensors of 96 elements, so that slices are processed with the same vector width as whole tensors.
 Tensors two_groups() {
   Tensors tensors;
   for (int group : {0, 1, 0}) tensors.add(16 * 6, group);
@@ -57,7 +57,7 @@ std::vector<at::Tensor> train_whole(const Make& make, double divisor) {
 
 std::vector<at::Tensor> train_shards(const Make& make, double divisor, int slices) {
   Tensors tensors = two_groups();
-  // As a user makes it: over the model's own parameters, before those are moved into buckets.
+  // Constructed like a user's optimizer: over the model's parameters, before they are moved into buckets.
   auto optimizer = make(groups_of(two_groups()));
   check_client_optimizer(*optimizer);
   auto sharded = make_client_optimizer(*optimizer, tensors.shards(slices), testing::lend());
@@ -83,7 +83,7 @@ void check_same_bits(const Make& make) {
   }
 }
 
-// What the optimizer remembers: torch::optim has no common way to ask.
+// The tensors of the optimizer's state, which torch::optim has no common function to list.
 std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
   std::vector<at::Tensor> found;
@@ -107,7 +107,7 @@ std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
   return found;
 }
 
-// All of the optimizer's state lies where it is borrowed, before the first step and behind it.
+// Checks that all of the optimizer's state is in borrowed memory, before and after the first step.
 int64_t borrowed_bytes(const Make& make) {
   Tensors tensors = two_groups();
   auto optimizer = make(groups_of(two_groups()));
@@ -242,7 +242,7 @@ TEST_CASE(
   CHECK_FALSE(shard.expired());
   sharded.reset();
   CHECK(shard.expired());
-  CHECK(optimizer.state().empty());  // as it was given
+  CHECK(optimizer.state().empty());  // as before make_client_optimizer()
   REQUIRE(optimizer.param_groups()[0].params().size() == 2);
   REQUIRE(optimizer.param_groups()[1].params().size() == 1);
   CHECK(optimizer.param_groups()[0].params()[1].is_same(given.values[2]));
@@ -251,7 +251,7 @@ TEST_CASE(
 }
 
 TEST_CASE("client: state lies where it is borrowed, as many bytes as the optimizer's formula has") {
-  constexpr int64_t kBytes = 3 * 16 * 6 * 4;  // of one tensor a parameter
+  constexpr int64_t kBytes = 3 * 16 * 6 * 4;  // one moment of every parameter
   using namespace torch::optim;
   CHECK(borrowed_bytes(maker<Adam>(AdamOptions(0.01))) == 2 * kBytes);
   CHECK(borrowed_bytes(maker<Adam>(AdamOptions(0.01).amsgrad(true))) == 3 * kBytes);

@@ -1,5 +1,5 @@
-// The fused optimizer: Adam, AdamW and SGD against their formulas in float64 (others: torch_optim_test.cpp),
-// and what holds for every optimizer.
+// Tests the fused optimizer: Adam, AdamW and SGD against their formulas in float64 (the other optimizers:
+// torch_optim_test.cpp), and properties of all optimizers.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <map>
@@ -17,8 +17,8 @@ using testing::Tensors;
 
 constexpr int kSteps = 20;
 
-// One element under one optimizer, by the papers' formulas: Adam (Kingma and Ba), AdamW (Loshchilov and
-// Hutter), SGD with momentum as PyTorch defines it (the first step's buffer is the gradient itself).
+// One element updated by the papers' formulas: Adam (Kingma and Ba), AdamW (Loshchilov and Hutter), SGD with
+// momentum as PyTorch defines it (the first step's buffer is the gradient itself).
 class Element {
  public:
   Element(const OptimizerConfig& config, double value) : config_(config), value_(value) {}
@@ -61,7 +61,7 @@ class Element {
   int steps_ = 0;
 };
 
-// What `config` makes of `tensors` in kSteps steps.
+// The values of `tensors` after kSteps steps with the configs of `groups`.
 std::vector<std::vector<double>> expected(const std::vector<OptimizerConfig>& groups, const Tensors& tensors,
                                           double divisor) {
   std::vector<std::vector<double>> result;
@@ -101,7 +101,7 @@ void check_against_formulas(const std::vector<OptimizerConfig>& groups, Tensors 
   for (size_t i = 0; i < wanted.size(); ++i) {
     const float* got = tensors.values[i].const_data_ptr<float>();
     for (size_t j = 0; j < wanted[i].size(); ++j) {
-      // Values are of order 1: twenty roundings of float32.
+      // Tolerance: twenty float32 roundings of values of order 1.
       if (std::abs(got[j] - wanted[i][j]) <= 3e-6) continue;
       FAIL_CHECK("tensor " << i << " element " << j << ": " << got[j] << ", expected " << wanted[i][j]);
       return;
@@ -160,13 +160,13 @@ TEST_CASE("fused: each group has its own settings") {
   check_against_formulas({adam(), other, uncorrected}, tensors);
 }
 
-// What stages 0 and 1 rely on: a rank that updates everything gets the bits that ranks get from their slices.
+// Stages 0 and 1 rely on this: a rank that updates everything gets the same bits as ranks that update slices.
 TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whole") {
   for (const OptimizerConfig& config : testing::all_optimizers()) {
     std::vector<at::Tensor> results;
     for (int slices : {1, 2, 3, 6}) {
       Tensors tensors;
-      tensors.add(16 * 6 * 1011);  // large enough that LibTorch divides it among threads
+      tensors.add(16 * 6 * 1011);  // large enough for LibTorch to use several threads
       auto optimizer = make_fused_optimizer({config}, tensors.shards(slices), testing::lend());
       train(*optimizer, tensors, 2.7, 4);
       results.push_back(tensors.values[0]);
@@ -258,7 +258,7 @@ TEST_CASE("fused: learning rates read and set by group") {
   CHECK_FALSE(at::equal(tensors.values[0], testing::uniform(32, 0)));
 }
 
-// torch::optim corrects for the start at 0 with the betas of the step, as DeepSpeed's Adam does.
+// torch::optim's bias correction uses the betas of the current step, as DeepSpeed's Adam does.
 TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has them") {
   Tensors tensors;
   tensors.add(100);

@@ -1,4 +1,4 @@
-// The loss scale against DeepSpeed's own, update by update (data/loss_scaler.json, made by running its
+// Tests the loss scale against DeepSpeed's, update by update (data/loss_scaler.json, made by running its
 // class).
 #include "optim/loss_scaler.h"
 
@@ -47,7 +47,7 @@ std::vector<std::string> trace_of(const json& item) {
   return trace;
 }
 
-// Where our scaler first differs from the trace; "" if nowhere.
+// The first difference between our scaler and the trace; "" if none.
 std::string first_difference(const json& item, const std::string& overflows,
                              const std::vector<std::string>& trace) {
   LossScaler scaler(config_of(item));
@@ -93,7 +93,7 @@ TEST_CASE("loss scale: a fixed one stays as it is, and the run goes on") {
 
 TEST_CASE("loss scale: at its minimum it says so in the update that cannot lower it, not before") {
   LossScaler scaler({.fixed = {}, .initial = 4, .window = 1000, .hysteresis = 2, .minimum = 2});
-  CHECK(scaler.update(true));  // hysteresis
+  CHECK(scaler.update(true));  // uses up hysteresis
   CHECK(scaler.scale() == 4);
   CHECK(scaler.update(true));
   CHECK(scaler.scale() == 2);

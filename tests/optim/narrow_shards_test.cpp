@@ -1,5 +1,5 @@
-// Shards under 16-bit training: gradients in bf16, fp16 or fp32, float32 master weights, and the 16-bit
-// parameters written in the same pass. The rules are written out here once more, in float64 for one tensor.
+// Tests shards in 16-bit training: gradients in bf16, fp16 or fp32, float32 master weights, and the 16-bit
+// parameters written in the same pass. Reference formulas are implemented here in float64 for whole tensors.
 #include <ATen/Parallel.h>
 
 #include <catch2/catch.hpp>
@@ -16,7 +16,7 @@ using testing::sgd;
 
 constexpr int kSteps = 6;
 #if defined(__SANITIZE_THREAD__)
-// It does not see how LibTorch's OpenMP threads wait for each other, and would take their work for races.
+// ThreadSanitizer does not see the synchronisation of LibTorch's OpenMP threads and would report races.
 constexpr int kThreadCounts[] = {1};
 #else
 constexpr int kThreadCounts[] = {1, 2, 3};
@@ -32,7 +32,7 @@ constexpr Precision kPrecisions[] = {{at::kBFloat16, at::kBFloat16},
                                      {at::kFloat, at::kBFloat16},
                                      {at::kFloat, at::kHalf}};
 
-// Tensors as the engine has them under 16-bit training, and their gradients in every step.
+// Tensors as in the engine's 16-bit training, and their gradients in every step.
 struct Training {
   std::vector<at::Tensor> master;
   std::vector<Shard> shards;
@@ -59,7 +59,7 @@ struct Training {
       size_t told = 0;
       optimizer.step(testing::facts(divisor), [&](int index) {
         CHECK(index == static_cast<int>(told++));
-        // Final: the parameter that is about to be gathered is the rounded master weight.
+        // The update is complete: the parameter to be gathered is the rounded master weight.
         const Shard& shard = shards[index];
         CHECK(at::equal(shard.rounded, shard.values.to(shard.rounded.scalar_type())));
       });
@@ -116,7 +116,7 @@ void check_formulas(const std::vector<OptimizerConfig>& groups) {
         const at::Tensor wanted = sgd ? by_formula(*sgd, training, i, divisor)
                                       : by_formula(std::get<AdamConfig>(config), training, i, divisor);
         const at::Tensor got = training.master[i].to(at::kDouble);
-        // Values are of order 1: some roundings of float32 in each of six steps.
+        // Tolerance: a few float32 roundings of values of order 1 in each of six steps.
         INFO(precision.gradient << " gradients, divisor " << divisor << ", tensor " << i);
         CHECK((got - wanted).abs().max().item<double>() < 1e-6);
         CHECK((got - testing::uniform(got.numel(), i)).abs().max().item<double>() > 1e-5);
@@ -127,7 +127,8 @@ void check_formulas(const std::vector<OptimizerConfig>& groups) {
 
 using Make = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
 
-// A client's optimizer on 16-bit shards does what it does on float32 ones with the same gradients.
+// Checks that a client's optimizer gives the same results on 16-bit shards as on float32 ones with the same
+// gradients.
 void check_client(Make make) {
   for (const Precision& precision : kPrecisions) {
     for (double divisor : {1.0, 2.7}) {
@@ -176,7 +177,7 @@ TEST_CASE("16-bit shards: SGD follows the formulas; groups keep their own settin
 
 TEST_CASE("16-bit shards: the number of threads changes no bit") {
   const int threads_before = at::get_num_threads();
-  constexpr int64_t kLarge[] = {70'001, 400'003};  // shared among threads, not in equal blocks
+  constexpr int64_t kLarge[] = {70'001, 400'003};  // split among threads in unequal blocks
   for (const OptimizerConfig& config : {OptimizerConfig(adam()), OptimizerConfig(sgd(0.9))}) {
     std::vector<Training> runs;
     for (int threads : kThreadCounts) {

@@ -1,4 +1,4 @@
-// Schedules against DeepSpeed's own values and errors: data/lr_schedules.json, made by running DeepSpeed
+// Tests schedules against DeepSpeed's values and errors: data/lr_schedules.json, made by running DeepSpeed
 // 0.19.8's classes on torch.optim.AdamW and SGD.
 #include "optim/schedule.h"
 
@@ -45,7 +45,7 @@ std::string twelve_digits(double value) {
   return text;
 }
 
-/// Compares at 12 significant digits; false, and a failed check, at the first difference.
+/// Compares 12 significant digits; a difference fails a check and returns false.
 bool is_same(const char* what, int64_t step, double found, const json& hex) {
   const std::string expected = twelve_digits(number(hex));
   if (twelve_digits(found) == expected) return true;
@@ -53,13 +53,13 @@ bool is_same(const char* what, int64_t step, double found, const json& hex) {
   return false;
 }
 
-/// The first of betas in a step, null where the optimizer has none. The second stays what it is in step 0.
+/// DeepSpeed's beta1 in a step; null if the optimizer has no betas. Beta2 does not change after step 0.
 json beta1_of(const json& item, int64_t step) {
   if (item["betas_init"].is_null()) return {};
   return step == 0 || !item.contains("beta0") ? item["betas_init"][0] : item["beta0"][step - 1];
 }
 
-/// A schedule that leaves the optimizer's betas, 0.9 and 0.999 in the table, says nothing about them.
+/// A schedule that does not set betas leaves the optimizer's, which are 0.9 and 0.999 in the table.
 bool has_betas_of(const json& item, int64_t step, const ScheduledValues& values) {
   const json beta1 = beta1_of(item, step);
   if (beta1.is_null()) return true;
@@ -76,11 +76,11 @@ TEST_CASE("schedules: DeepSpeed's learning rates and betas in every step, at 12 
     if (item.contains("error")) continue;
     INFO(item["type"] << " " << item["params"] << " " << item["optimizer"]);
     ++schedules;
-    // What DeepSpeed takes any other word for; here it is refused.
+    // DeepSpeed treats unknown types as "log"; ZeroRun rejects them.
     if (item["params"].value("warmup_type", "") == "cubic") item["params"]["warmup_type"] = "log";
     const SchedulerConfig schedule = schedule_of(item);
     REQUIRE(item["lr"].size() == 200);
-    // The table has what the constructor sets, which step 0 uses, and what each of 200 calls of step() does.
+    // The table has the values set by the constructor, which step 0 uses, and by each of 200 calls of step().
     for (int64_t step = 0; step <= 200; ++step) {
       const ScheduledValues values = scheduled_values(schedule, 0, item["base_lr"], step);
       if (!is_same("lr", step, values.lr, step == 0 ? item["lr_init"] : item["lr"][step - 1])) break;
@@ -105,7 +105,7 @@ TEST_CASE("schedules: what DeepSpeed refuses is refused with its key, and so is 
     } catch (const UserError& error) {
       message = error.what();
     }
-    // The key that DeepSpeed's message names.
+    // The config key that DeepSpeed's message names.
     std::string named;
     for (const char* key : {"warmup_num_steps", "total_num_steps", "cycle_first_step_size", "cycle_max_lr",
                             "lr_range_test_step_size", "bogus", "warmup_type"}) {

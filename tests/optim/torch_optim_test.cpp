@@ -1,4 +1,4 @@
-// The optimizers of a config against torch::optim's own on whole tensors in float64, and Lion, which LibTorch
+// Tests a config's optimizers against torch::optim's on whole tensors in float64, and Lion, which LibTorch
 // does not have, against its paper.
 #include <catch2/catch.hpp>
 #include <functional>
@@ -67,7 +67,7 @@ double largest_difference(const Parameters& a, const Parameters& b) {
   return largest;
 }
 
-// Values are of order 1: some roundings of float32 in each of twenty steps.
+// A few float32 roundings of values of order 1 in each of twenty steps.
 constexpr double kTolerance = 3e-6;
 
 void check_same(const OptimizerConfig& config, const Make& make) {
@@ -91,7 +91,7 @@ TEST_CASE("torch::optim: Adam and AdamW, with and without AMSGrad") {
   }
   AdamConfig defaults;
   check_same(defaults, maker<AdamW>(AdamWOptions(1e-3).weight_decay(0)));
-  // That the largest average is not the present one, or nothing would be shown.
+  // AMSGrad must differ from Adam here, or the comparison above would not test it.
   AdamConfig amsgrad = adam();
   amsgrad.amsgrad = true;
   CHECK(largest_difference(train_fused(amsgrad), train_fused(adam())) > 1e-4);

@@ -1,7 +1,7 @@
 // What the engine's contract allows, and where: docs/limitations.md, engine/engine.h and
-// engine/gathered_parameters.h. Operations that it does not allow are left out, so that every program that is
-// drawn, or is left when another one is shrunk, must run as plain LibTorch does. What the contract answers
-// with a named error stays: the plain run says which.
+// engine/gathered_parameters.h. Removes operations that it does not allow, so that every drawn or shrunk
+// program must run as with plain LibTorch. Operations that the engine must refuse with a named error stay:
+// the plain run notes the error.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -46,9 +46,9 @@ class Contract {
   struct Scope {
     std::vector<int> parameters;
     int modifier;
-    int attempts;              // that were open when it was opened
-    bool written = false;      // in it, by operators
-    bool raw_written = false;  // in it, by its modifier
+    int attempts;              // number of attempts open when the scope was opened
+    bool written = false;      // operators wrote in the scope
+    bool raw_written = false;  // the modifier wrote through pointers in the scope
   };
 
   bool drop_bad_parameters(Operation& operation) const {
@@ -104,7 +104,7 @@ class Contract {
 
   bool allows_training(Operation& operation) {
     if (operation.kind == Kind::step) {
-      if (!free_of_blocks() || !has_gradients_) return true;  // refused by name
+      if (!free_of_blocks() || !has_gradients_) return true;  // the engine refuses it with a named error
       has_gradients_ = pending_ = synchronized_ = false;
       if (++micro_steps_ % setup_.micro_steps == 0) graphs_.fill(false);
       return true;
@@ -181,8 +181,8 @@ class Contract {
     return !operation.body.empty() || operation.kind == Kind::scope;
   }
 
-  // What operators have written in a scope that an exception leaves is nowhere promised to stay or to go, nor
-  // that what was written to its memory has gone where another scope still holds that.
+  // The contract does not say whether operators' writes in a scope that an exception leaves are kept, nor
+  // that writes to memory are lost if another scope still holds that memory.
   bool allows_fail(Operation& operation) {
     if (attempts_ == 0) return false;
     if (setup_.ranks == 1) operation.rank = kEverybody;
@@ -210,7 +210,7 @@ class Contract {
     return true;
   }
 
-  // Parameters are the rank's own then.
+  // Without an engine, each rank has its own parameters.
   bool allows_without_engine(Operation& operation) const {
     const bool raw = operation.kind == Kind::raw_read || operation.kind == Kind::raw_write;
     if (!raw && operation.kind != Kind::read && operation.kind != Kind::write) return false;
@@ -259,16 +259,16 @@ class Contract {
   const Program& program_;
   const Setup& setup_;
   bool engine_ = true;
-  std::array<bool, kSlots> graphs_{};  // that backward may go through
+  std::array<bool, kSlots> graphs_{};  // slots whose graph backward may use
   bool has_gradients_ = false;
   int micro_steps_ = 0;
-  bool pending_ = false;       // something was written at stage 3, and perhaps not all ranks know
+  bool pending_ = false;       // written at stage 3, and perhaps not all ranks have the value
   bool synchronized_ = false;  // raw access is allowed everywhere
-  bool may_be_open_ = false;   // or perhaps still possible
+  bool may_be_open_ = false;   // raw access may be possible
   std::vector<Scope> scopes_;
   int no_syncs_ = 0;
   int attempts_ = 0;
-  bool unwinding_ = false;  // an exception is on its way
+  bool unwinding_ = false;  // an exception is propagating
 };
 
 void correct(std::vector<Parameter>& parameters) {

@@ -16,7 +16,7 @@
 namespace zerorun::testing {
 namespace {
 
-// The run must end: what is left of the program is not run.
+// Ends the run without the rest of the program.
 struct Over {};
 
 void expect(bool condition, const std::string& what) {
@@ -35,7 +35,7 @@ void expect_throws(const std::function<void()>& action, const std::string& part,
   throw Mismatch(what + " did not throw (\"" + part + "\")");
 }
 
-// Values that are not numbers are all alike.
+// NaNs count as equal to each other.
 void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   expect(found.sizes() == expected.sizes() && found.scalar_type() == expected.scalar_type(),
          what + " has another shape or type");
@@ -94,7 +94,7 @@ class EngineRun {
   Schedule make_schedule() const {
     return [throws_at = setup_.schedule_throws_at](int64_t step, int group) mutable {
       if (step == throws_at) {
-        throws_at = -1;  // asked again it answers
+        throws_at = -1;  // the next call succeeds
         throw std::runtime_error(kScheduleThrows);
       }
       return ScheduledValues(scheduled_rate(step, group));
@@ -219,7 +219,7 @@ class EngineRun {
     expect(found == note.text, "the step came to: " + found + "; expected: " + note.text);
   }
 
-  // The engine must not be used any further.
+  // The engine must not be used after the exception.
   void run_failing_backward(const Operation& operation) {
     const auto uses = operation.parameters;
     const at::Tensor loss = loss_that_fails(model_->all, uses, operation.data, rank_);
@@ -274,7 +274,7 @@ class EngineRun {
     compare_all();
   }
 
-  // One parameter, one step of SGD, while the other engine is there.
+  // Runs one SGD step of one parameter with a second engine while the first one exists.
   void run_companion(const Operation& operation) {
     Program small;
     small.setup = {.place = setup_.place, .ranks = setup_.ranks, .stage = setup_.stage};

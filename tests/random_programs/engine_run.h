@@ -1,4 +1,4 @@
-// A program run by one rank with the engine, and compared with what plain LibTorch found.
+// Runs a program on one rank with the engine and compares it with the results of plain LibTorch.
 #pragma once
 
 #include <functional>
@@ -11,17 +11,17 @@
 
 namespace zerorun::testing {
 
-/// What the engine did was not what it should have done.
+/// The engine's behaviour differs from the expected one.
 struct Mismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Throws Mismatch, or whatever the engine threw where it should not have. Every message begins with the
-/// operation.
+/// Throws Mismatch, also for an exception that the engine should not have thrown. Every message begins with
+/// the operation.
 void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator,
                      const Journal& expected);
 
-/// As a ds_config.json.
+/// The ds_config.json of `setup`.
 std::string config_of(const Setup& setup);
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// What programs had in them.
+// Counts the features of programs.
 #include <algorithm>
 #include <set>
 
@@ -33,7 +33,7 @@ void add_operations(const std::vector<Operation>& operations, int scopes, Featur
   }
 }
 
-// Of one list: several backwards before a step, and a step behind a no_sync scope that ends in a backward.
+// In one list: several backwards before a step, and a step whose last backward is inside a no_sync scope.
 void add_order(const std::vector<Operation>& operations, Features& features) {
   int backwards = 0;
   bool unreduced = false;

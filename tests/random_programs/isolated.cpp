@@ -20,7 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a child says of each program: one line, "passed" or "failed: ...", the message's own lines joined.
+// A child process. It writes "passed" for each program that passes, or "failed:" and the message for the
+// first that does not.
 class Child {
  public:
   template <typename Body>
@@ -41,7 +42,7 @@ class Child {
     body([&](const std::string& line) {
       if (write(ends[1], line.data(), line.size()) < 0) _exit(1);
     });
-    _exit(0);  // no destructors: they are the parent's
+    _exit(0);  // without destructors: the objects are the parent's
   }
   ~Child() {
     end();
@@ -62,7 +63,7 @@ class Child {
     if (got > 0) text_.append(buffer, static_cast<size_t>(got));
   }
 
-  /// Kills it unless it has ended. How it ended.
+  /// Kills the child unless it has ended. Returns its wait status.
   int end() {
     if (pid_ > 0) {
       if (!closed_) kill(pid_, SIGKILL);
@@ -106,7 +107,7 @@ void run_all(std::span<const Program> programs, const Run& run, const auto& say)
   }
 }
 
-// Reads what children say until they end, or say nothing for too long.
+// Reads the children's output until all have ended, or until none writes for `patience`.
 void await(std::vector<std::unique_ptr<Child>>& children, std::chrono::milliseconds patience) {
   for (;;) {
     std::vector<pollfd> open;
@@ -135,7 +136,7 @@ std::string how_it_ended(Child& child) {
              : "ended with code " + std::to_string(WEXITSTATUS(status)) + "\n" + child.last_words();
 }
 
-// The fewest programs that any child has passed, and what is said of the next.
+// The fewest programs that any child has passed, and the children's messages about the next one.
 Outcome outcome_of(std::vector<std::unique_ptr<Child>>& children, size_t programs) {
   Outcome outcome{.passed = programs};
   for (size_t rank = 0; rank < children.size(); ++rank) {

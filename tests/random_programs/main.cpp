@@ -1,11 +1,11 @@
-// Random training programs with the engine, compared with plain LibTorch.
+// Runs random training programs with the engine and compares them with plain LibTorch.
 //
-//   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]    programs of one seed after the
-//   other random_programs --seed SEED                                             one of them random_programs
-//   --program FILE                                          one as it was printed
+//   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]  programs of consecutive seeds
+//   random_programs --seed SEED                                            one of them
+//   random_programs --program FILE                                         a printed program
 //
-// A program that fails is shrunk and printed: what is printed can be given to --program. Ends with 0 if none
-// has failed, with 1 if any has, with 2 where it was not called like that.
+// Shrinks and prints a program that fails; --program reads the printed text. Exit code: 0 if none failed, 1
+// if any failed or none ran, 2 if the arguments are wrong.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -23,7 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Children take a moment to start; what they all run is only looked at between two of them.
+// The most programs that one set of children runs. Children take a moment to start, but the session checks
+// the time and --stop only between two sets.
 constexpr size_t kMostTogether = 200;
 
 struct Options {
@@ -81,7 +82,7 @@ Options read_options(int count, char** arguments) {
 void report(const std::string& what, const Program& program, std::string failure, const Options& options) {
   std::cout << "FAILED: " << what << "\n" << failure << "\n";
   if (options.shrinks) {
-    // Waits that end in vain are a part of many failures.
+    // Many failures include waits that time out.
     constexpr std::chrono::milliseconds kShortDeadline(3000);
     const Program shorter = shrink(
         program,

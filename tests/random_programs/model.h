@@ -1,5 +1,5 @@
-// What the plain run and the engine's run have in common: the model of a program, its data, its writes, and
-// what is noted of either for comparison.
+// Shared by the plain run and the engine's run: the model of a program, its data, its writes, and the notes
+// of both runs that are compared.
 #pragma once
 
 #include <torch/torch.h>
@@ -12,7 +12,7 @@
 
 namespace zerorun::testing {
 
-/// What Kind::fail and its kin throw.
+/// Thrown by Kind::fail, failing_forward and failing_backward.
 struct Thrown : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,27 +27,27 @@ class Model : public torch::nn::Module {
   std::vector<at::Tensor> all;  // in the program's order
 };
 
-/// The loss of `rank`: `uses` one after the other.
+/// The loss of `rank`, which uses the parameters `uses` in this order.
 at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                    int rank);
-/// The same, and its backward throws Thrown when it has come halfway.
+/// The same loss, whose backward throws Thrown halfway.
 at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                            int rank);
 /// The forward of Kind::failing_forward on a rank where it fails: always throws.
 void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation& operation, int rank);
 
-/// By an operator in place; no gradients are recorded.
+/// Writes with an in-place operator; records no gradients.
 void write_by_operator(at::Tensor parameter, int data);
-/// Through data_ptr(): another value of one element.
+/// Writes another value to one element, through data_ptr().
 void write_raw(const at::Tensor& parameter, int data);
 /// A copy made without operators on `parameter`.
 at::Tensor copy_raw(const at::Tensor& parameter);
 
-/// What is compared, in the order in which a rank comes by it.
+/// A value to compare. Notes are in the order in which a rank reaches them.
 struct Note {
   std::string what;
-  at::Tensor value;  // a tensor's; undefined: see `text`
-  std::string text;  // "threw: " and a part of the message, or a number
+  at::Tensor value;  // a tensor's value; undefined: see `text`
+  std::string text;  // a part of an exception's message, or a step's numbers
 };
 using Journal = std::vector<Note>;
 

@@ -10,7 +10,7 @@ namespace {
 
 enum class Flow {
   on,
-  left_by_some,  // an exception on one rank is on its way; the others have nothing more to do there
+  left_by_some,  // an exception propagates on one rank; the other ranks have nothing more to do there
   left_by_all,
   over,  // the run must end
 };
@@ -35,7 +35,7 @@ class PlainRun {
       int parameter;
       at::Tensor value;
     };
-    std::vector<Saved> saved;  // before raw writes of its modifier
+    std::vector<Saved> saved;  // values before raw writes of the modifier
   };
 
   template <typename Body>
@@ -153,7 +153,7 @@ class PlainRun {
       note_text("step()", training_.report());
       return Flow::on;
     }
-    // A schedule that throws is asked again before anything else happens; the step has been taken.
+    // A schedule that threw is called again before anything else happens; the step was taken.
     const bool over = ending == PlainTraining::Ending::scale_at_minimum;
     note_text("step() throws", over ? kScaleAtMinimum : kScheduleThrows);
     return over ? Flow::over : Flow::on;
@@ -185,7 +185,7 @@ class PlainRun {
     std::vector<Scope::Saved> saved = std::move(scopes_.back().saved);
     scopes_.pop_back();
     if (flow == Flow::left_by_all) {
-      // What was written through pointers is nobody's.
+      // Writes through pointers are lost.
       for (auto item = saved.rbegin(); item != saved.rend(); ++item) {
         at::Tensor(parameter(item->rank, item->parameter)).copy_(item->value);
       }

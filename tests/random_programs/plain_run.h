@@ -1,4 +1,4 @@
-// A program run by plain LibTorch: what every rank must find.
+// Runs a program with plain LibTorch: the results that every rank must have.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace zerorun::testing {
 
-/// What each rank comes by. In the caller's thread.
+/// The notes of each rank. Runs in the caller's thread.
 std::vector<Journal> run_plainly(const Program& program);
 
 // Parts of the engine's messages.

@@ -39,7 +39,7 @@ PlainTraining::PlainTraining(const Program& program)
       training_(type_of(setup_.precision)),
       travelling_(type_of(setup_.communication)),
       accumulating_(type_of(setup_.accumulation)) {
-  // Sums over ranks must not overflow in fp16 where no gradient does.
+  // Sums over ranks must not overflow in fp16 if no gradient does.
   const double before =
       setup_.communication == Precision::fp16 ? std::bit_ceil(static_cast<unsigned>(setup_.ranks)) : 1;
   factor_ = 1 / before;
@@ -77,7 +77,8 @@ void PlainTraining::begin(bool first) {
   last_overflow_ = -1;
 }
 
-// Stages 0 and 1: whether a rank adds up its gradients in the type of accumulation, and not in what travels.
+// Stages 0 and 1: whether a rank sums its gradients in the accumulation dtype, apart from the buffers it
+// sends.
 bool PlainTraining::sums_apart() const {
   if (accumulating_ == travelling_) return false;
   return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
@@ -99,7 +100,7 @@ void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain,
   has_gradients_ = true;
 }
 
-// The sum in rank order of what travels: in float32, rounded once.
+// The sum over ranks of the sent gradients, in rank order: in float32, rounded once.
 at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
   at::Tensor sum;
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -154,7 +155,7 @@ void PlainTraining::reduce_local() {
   }
 }
 
-// What has not been reduced yet.
+// Reduces the gradients that have not been reduced yet.
 void PlainTraining::finish_reduction() {
   for (int index : trained_) {
     Gradient& gradient = gradients_[index];
@@ -209,7 +210,7 @@ void PlainTraining::update(double norm) {
   ++applied_;
   for (int index : trained_) {
     State& state = states_[index];
-    // What the program has written to 16 bits.
+    // Takes over the values that the program wrote to 16-bit parameters.
     const at::Tensor values = parameters(0)[index].detach();
     state.master = at::where(state.master.to(training_).eq(values), state.master, values.to(at::kFloat));
     apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor,
@@ -226,7 +227,7 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
     const double root = rounded(1 / std::sqrt(1 - std::pow(kBeta2, steps)));
     state.first = state.first * rounded(kBeta1) + gradient * rounded(1 - kBeta1);
     state.second = state.second * rounded(kBeta2) + (gradient * gradient) * rounded(1 - kBeta2);
-    // In float32 LibTorch's own is a vector function that is not always rounded to the nearest.
+    // LibTorch's own float32 sqrt is a vector function that does not always round to nearest.
     const at::Tensor roots = state.second.to(at::kDouble).sqrt().to(at::kFloat);
     const at::Tensor move = state.first * step_size / (roots * root + rounded(kEpsilon));
     state.master = state.master - (state.master * rounded(rate * decay) + move);
@@ -240,7 +241,7 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
   state.master = state.master - gradient * rounded(rate);
 }
 
-// DeepSpeed's rule; false where the scale should fall and cannot.
+// DeepSpeed's rule. Returns false if the scale should fall and cannot.
 bool PlainTraining::follow_loss_scale(bool overflow) {
   if (setup_.precision != Precision::fp16 || setup_.fixed_scale) return true;
   const int64_t number = steps_ - 1;

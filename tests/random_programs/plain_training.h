@@ -1,6 +1,6 @@
-// What training comes to, by plain LibTorch and by docs/architecture.md ("Precision", "Why the bits are the
-// same"): every rank's parameters side by side in one thread, no bucket, no collective, nothing of the
-// engine.
+// The results of training, computed with plain LibTorch by the rules of docs/architecture.md ("Precision",
+// "Why the bits are the same"): every rank's parameters in one thread, without buckets, collectives or any
+// engine code.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,34 +17,34 @@ inline constexpr double kLearningRate = 0.125;
 inline constexpr double kWeightDecay = 0.0625;
 inline constexpr double kClipping = 0.5;
 inline constexpr int kScaleWindow = 2;
-/// Of the program's own schedule: a function of the steps that were applied.
+/// The learning rate of the program's own schedule after `applied` applied steps.
 double scheduled_rate(int64_t applied, int group);
 
 class PlainTraining {
  public:
   explicit PlainTraining(const Program& program);
 
-  /// A rank's parameters, which only differ from another rank's where the program says so.
+  /// A rank's parameters. They differ between ranks only where the program makes them differ.
   const std::vector<at::Tensor>& parameters(int rank) const { return models_[rank]->all; }
   int ranks() const { return setup_.ranks; }
 
-  /// An engine takes the model: rank 0's values, nothing else of before. At stage 3 the values of the engine
-  /// before have gone with it, so the model is new.
+  /// An engine takes the model: all ranks get rank 0's values, and no earlier state remains. At stage 3 the
+  /// previous engine has taken the values with it, so the model is new.
   void begin(bool first);
-  /// Of every rank's loss. `reduces`: outside of no_sync scopes.
+  /// Runs backward of every rank's loss. `reduces`: not inside a no_sync scope.
   void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces);
   bool has_gradients() const { return has_gradients_; }
 
   enum class Ending { goes_on, schedule_throws, scale_at_minimum };
   Ending step();
-  /// Everything that the engine tells of its last step.
+  /// Everything that the engine reports about its last step.
   std::string report() const;
 
  private:
-  // Of one parameter in one window.
+  // Of one parameter in one accumulation window.
   struct Gradient {
-    std::vector<at::Tensor> local;  // by rank: not yet reduced; undefined: none
-    std::vector<at::Tensor> late;   // by rank: behind the reduction (stages 0 and 1)
+    std::vector<at::Tensor> local;  // by rank, not yet reduced; undefined: none
+    std::vector<at::Tensor> late;   // by rank, computed after the reduction (stages 0 and 1)
     at::Tensor reduced;             // summed over ranks
   };
   struct State {
@@ -72,13 +72,13 @@ class PlainTraining {
   at::ScalarType training_;
   at::ScalarType travelling_;
   at::ScalarType accumulating_;
-  double factor_;   // in front of the sum over ranks
-  double divisor_;  // behind it
+  double factor_;   // multiplies gradients before the sum over ranks
+  double divisor_;  // divides the sum
   std::vector<std::shared_ptr<Model>> models_;
   std::vector<int> trained_;
-  std::vector<State> states_;        // one a parameter; frozen ones have none
+  std::vector<State> states_;        // one per parameter, unused for frozen ones
   std::vector<Gradient> gradients_;  // likewise
-  bool made_sums_ = false;           // for a window that was not expected to need them
+  bool made_sums_ = false;           // separate sums exist, for a window that was not expected to need them
   bool departed_ = false;            // this window's gradients have been reduced (stages 0 and 1)
   bool has_gradients_ = false;
   int64_t micro_steps_ = 0;

@@ -1,6 +1,6 @@
-// A random training program as data: how the engine is set up, the model's parameters, and what is done, as a
-// tree of operations. No LibTorch here: programs are drawn, kept within the engine's contract, printed, read
-// and shrunk by a process that never computes.
+// A random training program as data: the engine's setup, the model's parameters, and a tree of operations.
+// Without LibTorch: a process that never computes draws programs, keeps them within the engine's contract,
+// and prints, reads and shrinks them.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace zerorun::testing {
 
-/// How ranks are run, and what carries their collectives.
+/// How ranks run, and how their collectives exchange data.
 enum class Place { threads, sharing_threads, shared_memory_processes, gloo_processes };
 enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
 
-/// Who does something.
+/// Special values of a rank field.
 inline constexpr int kEverybody = -1;
 inline constexpr int kNobody = -2;
 
@@ -37,13 +37,13 @@ struct Setup {
   int bucket_numel = 64;
   int max_live = 1000000;  // stage 3
   int prefetch = 0;        // stage 3
-  int persistence = 0;     // stage 3: parameters up to this size stay
-  int scale_power = 4;     // fp16: of the first loss scale
+  int persistence = 0;     // stage 3: parameters up to this size persist
+  int scale_power = 4;     // fp16: the first loss scale is 2 to this power
   bool fixed_scale = false;
-  bool has_schedule = false;    // a function of the program
-  int schedule_throws_at = -1;  // the applied step that it is asked for then; -1: never
+  bool has_schedule = false;    // the program passes a schedule function
+  int schedule_throws_at = -1;  // the applied step for which the schedule throws once; -1: none
   InFiles in_files = InFiles::nothing;
-  int max_in_cpu = 0;  // elements of slices that stay in memory all the same
+  int max_in_cpu = 0;  // offload_param: elements of slices that stay in memory
 };
 
 enum class Layout { plain, transposed, channels_last };
@@ -58,39 +58,39 @@ struct Parameter {
 };
 
 enum class Kind {
-  forward,           // of `slot`: a loss from `data` through `parameters`
-  failing_forward,   // an exception in it, on `rank`, caught
+  forward,           // computes the loss of `slot` from `data` with `parameters`
+  failing_forward,   // a forward that throws on `rank`; the program catches it
   backward,          // of the loss in `slot`
-  failing_backward,  // an exception in it; the engine is made anew
+  failing_backward,  // a backward that throws; a new engine follows
   step,
   evaluate,
-  read,        // `parameters`, by operators, on `rank`
-  write,       // into `parameters`, by operators that all ranks run
-  scope,       // GatheredParameters; `rank` modifies
-  rank_write,  // into `parameters`, by the modifier of the scope around it
+  read,        // reads `parameters` by operators, on `rank`
+  write,       // writes `parameters` by operators that all ranks run
+  scope,       // GatheredParameters; `rank` is the modifier
+  rank_write,  // the modifier of the surrounding scope writes `parameters`
   raw_read,
   raw_write,    // the same on all ranks, after synchronize
-  raw_refused,  // raw access where it must throw
+  raw_refused,  // raw access that must throw
   no_sync,
-  attempt,  // where exceptions are caught
-  fail,     // an exception, on `rank`
+  attempt,  // catches exceptions of its body
+  fail,     // throws an exception on `rank`
   synchronize,
-  remake,     // the engine goes; `body` runs without one; another one is made
-  companion,  // a second engine beside it, for a moment
+  remake,     // destroys the engine, runs `body` without one, makes another one
+  companion,  // a second engine exists for a moment
   fork,       // a child process that destroys what it inherited
 };
 
-/// What a field means depends on the kind; those that have no meaning keep their default.
+/// The meaning of a field depends on the kind; fields that a kind does not use keep their default.
 struct Operation {
   Kind kind = Kind::step;
   int slot = 0;
-  int data = 0;  // from which values are made
+  int data = 0;  // determines the values
   int rank = kEverybody;
   std::vector<int> parameters = {};
-  bool branch = false;   // forward, evaluate: each rank leaves out another parameter
-  int poison = kNobody;  // forward: whose loss is infinite
+  bool branch = false;   // forward, evaluate: each rank skips a different parameter
+  int poison = kNobody;  // forward: the rank whose loss is infinite
   bool retain = false;   // backward
-  int how = 0;           // which of several ways
+  int how = 0;           // which of several variants
   std::vector<Operation> body = {};
 };
 
@@ -109,7 +109,7 @@ inline bool shares_parameters(const Setup& setup) {
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);
 }
-/// Whether that goes for partitioned parameters too.
+/// Whether ranks share partitioned parameters too.
 inline bool shares_partitioned(const Setup& setup) {
   return shares_parameters(setup) && setup.in_files != InFiles::parameters && setup.in_files != InFiles::both;
 }
@@ -123,16 +123,16 @@ std::string to_text(const Operation& operation);  // one line, without its body
 Program parse_program(std::string_view text);
 
 // generate.cpp
-/// Programs whose seeds have the same block run in the same place, processes on as many ranks.
+/// Programs with seeds of one block have the same Place and, in processes, the same number of ranks.
 inline constexpr int64_t kBlock = 50;
 Program generate(uint64_t seed);
 
 // contract.cpp
-/// The program without the operations that the engine's contract does not allow there.
+/// The program without operations that the engine's contract does not allow at their place.
 Program within_contract(Program program);
 
 // features.cpp
-/// Counts what the programs that ran had in them.
+/// Adds the features of a program that ran to `counts`.
 using FeatureCounts = std::map<std::string, int64_t>;
 void count_features(const Program& program, FeatureCounts& counts);
 

@@ -6,7 +6,7 @@
 namespace zerorun::testing {
 namespace {
 
-using Change = std::function<bool(Program&)>;  // false: it changes nothing
+using Change = std::function<bool(Program&)>;  // returns false if it changes nothing
 
 int count(const std::vector<Operation>& operations) {
   int total = 0;
@@ -14,7 +14,7 @@ int count(const std::vector<Operation>& operations) {
   return total;
 }
 
-// The operation with this number, counted as they are printed, and the list it is in.
+// Finds the operation with this number, in printing order: the list it is in and its position there.
 std::vector<Operation>* find(std::vector<Operation>& operations, int& number, size_t& position) {
   for (position = 0; position < operations.size(); ++position) {
     if (number-- == 0) return &operations;
@@ -45,7 +45,7 @@ Change without(int first, int length) {
   };
 }
 
-// Its body takes a block's place.
+// Replaces a block by its body.
 Change opened(int block) {
   return [=](Program& program) {
     int number = block;
@@ -161,7 +161,7 @@ void add_details(std::vector<Change>& changes, Program& program) {
   }
 }
 
-// The large ones first.
+// Large changes first.
 std::vector<Change> changes_of(Program& program) {
   std::vector<Change> changes;
   const int operations = count(program.operations);
@@ -188,7 +188,7 @@ Program shrink(Program program, const std::function<bool(const Program&)>& fails
       Program candidate = program;
       if (!change(candidate)) continue;
       candidate = within_contract(std::move(candidate));
-      // Where the contract takes a change back, or another one comes of it.
+      // Skips a change that the contract takes back or that lengthens the program.
       if (to_text(candidate) == to_text(program) || count(candidate.operations) > count(program.operations))
         continue;
       if (!fails(candidate)) continue;

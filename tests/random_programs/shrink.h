@@ -8,7 +8,7 @@
 
 namespace zerorun::testing {
 
-/// The smallest one that leaving out or simplifying one thing after the other leads to, within `budget`.
+/// Removes or simplifies one thing after the other while the program still fails, within `budget`.
 Program shrink(Program program, const std::function<bool(const Program&)>& fails,
                std::chrono::seconds budget);
 

@@ -1,4 +1,4 @@
-// The model against numbers that Hugging Face's GPT2LMHeadModel gave under DeepSpeed on the same weights and
+// Compares the model with numbers of Hugging Face's GPT2LMHeadModel under DeepSpeed, on the same weights and
 // text.
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -13,7 +13,7 @@ using Catch::Matchers::Contains;
 
 const Gpt2Options kTiny{.layers = 2, .hidden = 8, .heads = 2, .vocab = 256, .positions = 16, .seed = 5};
 
-// Runs `action` on the tensors of a saved tiny model before they are written to `file`.
+// Runs `action` on the tensors of a tiny model and writes them to `file`.
 template <typename Action>
 void write_changed(const std::filesystem::path& file, Action action) {
   Gpt2 model(kTiny);
@@ -51,7 +51,7 @@ bool same_parameters(const Gpt2& a, const Gpt2& b) {
   return left.size() == right.size();
 }
 
-// As Hugging Face's GPT2LMHeadModel lists them (vocab 256, hidden 64, 32 positions).
+// In the order of Hugging Face's GPT2LMHeadModel (vocab 256, hidden 64, 32 positions).
 TEST_CASE("parameters have Hugging Face's names, shapes and order") {
   Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32});
   const auto parameters = model->named_parameters();
@@ -226,7 +226,7 @@ TEST_CASE(
 }
 
 TEST_CASE("generation follows the model's probabilities at temperature 0.8") {
-  // With a zero final gain every position's logits are wte x bias, whatever came before.
+  // With a zero final gain every position's logits are wte x bias, whatever the earlier tokens are.
   Gpt2 model(kTiny);
   at::NoGradGuard no_grad;
   auto parameters = model->named_parameters();

@@ -1,4 +1,5 @@
-// The flags for what a ds_config.json leaves to the program, against the config library that asks for it.
+// The flags for values that a ds_config.json leaves to the program, tested with the config library that asks
+// for them.
 #include "samples/common/hyperparameters.h"
 
 #include <catch2/catch.hpp>

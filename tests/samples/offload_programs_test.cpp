@@ -1,5 +1,5 @@
-// Programs whose state is in files, as a user runs them: a disk that gives back something else, and ranks
-// that are killed.
+// Runs programs with state in files as a user does: with a disk that returns other bytes, and with killed
+// ranks.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-// The process that is this rank of a gpt2 whose command line names `folder`; -1: none.
+// The process of this rank of a gpt2 whose command line names `folder`; -1: none.
 pid_t find_rank(const fs::path& folder, int rank) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
@@ -43,7 +43,8 @@ bool comes_true(const Condition& condition) {
   return false;
 }
 
-// One in every MiB of what the process has open there without a name, behind the header. How many.
+// Flips a bit in every MiB of the unnamed files that the process has open in `folder`, after the header.
+// Returns how many.
 int flip_bits(pid_t process, const fs::path& folder) {
   int flipped = 0;
   std::error_code gone;
@@ -72,7 +73,7 @@ std::string state_in_files(const TemporaryFolder& folder) {
          nvme + R"(}, "offload_param": )" + nvme + R"(, "max_in_cpu": 0}})";
 }
 
-// A model of many buckets, of which few are in the buffers between files and memory.
+// A model of many buckets; the buffers between files and memory hold only a few of them.
 std::string gpt2(const TemporaryFolder& folder) {
   return kBin + "zerorun --num_gpus 2 " + kBin +
          "gpt2 --layers 4 --hidden 64 --heads 2 --seq 16 --generate 0 --data " + write_text(folder) +

@@ -1,4 +1,4 @@
-// The programs as a user runs them: exit codes, messages, what they print and write.
+// Runs the sample programs as a user does: exit codes, messages, printed and written output.
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
@@ -90,7 +90,7 @@ TEST_CASE("two ranks train, and rank 0 alone tells about it") {
   CHECK(column(rows, "lr") == std::vector<double>(5, 0.01));
   CHECK(column(rows, "loss_scale") == std::vector<double>(5, 1));
   CHECK(column(rows, "skipped") == std::vector<double>(5, 0));
-  CHECK(rows.front().at("loss") == Approx(std::log(256.0)).epsilon(0.02));  // knows nothing yet
+  CHECK(rows.front().at("loss") == Approx(std::log(256.0)).epsilon(0.02));  // has learnt nothing yet
   CHECK(rows.back().at("loss") < rows.front().at("loss") - 0.2);
 
   const Outcome again = run(folder, command);
@@ -111,7 +111,7 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
     return column(read_csv(csv), "loss");
   };
   const std::vector<double> alone = losses(1, 6, 1);
-  REQUIRE(alone.size() == 12);  // 62 windows are 10 batches: it crosses into the second epoch
+  REQUIRE(alone.size() == 12);  // 62 windows are 10 batches: the run crosses into the second epoch
   for (const std::vector<double>& shared : {losses(2, 3, 1), losses(3, 2, 1), losses(1, 2, 3)}) {
     for (size_t step = 0; step < alone.size(); ++step)
       CHECK(shared[step] == Approx(alone[step]).epsilon(1e-5));
@@ -137,7 +137,7 @@ TEST_CASE("the stage is the config's alone to say: the same losses, weights and 
   const std::string tight = R"({"stage": 3, "stage3_param_persistence_threshold": 0,
                     "stage3_max_live_parameters": 2000, "stage3_prefetch_bucket_size": 1000})";
   CHECK(outputs(tight) == whole);
-  CHECK_THAT(read_file(folder / "stdout"), Contains(" reduced\ntext: "));  // nothing comes and goes
+  CHECK_THAT(read_file(folder / "stdout"), Contains(" reduced\ntext: "));  // nothing is gathered or released
   CHECK(outputs(R"({"stage": 0})", "gloo") == whole);
   CHECK(outputs(R"({"stage": 2})", "gloo") == whole);
   CHECK(outputs(tight, "gloo") == whole);
@@ -268,7 +268,7 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
                         write_text(folder) + kTiny + "--steps 6 --generate 0 --csv " + csv + flags);
     INFO(outcome.err);
     REQUIRE(outcome.exit_code == 0);
-    CHECK_THAT(outcome.err, !Contains(": note: "));  // what the config leaves out is not told unasked
+    CHECK_THAT(outcome.err, !Contains(": note: "));  // what the config leaves out is not reported unasked
     return read_file(csv);
   };
   const std::string expected = train(written_out, "");
@@ -279,10 +279,11 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
     CHECK_THAT(read_file(resolved), Contains("\"stage3_prefetch_bucket_size\": 230") &&
                                         Contains("\"stage3_param_persistence_threshold\": 160"));
   }
-  // The resolved configuration says by itself what the flags said.
+  // The resolved configuration contains the values of the flags.
   std::filesystem::rename(resolved, folder / "kept.json");
   CHECK(train(folder / "kept.json", "") == expected);
-  // Once is enough: what the file says comes before the flags, and each flag is heard where it says "auto".
+  // One stage is enough: the file's values take precedence over the flags, and each flag counts where the
+  // file says "auto".
   if (stage == 3) return;
   CHECK(train(written_out, " --batch 1 --accumulation 1 --lr 1 --weight-decay 1 --warmup 1") == expected);
   for (const char* other :

@@ -16,7 +16,7 @@ std::string file_bytes(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
 }
 
-// What the reader says about a file with these contents.
+// The reader's error message for a file with these contents.
 std::string message_for(const std::string& header, const std::string& data) {
   const TemporaryFolder folder;
   const auto file = folder.write("x.safetensors", file_bytes(header, data));
@@ -85,7 +85,7 @@ TEST_CASE("a failed write leaves the old file and nothing else") {
   const std::map<std::string, TensorToWrite> tensors = {{"a", {"F32", {1}, std::as_bytes(std::span(data))}}};
   std::filesystem::create_directory(folder / "taken");
   folder.write("taken/file", "old");
-  // Renaming a file onto a folder fails after everything has been written.
+  // Renaming a file to a folder's name fails after everything has been written.
   CHECK_THAT(user_error([&] { write_safetensors(folder / "taken", tensors); }),
              Contains("cannot be written"));
   CHECK_THAT(user_error([&] { write_safetensors(folder / "none" / "x", tensors); }),

@@ -12,7 +12,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// The samples of one step in the order of their numbers, gathered over micro-steps and ranks.
+// The samples of one step in numerical order, gathered from micro-steps and ranks.
 std::vector<int64_t> step_offsets(const SamplerOptions& options, int64_t step) {
   const Sampler sampler(options);
   std::vector<int64_t> offsets;
@@ -116,7 +116,7 @@ TEST_CASE("seeds and epochs have orders of their own") {
   const std::vector<int64_t> epoch0 = step_offsets(options, 0), epoch1 = step_offsets(options, 1);
   CHECK(epoch0 != epoch1);
   CHECK(epoch0 != step_offsets(other_seed, 0));
-  CHECK(epoch1 != step_offsets(other_seed, 0));  // seed 2 does not start where seed 1 goes on
+  CHECK(epoch1 != step_offsets(other_seed, 0));  // seed 2 does not start where seed 1 continues
   CHECK_FALSE(std::is_sorted(epoch0.begin(), epoch0.end()));
 }
 

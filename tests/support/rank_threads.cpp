@@ -15,8 +15,8 @@
 namespace zerorun::testing {
 namespace {
 
-// MKL chooses its vector functions when the first of them is called, and where two threads do that at once,
-// one can get values of low accuracy (1e-4) from its first call: plain LibTorch shows it too.
+// MKL selects its vector functions on first use, and if two threads do that at once, one can get results of
+// low accuracy (1e-4) from its first call. This happens in plain LibTorch too.
 void settle_math_library() {
   static const at::Tensor settled =
       at::tanh(at::addmm(at::ones({16}), at::ones({16, 16}), at::ones({16, 16})));
@@ -42,7 +42,7 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds t
     });
   }
   for (auto& thread : threads) thread.join();
-  // A rank that fails leaves the others waiting: what they say of it is not what was wrong.
+  // A failing rank makes the others time out with a CommError, which is not the cause.
   std::exception_ptr first;
   for (auto& failure : failures) {
     if (!failure) continue;

@@ -56,10 +56,10 @@ class RecordingStreams : public Streams {
  private:
   Recording* recording_;
   std::thread::id owner_ = std::this_thread::get_id();
-  StreamId current_ = 0;  // what a rank asks of the device it asks in one thread
+  StreamId current_ = 0;  // a rank uses its device from one thread
 };
 
-// The host, which updates what has come to its memory.
+// The host, which runs offloaded updates in its own memory.
 class RecordingHost : public CpuDevice {
  public:
   explicit RecordingHost(Recording& recording) : recording_(&recording) {}
@@ -118,7 +118,7 @@ class RecordingDevice : public CpuDevice {
     return make(numel, dtype, StreamChecker::kHost);
   }
 
-  // As LibTorch's allocator for GPUs does it: what is freed is given out again at once, to the same stream.
+  // Like LibTorch's caching allocator: freed memory is reused at once, on the same stream.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
     const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
     std::vector<at::Tensor>& free = (*freed_)[key];
@@ -137,7 +137,7 @@ class RecordingDevice : public CpuDevice {
     uses({from}, {to}, "copy");
     CpuDevice::copy(to, from);
   }
-  // Slots are told atomically: for the order, that is like reading them.
+  // Findings update their slots atomically, so for ordering they count as reads.
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                    const Finding& finding) override {
     uses({from, finding.tally}, {to}, "copy_scaled");
@@ -179,7 +179,7 @@ class RecordingDevice : public CpuDevice {
   }
 
  private:
-  // `stream` fills it with zeros.
+  // Allocates memory, which `stream` fills with zeros.
   at::Tensor make(int64_t numel, at::ScalarType dtype, StreamId stream) {
     const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
     void* begin = memory.mutable_data_ptr();
@@ -192,7 +192,7 @@ class RecordingDevice : public CpuDevice {
     return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
   }
 
-  // A tensor in `memory` that lives until its last user lets it go.
+  // A tensor over `memory`; calls `give_back` when its last reference goes.
   template <typename GiveBack>
   at::Tensor lent(const at::Tensor& memory, int64_t numel, at::ScalarType dtype, GiveBack give_back) {
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
@@ -216,10 +216,11 @@ class RecordingDevice : public CpuDevice {
   Recording* recording_;
   RecordingStreams streams_;
   RecordingHost host_;
-  std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and bytes
+  std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and size in bytes
 };
 
-// The same memory. Rank-threads keep each other's tensors for a while: what is freed must be so by its owner.
+// A non-owning tensor over the same memory. Rank-threads hold each other's tensors for a while, but only the
+// owner may free its memory.
 at::Tensor borrowed(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.options());
 }
@@ -228,7 +229,7 @@ struct Done : Work {
   void wait() override {}
 };
 
-// On the current stream, as a collective of a GPU is, and over when it has been started.
+// Its collectives run on the current stream, as on a GPU, but are complete when start() returns.
 class RecordingCommunicator : public Communicator {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device)

@@ -1,6 +1,6 @@
-// A device on the CPU that behaves like one with streams, as far as the order of things goes: everything
-// happens at once and in the order of the program, but a StreamChecker is told on which stream, and who waits
-// for whom. For rank-threads; one device and one communicator for each rank.
+// A CPU device that emulates streams: it performs every operation at once, in program order, but reports the
+// operation's stream and all waits to a StreamChecker. For rank-threads; one device and one communicator for
+// each rank.
 #pragma once
 
 #include <memory>
@@ -15,27 +15,27 @@
 namespace zerorun::testing {
 
 struct Recording {
-  /// Waits of this kind do nothing.
+  /// Stream waits for this hand-over do nothing.
   std::optional<Handover> dropped = {};
-  /// Waits of the host for what is called so do nothing.
+  /// Host waits whose `what` contains this text do nothing; empty: none.
   std::string dropped_on_host = {};
 
   StreamChecker checker = {};
-  int64_t allocations = 0;  // and those that were freed
+  int64_t allocations = 0;
   int64_t frees = 0;
-  int64_t live_bytes = 0;  // of tensors that somebody still has
-  int64_t host_bytes = 0;  // of memory of the host's that was allocated
+  int64_t live_bytes = 0;  // of device tensors that still have references
+  int64_t host_bytes = 0;  // of all host memory allocated so far
   int64_t host_waits = 0;
   int64_t dropped_host_waits = 0;
   std::array<int64_t, kHandovers> waits = {};
 };
 
-/// Wraps `inner`, a communicator of rank-threads. What happens is told to `recording`, which outlives the
-/// result and everything made with it.
+/// Wraps `inner`, a communicator of rank-threads, and records its operations in `recording`, which outlives
+/// the result and everything made with it.
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
                                                           Recording& recording);
 
-/// The stream of the program's own that is free for tests, beside compute (0).
+/// A second stream of the program, for tests, besides compute (0).
 inline constexpr StreamId kSideStream = 5;
 
 }  // namespace zerorun::testing

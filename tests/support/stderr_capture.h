@@ -1,4 +1,4 @@
-// What this process writes to stderr, all threads together, until text() is called. One at a time.
+// Captures what all threads of this process write to stderr until text() is called. One capture at a time.
 #pragma once
 
 #include <unistd.h>

@@ -1,7 +1,6 @@
-// Watches in which order streams use memory, and tells of every two uses that nothing puts in order: what a
-// wait that is missing would let happen on a GPU. Vector clocks (Fidge, Mattern): a use is in order with an
-// earlier one where its stream has waited for an event recorded behind that. Owned by one rank's device; used
-// by one thread at a time.
+// Finds conflicting uses of memory on different streams that no wait orders: data races on a GPU. It uses
+// vector clocks (Fidge, Mattern): a use is ordered after an earlier one if its stream has waited for an event
+// recorded after that. Owned by one rank's device; used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -16,19 +15,19 @@ namespace zerorun::testing {
 class StreamChecker {
  public:
   static constexpr int kStreams = 8;
-  static constexpr StreamId kHost = kStreams;  // as if it were one more
+  static constexpr StreamId kHost = kStreams;  // the host counts as one more stream
   using Clock = std::array<uint64_t, kStreams + 1>;
 
-  /// Memory whose uses count from now on, new and used by `stream`, or kHost; no longer, after all streams
-  /// have ended what they do.
+  /// Registers new memory, which `stream` (or kHost) fills with zeros; its uses are checked from now on.
+  /// remove_memory() ends that; it makes the host wait for all streams, as cudaFree() does.
   void add_memory(const void* begin, size_t bytes, StreamId stream);
   void remove_memory(const void* begin);
   bool knows(const void* address) const;
 
-  /// `stream` uses these bytes. What it does with them is in `what`, for messages.
+  /// `stream` reads or writes these bytes; `what` describes the operation in messages.
   void use(const void* begin, size_t bytes, StreamId stream, bool writes, const std::string& what);
 
-  /// The host itself does, now.
+  /// The host itself reads or writes them, immediately.
   void use_by_host(const void* begin, size_t bytes, bool writes, const std::string& what);
 
   Clock now(StreamId stream);

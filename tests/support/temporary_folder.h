@@ -1,4 +1,4 @@
-// A folder for a test's files that goes away with it, and the UserError that a call throws.
+// A temporary folder that its destructor removes, and a helper that returns a call's UserError message.
 #pragma once
 
 #include <unistd.h>

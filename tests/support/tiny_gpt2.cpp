@@ -31,7 +31,7 @@ uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
 }
 
 Gpt2 load_model() {
-  static std::mutex construction;  // initial values are drawn from the generator that all threads share
+  static std::mutex construction;  // initialisation draws from a random generator that all threads share
   std::lock_guard lock(construction);
   Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
   load_weights(*model, ZERORUN_SOURCE_DIR "/tests/golden/data/init_tiny_seed1234.safetensors");

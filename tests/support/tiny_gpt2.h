@@ -14,8 +14,8 @@
 
 namespace zerorun::testing {
 
-/// The text of the traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3. Where that file is
-/// missing or another one, prints the reason and ends the process with 77, ctest's sign for a skipped test.
+/// The text of the traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3. If that file is
+/// missing or different, prints the reason and exits with 77, which ctest reports as a skipped test.
 const std::vector<uint8_t>& golden_text();
 
 struct RunOptions {
@@ -26,22 +26,22 @@ struct RunOptions {
   std::optional<double> group_weight_decay;
   /// At these steps every rank multiplies its loss by infinity before backward.
   std::vector<int64_t> inject_inf_steps = {};
-  /// Makes the communicator that a rank is to train with from the one of the rank-threads.
+  /// Returns the communicator for a rank's training, given the rank-threads' communicator.
   std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator>)> communicator_for = {};
-  /// As run_ranks() takes it.
+  /// As in run_ranks().
   std::optional<bool> shares_memory = {};
 };
 
 struct RunResult {
   std::vector<std::vector<std::vector<double>>> losses;  // [step][rank][micro-step]
   std::vector<double> grad_norms;                        // [step]
-  std::vector<double> loss_scales;                       // [step], after it
-  std::vector<int64_t> skipped;                          // [step], after it
-  std::optional<int64_t> raised;                         // the step that threw TrainingError, the last
+  std::vector<double> loss_scales;                       // [step], after the step
+  std::vector<int64_t> skipped;                          // [step], after the step
+  std::optional<int64_t> raised;                         // step that threw TrainingError and ended the run
   std::vector<std::vector<double>> lrs;                  // [step][group], as used by the step
-  std::vector<std::vector<std::optional<std::pair<double, double>>>> betas;  // [step][group], after it
-  std::vector<std::pair<std::string, at::Tensor>> parameters;  // in the end, of rank 0, equal on all ranks
-  BytesByCategory bytes;                                       // of rank 0, in the end
+  std::vector<std::vector<std::optional<std::pair<double, double>>>> betas;  // [step][group], after the step
+  std::vector<std::pair<std::string, at::Tensor>> parameters;  // rank 0's final ones, equal on all ranks
+  BytesByCategory bytes;                                       // of rank 0, at the end
   double formula_bytes = 0;
   ResidencyReport residency;    // of rank 0
   double reduce_scattered = 0;  // elements sent by rank 0 over all steps
@@ -53,11 +53,10 @@ struct RunResult {
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
 
-/// Of the mean losses, over all steps.
+/// The largest relative difference of the mean losses over all steps.
 double largest_relative_loss_difference(const RunResult& a, const RunResult& b);
 
-/// Whether losses, norms and final parameters are the same to the bit; CHECKs each and names the first
-/// difference.
+/// CHECKs that losses, norms and final parameters are bitwise equal, and names the first difference.
 void check_same_bits(const RunResult& a, const RunResult& b);
 
 }  // namespace zerorun::testing
