@@ -164,7 +164,12 @@ LentSlot StateFiles::lend(int number) {
   }
   Slot& slot = slice.slots[slice.complete];
   if (!slot.replacement) slot.replacement = make_file(slice.layout);
-  return {.file = slot.file,
+  slot.readers->fetch_add(1, std::memory_order_relaxed);
+  // Its end is ordered before write(), which then sees whether the reader has linked the file.
+  auto end = [file = slot.file, readers = slot.readers](OpenFile*) {
+    readers->fetch_sub(1, std::memory_order_release);
+  };
+  return {.file = std::shared_ptr<OpenFile>(slot.file.get(), std::move(end)),
           .facts = {.bytes = slice.layout.bytes, .checksums = slot.checksums, .ranges = slice.layout.ranges}};
 }
 
@@ -242,9 +247,11 @@ void StateFiles::write(int number) {
   Slice& slice = slices_[state.slice];
   Slot& slot = slice.slots[slice.next()];
   if (slot.replacement) {
-    const bool is_read = slot.file.use_count() > 1;
-    std::atomic_thread_fence(std::memory_order_acquire);  // sees what its last reader did
-    if (is_read || slot.file->is_linked()) slot.file = slot.replacement;
+    const bool is_read = slot.readers->load(std::memory_order_acquire) > 0;
+    if (is_read || slot.file->is_linked()) {
+      slot.file = slot.replacement;
+      slot.readers = std::make_shared<std::atomic<int>>(0);
+    }
     slot.replacement.reset();
   }
   if (state.index == 0) {

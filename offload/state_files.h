@@ -8,6 +8,7 @@
 // it any more. Slots have no names: no file survives the process, however it ends.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -88,7 +89,8 @@ class StateFiles {
  private:
   struct Slot {
     std::shared_ptr<OpenFile> file;
-    std::vector<uint64_t> checksums = {};             // by block
+    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // those it is lent to
+    std::vector<uint64_t> checksums = {};                                               // by block
     std::shared_ptr<OpenFile> replacement = nullptr;  // set while the file is lent
   };
   struct Slice {
