@@ -49,8 +49,6 @@ class StateAccess {
   virtual void open(int /*shard*/, ShardUse /*use*/) {}
   /// `use`: as in open().
   virtual void close(int /*shard*/, ShardUse /*use*/) {}
-  /// For the end of an update: no shard is open, and the update opens none again.
-  virtual void finish() {}
 };
 
 /// The access to shards that are always in memory.

@@ -59,78 +59,11 @@ class RecordingStreams : public Streams {
   StreamId current_ = 0;  // a rank uses its device from one thread
 };
 
-// The host, which runs offloaded updates in its own memory.
-class RecordingHost : public CpuDevice {
+// What kernels read and write.
+class RecordingKernels : public CpuDevice {
  public:
-  explicit RecordingHost(Recording& recording) : recording_(&recording) {}
-
-  void copy(const at::Tensor& to, const at::Tensor& from) override {
-    use({from}, {to}, "copy");
-    CpuDevice::copy(to, from);
-  }
-  void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override {
-    use({from}, {to}, "copy_scaled");
-    CpuDevice::copy_scaled(to, from, factor);
-  }
-  void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override {
-    use({values}, {tally}, "add_squares");
-    CpuDevice::add_squares(tally, values, number);
-  }
-  void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) override {
-    use({tensors.gradient, facts},
-        {tensors.values, tensors.first, tensors.second, tensors.third, tensors.rounded}, "update");
-    CpuDevice::update(rule, tensors, facts);
-  }
-  void follow_written(const at::Tensor& master, const at::Tensor& values) override {
-    use({values}, {master}, "follow_written");
-    CpuDevice::follow_written(master, values);
-  }
-
- private:
-  void use(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
-           const std::string& what) {
-    auto note = [&](const at::Tensor& tensor, bool writes) {
-      if (!tensor.defined() || tensor.numel() == 0) return;
-      recording_->checker.use_by_host(tensor.const_data_ptr(), tensor.nbytes(), writes, what);
-    };
-    for (const at::Tensor& tensor : read) note(tensor, false);
-    for (const at::Tensor& tensor : written) note(tensor, true);
-  }
-
-  Recording* recording_;
-};
-
-class RecordingDevice : public CpuDevice {
- public:
-  explicit RecordingDevice(Recording& recording)
-      : recording_(&recording), streams_(recording), host_(recording) {}
-
-  Streams& streams() override { return streams_; }
-  Device& host() override { return host_; }
-  RecordingStreams& recording_streams() { return streams_; }
-
-  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
-    return lent(make(numel, dtype, streams_.current()), numel, dtype, [](const at::Tensor&) {});
-  }
-
-  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
-    recording_->host_bytes += numel * static_cast<int64_t>(c10::elementSize(dtype));
-    return make(numel, dtype, StreamChecker::kHost);
-  }
-
-  // Like LibTorch's caching allocator: freed memory is reused at once, on the same stream.
-  at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
-    const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
-    std::vector<at::Tensor>& free = (*freed_)[key];
-    if (free.empty()) free.push_back(make(key.second, at::kByte, streams_.current()));
-    at::Tensor memory = free.back();
-    free.pop_back();
-    return lent(memory, numel, dtype,
-                [key, freed = freed_](const at::Tensor& memory) { (*freed)[key].push_back(memory); });
-  }
-
   void zero(const at::Tensor& values) override {
-    streams_.use(values, true, "zero");
+    uses({}, {values}, "zero");
     CpuDevice::zero(values);
   }
   void copy(const at::Tensor& to, const at::Tensor& from) override {
@@ -179,6 +112,59 @@ class RecordingDevice : public CpuDevice {
   }
 
  private:
+  virtual void note_use(const at::Tensor& tensor, bool writes, const std::string& what) = 0;
+
+  void uses(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
+            const std::string& what) {
+    for (const at::Tensor& tensor : read) note_use(tensor, false, what);
+    for (const at::Tensor& tensor : written) note_use(tensor, true, what);
+  }
+};
+
+// The host, which runs offloaded updates in its own memory.
+class RecordingHost : public RecordingKernels {
+ public:
+  explicit RecordingHost(Recording& recording) : recording_(&recording) {}
+
+ private:
+  void note_use(const at::Tensor& tensor, bool writes, const std::string& what) override {
+    if (!tensor.defined() || tensor.numel() == 0) return;
+    recording_->checker.use_by_host(tensor.const_data_ptr(), tensor.nbytes(), writes, what);
+  }
+
+  Recording* recording_;
+};
+
+class RecordingDevice : public RecordingKernels {
+ public:
+  explicit RecordingDevice(Recording& recording)
+      : recording_(&recording), streams_(recording), host_(recording) {}
+
+  Streams& streams() override { return streams_; }
+  Device& host() override { return host_; }
+  RecordingStreams& recording_streams() { return streams_; }
+
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    return lent(make(numel, dtype, streams_.current()), numel, dtype, [](const at::Tensor&) {});
+  }
+
+  at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override {
+    recording_->host_bytes += numel * static_cast<int64_t>(c10::elementSize(dtype));
+    return make(numel, dtype, StreamChecker::kHost);
+  }
+
+  // Like LibTorch's caching allocator: freed memory is reused at once, on the same stream.
+  at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
+    const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
+    std::vector<at::Tensor>& free = (*freed_)[key];
+    if (free.empty()) free.push_back(make(key.second, at::kByte, streams_.current()));
+    at::Tensor memory = free.back();
+    free.pop_back();
+    return lent(memory, numel, dtype,
+                [key, freed = freed_](const at::Tensor& memory) { (*freed)[key].push_back(memory); });
+  }
+
+ private:
   // Allocates memory, which `stream` fills with zeros.
   at::Tensor make(int64_t numel, at::ScalarType dtype, StreamId stream) {
     const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
@@ -205,10 +191,8 @@ class RecordingDevice : public CpuDevice {
                          at::TensorOptions().dtype(dtype));
   }
 
-  void uses(std::initializer_list<at::Tensor> read, std::initializer_list<at::Tensor> written,
-            const std::string& what) {
-    for (const at::Tensor& tensor : read) streams_.use(tensor, false, what);
-    for (const at::Tensor& tensor : written) streams_.use(tensor, true, what);
+  void note_use(const at::Tensor& tensor, bool writes, const std::string& what) override {
+    streams_.use(tensor, writes, what);
   }
 
   using Freed = std::map<std::pair<StreamId, int64_t>, std::vector<at::Tensor>>;
