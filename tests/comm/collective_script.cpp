@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSliceSizes[] = {0, 1, 16, 1000, 5000};
 
-// Values of very different sizes: any other order of adding gives other bits.
+// Values of very different magnitudes: any other order of addition gives other bits.
 template <typename T>
 T value_of(int rank, int64_t seed, int64_t index) {
   uint64_t bits = static_cast<uint64_t>(rank + 1) * 0x9e3779b97f4a7c15ULL ^
@@ -146,8 +146,8 @@ class Script {
     expect("all_gather in place" + size, output, wanted);
   }
 
-  // Twelve collectives of several kinds and sizes start before any is waited for; then in order, in reverse
-  // and shuffled.
+  // Starts twelve collectives of several kinds and sizes before it waits for any; then waits in order, in
+  // reverse and shuffled.
   void many_under_way() {
     constexpr int kCount = 12;
     for (int order = 0; order < 3; ++order) {

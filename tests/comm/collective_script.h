@@ -1,6 +1,5 @@
-// A run through every collective, the same for every communicator, checked bit by bit against sums in rank
-// order computed here without LibTorch. What passes on two communicators therefore gives the same bits on
-// both.
+// Runs every collective, identically on every communicator, and compares the results bit by bit with sums in
+// rank order computed here without LibTorch. Communicators that pass therefore give the same bits.
 #pragma once
 
 #include <string>
@@ -9,15 +8,14 @@
 
 namespace zerorun::testing {
 
-/// Where the script's tensors lie: in memory of their own, in the communicator's, or by turns. Ranks may
-/// differ.
+/// The memory of the script's tensors: their own, the communicator's, or alternating. Ranks may differ.
 enum class ScriptMemory { own, communicators, both };
 
-/// One rank's part. Returns "N results right" or the list of the wrong ones; knows nothing of Catch, so that
+/// Runs one rank's part. Returns "N results right" or the list of the wrong ones. Does not use Catch, so that
 /// forked processes can run it.
 std::string run_collective_script(Communicator& communicator, ScriptMemory memory = ScriptMemory::own);
 
-/// What it returns when all is well.
+/// The text that run_collective_script() returns when all results are right.
 std::string script_success(int world_size);
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// Whose control block it is: a job's, with one process a rank.
+// Which job a control block belongs to, with one process per rank.
 #include "comm/control_block.h"
 
 #include <unistd.h>
@@ -14,7 +14,7 @@ using Catch::Matchers::Contains;
 
 constexpr int kRanks = 3;
 
-// As another process maps it.
+// The segment as another process maps it.
 SharedSegment mapped_again(const SharedSegment& segment) {
   return SharedSegment::open(getpid(), segment.descriptor(), segment.bytes(), true);
 }

@@ -1,5 +1,5 @@
-// How a rank gets on a GPU or not, with a driver and a CUDA part that are stand-ins. Where the NVIDIA driver
-// is installed, its own library is there first, and what needs the stand-in is left out.
+// Whether a rank gets on a GPU, with fakes of the NVIDIA driver and of the CUDA part. Where the real driver
+// is installed, it is found first, and the tests that need the fake are left out.
 #include "comm/cuda_library.h"
 
 #include <dlfcn.h>
@@ -35,13 +35,13 @@ bool has_driver() {
   return has;
 }
 
-// A process that has `gpus` GPUs and the CUDA part that stands in `library`.
+// Sets up this process: `gpus` fake GPUs, and `library` as the CUDA part.
 void set_up(int gpus, const std::string& library, const std::string& device, const std::string& wish = "") {
   setenv("FAKE_GPUS", std::to_string(gpus).c_str(), 1);
   setenv("FAKE_CUDA", wish.c_str(), 1);
   setenv("ZERORUN_CUDA_LIBRARY", library.c_str(), 1);
   setenv("ZERORUN_DEVICE", device.c_str(), 1);
-  // Found by its name from now on.
+  // From now on the fake driver is found by its name.
   if (!dlopen(ZERORUN_FAKE_DRIVER, RTLD_NOW | RTLD_GLOBAL)) throw std::runtime_error(dlerror());
 }
 
@@ -51,7 +51,7 @@ std::string sum_of_all(Communicator& communicator) {
   return communicator.device().location().str() + " " + std::to_string(tensor.sum().item<double>());
 }
 
-// What connect() comes to in a process of its own, behind what it logs.
+// Runs connect() in a process of its own and returns its log, followed by the result or the error.
 std::string outcome(int gpus, const std::string& library, const std::string& device,
                     const std::string& wish = "") {
   const auto endings = run_processes(1, [&](int) {
@@ -94,12 +94,12 @@ TEST_CASE("cuda library: errors thrown in it are caught by their types") {
 }
 
 TEST_CASE("cuda library: the one that is there and does not fit is not passed over") {
-  // A library without the function, in front of one that has it.
+  // A library without the function comes before one that has it.
   const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(library.connect);
   CHECK_THAT(library.failure,
              Contains("undefined symbol: zerorun_connect_cuda") && Contains("build ZeroRun anew"));
-  // No library at all.
+  // Not a library at all.
   const CudaLibrary text =
       load_cuda_library({ZERORUN_SOURCE_DIR "/tests/comm/CMakeLists.txt", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(text.connect);
@@ -145,7 +145,7 @@ TEST_CASE("device: a driver or a GPU that is too old leaves the CPU, and says wh
 
 TEST_CASE("device: GPUs are taken where there are any") {
   if (has_driver()) return;
-  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the stand-in gives back what it gets
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the fake returns the communicator that it gets
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto", "report") ==
         "CommError: local rank 0 of 1, no store, control of 1");
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cuda", "report") ==

@@ -1,5 +1,5 @@
-// Stands for libcuda.so.1, the NVIDIA driver's library: finds as many GPUs as the variable FAKE_GPUS says, of
-// compute capability FAKE_CAPABILITY (9 if it is not there), and knows CUDA FAKE_DRIVER (13000).
+// A fake libcuda.so.1, the NVIDIA driver's library: reports FAKE_GPUS GPUs of compute capability
+// FAKE_CAPABILITY (default 9) and CUDA version FAKE_DRIVER (default 13000).
 #include <cstdlib>
 
 namespace {

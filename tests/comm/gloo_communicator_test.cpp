@@ -104,7 +104,7 @@ TEST_CASE("gloo: receive buffers are counted and used again") {
     }
     return std::to_string(communicator->scratch_bytes());
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "800");  // of two peers, 100 float32 each
+  for (const Ending& ending : endings) CHECK(ending.text == "800");  // two peers, 100 float32 each
 }
 
 TEST_CASE("gloo: ranks that never come are named with the collective and its label, at the deadline") {
@@ -148,7 +148,7 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
         try {
           communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
         } catch (const CommError&) {
-          // Nobody leaves before all have noticed: a rank that ends would be missing for the others.
+          // No rank exits before all have failed: the others would see a rank that has exited as missing.
           sleep_ms(500);
           throw;
         }
@@ -226,7 +226,7 @@ TEST_CASE("gloo: a process killed before the others start the collective is name
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join(rank, 2, port);
-    communicator->barrier("the start")->wait();  // else rank 1 may go while rank 0 is still connecting
+    communicator->barrier("the start")->wait();  // otherwise rank 1 may end while rank 0 is still connecting
     if (rank == 1) raise(SIGKILL);
     sleep_ms(700);
     communicator->reduce_scatter(at::empty({5}), at::ones({10}), "bucket 3")->wait();
@@ -242,7 +242,7 @@ TEST_CASE("gloo: a rank 0 that a signal has stopped is named at the deadline, th
   const auto endings = run_processes(
       2,
       [&](int index) -> std::string {
-        const int rank = 1 - index;  // the first process is the one that is awaited
+        const int rank = 1 - index;  // the first process, which is awaited, is rank 1
         auto communicator = join(rank, 2, port, milliseconds(2000));
         communicator->barrier("the start")->wait();
         if (rank == 0) raise(SIGSTOP);

@@ -1,4 +1,4 @@
-// What every call to the store of a job has: a deadline, and the job's seal.
+// Every call to a job's store has a deadline, and every value carries the job's seal.
 #include "comm/job_store.h"
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-// Its keeper stands still: no call returns before the test is over.
+// A store whose server stands still: no call returns before the test is over.
 class SilentStore : public c10d::HashStore {
  public:
   void set(const std::string&, const std::vector<uint8_t>&) override { stand_still(); }
@@ -118,7 +118,7 @@ TEST_CASE("job store: what somebody else has written is an error that says so") 
   is_told([&] { ours->claim("key", "value", deadline); });
   store_over(raw, "another secret")->set("key", "value", deadline);
   is_told([&] { ours->find("key", deadline); });
-  // A value of ours from elsewhere is not one from here.
+  // A value that this job sealed under another key is not valid here.
   ours->set("other key", "value", deadline);
   raw->set("job/key", raw->get("job/other key"));
   is_told([&] { ours->find("key", deadline); });

@@ -1,5 +1,5 @@
-// Ranks of several jobs, second ranks of one number and strangers on one port; several connects of a process;
-// a keeper of the store that stands still.
+// Several jobs, duplicate ranks and strangers on one port; several connect() calls of one process; a store
+// whose keeper stands still.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ void be_rank(int rank, int world_size, int port, const std::string& job,
   setenv("ZERORUN_JOB", job.c_str(), 1);
 }
 
-// Steps that processes wait for, in memory that they have in common.
+// Steps that processes wait for, in memory that they share.
 class Steps {
  public:
   Steps() {
@@ -72,7 +72,7 @@ class Steps {
   Shared* shared_;
 };
 
-// A store as torchrun's agent keeps it, for the life of the process.
+// Keeps a store like torchrun's agent, for the life of the process.
 [[noreturn]] void keep_agents_store(int port) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
@@ -112,7 +112,7 @@ TEST_CASE("jobs: a process connects as often as it likes, over shared memory and
         auto communicator = connect();
         sums.append(sum_of_all(*communicator)).append(" ");
         communicator.reset();
-        if (rank == 1) usleep(700'000);  // rank 0 is at the next one long before
+        if (rank == 1) usleep(700'000);  // rank 0 is in its next connect() long before
       }
       auto first = connect();
       auto second = connect();
@@ -174,7 +174,7 @@ TEST_CASE("jobs: of two that start together on one port exactly one lives, and t
     CHECK_THAT(endings[told].text,
                StartsWith("UserError: cannot listen on 127.0.0.1:" + std::to_string(port)) &&
                    Contains("the port is in use"));
-    // Or it came when the other job was over.
+    // CommError: rank 1 came after the other job had ended.
     CHECK_THAT(endings[told + 1].text,
                StartsWith("UserError: rank 1 has come to the store of another job at 127.0.0.1:" +
                           std::to_string(port)) ||
@@ -232,14 +232,14 @@ TEST_CASE("jobs: a stranger takes no rank's place") {
       be_rank(0, 2, port, "job");
       return sum_of_all(*connect());
     }
-    // All that can be seen without the token, with the number of rank 1.
+    // Copies every key of rank 0 that is visible without the token to rank 1.
     std::vector<std::string> keys;
     while (!is_reached("127.0.0.1", port)) usleep(5000);
     auto store = open_as_stranger(port);
     auto is_joined = [](const std::string& key) { return key.ends_with("/joined/0"); };
     while (std::ranges::none_of(keys, is_joined)) keys = store->listKeys();
     for (std::string key : keys) {
-      if (key.starts_with("/")) key.erase(0, 1);  // TCPStore's own
+      if (key.starts_with("/")) key.erase(0, 1);  // TCPStore's prefix
       if (key.ends_with("0")) store->set(key.substr(0, key.size() - 1) + "1", store->get(key));
     }
     return "done";
@@ -273,7 +273,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, socket.port, "job");
     if (rank == 0) {
-      fcntl(socket.fd.get(), F_SETFD, 0);  // as after exec
+      fcntl(socket.fd.get(), F_SETFD, 0);  // inheritable, as after exec
       setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
     }
     return sum_of_all(*connect()) + " " + sum_of_all(*connect());
@@ -282,7 +282,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
 }
 
 TEST_CASE("jobs: rank 0 stopped behind the opening of the store: the others say so at their deadline") {
-  // Stopped before rank 1 comes, and while it waits.
+  // Rank 0 is stopped before rank 1 connects, and while rank 1 waits.
   for (const bool comes_late : {true, false}) {
     CAPTURE(comes_late);
     const int port = testing::free_port();
@@ -290,7 +290,7 @@ TEST_CASE("jobs: rank 0 stopped behind the opening of the store: the others say 
     const auto endings = run_processes(
         3,
         [&](int index) -> std::string {
-          if (index == 2) {  // who stops rank 0
+          if (index == 2) {  // stops rank 0
             while (!is_reached("127.0.0.1", port)) usleep(5000);
             if (!comes_late) steps.await(1);
             usleep(500'000);

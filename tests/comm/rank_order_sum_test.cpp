@@ -1,4 +1,5 @@
-// Sums in rank order: of 16-bit values one float32 sum, rounded once; by hand and against float64.
+// Sums in rank order: 16-bit values are summed in float32 and rounded once. Checked by hand and against
+// float64.
 #include "comm/rank_order_sum.h"
 
 #include <torch/torch.h>
@@ -31,7 +32,7 @@ std::vector<at::Tensor> random_slices(int ranks, int64_t numel, at::ScalarType d
   return slices;
 }
 
-// Every partial sum of these values is exact in float64, so that rounding each to float32 is all there is.
+// Sums of two of these values are exact in float64, so each partial sum is rounded once, to float32.
 at::Tensor expected(const std::vector<at::Tensor>& slices) {
   at::Tensor total = slices[0].to(at::kFloat);
   for (size_t rank = 1; rank < slices.size(); ++rank) {
@@ -63,7 +64,7 @@ TEST_CASE("sum in rank order: outputs of any size and place, up to those that pa
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
     for (int ranks : {1, 2, 3}) {
       for (int64_t numel : {0, 1, 63, 2048, 5001, (9 << 20) / 4 + 37}) {
-        for (int64_t begin : {0, 1}) {  // the second is aligned to nothing but its dtype
+        for (int64_t begin : {0, 1}) {  // 1: aligned to the dtype only
           std::vector<at::Tensor> slices = random_slices(ranks, numel, at::kFloat);
           for (at::Tensor& slice : slices) slice = (dtype == at::kLong ? slice * 1000 : slice).to(dtype);
           at::Tensor wanted = slices[0].clone();
@@ -79,11 +80,11 @@ TEST_CASE("sum in rank order: outputs of any size and place, up to those that pa
 }
 
 TEST_CASE("sum in rank order: small addends do not vanish one by one, by hand") {
-  // Steps above 256 are 2 in bf16: a sum rounded after each rank would stay at 256.
+  // bf16 values above 256 are 2 apart: a sum rounded after each rank would stay at 256.
   const at::Tensor one = at::ones({3}, at::kBFloat16);
   CHECK(sum_of({at::full({3}, 256, at::kBFloat16), one, one, one, one}, at::empty({3}, at::kBFloat16))[1]
             .item<float>() == 260);
-  // Steps above 2048 are 2 in fp16; 65504 is its largest value, passed by a sum on the way.
+  // fp16 values above 2048 are 2 apart; 65504 is the largest, and a partial sum exceeds it.
   const at::Tensor half = at::ones({3}, at::kHalf);
   CHECK(sum_of({at::full({3}, 2048, at::kHalf), half, half}, at::empty({3}, at::kHalf))[2].item<float>() ==
         2050);

@@ -47,10 +47,10 @@ Child start_child(const ProcessBody& body, int index) {
   close(ends[0]);
   const std::string text = run_body(body, index);
   const bool written = write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  _exit(written ? 0 : 1);  // no destructors: the parent's Catch lives here too
+  _exit(written ? 0 : 1);  // no destructors: the fork has a copy of the parent's Catch session
 }
 
-// Reads until the process has closed its pipe, that is, ended. False: not before `end`.
+// Reads until the process has closed its pipe, that is, ended. False if it has not by `end`.
 bool read_to_the_end(Child& child, Ending& ending, Clock::time_point end) {
   char buffer[4096];
   for (;;) {
@@ -99,7 +99,7 @@ std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaite
       endings[index].text += " [still running: killed]";
   }
   for (int index = 0; index < count; ++index) {
-    kill(children[index].pid, SIGKILL);  // what has ended and is not yet waited for takes no notice
+    kill(children[index].pid, SIGKILL);  // no effect on processes that have ended and are not yet waited for
     waitpid(children[index].pid, &endings[index].status, 0);
     close(children[index].pipe);
   }

@@ -1,5 +1,5 @@
-// Ranks as forked processes. The test program itself must have no other threads when it forks, hence never
-// computes with LibTorch.
+// Ranks as forked processes. The test program itself must have no other threads when it forks, so it must
+// never compute with LibTorch.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 
 struct Ending {
-  int status = 0;      // as waitpid() gives it
+  int status = 0;      // as waitpid() returns it
   std::string text;    // what the body returned, or "CommError: ..." (UserError, exception) for what it threw
   double seconds = 0;  // from the fork to the end
 };
@@ -22,10 +22,10 @@ using ProcessBody = std::function<std::string(int index)>;
 std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited = -1,
                                   std::chrono::seconds limit = std::chrono::seconds(120));
 
-/// A TCP port of 127.0.0.1 that nobody listens on.
+/// A TCP port of 127.0.0.1 without a listener.
 int free_port();
 
-/// A listening socket on a port of its own while it lives.
+/// Listens on a port of its own for its lifetime.
 class OccupiedPort {
  public:
   OccupiedPort();

@@ -43,7 +43,7 @@ TEST_CASE("shared arena: neighbours that come back are one place again, in any o
     }
     std::ranges::sort(places);
     for (size_t i = 0; i + 1 < places.size(); ++i) places[i].second = places[i + 1].first - places[i].first;
-    places.pop_back();  // its length is not known here: it stays
+    places.pop_back();  // its length is not known here, so it is not given back
     std::ranges::shuffle(places, random);
     int64_t end = 0;
     for (const auto& [offset, bytes] : places) {

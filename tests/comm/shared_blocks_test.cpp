@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kNumel = 64 * kPage;  // of bytes
 
-// Two ranks' views of one segment, and what it takes.
+// Two ranks' views of one segment, and the number of pages that it takes.
 struct Pair {
   Pair() {
     SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kPage));
@@ -89,7 +89,7 @@ TEST_CASE("shared blocks: a copy of one's own takes the pages that are written t
   CHECK(pair.pages() == before);
   mine.reset();
   theirs.reset();
-  // The place shows what is shared again.
+  // After reopening, the place is shared memory again.
   const auto again = pair.first->reserve(kNumel, 2);
   REQUIRE(again == offset);
   mine = pair.first->open(*again, kNumel, at::kByte);

@@ -1,4 +1,4 @@
-// Ranks as processes over shared memory: the common script, what ranks have in common, what is left behind.
+// Ranks as processes over shared memory: the common script, shared tensors, and leftovers.
 #include "comm/shared_memory_communicator.h"
 
 #include <torch/torch.h>
@@ -28,7 +28,7 @@ using testing::ScriptMemory;
 using testing::sleep_ms;
 using testing::stay_away;
 
-// What this process has open or mapped that has to do with shared memory.
+// Counts the memfds, pidfds and memfd mappings of this process.
 int traces() {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -46,7 +46,7 @@ size_t files_in_dev_shm() {
   return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
-// Shared memory that this process sees pages of, in bytes.
+// Resident shared memory of this process, in bytes.
 int64_t shared_bytes() {
   std::ifstream file("/proc/self/status");
   for (std::string word; file >> word;) {
@@ -164,7 +164,7 @@ TEST_CASE("shared memory: wait() returns when the others have read the input, no
     at::Tensor input = communicator->allocate(50'000, at::kFloat).fill_(rank + 1);
     at::Tensor output = at::empty({100'000});
     auto work = communicator->all_gather(output, input, "parameters");
-    if (rank == 1) sleep_ms(600);  // rank 1 has started, and reads when it waits at the latest
+    if (rank == 1) sleep_ms(600);  // rank 1 may read as late as in its wait()
     work->wait();
     input.fill_(-1);
     communicator->barrier("the end")->wait();
@@ -187,12 +187,12 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
     if (files_in_dev_shm() != files) return "a file in /dev/shm";
     communicator->barrier("the end")->wait();
     communicator.reset();
-    tensor.fill_(1);  // stays what it is
+    tensor.fill_(1);  // the tensor outlives the communicator
     tensor.reset();
     return std::to_string(before) + " " + std::to_string(open) + " " + std::to_string(traces());
   });
   for (const Ending& ending : endings)
-    CHECK(ending.text == "0 1 0");  // one is open: the blocks that all share
+    CHECK(ending.text == "0 1 0");  // one is open: the segment of blocks that all ranks share
   CHECK(files_in_dev_shm() == files);
 }
 
@@ -229,7 +229,7 @@ TEST_CASE("shared memory: a rank's own version of what ranks had in common is it
     at::Tensor shared = communicator->allocate_shared(10'000, at::kFloat);
     if (rank == 0) shared.fill_(5);
     communicator->broadcast(shared, 0, "values")->wait();
-    if (rank == 2) shared.reset();  // it needs it no more
+    if (rank == 2) shared.reset();  // rank 2 no longer needs it
     at::Tensor own = rank == 2 ? at::Tensor() : communicator->make_own(shared);
     shared.reset();
     communicator->barrier("all have their own")->wait();
@@ -241,7 +241,7 @@ TEST_CASE("shared memory: a rank's own version of what ranks had in common is it
     if (static_cast<int64_t>(own.sum().item<double>()) != 55'000) return "a broadcast that is not there";
     own.reset();
     communicator->barrier("all have let go")->wait();
-    at::Tensor next = communicator->allocate_shared(10'000, at::kFloat);  // the same place
+    at::Tensor next = communicator->allocate_shared(10'000, at::kFloat);  // reuses the place of `shared`
     if ((next != 0).any().item<bool>()) return "memory that is not zero";
     communicator->barrier("all have looked")->wait();
     if (rank == 1) next.fill_(3);
@@ -271,7 +271,7 @@ TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes a
     const int64_t left = shared_bytes() - before;
     if (communicator->allocate(kNumel, at::kFloat).count_nonzero().item<int64_t>() > 0) return "not zero";
     communicator->barrier("the end")->wait();
-    // Its own 192 MiB, and 64 MiB of the other rank's.
+    // This rank's own 192 MiB, and 64 MiB of the other rank's input.
     if (taken < int64_t{250} << 20) return "too little was taken: " + std::to_string(taken);
     if (left > int64_t{8} << 20) return "too much is left: " + std::to_string(left);
     return "right";

@@ -1,4 +1,4 @@
-// What the tests of ranks over shared memory have in common.
+// Shared by the tests of ranks over shared memory.
 #pragma once
 
 #include <torch/torch.h>
@@ -33,7 +33,7 @@ inline void sleep_ms(int duration) {
   std::this_thread::sleep_for(std::chrono::milliseconds(duration));
 }
 
-/// Shared memory that this process has open as a file.
+/// The number of shared-memory files that this process has open.
 inline int open_memory_files() {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -1,4 +1,4 @@
-// Ranks as threads: the common script, and what only this communicator can notice.
+// Ranks as threads: the common script, and mistakes that only this communicator can detect.
 #include "comm/thread_communicator.h"
 
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ using Catch::Matchers::Contains;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What each rank's body threw, "" where nothing; CommErrors only, others end the test.
+// The CommError that each rank's body threw, or "". Other exceptions end the test.
 std::vector<std::string> errors_of_ranks(int world_size, milliseconds timeout,
                                          const testing::RankBody& body) {
   std::vector<std::string> errors(world_size);

@@ -1,6 +1,6 @@
 // The JSON Schema, `zerorun config check` and a run give the same verdict on every generated configuration.
 //
-// The reader knows more than a schema can say. What the generator therefore never makes:
+// The reader checks more than a schema can express. The generator therefore never makes:
 //   - text that is no JSON, or that is not plain JSON (comments, trailing commas), and duplicate keys;
 //   - nesting deeper than the reader allows, and files larger than it reads;
 //   - integers at the edge of 64 bits, which a schema compares as doubles, and digits in quotes beyond that
@@ -62,7 +62,7 @@ TEST_CASE("a check and a run on one rank agree on generated configurations witho
   int refused = 0;
   int taken = 0;
   generate_configs([&](const std::string& text) {
-    if (text.find("\"auto\"") != std::string::npos) return;  // a run has what a check waits for
+    if (text.find("\"auto\"") != std::string::npos) return;  // a run needs a value, a check does not
     const CheckedConfig checked = check_config(text, "generated", {.world_size = 1});
     ++(checked.refused() ? refused : taken);
     if (run_refuses(text) == checked.refused()) return;

@@ -84,7 +84,7 @@ TEST_CASE("without a number of ranks, sizes that no number can satisfy are refus
     const char* train;
     const char* micro;
     const char* steps;
-    const char* expected;  // empty: some number of ranks does
+    const char* expected;  // empty: accepted for some world size
   };
   for (const Row& row : std::vector<Row>{
            {"-", "-", "-", "train_batch_size or train_micro_batch_size_per_gpu"},

@@ -1,5 +1,4 @@
-// A configuration that is put together key by key, and the values that are worth a try at a key. Used by
-// tests only, in one thread.
+// A configuration that is built key by key, and values worth trying at a key. For tests only, in one thread.
 #pragma once
 
 #include <string>
@@ -10,13 +9,12 @@
 
 namespace zerorun::test {
 
-/// A JSON document that is put together key by key.
+/// A JSON document that is built key by key.
 class Draft {
  public:
   using Path = std::vector<std::string>;
 
-  /// Sets the value at `path`, with the objects around it. A value that stands where an object is needed
-  /// gives way.
+  /// Sets the value at `path` and makes the objects around it. Replaces a value where an object is needed.
   Draft& put(const Path& path, std::string literal);
   std::string text() const;
 
@@ -38,17 +36,17 @@ class Draft {
   Node root_;
 };
 
-/// Values as they stand in a file.
+/// Values as written in a file.
 using Literals = std::vector<std::string>;
 
-/// Every kind of JSON value, the spellings that some keys take, and the near misses.
+/// Every kind of JSON value, the spellings that some keys accept, and near misses.
 const Literals& common_literals();
 
-/// Those and the likely ones, the ends of the key's range and what lies next to them, and its choices spelled
-/// in some ways.
+/// The common and the likely literals, the ends of the key's range and their neighbours, and its choices in
+/// several spellings.
 Literals literals_for(const KeyFact& fact);
 
-/// Values of the kind that the row names, so that configurations of many keys are valid now and then.
+/// Values of the kind that the row names, so that some configurations of many keys are valid.
 Literals likely_literals(const KeyFact& fact);
 
 std::string quoted_literal(std::string_view text);

@@ -13,7 +13,7 @@ namespace {
 constexpr int combinations = 4000;
 constexpr unsigned seed = 20240607;
 
-/// The keys on the way to `path`; where they are the user's own, "mine".
+/// The keys on the way to `path`; "mine" where users choose the names.
 Draft::Path keys_on(std::string_view path) {
   Draft::Path keys;
   std::string key;
@@ -42,12 +42,12 @@ bool is_under(std::string_view path, std::string_view section) {
   return path.starts_with(section) && path.size() > section.size() && path[section.size()] == '.';
 }
 
-/// What no configuration can be without.
+/// The part that every configuration needs.
 Draft with_a_batch() {
   return Draft().put({"train_micro_batch_size_per_gpu"}, "1");
 }
 
-/// A configuration in which the key may stand: with a type beside the parameters of an optimizer or a
+/// A configuration in which the key is allowed: with a type beside the parameters of an optimizer or a
 /// schedule.
 Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
   Draft draft = with_a_batch();
@@ -93,7 +93,7 @@ class Generator {
  private:
   void take(const Draft& draft) { take_(draft.text()); }
 
-  // Not a distribution of the standard library: those differ from one library to another.
+  // Not a distribution of the standard library: their results differ between libraries.
   template <typename List>
   auto any_of(const List& list) {
     return list[random_() % list.size()];
@@ -108,7 +108,7 @@ class Generator {
     }
   }
 
-  /// The key beside its other name, and an old name beside the present one.
+  /// The key beside its other name, and an old name beside the current one.
   void names(const KeyFact& fact) {
     const Draft::Path path = keys_on(fact.path);
     const std::string literal = likely_literals(fact).front();
@@ -146,7 +146,7 @@ class Generator {
     take(surroundings(fact).put(within(path, name), literal));
   }
 
-  /// The parameters of each type beside every other type, one that nobody knows, and none.
+  /// The parameters of each type beside every other type, an unknown type, and none.
   void types(const KeyFact& fact) {
     const std::string_view params = section_of(fact.path);
     if (params != "optimizer.params" && params != "scheduler.params") return;
@@ -177,7 +177,7 @@ class Generator {
     }
   }
 
-  /// Where keys are the user's own, anything that could not be a path is one.
+  /// Where users choose the names, a name that cannot be a path is a key too.
   void own_keys() {
     for (const KeyFact* fact : key_facts()) {
       if (name_of(fact->path) != "*") continue;
@@ -190,7 +190,7 @@ class Generator {
     }
   }
 
-  /// Sizes of which each is a multiple of the others: a schema cannot divide.
+  /// Batch sizes that are multiples of each other: a schema cannot divide.
   void batch_rules() {
     for (const char* train : {"", "null", "8", "\"auto\"", "0", "1.5"}) {
       for (const char* micro : {"", "null", "2", "\"2\"", "\"auto\"", "-1"}) {
@@ -354,7 +354,7 @@ class Generator {
     take(draft);
   }
 
-  /// Whether the type takes the key; now and then a key that it does not take is let through.
+  /// Whether the type accepts the key; also true for one in 16 keys that it does not accept.
   bool takes(const KeyFact& fact, const std::string& type) {
     return fact.types.empty() || has_word(fact.types, type) || random_() % 16 == 0;
   }
@@ -367,7 +367,7 @@ class Generator {
 
 void generate_configs(const std::function<void(const std::string&)>& take) {
   Generator(take).run();
-  // Rules that join keys whose values are rarely drawn together.
+  // Rules that connect keys whose values are rarely drawn together.
   for (const std::string size : {"0", "1", "\"0\"", "\"auto\""}) {
     for (const std::string scale : {"0", "0.0", "128", "1e-07", "\"auto\""}) {
       for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {

@@ -1,5 +1,5 @@
-// Makes configurations, valid and invalid, out of the key table: the same ones in the same order at every
-// run. Used by tests only, in one thread.
+// Generates configurations, valid and invalid, from the key table: the same ones in the same order in every
+// run. For tests only, in one thread.
 #pragma once
 
 #include <functional>

@@ -62,7 +62,7 @@ class Generator {
 
   void note(std::string what) { expected.push_back({std::move(what), text.size()}); }
 
-  /// A string token; `note` gets its decoded text. The number keeps keys apart.
+  /// A string token; its decoded text goes to note(). The number keeps keys distinct.
   void string(const std::string& prefix) {
     struct Piece {
       const char* raw;
@@ -205,7 +205,7 @@ TEST_CASE("every key and value of a document knows its place") {
 }
 
 TEST_CASE("the place that is reported is the one in the text") {
-  // The same mistake, put behind every kind of thing that moves a column or a line.
+  // The same mistake, after everything that moves a column or a line.
   const std::vector<std::string> before = {
       "",         " ",           "\t\t",           "\n\n",
       "\r\n  ",   "\r",          "/* é漢😀 */ ",    "#\n",
@@ -353,6 +353,6 @@ TEST_CASE("a damaged document is read or refused in order, never anything else")
     }
     INFO(text);
     for (const Refusal& refusal : refusals(text))
-      CHECK(refusal.line <= 5);  // each '\r' and '\n' may begin one
+      CHECK(refusal.line <= 5);  // each '\r' and '\n' may begin a line
   }
 }

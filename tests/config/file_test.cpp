@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A folder of its own, removed at the end.
+/// A temporary folder, removed at the end.
 class Folder {
  public:
   Folder() {
@@ -67,7 +67,7 @@ TEST_CASE("what cannot be read as a file is named") {
   fs::create_symlink(folder.path() / "loop", folder.path() / "loop");
   CHECK_THAT(refusal_of(folder.path() / "loop"), Catch::Contains("cannot be opened: "));
   CHECK_THAT(refusal_of("/dev/zero"), Catch::Contains("more than 16 MiB"));
-  if (geteuid() != 0) {  // nothing is unreadable to root
+  if (geteuid() != 0) {  // root can read every file
     const fs::path closed = folder.write("closed.json", "{}");
     fs::permissions(closed, fs::perms::none);
     CHECK_THAT(refusal_of(closed), Catch::Contains("cannot be opened: Permission denied"));

@@ -1,6 +1,6 @@
-// A libFuzzer target over the text of a configuration (scripts/fuzz config). Any text is a fair input; what
-// must hold for all of them is said by the functions named must_*. The ranks, the hidden size and the
-// leniency with which a text is read follow from the text itself, so that files of the corpus are plain
+// A libFuzzer target over the text of a configuration (scripts/fuzz config). Any text is valid input; the
+// functions named must_* state what must hold for all of them. The world size, the hidden size and the
+// leniency of the reader are derived from the text itself, so that files of the corpus are plain
 // configurations.
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::string_view origin = "fuzzed";
-constexpr std::size_t longest_double_digits = 15;  // an integer of more digits may be another one as a double
+constexpr std::size_t longest_double_digits = 15;  // a double may not hold an integer of more digits
 
 [[noreturn]] void fail(std::string_view what, std::string_view text, const std::string& detail = "") {
   std::fprintf(stderr, "BROKEN: %s\n%s\n---- the text:\n%.*s\n----\n", std::string(what).c_str(),
@@ -59,7 +59,7 @@ std::string told(const CheckedConfig& checked) {
   return all;
 }
 
-/// Where `offset` is, counted anew: lines end with LF, CR LF or CR, columns count characters.
+/// The position of `offset`, counted independently: lines end with LF, CR LF or CR, columns count characters.
 Position place_of(std::string_view text, std::size_t offset) {
   Position place{offset, 1, 1};
   for (std::size_t i = text.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < offset; ++i) {
@@ -74,7 +74,7 @@ Position place_of(std::string_view text, std::size_t offset) {
   return place;
 }
 
-/// Findings are in the order of the file, point into it, and cannot move a terminal's cursor.
+/// Findings are in file order, point into the file, and cannot move a terminal's cursor.
 void must_point_into(std::string_view text, const CheckedConfig& checked) {
   std::size_t last = 0;
   for (const Finding& finding : checked.diagnostics.findings()) {
@@ -98,7 +98,7 @@ int count_warnings(const CheckedConfig& checked) {
       std::ranges::count(checked.diagnostics.findings(), Severity::warning, &Finding::severity));
 }
 
-/// What is shown of an accepted configuration is one itself, with the same meaning, and no more to warn of.
+/// The shown form of an accepted configuration is one itself, with the same meaning and no more warnings.
 void must_show_the_same(std::string_view text, const CheckedConfig& checked, const CheckOptions& options) {
   const std::string shown = show_settings(checked.settings);
   const CheckedConfig again = check_config(shown, std::string(origin), options);
@@ -127,7 +127,7 @@ class Schema {
   valijson::Validator validator_;
 };
 
-/// A schema's numbers are doubles and its texts are short: where an exact integer matters, it cannot tell.
+/// A schema's numbers are doubles and its texts are short: it cannot judge where an exact integer matters.
 bool has_more_digits_than_a_double(std::string_view json) {
   std::size_t digits = 0;
   for (const char c : json) {
@@ -137,7 +137,7 @@ bool has_more_digits_than_a_double(std::string_view json) {
   return false;
 }
 
-/// Nothing is accepted that the JSON Schema of the key table does not allow.
+/// The JSON Schema of the key table allows everything that is accepted.
 void must_fit_the_schema(std::string_view text, const CheckedConfig& checked) {
   const std::string json = scan(text).json;
   if (has_more_digits_than_a_double(json)) return;
@@ -164,7 +164,7 @@ bool same_run(const Config& a, const Config& b) {
   const auto optimizer = [](const Config& c) {
     std::optional<OptimizerConfig> config = c.optimizer;
     auto* adam = config ? std::get_if<AdamConfig>(&*config) : nullptr;
-    if (adam) adam->silently_decoupled = false;  // resolved, it is said
+    if (adam) adam->silently_decoupled = false;  // the resolved configuration states it
     return config;
   };
   const auto stage3 = [](const Config& c) {
@@ -178,7 +178,7 @@ bool same_run(const Config& a, const Config& b) {
     return std::tuple(p.training, p.communication, p.accumulation, p.buffers, p.master_from_fp32,
                       p.auto_cast);
   };
-  // Resolved, the rate of a WarmupLR that has none is written out: that of the optimizer.
+  // The resolved configuration writes out the rate of a WarmupLR that has none: the optimizer's.
   const auto scheduler = [](const Config& c) {
     std::optional<SchedulerConfig> schedule = c.scheduler;
     auto* warmup = schedule ? std::get_if<WarmupLr>(&*schedule) : nullptr;
@@ -198,7 +198,7 @@ bool same_run(const Config& a, const Config& b) {
          a.average_gradients == b.average_gradients;
 }
 
-/// What a program gives for every "auto" that is its own.
+/// A program's values for every "auto" that is its own to fill in.
 Arguments arguments_for(int world_size, bool fp16) {
   constexpr int64_t micro_batch = 2;
   constexpr int64_t steps = 3;
@@ -218,7 +218,7 @@ Arguments arguments_for(int world_size, bool fp16) {
   return arguments;
 }
 
-/// A run takes nothing that a check refuses, and its resolved configuration starts the same run.
+/// A run accepts nothing that a check refuses, and its resolved configuration starts the same run.
 void must_run_as_checked(std::string_view text, const CheckOptions& options) {
   LoadOptions load{.world_size = options.world_size.value_or(1), .hidden_size = options.hidden_size};
   if (!options.compat) load.arguments = arguments_for(load.world_size, options.hidden_size.has_value());

@@ -1,6 +1,6 @@
-// How the fuzz target's inputs are changed: half of the time byte by byte, as libFuzzer does by itself, and
-// half of the time by a key of the key table or a value that is worth a try at it (config_draft.h), so that
-// texts stay configurations.
+// Mutates the fuzz target's inputs: half of the time byte by byte, as libFuzzer does by itself, and half of
+// the time with a key of the key table or a value worth trying at it (config_draft.h), so that texts stay
+// configurations.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -17,17 +17,17 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 namespace zerorun::test {
 namespace {
 
-/// A place where the text can be changed.
+/// A position where the text can be changed.
 struct Spot {
   std::string path;  // of an object: its section; of a value: its key
   std::size_t offset = 0;
-  std::size_t length = 0;  // of a value; 0: behind an opening brace
+  std::size_t length = 0;  // of a value; 0: after an opening brace
 };
 
-/// The openings of objects and the values of keys that are neither object nor array.
+/// The opening braces of objects, and the values of keys that are neither object nor array.
 std::vector<Spot> spots_in(const ScannedText& scanned) {
   std::vector<Spot> spots;
-  std::vector<std::string> keys;  // of the objects and arrays around
+  std::vector<std::string> keys;  // of the enclosing objects and arrays
   std::string key;
   for (std::size_t i = 0; i < scanned.tokens.size(); ++i) {
     const Token& token = scanned.tokens[i];
@@ -71,7 +71,7 @@ class Mutator {
 
   bool coin() { return (random_() & 1) != 0; }
 
-  /// `text` with another key, or another value at one of its keys.
+  /// `text` with one more key, or with another value at one of its keys.
   std::string change(const std::string& text) {
     const std::vector<Spot> spots = spots_in(scan(text));
     if (spots.empty()) return "{" + member_of("") + "}";

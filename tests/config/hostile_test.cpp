@@ -1,4 +1,4 @@
-// Any JSON value at any key, and texts that are made to exhaust a reader: all end soon, in a message.
+// Any JSON value at any key, and texts made to exhaust a reader: all end soon, with a message.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <set>
@@ -107,7 +107,7 @@ void check_messages(const CheckedConfig& checked) {
   }
 }
 
-/// Whether an error may be about another key than the one that was set: two keys that do not go together.
+/// Whether the error may name another key than the one that was set, because the two keys conflict.
 bool is_about_both(const std::string& error, const std::string& path) {
   const auto is_size = [](const std::string& key) {
     return key.starts_with("train_") || key == "gradient_accumulation_steps";
@@ -137,7 +137,7 @@ TEST_CASE("any JSON value at any key is taken, or refused by a message that name
       refused += named ? 1 : 0;
     }
   }
-  // Most keys take few of these values.
+  // Most keys accept few of these values.
   CHECK(refused > 4000);
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("a file of more than 16 MiB is refused, whatever is in it and however 
   CHECK_THAT(user_error([] { read_config_file("/dev/zero"); }), Catch::Contains("more than 16 MiB"));
 }
 
-/// A configuration of `count` keys, each with its number.
+/// A configuration of `count` keys, each with its number in the name.
 std::string many_keys(const std::string& stem, int count, const std::string& value) {
   std::string text = "{\"train_batch_size\": 1";
   for (int i = 0; i < count; ++i) text += ", \"" + stem + std::to_string(i) + "\": " + value;
@@ -199,7 +199,7 @@ TEST_CASE("of very many mistakes the first are told, and the others counted") {
              Catch::EndsWith("\nconf: and 19000 more errors"));
   const CheckedConfig eased =
       check_config(many_keys("leftover_of_another_program_", count, "1"), "conf", {.compat = true});
-  // Beyond the first thousand nobody looks whether a key is a typo, so none is let pass.
+  // Keys beyond the first thousand are not checked for typos, so all of them stay errors.
   CHECK(eased.diagnostics.findings().size() == 2 * most_findings);
   CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_findings);
 }

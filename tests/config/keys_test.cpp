@@ -1,4 +1,4 @@
-// The key table: nothing that DeepSpeed knows is called unknown, nothing that is offered goes unread.
+// The key table: no key that DeepSpeed knows is called unknown, and every key that is offered is read.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
@@ -14,7 +14,7 @@ using namespace zerorun::test;
 
 namespace {
 
-/// A configuration in which `path` has `value`, with the types that its section needs beside it.
+/// A configuration in which `path` has `value`, with the types that its section needs.
 std::string config_with(const std::string& path, const std::string& value, const std::string& type) {
   std::string text = value;
   std::string rest = path;
@@ -249,7 +249,7 @@ TEST_CASE("what stands in a misspelled section is checked as that of the section
                                            "3:37 zero_optimisation.offload_optimiser.device",
                                            "3:45 zero_optimisation.stgae", "3:58 optimiser",
                                            "3:71 optimizer.type", "3:89 optimiser.params.lr"});
-  // Not beside the section itself, whose keys would be there twice.
+  // Not beside the correctly spelled section, whose keys would then exist twice.
   CHECK(refusals(with(R"("fp61": {"enabled": 1}, "fp16": {"enabled": false})")).size() == 1);
 }
 

@@ -1,5 +1,5 @@
 // The optimizers that a config can name: their parameters, the defaults of the class that DeepSpeed would
-// make, and what is said about those that are not offered.
+// use, and the messages about optimizers that are not offered.
 #include <catch2/catch.hpp>
 #include <string>
 

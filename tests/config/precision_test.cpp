@@ -68,7 +68,7 @@ TEST_CASE("what stands in fp16 has no effect while it is off") {
         R"("fp16": {"enabled": false, )" + keys + "}, " + bf16}) {
     INFO(settings);
     const Config config = parse(settings);
-    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // that it is off
+    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // fp16 is off
     CHECK(!config.precision.auto_cast);
     CHECK(config.precision.loss_scale.window == 1000);
     CHECK(config.precision.loss_scale.hysteresis == 2);
@@ -120,7 +120,7 @@ TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
   CHECK(open[1].place() == "2:50 bf16.enabled");
   CHECK_THAT(open[1].remedy, Catch::Contains("options.arguments[\"bf16.enabled\"]"));
 
-  // Before it is known, nothing that depends on it is refused or shown.
+  // Before the training dtype is known, nothing that depends on it is refused or shown.
   const CheckedConfig checked =
       check_config(with(both + ", " + types(R"("param_dtype": "fp16", "grad_accum_dtype": "bf16")")), "conf");
   CHECK(!checked.refused());
@@ -136,7 +136,7 @@ TEST_CASE("a section that the program switches off has no effect either") {
       R"("fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true, "hysteresis": 0},
       "bf16": {"enabled": "auto", "check_grad_overflow": false})";
   const Config config = with_arguments(settings, {{"fp16.enabled", false}, {"bf16.enabled", false}});
-  CHECK(told(config).size() == 1);  // what "auto" stands for
+  CHECK(told(config).size() == 1);  // the note on the value of "auto"
   CHECK_THROWS_WITH(with_arguments(settings, {{"fp16.enabled", true}, {"bf16.enabled", false}}),
                     Catch::Contains("fp16.fp16_master_weights_and_grads: expected false, found true") &&
                         Catch::Contains("fp16.hysteresis: expected an integer of at least 1"));
@@ -193,7 +193,7 @@ TEST_CASE("param_dtype says once more what the dtype of training is") {
       {R"("bf16": {"enabled": true}, "data_types": {"param_dtype": @"fp32"})", "data_types.param_dtype",
        "bf16, as bf16.enabled is true", "\"fp32\"", "leave the key out, or switch fp16 and bf16 off"},
   });
-  // A section that is no object is the one mistake.
+  // If the section is not an object, that is the only mistake.
   CHECK(refusals(with(R"("fp16": true, "data_types": {"param_dtype": "fp16"})")).size() == 1);
 }
 

@@ -1,4 +1,4 @@
-// What is said about 180 public configurations, whose mistakes are known (data/real_configs/labels.tsv).
+// Findings on 180 public configurations, whose mistakes are known (data/real_configs/labels.tsv).
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
@@ -60,13 +60,14 @@ bool is_deprecated(const std::string& path) {
   return fact && (fact->status == KeyStatus::old_name || fact->status == KeyStatus::replaced);
 }
 
-/// What is in a section with an old name is named by the section.
+/// Findings in a section with an old name are placed at the section.
 std::string place_of_deprecated(const std::string& key) {
   const std::string section(section_of(key));
   return is_deprecated(section) ? section : key;
 }
 
-/// No mistake of a key: what ZeroRun does not do, and what the labels do not cover.
+/// Findings that are not a key's mistake: features that ZeroRun lacks, and cases that the labels do not
+/// cover.
 bool is_feature(const Finding& finding) {
   const std::string& found = finding.mistake.found;
   if (finding.severity == Severity::error) {
@@ -77,7 +78,7 @@ bool is_feature(const Finding& finding) {
          finding.text.find(" changes nothing: ") != std::string::npos;
 }
 
-/// By its mistakes.
+/// The outcome by the mistakes alone.
 std::string outcome_of(const CheckedConfig& checked) {
   std::string outcome = "passed";
   for (const Finding& finding : checked.diagnostics.findings()) {
@@ -139,7 +140,7 @@ TEST_CASE("what public configurations ask for and a run has not is refused or wa
                         "202.json curriculum_learning.enabled", "222.json quantize_training",
                         "345.json scheduler.params.warmup_num_steps"});
   CHECK(offloading > 30);
-  CHECK(told_of == 0);  // it is offered
+  CHECK(told_of == 0);  // offload_param is offered
 }
 
 TEST_CASE("every unknown, deprecated or mistyped key of a public configuration is named at its path") {
@@ -170,7 +171,7 @@ TEST_CASE("nothing but the known mistakes of a public configuration is an error 
     for (const Finding& finding : check_config(config.text(), config.file).diagnostics.findings()) {
       if (finding.severity == Severity::note) continue;
       INFO(config.file << ":" << finding.at().line << ": " << finding.mistake.path << ": " << finding.text);
-      // A choice that is misspelled: what the labels do not cover.
+      // A misspelled choice, which the labels do not cover.
       const bool is_choice = config.file == "166.json" && finding.mistake.path == "scheduler.type";
       CHECK((known.contains(finding.mistake.path) || is_choice || is_feature(finding)));
     }
@@ -205,7 +206,7 @@ TEST_CASE("with compat, leftovers in public configurations are warnings and typo
     INFO(config.file << " with compat:\n" << told(eased_check));
     const bool is_refused = outcome_of(strict) == "refused";
     if (!is_refused) CHECK(outcome_of(eased_check) == outcome_of(strict));
-    // The same is said, of some of it more mildly.
+    // The same findings, some of them milder.
     const auto before = strict.diagnostics.findings();
     const auto after = eased_check.diagnostics.findings();
     REQUIRE(before.size() == after.size());

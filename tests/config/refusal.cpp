@@ -18,7 +18,7 @@ std::vector<std::string> split(const std::string& line, char separator) {
 
 namespace {
 
-/// Takes `text` up to `mark` away, and the mark with it.
+/// Removes `text` up to and including `mark`, and returns the part before `mark`.
 std::string take(std::string& text, const std::string& mark, bool last = false) {
   const std::size_t at = last ? text.rfind(mark) : text.find(mark);
   REQUIRE(at != std::string::npos);
@@ -60,7 +60,7 @@ std::vector<Refusal> refusals(std::string_view text, int world_size) {
     parse_config(text, "conf", world_size);
   } catch (const UserError& error) {
     for (const std::string& line : split(error.what(), '\n')) {
-      if (line.front() != ' ') result.push_back(take_apart(line));  // else the line of the file, or its caret
+      if (line.front() != ' ') result.push_back(take_apart(line));  // else the file's line, or its caret
     }
     REQUIRE(!result.empty());
   }

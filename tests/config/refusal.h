@@ -1,4 +1,4 @@
-// What the tests of config/ share: a refused configuration as data, and lines of a data file. Used by tests
+// Shared by the tests of config/: a refused configuration as data, and the lines of a data file. For tests
 // only.
 #pragma once
 
@@ -24,7 +24,8 @@ struct Refusal {
   std::string place() const { return std::to_string(line) + ":" + std::to_string(column) + " " + path; }
 };
 
-/// What parse_config refuses in `text`; empty if it takes it. Fails the test if a line has another form.
+/// The mistakes that parse_config finds in `text`; empty if it accepts it. Fails the test if a line has
+/// another form.
 std::vector<Refusal> refusals(std::string_view text, int world_size = 1);
 
 /// The lines of a file in tests/config/data, without empty ones and those that begin with '#'.
@@ -36,7 +37,7 @@ std::vector<std::string> split(const std::string& line, char separator);
 /// line.
 std::string with(const std::string& settings);
 
-/// `settings` with one mistake, an '@' in front of it, and the message that refuses them.
+/// `settings` with one mistake, marked by an '@' before it, and the message that refuses them.
 struct MarkedRefusal {
   std::string settings;
   std::string path;
@@ -48,13 +49,13 @@ struct MarkedRefusal {
 /// The one message with which a run refuses `row`; CHECKs its place.
 Refusal refusal_of(const MarkedRefusal& row);
 
-/// CHECKs that each is refused with exactly its texts, and when it is checked, too.
+/// CHECKs that a run refuses each row with exactly its texts, and that check_config() refuses it too.
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
 
-/// What a run is told of its configuration: warnings, then notes.
+/// The run's messages on its configuration: warnings, then notes.
 std::vector<std::string> told(const Config& config);
 
-/// CHECKs that a run with `settings` is told this one note or warning, and nothing else.
+/// CHECKs that a run with `settings` reports this one note or warning, and nothing else.
 void check_note(const std::string& settings, const std::string& text);
 void check_warning(const std::string& settings, const std::string& text);
 

@@ -1,4 +1,4 @@
-// What the settings of each schedule become.
+// The settings of each schedule as a run reads them.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>

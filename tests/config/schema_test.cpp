@@ -1,4 +1,4 @@
-// What is made from the key table is in the repository as it is made.
+// The files generated from the key table are in the repository, unchanged.
 #include "config/schema.h"
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,4 @@
-// What each accepted setting becomes, and how each wrong one is refused.
+// The value that each accepted setting gets, and the message for each wrong one.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ Optimizer optimizer(const std::string& type, const std::string& params) {
   return std::get<Optimizer>(*config.optimizer);
 }
 
-/// Each row is refused with its texts among others.
+/// CHECKs that each row is refused with messages that contain its texts.
 void check_refused(const std::vector<MarkedRefusal>& rows) {
   for (const MarkedRefusal& row : rows) {
     INFO(row.settings);

@@ -1,4 +1,4 @@
-// The zero_optimization section at stage 3: sizes, their two names, and what each stage makes of them.
+// The zero_optimization section: stages, sizes under both of their names, and their values at each stage.
 #include <catch2/catch.hpp>
 #include <limits>
 #include <string>

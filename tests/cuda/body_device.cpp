@@ -38,7 +38,7 @@ Tally& tally_in(const at::Tensor& tensor) {
   return *memory_of<Tally>(tensor);
 }
 
-// Calls `done` with each thread's body when it has run.
+// Runs each thread's body, then calls `done` with it.
 template <typename Body, typename Done>
 void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done) {
   const cuda::Division division = body.division(numel);
@@ -49,7 +49,7 @@ void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done)
   }
 }
 
-// What the threads have to tell.
+// Returns the finding that the threads report together.
 template <template <typename, typename> typename Body>
 uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64_t number, int64_t threads) {
   uint64_t slot = 0;

@@ -1,4 +1,4 @@
-// CUDA's kernels on a GPU, against the CPU's.
+// The CUDA kernels on a GPU, compared with the CPU's.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -21,7 +21,7 @@ namespace {
 const Sizes kSizes = {0, 1, 3, 8, 9, 31, 257, 2003};
 const Sizes kLarge = {(int64_t{1} << 22) + 3};
 
-// float32 values by their bits, this many at a time.
+// float32 values by bit pattern, this many at a time.
 constexpr int64_t kPatterns = int64_t{1} << 24;
 
 at::Tensor patterns(int64_t begin) {
@@ -52,7 +52,7 @@ TEST_CASE("cuda kernels: every float32 is rounded to the CPU's bits") {
       INFO(dtype << ", patterns from " << begin << " on");
       const at::Tensor found = get(device, rounded);
       const bool equal = std::memcmp(found.const_data_ptr(), wanted.const_data_ptr(), found.nbytes()) == 0;
-      REQUIRE((equal || same_bits(found, wanted)));  // the second look is at NaN
+      REQUIRE((equal || same_bits(found, wanted)));  // the second comparison is for NaN
     }
   }
 }
@@ -79,7 +79,7 @@ TEST_CASE("cuda kernels: sums of squares are the CPU's to 12 digits, wherever va
   check_squares(device, {0, 1, 7, 8, 9, 2047, 2048, 2049, 300001, 8 * 256 * 1024 + 12345});
 }
 
-// Of the order in which they are added up the body says all, so there is no last digit to differ in.
+// The kernel's body fixes the order of addition, so not even the last digit may differ.
 TEST_CASE("cuda kernels: sums of squares have the bits of the kernel's body run on the host") {
   CudaDevice device(0);
   BodyDevice bodies(1);
@@ -184,7 +184,7 @@ TEST_CASE("cuda device: memory outlives the device that it is from") {
 TEST_CASE("cuda device: asking for more memory than there is says how much is free") {
   CudaDevice device(0);
   CHECK_THROWS_WITH(device.allocate(int64_t{1} << 50, at::kFloat), Catch::Contains("bytes of memory left"));
-  CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // and does no harm
+  CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // the failed allocation did no harm
 }
 
 TEST_CASE("cuda device: a number without a GPU is a mistake of the user's") {

@@ -1,4 +1,4 @@
-// Streams and events of a GPU: who waits for whom, and for how long.
+// Streams and events of a GPU: which stream waits for which, and for how long.
 #include "cuda/cuda_streams.h"
 
 #include <ATen/cuda/Sleep.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Keeps the current stream busy for at least `time`: longer where the GPU is not at its highest clock.
+// Keeps the current stream busy for at least `time`: longer if the GPU is not at its highest clock.
 void work_for(std::chrono::milliseconds time) {
   int kilohertz = 0;
   ZR_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0));
@@ -33,7 +33,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What a stream reads that another stream writes late.
+// Returns what one stream reads from memory that another stream writes late.
 float read_across_streams(CudaDevice& device, bool waits) {
   CudaStreams& streams = device.streams();
   const at::Tensor ones = put(device, at::ones({1000}));
@@ -84,7 +84,7 @@ TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own t
   CudaStreams& streams = device.streams();
   const StreamId outer = streams.current();
   const at::Tensor memory = device.allocate(10, at::kFloat);
-  memory.fill_(1);  // loads the kernels, for which CUDA may wait
+  memory.fill_(1);  // loads the kernels, which may make CUDA wait
   work_for(1ms);
   ZR_CUDA(cudaDeviceSynchronize());
   {
@@ -101,7 +101,7 @@ TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own t
     CHECK(cudaStreamQuery(streams.handle(outer)) == cudaSuccess);
   }
   CHECK(streams.current() == outer);
-  CHECK(get(device, memory).max().item<float>() == 1);  // what runs outside did not wait
+  CHECK(get(device, memory).max().item<float>() == 1);  // the outer stream did not wait
   ZR_CUDA(cudaDeviceSynchronize());
   CHECK(get(device, memory).min().item<float>() == 2);
 }
@@ -207,7 +207,7 @@ TEST_CASE("cuda streams: what a lane waits for is not its work") {
   const double whole = seconds_since(start) * 1000;
   const double busy = streams.take_times().busy[static_cast<size_t>(Lane::reduce)];
   CHECK(busy >= 49);
-  CHECK(busy < whole / 2);  // about a seventh of it
+  CHECK(busy < whole / 2);  // about a seventh of `whole`
 }
 
 TEST_CASE("cuda streams: more waits at a time than are measured are counted") {
@@ -229,7 +229,7 @@ TEST_CASE("cuda streams: more waits at a time than are measured are counted") {
 TEST_CASE("cuda streams: a thread on another GPU is told so") {
   int count = 0;
   ZR_CUDA(cudaGetDeviceCount(&count));
-  if (count < 2) return;  // needs a second one to be on
+  if (count < 2) return;  // needs a second GPU
   CudaDevice device(0);
   std::string error;
   std::thread([&] {

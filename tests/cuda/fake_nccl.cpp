@@ -5,18 +5,18 @@
 #include <thread>
 #include <utility>
 
-// Never freed: what is used too late is then found out.
+// Never freed, so that use after destruction is detected.
 struct ncclComm {
   int number = 0;
-  int polls = 0;                   // until the last request is done
-  std::atomic<int> calls = 0;      // at present
+  int polls = 0;                   // left until the last request is done
+  std::atomic<int> calls = 0;      // running now
   std::atomic<bool> told = false;  // to abort
   std::atomic<bool> gone = false;
 };
 
 namespace zerorun::testing {
 
-// One call of NCCL: lasts long enough that another at the same time is seen.
+// One call of NCCL: lasts long enough that a concurrent one is detected.
 class FakeNccl::Call {
  public:
   Call(FakeNccl& nccl, ncclComm* comm, const std::string& what) : comm_(comm) {
@@ -135,7 +135,7 @@ ncclResult_t FakeNccl::state(ncclComm* comm) {
   return comm->polls != 0 ? ncclInProgress : reported_;
 }
 
-// An abort waits for the GPU, and so for every communicator to be told.
+// An abort waits for the GPU, and so until every communicator has been told to abort.
 ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
@@ -213,7 +213,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
   *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
   const ncclResult_t result = fake_nccl().request(comm, "window");
-  return result == ncclInProgress ? ncclSuccess : result;  // as NCCL has it, and it is under way all the same
+  return result == ncclInProgress ? ncclSuccess : result;  // as in NCCL, though in progress
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
   fake_nccl().note(comm, "no window");

@@ -1,5 +1,5 @@
-// Stands for NCCL in programs that test how it is called, without a GPU: a request takes as long as a test
-// says, and what NCCL forbids is noted. Linked in place of libnccl. Any thread.
+// A fake NCCL for tests of how NCCL is called, without a GPU: a request takes as many polls as a test sets,
+// and calls that NCCL forbids are recorded. Linked in place of libnccl. Any thread.
 #pragma once
 
 #include <nccl.h>
@@ -12,31 +12,31 @@ namespace zerorun::testing {
 
 class FakeNccl {
  public:
-  /// As new: no communicator, nothing done.
+  /// Back to the initial state: no communicators, no recorded calls.
   void reset();
 
-  /// How often a request is found in progress before it is done; -1: for ever.
+  /// How many polls find a request in progress before it is done; -1: never done.
   void take(int polls);
-  /// What a request, or asking for errors, comes to.
+  /// The result of every request, and of every query for errors.
   void fail_requests(ncclResult_t result);
   void report(ncclResult_t result);
-  /// A rank stands still that calls of this name ("deregister", or "GPU" for what waits for the GPU) wait
-  /// for: they return when let_go() is called or, all but "destroy", when their communicator is told to
+  /// Simulates another rank that stands still: calls of this name ("deregister", or "GPU" for waits for the
+  /// GPU) return only when let_go() is called or, all but "destroy", when their communicator is told to
   /// abort.
   void hold(const std::string& what);
   void let_go();
-  /// As on a machine where GPUs cannot reach each other's memory.
+  /// As on a machine whose GPUs cannot reach each other's memory.
   void take_windows_away();
 
-  /// What was asked for, in order: "all_gather 0" of communicator 0, "group", "abort 1", "GPU idle".
+  /// The calls, in order: "all_gather 0" of communicator 0, "group", "abort 1", "GPU idle".
   std::vector<std::string> done() const;
-  /// What NCCL forbids and was done: several calls at once, a request before the last was settled, any use of
-  /// a communicator that is gone.
+  /// Forbidden calls that were made: several at once, a request before the last was settled, any use of a
+  /// destroyed or aborted communicator.
   std::vector<std::string> violations() const;
 
-  // For the functions that stand for NCCL's.
+  // For the functions that replace NCCL's.
   ncclResult_t request(ncclComm* comm, const std::string& what);
-  void note(ncclComm* comm, const std::string& what);  // what is done at once
+  void note(ncclComm* comm, const std::string& what);  // calls that are done at once
   ncclResult_t state(ncclComm* comm);
   ncclResult_t end(ncclComm* comm, const std::string& what);
   void await_gpu();
@@ -61,7 +61,7 @@ class FakeNccl {
   ncclResult_t reported_ = ncclSuccess;
 };
 
-/// The one of this program.
+/// The instance of this program.
 FakeNccl& fake_nccl();
 
 }  // namespace zerorun::testing

@@ -1,6 +1,6 @@
-// The main function of programs whose tests need a GPU. Where there is none it says so and exits with 77. The
-// tests are a library of their own that is loaded afterwards: LibTorch's CUDA libraries cannot be on every
-// machine that builds this.
+// The main function of programs whose tests need a GPU. Without a GPU it says so and exits with 77. The tests
+// are a library that is loaded afterwards, because not every machine that builds this has LibTorch's CUDA
+// libraries.
 #include <dlfcn.h>
 
 #include <cstdio>

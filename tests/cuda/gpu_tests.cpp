@@ -1,4 +1,4 @@
-// What gpu_main.cpp calls in the library that holds a program's tests.
+// The function of a test library that gpu_main.cpp calls.
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // Training on a GPU: DeepSpeed's runs are reproduced as on the CPU, all stages give the same bits, and two
-// ranks train as two on the CPU do. Skipped where there is no GPU.
+// ranks train like two on the CPU. Skipped without a GPU.
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// GPUs of this machine; where there is none the program says so and ends.
+// The GPUs of this machine; without any, the program says so and exits.
 int gpus() {
   static const int count = [] {
     std::string reason;
@@ -25,7 +25,7 @@ int gpus() {
       std::printf("skipped: %s\n", reason.c_str());
       std::exit(77);
     }
-    // For operators of LibTorch that would otherwise give other bits in every run.
+    // Without this, some operators of LibTorch give other bits in every run.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     return found;
@@ -33,16 +33,16 @@ int gpus() {
   return count;
 }
 
-// How far two runs in bf16 may be apart in their losses, relative, when one adds up in another order. bf16
-// keeps 8 bits, so that a value may be rounded to its neighbour, 2^-8 of it away; a loss is the fp32 mean
-// over the tokens of a batch, in which most of that cancels. What is left of it the golden traces say:
-// DeepSpeed's losses of this model in bf16 are within 4e-4 of those in fp32 in every one of ten steps, so two
-// runs that are rounded differently everywhere are within twice that of each other. GPUs differ from the CPU
-// in every matrix product, and NCCL rounds sums to bf16: hence as much again, and some. A rank left out of a
-// sum, or a batch taken twice, shows from 1e-2 on.
+// The largest relative difference of the losses of two bf16 runs whose sums are added in different orders.
+// bf16 keeps 8 bits, so a value may be rounded to its neighbour, 2^-8 of it away; a loss is the fp32 mean
+// over the tokens of a batch, in which most of that cancels. The golden traces show what is left: DeepSpeed's
+// losses of this model in bf16 are within 4e-4 of those in fp32 in every one of ten steps, so two runs that
+// round differently everywhere are within twice that of each other. GPUs differ from the CPU in every matrix
+// product, and NCCL rounds sums to bf16: hence as much again, and some margin. A rank left out of a sum, or a
+// batch taken twice, shows from 1e-2 on.
 constexpr double kBf16Loss = 2e-3;
 
-// The communicator of one rank on the GPU in place of the one given.
+// A communicator of one rank on the GPU, in place of the given one.
 std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   Environment environment;
   environment.device = DeviceChoice::cuda;
@@ -51,7 +51,7 @@ std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   return communicator;
 }
 
-// Matrix products add in another order than the CPU's.
+// Matrix products are summed in another order than on the CPU.
 Tolerance on_gpu(Tolerance tolerance) {
   tolerance.loss = std::max(tolerance.loss, 1e-5);
   tolerance.norm = std::max(tolerance.norm, 1e-4);
@@ -75,12 +75,12 @@ RunResult train_on_gpu(const std::string& precision, int stage, double clipping,
   return train_tiny_gpt2(config, options);
 }
 
-// Mean loss of each step as gpt2 wrote it.
+// The mean loss of each step, from the file that gpt2 wrote.
 std::vector<double> losses_in(const std::filesystem::path& csv) {
   std::vector<double> losses;
   std::ifstream file(csv);
   std::string line;
-  std::getline(file, line);  // names
+  std::getline(file, line);  // header
   while (std::getline(file, line)) {
     std::istringstream fields(line);
     std::string step;
@@ -92,7 +92,7 @@ std::vector<double> losses_in(const std::filesystem::path& csv) {
   return losses;
 }
 
-// Two ranks of the sample, as a user starts them. Empty: they cannot share a GPU.
+// Starts two ranks of the sample as a user does, and returns their losses. Empty: they cannot share a GPU.
 std::vector<double> train_two_ranks(const std::string& device, int stage, const TemporaryFolder& folder) {
   const std::filesystem::path config = folder / "ds_config.json";
   std::ofstream(config) << R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
@@ -126,7 +126,7 @@ TEST_CASE("GPU: DeepSpeed's traces are reproduced") {
   gpus();
   for (const json& trace : traces()) {
     if (trace["ds_config"].contains("gradient_allreduce_op"))
-      continue;  // a sum over ranks is none over micro-steps
+      continue;  // a sum over ranks is not a sum over micro-steps
     const std::string name = trace["name"];
     replay(on_one_rank(trace), on_gpu(tolerance_of(name)),
            [](std::shared_ptr<Communicator> unused) { return on_gpu(unused); });

@@ -1,4 +1,4 @@
-// What CUDA's kernels compute, run on the host thread by thread. Needs no GPU.
+// The results of the CUDA kernels' bodies, run on the host thread by thread. Needs no GPU.
 #include "cuda/kernel_bodies.h"
 
 #include <ATen/ops/zeros.h>
@@ -23,7 +23,7 @@ bool is_finite(uint16_t bits, uint16_t infinity) {
   return (bits & infinity) != infinity;
 }
 
-// Writes down how often an element was visited, and in how large a group.
+// Records how often each element was visited, and in how large a group.
 struct Visits {
   static constexpr int kWidth = 4;
   static constexpr int kAhead = 2;
@@ -59,7 +59,7 @@ TEST_CASE("kernel bodies: every 16-bit value is widened to the same bits as on t
 }
 
 TEST_CASE("kernel bodies: values are rounded to the same bits as on the CPU, NaN included") {
-  // All upper halves, with lower halves at and around every place where a rounding turns.
+  // All upper halves, with lower halves at and next to every value where the rounding changes.
   std::vector<uint32_t> lower = {0, 1, 0xffff};
   for (int bit = 1; bit < 16; ++bit) {
     for (uint32_t near : {0xffffffff, 0U, 1U}) {

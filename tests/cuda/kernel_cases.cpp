@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-// Where arrays begin, in elements behind aligned memory.
+// Start offsets of arrays, in elements after aligned memory.
 std::vector<int64_t> offsets_for(int64_t numel) {
   if (numel > 1'000'000) return {0, 1};
   return {0, 1, 4, 7};
@@ -115,7 +115,7 @@ struct Scaling {
   float factor;
 };
 
-// What copies and sums leave behind, with and without a finding, into other memory and in place.
+// Results of copies and sums, with and without a finding, into other memory and in place.
 Results scaled(Device& device, const Scaling& given) {
   Results results;
   const at::Tensor tally = new_tally(device);
@@ -141,7 +141,7 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
   const at::Tensor tally = new_tally(device);
   const at::Tensor target = put(device, to);
   const at::Tensor source = put(device, from);
-  // An earlier and a later finding of others, as in a step.
+  // Two findings in one tally, as in a step: number 1000, then 40.
   for (const int64_t number : {int64_t{1000}, int64_t{40}}) {
     if (adds) device.add_scaled(target, source, factor, {tally, number});
     if (!adds) device.copy_scaled(target, source, factor, {tally, number});
@@ -152,7 +152,7 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
 struct UpdateCase {
   UpdateRule rule;
   at::ScalarType gradient;
-  at::ScalarType rounded;  // kFloat: not wanted
+  at::ScalarType rounded;  // kFloat: no rounded copy
   int64_t numel;
   int64_t offset;
   int32_t apply;
@@ -164,7 +164,7 @@ Results updated(Device& device, const UpdateCase& given) {
     return put(device, random_values(given.numel, at::kFloat, seed), given.offset);
   };
   UpdateTensors tensors;
-  // Together they come to every case: all are aligned, one of them is not, the moments are not.
+  // Over all cases the offsets cover: all tensors aligned, one of them not, the moments not.
   tensors.gradient = put(device, random_values(given.numel, given.gradient, 1), (given.offset * 3) % 8);
   tensors.values = floats(2);
   auto squares = [&](uint64_t seed) {
@@ -344,7 +344,7 @@ void check_step_facts(Device& tested) {
 
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   std::mt19937_64 random(seed + static_cast<uint64_t>(numel));
-  constexpr int64_t kDrawn = 65537;  // then they come again
+  constexpr int64_t kDrawn = 65537;  // then they repeat
   std::vector<float> floats(numel);
   for (int64_t i = 0; i < numel; ++i) {
     float& value = floats[i];

@@ -1,4 +1,4 @@
-// NCCL's communicators of a single rank: what one GPU can show of how NCCL is used.
+// NCCL's communicators of a single rank: the part of our use of NCCL that one GPU can test.
 #include "cuda/nccl_comms.h"
 
 #include <ATen/cuda/Sleep.h>

@@ -1,6 +1,6 @@
-// Ranks as processes with a GPU each, over NCCL, as a program gets them: connect() loads the CUDA part. The
-// process that starts them never asks anything of a GPU, since what has must not fork. On one GPU two ranks
-// share it where NCCL can do that (2.30); else that they are refused is all that is tested of two.
+// Ranks as processes with one GPU each, over NCCL, connected as in a program: connect() loads the CUDA part.
+// The process that starts them never uses a GPU, because a process that has must not fork. On one GPU two
+// ranks share it if NCCL can do that (2.30); otherwise the only test of two ranks is that they are refused.
 #define CATCH_CONFIG_RUNNER
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using testing::run_processes;
 constexpr int kSkipped = 77;
 constexpr milliseconds kAmple = std::chrono::seconds(120);
 
-// What a body returns when all is right.
+// The result of a body whose checks have all passed.
 constexpr char kRight[] = "right";
 
 std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseconds timeout = kAmple) {
@@ -39,7 +39,7 @@ std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseco
   return connect();
 }
 
-// What two ranks must not say of sharing a GPU.
+// Whether two ranks can connect on this machine; prints the error if not.
 bool two_ranks_fit() {
   static const bool fit = [] {
     const int port = testing::free_port();
@@ -50,7 +50,7 @@ bool two_ranks_fit() {
   return fit;
 }
 
-// Every rank's values, small whole numbers: their sums are exact in every dtype, in whatever order.
+// The values of one rank, small whole numbers: their sums are exact in every dtype, in any order.
 at::Tensor values_of(int rank, int64_t seed, int64_t numel, at::ScalarType dtype) {
   const at::Tensor index = at::arange(numel, at::kLong);
   return ((index * 7 + rank * 13 + seed * 5).remainder(23) - 11).to(dtype);
@@ -93,7 +93,7 @@ std::string check_reduce_scatter(Communicator& comm, int64_t seed, int64_t slice
   const at::Tensor own = input.narrow(0, comm.rank() * slice, slice);
   comm.reduce_scatter(own, input, "test")->wait();
   wrong += expect("reduce_scatter in place", own, wanted);
-  const at::Tensor other = on_gpu(comm, values);  // memory of LibTorch's
+  const at::Tensor other = on_gpu(comm, values);  // LibTorch's memory
   comm.reduce_scatter(output, other, "test")->wait();
   return wrong + expect("reduce_scatter of other memory", output, wanted);
 }
@@ -138,7 +138,7 @@ std::string check_all(Communicator& comm) {
   return wrong.empty() ? kRight : wrong;
 }
 
-// Gathers and reductions of several sizes on their lanes at once, each behind the one before by events alone.
+// Concurrent gathers and reductions of several sizes on their lanes, ordered by events alone.
 std::string check_lanes(Communicator& comm) {
   constexpr int kRounds = 50;
   Streams& streams = comm.device().streams();
@@ -146,7 +146,7 @@ std::string check_lanes(Communicator& comm) {
   const auto device = comm.device().location();
   std::vector<at::Tensor> sums;
   std::vector<at::Tensor> wholes;
-  std::vector<at::Tensor> inputs;  // until the lanes have read them
+  std::vector<at::Tensor> inputs;  // kept until the lanes have read them
   for (int round = 0; round < kRounds; ++round) {
     const int64_t slice = 1000 + 40'000 * (round % 7);
     const at::Tensor input = on_gpu(comm, values_of(comm.rank(), round, slice * ranks, at::kFloat));
@@ -222,7 +222,7 @@ void gather_and_await(Communicator& comm, const std::string& label, int64_t slic
   streams.await(done, kAmple, label);
 }
 
-// The error, and whether all that follows says the same and the GPU is free again.
+// Returns the error. Also checks that later calls throw the same error and that the GPU is free again.
 std::string broken_by(Communicator& comm, const std::function<void()>& body) {
   const std::string error = error_of(body);
   const auto options = at::TensorOptions().device(comm.device().location());
@@ -300,7 +300,7 @@ TEST_CASE("nccl: a rank that never comes is named at the deadline, and the GPU i
       2,
       [&](int rank) -> std::string {
         auto comm = join(rank, 2, port, milliseconds(20'000));
-        gather_and_await(*comm, "the start", 100, "");  // connections are there
+        gather_and_await(*comm, "the start", 100, "");  // establishes the connections
         if (rank == 1)
           for (;;) pause();
         return broken_by(*comm, [&] { gather_and_await(*comm, "bucket 3", 1000, "for aten::mm"); });
@@ -333,7 +333,7 @@ TEST_CASE("nccl: ranks that wait for different things are told so") {
     auto comm = join(rank, 2, port, milliseconds(20'000));
     gather_and_await(*comm, "the start", 100, "");
     return broken_by(*comm, [&] {
-      // On one communicator each: NCCL cannot take one for the other.
+      // Each on a communicator of its own: NCCL cannot mistake one for the other.
       if (rank == 0) return gather_and_await(*comm, "bucket 3", 1000, "");
       const auto options = at::TensorOptions().device(comm->device().location());
       comm->reduce_scatter(at::zeros({500}, options), at::ones({1000}, options), "bucket 4")->wait();

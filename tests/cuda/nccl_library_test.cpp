@@ -1,4 +1,4 @@
-// Which NCCL will do, and which ranks fit together.
+// Which NCCL versions are accepted, and which ranks fit together.
 #include "cuda/nccl_library.h"
 
 #include <nccl.h>

@@ -1,5 +1,5 @@
-// How NCCL's non-blocking communicators are used, with a stand-in that notes what NCCL forbids: one request
-// at a time, no call during another, none after an abort.
+// How NCCL's non-blocking communicators are used, with a fake that records calls that NCCL forbids: one
+// request at a time, no call during another, none after an abort.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ std::string error_of(const std::function<void()>& body) {
   return "none";
 }
 
-// Or a minute has passed.
+// Waits for the condition, at most a minute.
 void wait_until(const std::function<bool()>& condition) {
   const auto patience = std::chrono::steady_clock::now() + 60s;
   while (!condition() && std::chrono::steady_clock::now() < patience) std::this_thread::sleep_for(1ms);
@@ -97,7 +97,7 @@ ptrdiff_t times_done(const std::string& what) {
   return std::ranges::count(done, what);
 }
 
-// Without their order, which is that of threads.
+// Without their order, which depends on the threads.
 std::set<std::string> last_two(const Words& words) {
   return {words.end() - std::min<ptrdiff_t>(2, std::ssize(words)), words.end()};
 }
@@ -201,7 +201,7 @@ TEST_CASE("nccl requests: memory is known to both communicators until it goes") 
     rank.register_memory(&first, windows);
     rank.register_memory(&second, windows);
     rank.comms->forget_memory(&first);
-    rank.comms->forget_memory(&first);  // nobody knows it any more
+    rank.comms->forget_memory(&first);  // no longer registered
     const std::string in = windows ? "window " : "register ";
     const std::string out = windows ? "no window " : "deregister ";
     CHECK(fake_nccl().done() ==
@@ -246,7 +246,7 @@ TEST_CASE(
   const Words done = fake_nccl().done();
   CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==
         std::set<std::string>{"abort 0", "abort 1", "deregister 0"});
-  // The only call that the abort meets is the one that it ends.
+  // The abort overlaps only the call that it ends.
   CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
 }
 
@@ -264,7 +264,7 @@ TEST_CASE("nccl requests: a call that does not return holds up neither the watch
   other.join();  // its call has returned
   CHECK(std::chrono::steady_clock::now() - start < 10s);
   CHECK_THROWS_WITH(rank.watchdog.check(), StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
-  rank.comms->forget_memory(&memory[1]);  // nothing is asked of NCCL any more
+  rank.comms->forget_memory(&memory[1]);  // makes no call of NCCL any more
   rank.watchdog.stop();
   CHECK(times_done("abort 0") == 1);
   CHECK(times_done("deregister 0") == 1);

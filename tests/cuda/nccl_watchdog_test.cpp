@@ -1,4 +1,4 @@
-// The watchdog of collectives, with collectives that are told when to start and end, and a clock that is set.
+// The watchdog of collectives, with fake collectives that start and end on command, and a fake clock.
 #include "cuda/nccl_watchdog.h"
 
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ using testing::StoreThatHasGone;
 
 constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
 
-// One rank: its clock, what happens on its streams, and its watchdog.
+// One rank: its clock, the collectives on its streams, and its watchdog.
 struct Rank {
   explicit Rank(int rank, int world_size = 1, StorePointer store = nullptr)
       : testimony(store ? std::make_shared<Testimony>(store, rank) : nullptr),
@@ -33,7 +33,7 @@ struct Rank {
         watchdog({.rank = rank, .world_size = world_size, .timeout = 10s, .now = [this] { return now; }},
                  probe, std::move(courier)) {}
 
-  // What it has to say is said when this returns, and heard at the next look.
+  // On return the store has this rank's messages; answers are read at the next look().
   void look() {
     watchdog.poll();
     if (messages) REQUIRE(messages->settle(60s));
@@ -48,7 +48,7 @@ struct Rank {
     watchdog.enqueued(slot);
     return slot;
   }
-  // The stream gets there now.
+  // The stream reaches the collective now.
   size_t run(const CollectiveCall& call) {
     const size_t slot = enqueue(call);
     probe.has_started.insert(slot);
@@ -77,7 +77,7 @@ struct Rank {
   Clock::time_point now;
   FakeProbe probe;
   std::shared_ptr<Testimony> testimony;
-  std::unique_ptr<StoreCourier> courier;  // the watchdog's from its start on
+  std::unique_ptr<StoreCourier> courier;  // moved into the watchdog
   StoreCourier* messages;
   NcclWatchdog watchdog;
 };
@@ -90,7 +90,7 @@ TEST_CASE("watchdog: the deadline runs from when the stream has come to the coll
   rank.pass(100s);
   CHECK(rank.error() == "none");
   rank.probe.has_started.insert(slot);
-  rank.pass(100s);  // seen now
+  rank.pass(100s);  // the start is noticed now
   rank.pass(9999ms);
   CHECK(rank.error() == "none");
   rank.pass(1ms);
@@ -116,7 +116,7 @@ TEST_CASE("watchdog: what has ended is forgotten, and its slot used again") {
 TEST_CASE("watchdog: a collective that the host is still giving to the stream has a deadline too") {
   Rank rank(0);
   rank.probe.has_started.insert(rank.begin(call_of("bucket 3")));
-  rank.probe.has_finished.insert(0);  // an event of the slot's last use
+  rank.probe.has_finished.insert(0);  // recorded in the slot's last use
   rank.pass(0s);
   rank.pass(10s);
   CHECK_THAT(rank.error(), StartsWith("all_gather of bucket 3 did not end"));
@@ -242,7 +242,7 @@ TEST_CASE("watchdog: rank 0, which keeps the store, leaves those who wait too ti
 
 TEST_CASE("watchdog: what NCCL reports breaks the communicator at once, for good, with one abort") {
   Rank rank(0);
-  rank.enqueue(call_of("bucket 2"));  // its stream is not there yet
+  rank.enqueue(call_of("bucket 2"));  // its stream has not reached it yet
   rank.run(call_of("bucket 3"));
   rank.probe.reported = "NCCL failed: remote process exited";
   rank.pass(1ms);
@@ -280,7 +280,7 @@ TEST_CASE("watchdog: ranks that start equal sizes in another order are told so, 
     Rank first(0, 2, store);
     Rank second(1, 2, store);
     for (int i = 0; i < 200; ++i) {
-      const int other = differ && (i == 100 || i == 101) ? 201 - i : i;  // two change places
+      const int other = differ && (i == 100 || i == 101) ? 201 - i : i;  // two are swapped
       first.run_to_its_end(call_of("bucket " + std::to_string(i)));
       second.run_to_its_end(call_of("bucket " + std::to_string(other)));
     }
@@ -326,7 +326,7 @@ TEST_CASE(
   watchdog.enqueued(slot);
   const auto patience = Clock::now() + 10s;
   while (probe.asked < 2 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
-  std::this_thread::sleep_for(10ms);  // the look that found it done is over
+  std::this_thread::sleep_for(10ms);  // the poll that found it finished is over
   const int asked = probe.asked;
   CHECK(asked >= 2);
   std::this_thread::sleep_for(50ms);

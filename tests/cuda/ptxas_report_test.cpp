@@ -1,5 +1,5 @@
-// What the assembler said about the kernels when they were built: there for every kernel and architecture,
-// and no register is spilled to memory.
+// The assembler's report on the kernels from the build: it covers every kernel and architecture, and no
+// register is spilled to memory.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>

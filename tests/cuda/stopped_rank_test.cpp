@@ -1,5 +1,5 @@
-// Rank 0, which keeps the store of all ranks, stopped by a signal: the others' watchdogs, with a real store.
-// Needs neither CUDA nor a GPU.
+// Rank 0, which keeps the store of all ranks, is stopped by a signal: another rank's watchdog, with a real
+// store. Needs neither CUDA nor a GPU.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -33,7 +33,7 @@ StorePointer join(int rank, int port) {
   return join_store(Environment::read(), "word", Deadline(20s)).store;
 }
 
-// What a rank says that waits for rank 0 in vain, and how it ends.
+// Waits in vain for rank 0 and returns the error.
 std::string wait_in_vain(const StorePointer& store) {
   EndlessProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 3s}, probe,
@@ -61,10 +61,10 @@ TEST_CASE("watchdog: a rank 0 that a signal has stopped is named at the deadline
   const auto endings = testing::run_processes(
       2,
       [port](int index) -> std::string {
-        const int rank = 1 - index;  // the first process is the one that is awaited
+        const int rank = 1 - index;  // the first process, which is awaited, is rank 1
         const StorePointer store = join(rank, port);
         if (rank == 1) return wait_in_vain(store);
-        std::this_thread::sleep_for(1500ms);  // rank 1 has joined, waits and has been to the store
+        std::this_thread::sleep_for(1500ms);  // by then rank 1 has joined, waits and has called the store
         raise(SIGSTOP);
         return "went on";
       },

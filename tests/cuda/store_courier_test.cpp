@@ -1,4 +1,4 @@
-// Who talks to the ranks' store while its keeper stands still, and that nobody waits for it.
+// The courier's calls to the ranks' store while its server stands still: nobody waits for them.
 #include "cuda/store_courier.h"
 
 #include <torch/torch.h>
@@ -46,8 +46,8 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
     CHECK(Clock::now() - start < 20s);
     CHECK(probe.aborts == 1);
   }
-  CHECK(store->calls() == 2);    // the first of each rank, which has not returned
-  CHECK(store.use_count() > 1);  // and has what it uses
+  CHECK(store->calls() == 2);    // the first call of each rank, which has not returned
+  CHECK(store.use_count() > 1);  // the calls keep the store alive
   store->go_on();
   const auto patience = Clock::now() + 60s;
   while (store.use_count() > 1 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
@@ -82,7 +82,7 @@ TEST_CASE("courier: what is said again while the store is slow is told once, and
   CHECK_FALSE(courier.statements(10ms));
   store->go_on();
   CHECK(courier.settle(60s));
-  CHECK(store->calls() == 4);  // two statements, a look at the other rank's, one at what is told to all
+  CHECK(store->calls() == 4);  // two statements, a look at the other rank's, one at the message to all
   CHECK(courier.take_told() == std::string());
   CHECK_FALSE(courier.take_told());
 }

@@ -1,5 +1,5 @@
-// What the timer makes of waits and scopes, on streams and events of make-believe in which time passes as the
-// test says. Needs no GPU.
+// The timer's measurements of waits and scopes, on fake streams and events whose time the test sets. Needs no
+// GPU.
 #include "cuda/stream_timer.h"
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace {
 
-// A stream knows when it will have done what it was given, an event when it passes.
+// A stream stores the time at which its work will be done, an event the time at which it passes.
 constexpr double kNever = std::numeric_limits<double>::infinity();
-double now = kNever;  // what is later has not passed yet
+double now = kNever;  // later events have not passed yet
 int events = 0;
 bool records_fail = false;
 
@@ -29,7 +29,7 @@ struct Event {
 
 }  // namespace
 
-// The part of CUDA's runtime that is called.
+// Fakes of the functions of CUDA's runtime that the timer calls.
 extern "C" {
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -138,7 +138,7 @@ TEST_CASE("stream timer: a lane's waits are no work of its") {
   machine.lane(Lane::reduce).work(5);
   machine.timer.leave(Lane::reduce);
   machine.compute.work(1000);
-  machine.timer.wait(Lane::reduce, machine.record(machine.compute).handle());  // in no scope
+  machine.timer.wait(Lane::reduce, machine.record(machine.compute).handle());  // outside any scope
   const StreamTimes times = machine.timer.take();
   CHECK(busy(times, Lane::reduce) == 7);
   CHECK(times.exposed == StreamTimes{}.exposed);
@@ -153,7 +153,7 @@ TEST_CASE("stream timer: scopes of several threads on one lane count once") {
   machine.timer.leave(Lane::copy);
   machine.lane(Lane::copy).work(4);
   machine.timer.leave(Lane::copy);
-  machine.timer.leave(Lane::copy);  // of one entered before times were measured
+  machine.timer.leave(Lane::copy);  // of a scope entered before times were measured
   CHECK(busy(machine.timer.take(), Lane::copy) == 9);
 }
 
@@ -184,7 +184,7 @@ TEST_CASE("stream timer: events are used again when they have passed, and what f
   CHECK(times.missed == 0);
   now = 0;
   for (int i = 0; i < 5; ++i) wait_for(1);
-  CHECK(machine.compute.done == 15);  // the waits themselves are never missing
+  CHECK(machine.compute.done == 15);  // every wait itself takes place
   machine.timer.enter(Lane::copy);
   machine.timer.leave(Lane::copy);
   times = machine.timer.take();

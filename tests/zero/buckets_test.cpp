@@ -1,5 +1,5 @@
-// Parameters in buckets: the program's own leaves with rank 0's values, what each rank keeps of them, and
-// what is left when the buckets have gone.
+// Parameters in buckets: the program's own leaves get rank 0's values, each rank stores its part, and what
+// the leaves contain after the buckets are destroyed.
 #include "zero/buckets.h"
 
 #include <torch/torch.h>
@@ -13,7 +13,7 @@
 namespace zerorun::testing {
 namespace {
 
-// The bucket's values as all ranks together have them.
+// Gathers the bucket's values from all ranks.
 at::Tensor gather_values(const RankState& state, Communicator& communicator, int bucket) {
   const at::Tensor own = state.buckets.shard(bucket).clone();
   at::Tensor all = at::empty({own.numel() * communicator.world_size()}, own.options());
@@ -21,7 +21,7 @@ at::Tensor gather_values(const RankState& state, Communicator& communicator, int
   return all;
 }
 
-// The parameter's values as all ranks together have them.
+// Gathers the parameter's values from all ranks.
 at::Tensor gather_parameter(const RankState& state, Communicator& communicator, int parameter) {
   const at::Tensor all = gather_values(state, communicator, state.buckets.bucket_of(parameter));
   return state.buckets.view(parameter, all);
@@ -35,7 +35,7 @@ void check_worlds(const Body& body) {
   for (int ranks = 1; ranks <= 3; ++ranks) check_both_ways(ranks, body);
 }
 
-// A sum of squares that autograd keeps the parameter for.
+// A sum of squares, for which autograd saves the parameter.
 at::Tensor recorded_loss(const at::Tensor& leaf) {
   return leaf.square().sum();
 }
@@ -74,7 +74,7 @@ TEST_CASE("buckets: unmarked parameters are views into one plain tensor") {
       expect_equal(state.leaves[index], given_values(specs, index), name);
       const at::Tensor& flat = state.buckets.flat(state.buckets.bucket_of(index));
       expect(state.leaves[index].is_alias_of(flat), name + " lies elsewhere");
-      // What is written through one is there in the other.
+      // A write through one is visible in the other.
       torch::NoGradGuard no_grad;
       state.leaves[index].neg_();
       expect_equal(state.buckets.view(index, flat), -given_values(specs, index), name + " in its bucket");
@@ -87,7 +87,7 @@ TEST_CASE("buckets: which kind a bucket is of") {
     const std::vector<ParameterSpec> specs = {{{64}, true}, {{64}, false}};
     RankState alone(specs, communicator, {.marked = true, .shared = false});
     RankState together(specs, communicator, {.marked = true, .shared = true});
-    // Ranks that share no memory have nothing to put there.
+    // For ranks that share no memory, `shared` has no effect.
     const bool shares = together.buckets.shared(0);
     auto expect_kind = [](const Buckets& buckets, int bucket, bool comes_and_goes, bool copied, bool around) {
       const BucketKind kind = buckets.kind(bucket);
@@ -138,7 +138,7 @@ TEST_CASE("buckets: strides are kept") {
         expect(view.strides() == given[index].strides(), name + ": a view with other strides");
         expect_equal(view, given[index], name);
       }
-      // In the order of memory, which for the transposed one is that of what it was made from.
+      // piece() is in memory order: for the transposed parameter that of the tensor before t().
       expect_equal(state.buckets.piece(0, all), numbered({36}, 10), "piece of the transposed parameter");
 
       const at::Tensor same = at::empty_strided({9, 4}, {1, 9}).copy_(transposed * 2);
@@ -153,7 +153,7 @@ TEST_CASE("buckets: strides are kept") {
 
 TEST_CASE("buckets: where parameters lie, and what is between them") {
   check_on_ranks(1, false, [](Communicator& communicator) {
-    // Laid out from the last one: p2 at 0, p1 at 32, p0 at 96; padded to 128.
+    // The layout starts with the last parameter: p2 at 0, p1 at 32, p0 at 96; padded to 128.
     RankState state({{{5}}, {{40}}, {{3}}}, communicator, {}, 1000);
     expect(state.buckets.layout(0).numel == 128, "length of the bucket");
     const std::vector<std::pair<int64_t, int>> places = {{0, 2},  {2, 2},  {3, 2},  {31, 2},  {32, 1},
@@ -171,7 +171,7 @@ TEST_CASE("buckets: where parameters lie, and what is between them") {
     const at::Tensor numbers = numbered({128}, 0);
     expect_equal(state.buckets.view(1, numbers), numbered({40}, 32), "view of p1");
     expect_equal(state.buckets.piece(0, numbers), numbered({5}, 96), "piece of p0");
-    // Of a tensor that is itself a part of another one.
+    // Views of a tensor that is itself a slice of a larger one.
     const at::Tensor part = numbered({200}, 0).narrow(0, 50, 128);
     expect_equal(state.buckets.view(1, part), numbered({40}, 82), "view of p1 in a part");
   });
@@ -186,7 +186,7 @@ TEST_CASE("buckets: a parameter that has moved out is found") {
       state.leaves[0].set_data(at::zeros({4, 4}));
       expect(!state.buckets.in_place(0), "with memory of its own");
       expect(state.buckets.in_place(1), "the other one");
-      // In the bucket's memory, but in another parameter's place, or with other strides.
+      // In the bucket's memory, but at another parameter's position, or with other strides.
       state.leaves[0].set_data(state.leaves[1].detach());
       expect(!state.buckets.in_place(0), "in another's place");
       state.leaves[1].set_data(state.leaves[1].detach().t());
@@ -248,13 +248,13 @@ TEST_CASE("buckets: what parameters have when the buckets have gone") {
           std::make_unique<RankState>(used, communicator, BucketOptions{.marked = marked, .shared = true});
       const std::vector<at::Tensor> leaves = state->leaves;
       if (marked) {
-        state->buckets.give_up(1);                          // of p2
-        state->buckets.leave_with(0, at::full({96}, 7.0));  // of p3, whose slices may be longer
+        state->buckets.give_up(1);                          // bucket of p2
+        state->buckets.leave_with(0, at::full({96}, 7.0));  // bucket of p3; slices may be longer than p3
         communicator.barrier("no rank reads any more")->wait();
       }
       state.reset();
 
-      // Whole values stay, and belong to nobody but the program.
+      // Values of whole buckets stay, and from now on belong to the program alone.
       expect_equal(leaves[0], given_values(specs, 0), "a whole parameter");
       torch::NoGradGuard no_grad;
       leaves[0].add_(communicator.rank());

@@ -1,5 +1,5 @@
-// The build scope: values made later are the bits of plain construction, in whatever order they are asked
-// for; what cannot be deferred is refused with a reason; memory stays away.
+// The build scope: values that are made later equal plain construction bit for bit, in any order of creation;
+// operations that cannot be deferred are refused with a reason; no memory is allocated before.
 #include "zero/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,7 +39,7 @@ std::string generator_state() {
   return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
 }
 
-// Bits and not values: NaN and -0 count.
+// Compares bits, not values: NaN and -0 count.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.strides() != b.strides() || a.scalar_type() != b.scalar_type())
     return false;
@@ -47,7 +47,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// Into the middle of larger memory, as into a bucket.
+// Makes the values in the middle of a larger tensor, as in a bucket.
 at::Tensor made_in_a_bucket(const at::Tensor& deferred) {
   const int64_t room = static_cast<int64_t>(
       at::detail::computeStorageNbytes(deferred.sizes(), deferred.strides(), deferred.element_size()) /
@@ -83,7 +83,7 @@ void check_case(const DeferredCase& item) {
     built = item.make();
   }
   CHECK(generator_state() == plain_state);
-  torch::rand({3});  // replay must not lean on where the generator stands
+  torch::rand({3});  // replay must not depend on the generator's current state
   const std::string later_state = generator_state();
 
   const std::vector<Named> expected = tensors_of(*plain), found = tensors_of(*built);
@@ -93,7 +93,7 @@ void check_case(const DeferredCase& item) {
     INFO(found[index].name);
     CHECK(found[index].name == expected[index].name);
     CHECK(tensor.requires_grad() == expected[index].tensor.requires_grad());
-    if (tensor.dim() == 0) {  // a number has its value at once
+    if (tensor.dim() == 0) {  // 0-dimensional tensors get their values at once
       CHECK(same_bits(tensor, expected[index].tensor));
       continue;
     }
@@ -101,7 +101,7 @@ void check_case(const DeferredCase& item) {
     CHECK(same_bits(make_tensor(tensor), expected[index].tensor));
     if (tensor.numel() == 0) continue;
     CHECK_THAT(error_of([&] { tensor.data_ptr(); }), Catch::Contains("zerorun::DeferredInit"));
-    if (found[index].name != "expanded") {  // a bucket would not hold it so
+    if (found[index].name != "expanded") {  // a bucket would not keep these strides
       CHECK(same_bits(made_in_a_bucket(tensor), expected[index].tensor));
     }
     CHECK(is_deferred(tensor));
@@ -120,7 +120,7 @@ std::string refusal(const std::function<void()>& action) {
   return "not refused";
 }
 
-// Counts what LibTorch takes from its CPU allocator.
+// Counts the bytes that LibTorch allocates from its CPU allocator.
 class CountingAllocator final : public c10::Allocator {
  public:
   CountingAllocator() : inner_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
@@ -224,7 +224,7 @@ TEST_CASE("Plain tensors stay plain") {
   CHECK(twice[0].item<float>() == outside[0].item<float>() * 2);
   CHECK_FALSE(is_deferred(torch::empty({2}, at::kMeta)));
   CHECK(torch::tensor(5).item<int>() == 5);
-  CHECK(torch::randperm(9).sum().item<int64_t>() == 36);  // indices
+  CHECK(torch::randperm(9).sum().item<int64_t>() == 36);  // index tensors are not deferred
   InterceptionPause pause;
   CHECK(torch::tensor(std::vector<float>{1, 2}).sum().item<float>() == 3);
 }
@@ -263,7 +263,7 @@ TEST_CASE("What needs values that are not made yet is refused") {
 
   at::Tensor place = torch::empty({6});
   at::Tensor twice = probabilities * 2;
-  make_values(twice, place);  // refusals left the tape whole
+  make_values(twice, place);  // the refusals left the tape intact
   CHECK((place.ge(0) & place.lt(2)).all().item<bool>());
 
   DeferredInit other;
@@ -327,8 +327,8 @@ TEST_CASE("Sizes of a trial forward can be asked for within the scope") {
 
 TEST_CASE("Parameters take no memory until they are made, and then one at a time") {
   constexpr int64_t kWidth = 1600;
-  constexpr int64_t kWeight = kWidth * kWidth * 4;  // 10 MB; the model has 400
-  constexpr int64_t kSlack = 1 << 20;               // generator states and the like
+  constexpr int64_t kWeight = kWidth * kWidth * 4;  // 10 MB; the model has 40 weights, 400 MB
+  constexpr int64_t kSlack = 1 << 20;               // for generator states and similar
   CountingAllocator memory;
   {
     std::vector<at::Tensor> weights;
@@ -341,16 +341,16 @@ TEST_CASE("Parameters take no memory until they are made, and then one at a time
       }
     }
     CHECK(memory.peak() < kWeight + kSlack);
-    CHECK(memory.peak() >= kWeight);  // it does count
+    CHECK(memory.peak() >= kWeight);  // proves that the allocator counts
     CHECK(memory.now() < kSlack);
     at::Tensor place = torch::zeros({kWidth, kWidth});
     memory.restart_peak();
-    make_values(weights[0], place);  // empty and uniform_: in place
+    make_values(weights[0], place);  // empty and uniform_ write into `place`
     CHECK(memory.peak() < kWeight + kSlack);
     for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) make_values(*weight, place);
     CHECK(memory.peak() < 2 * kWeight + kSlack);
   }
-  CHECK(memory.now() == 0);  // the tape went with its last tensor
+  CHECK(memory.now() == 0);  // the tape was freed with its last tensor
 }
 
 }  // namespace zerorun

@@ -14,7 +14,7 @@ namespace nn = torch::nn;
 using ModulePtr = std::shared_ptr<nn::Module>;
 using Maker = std::function<ModulePtr()>;
 
-// A module of named tensors that a function makes.
+// A module whose named tensors are made by a function.
 struct Bag : nn::Module {
   using Fill = std::function<void(Bag&)>;
   explicit Bag(const Fill& fill) { fill(*this); }
@@ -129,7 +129,7 @@ std::vector<DeferredCase> deferred_computed() {
          const at::Tensor b = self.parameter("b", torch::rand({5, 5}));
          torch::NoGradGuard no_grad;
          b.copy_(a);
-         a.add_(1);  // b keeps what a was
+         a.add_(1);  // b keeps a's old values
          self.parameter("c", a.detach().clone());
          a.zero_();
          b[2].fill_(7);

@@ -1,4 +1,4 @@
-// Which bucket departs when, by hand: orders of arrival in, orders of departure out.
+// The order in which buckets depart, by hand: orders of arrival in, orders of departure out.
 #include "zero/departure_plan.h"
 
 #include <catch2/catch.hpp>
@@ -8,7 +8,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Parameters of one element, each in a bucket of its own: bucket b is of parameter 3 - b.
+// Parameters of one element, each in its own bucket: bucket b holds parameter 3 - b.
 const std::vector<ParameterSpec> kFour = {{{1}}, {{1}}, {{1}}, {{1}}};
 
 std::string text(const std::vector<int>& numbers) {
@@ -19,7 +19,7 @@ void expect_order(const std::vector<int>& found, const std::vector<int>& expecte
   expect(found == expected, what + ": " + text(found) + ", not " + text(expected));
 }
 
-// Everything that is complete and whose turn it is.
+// Takes all buckets that are complete and next in order.
 std::vector<int> take_complete(DeparturePlan& plan) {
   std::vector<int> taken;
   while (const auto bucket = plan.take_complete()) taken.push_back(*bucket);
@@ -32,7 +32,7 @@ std::vector<int> take_rest(DeparturePlan& plan) {
   return taken;
 }
 
-// A backward in which gradients of the parameters of these buckets arrive, and nothing is taken.
+// A backward in which gradients for these buckets' parameters arrive and no bucket is taken.
 void backward(DeparturePlan& plan, const std::vector<int>& arrivals) {
   plan.start_backward();
   for (const int bucket : arrivals) plan.note_gradient(3 - bucket);
@@ -89,7 +89,7 @@ TEST_CASE("departure plan: a bucket is complete when each of its parameters has 
     plan.start_backward();
     plan.note_gradient(0);
     plan.note_gradient(2);
-    plan.note_gradient(2);  // not instead of the one that is missing
+    plan.note_gradient(2);  // a second gradient does not count for the missing parameter
     expect_order(take_complete(plan), {}, "parameter 1 is missing");
     plan.note_gradient(1);
     expect_order(take_complete(plan), {0}, "all are there");
@@ -153,7 +153,8 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
       {"unused everywhere", {{1, 0, 3}, {3, 0, 1}}, {1, 0, 3, 2}},
       {"used twice on rank 1", {{3, 2, 1, 0}, {3, 3, 2, 1, 0}}, {2, 1, 0, 3}},
       {"used twice on rank 0", {{1, 0, 1, 2, 3}, {3, 2, 1, 0}}, {0, 2, 3, 1}},
-      // Among the last ones rank 0's order counts too, and what it has not seen goes behind what it has.
+      // Rank 0's order also decides among the last buckets; those that rank 0 did not use come after those
+      // that it used.
       {"one of each", {{2, 0, 3, 1}, {2, 2, 0, 3}}, {0, 3, 2, 1}},
       {"unused on rank 0 and twice on rank 1", {{3, 1, 0}, {3, 3, 2, 1, 0}}, {1, 0, 3, 2}},
       {"rank 0 used nothing", {{}, {3, 2, 1, 0}}, {0, 1, 2, 3}},
@@ -190,7 +191,7 @@ TEST_CASE("departure plan: as many gradients are expected as any backward has br
       expect_order(take_complete(plan), {0, 1}, "all three");
       plan.finish_backward();
 
-      // A backward that brings fewer does not lower what is expected: the bucket goes with the rest.
+      // A backward with fewer gradients does not lower the expected number: the bucket departs with the rest.
       plan.begin_again();
       backward(plan, {0});
       expect_order(take_complete(plan), {}, "one of three");

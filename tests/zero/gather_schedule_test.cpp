@@ -1,4 +1,4 @@
-// Plans are executed by a simulator that knows the rules but not how plans are made; small cases are compared
+// A simulator that knows the rules, but not how plans are made, executes the plans. Small cases are compared
 // with plans made by hand and with an exhaustive search.
 #include "zero/gather_schedule.h"
 
@@ -26,7 +26,8 @@ void check(const GatherCase& input, const GatherPlan& plan, bool all_equal = fal
   FAIL_CHECK(wrong);
 }
 
-// "start +0 +1, 0 +2, 1 -0": what happens when, releases by number; steps without any are left out.
+// "start +0 +1, 0 +2, 1 -0": at which step each bucket is gathered (+) or released (-), releases in ascending
+// order; empty steps are left out.
 std::string text(const GatherPlan& plan) {
   std::ostringstream out;
   const auto write = [&](const std::string& when, std::vector<int> releases, const auto& gathers) {
@@ -43,7 +44,8 @@ std::string text(const GatherPlan& plan) {
   return out.str();
 }
 
-// Forward over all buckets and back. A tied bucket 0 is also used in between (an embedding that is the head).
+// A forward over all buckets and a backward. A tied bucket 0 is also used between them (an embedding that is
+// also the head).
 GatherCase sweep_case(std::vector<int64_t> numel, bool tied, bool straddling) {
   GatherCase result;
   const int last = static_cast<int>(numel.size()) - 1;
@@ -67,10 +69,11 @@ std::vector<int64_t> random_sizes(std::mt19937& random, int count, int smallest,
   return sizes;
 }
 
-// The fewest gathers of one-bucket uses with room for `room` buckets, over all ways to choose what stays.
+// The fewest gathers for one-bucket uses with room for `room` buckets, over all choices of which buckets
+// stay.
 int fewest_gathers(const Uses& uses, int buckets, int room) {
   constexpr int kNever = 1 << 20;
-  std::vector<int> cost(1 << buckets, kNever);  // by set of what is there
+  std::vector<int> cost(1 << buckets, kNever);  // by set of gathered buckets
   cost[0] = 0;
   for (const std::vector<int>& use : uses) {
     const int needed = 1 << use[0];
@@ -145,7 +148,7 @@ TEST_CASE("gather schedule: forward and backward sweeps keep to every limit") {
   for (int variant = 0; variant < 24; ++variant) {
     const bool tied = variant % 2 == 0;
     const bool straddling = variant / 2 % 2 == 0;
-    const int kind = variant / 4 % 3;  // equal, one large bucket first, anything
+    const int kind = variant / 4 % 3;  // sizes: all equal, one large bucket first, or arbitrary
     std::vector<int64_t> numel = random_sizes(random, 6 + variant,
                                               kind == 0   ? 10
                                               : kind == 1 ? 9
@@ -192,7 +195,7 @@ TEST_CASE("gather schedule: operand sets that straddle two buckets need no more 
 }
 
 TEST_CASE("gather schedule: the arena is never larger than the model") {
-  // Found by search: placing one bucket after the other, by start or by size, takes 2736 here.
+  // Found by search: placing buckets one by one, ordered by start or by size, takes 2736 elements here.
   GatherCase input{.uses = {}, .numel = {528, 160, 624, 288, 80, 528, 496}, .limits = {2704, 792, 2042}};
   for (int bucket : {0, 3, 4, 5, 5, 3, 6, 3, 6, 0, 4, 5, 1, 2, 5, 5, 4, 5, 0}) input.uses.push_back({bucket});
   const GatherPlan plan = input.plan();
@@ -266,7 +269,7 @@ TEST_CASE("gather schedule: random traces keep to every limit") {
     const GatherPlan plan = input.plan();
     check(input, plan, all_equal);
     if (plan.arena_numel <= input.bound()) continue;
-    // Not always possible: operand sets of many sizes that overlap in turn can leave no arrangement.
+    // The bound cannot always be met: partly overlapping operand sets of many sizes can leave no arrangement.
     ++past_bound;
     INFO(input.text());
     CHECK_FALSE(all_equal);

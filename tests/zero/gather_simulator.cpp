@@ -66,15 +66,15 @@ class Simulator {
  private:
   struct Held {
     int64_t offset;
-    int use;                  // what it was gathered for
-    int64_t used_until = -1;  // elements used by the whole trace when this was used last, itself included
+    int use;                  // the use that it was gathered for
+    int64_t used_until = -1;  // elements used so far at its latest use, that use included
   };
 
   void expect(bool holds, const std::string& what) {
     if (!holds && wrong_.size() < 500) wrong_ += (wrong_.empty() ? "not so: " : "; ") + what;
   }
 
-  // At or after k; past the end when there is none.
+  // The bucket's first use at or after k; past the end if it has none.
   int next_use(int bucket, int k) const {
     const auto found = std::lower_bound(positions_[bucket].begin(), positions_[bucket].end(), k);
     return found == positions_[bucket].end() ? static_cast<int>(case_.uses.size()) : *found;
@@ -82,7 +82,7 @@ class Simulator {
 
   bool needed(int bucket, int k) const { return next_use(bucket, k) == k; }
 
-  // Elements started for uses after k, or with `live` those for k and before.
+  // Elements held for uses after k; with `live`, for uses up to and including k.
   int64_t held_numel(int k, bool live) const {
     int64_t sum = 0;
     for (const auto& [bucket, held] : held_) sum += (held.use <= k) == live ? case_.numel[bucket] : 0;
@@ -183,11 +183,11 @@ class Simulator {
   const GatherCase& case_;
   const GatherPlan& plan_;
   const bool all_equal_;
-  std::vector<std::vector<int>> positions_;  // by bucket: where it is used
+  std::vector<std::vector<int>> positions_;  // by bucket: positions of its uses
   std::map<int, Held> held_;
   std::map<int, int> released_at_;
   std::pair<int, int> latest_ = {-1, -1};  // (use, bucket) of the gather started last
-  int64_t ahead_ = 0;                      // after the step before
+  int64_t ahead_ = 0;                      // after the previous step
   int64_t used_ = 0;
   int64_t gathered_ = 0;
   int64_t top_ = 0;

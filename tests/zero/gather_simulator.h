@@ -1,5 +1,5 @@
-// Executes plans of gathers and says what is wrong with them. It knows the rules, not how plans are made. For
-// tests; any thread, nothing is shared.
+// Executes gather plans and reports violated rules. It knows the rules, not how plan_gathers() makes plans.
+// For tests. Callable from any thread: it has no shared state.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,13 @@ struct GatherCase {
   GatherPlan plan() const { return plan_gathers(uses, numel, limits); }
   int64_t total() const;
   int64_t size(const std::vector<int>& buckets) const;
-  int64_t bound() const;  // of the arena
+  int64_t bound() const;  // upper bound for the arena
   std::string text() const;
 };
 
-/// What is wrong with `plan`, or nothing. With `all_equal` (buckets of one size, which never fragment the
-/// arena) also: no eviction is needless or of the wrong bucket, and no gather could have started earlier.
+/// Returns the rules that `plan` violates, or an empty string. `all_equal` (all buckets have one size, so the
+/// arena never fragments) adds two rules: no eviction is needless or of the wrong bucket, and no gather could
+/// have started earlier.
 std::string simulate(const GatherCase& input, const GatherPlan& plan, bool all_equal);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// The gradient reducer's hooks beside the program's own, and what it says of gradients that it did not get or
-// that are not finite.
+// The gradient reducer's hooks beside the program's own, and its reports of gradients that bypassed it or are
+// not finite.
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Hook = torch::autograd::PostAccumulateGradHook;
 
-// The program's: counts its calls, or takes the gradient away.
+// The program's hook: counts its calls, or removes the gradient.
 struct ProgramHook : Hook {
   ProgramHook(int& calls, bool takes_away) : calls(&calls), takes_away(takes_away) {}
   void operator()(const at::Tensor& tensor) override {
@@ -42,14 +42,14 @@ Hook* hook_of(const at::Tensor& leaf) {
 
 const std::vector<ParameterSpec> kSpecs = {{{4}}, {{2, 3}}, {{40}}};
 
-// One rank's reducer over parameters that are always there.
+// One rank's reducer over unpartitioned parameters.
 struct Run {
   explicit Run(Communicator& communicator, const ReducerOptions& options = {.policy = policy_of(2)})
       : state(kSpecs, communicator, {}, 1000) {
     reducer.emplace(state.buckets, state.store, communicator, options);
   }
 
-  // Gives parameter number `index` the gradient `value`, everywhere.
+  // Gives every element of parameter number `index` the gradient `value`.
   void backward(int index, double value) {
     reducer->start_backward(true);
     (state.leaves[index] * value).sum().backward();
@@ -60,7 +60,7 @@ struct Run {
   std::optional<GradientReducer> reducer;
 };
 
-// Finishes a window and says what the tally has of it.
+// Finishes a window and returns what the tally reports.
 std::optional<GradientReducer::NotFinite> find_not_finite(Run& run) {
   run.reducer->finish_window();
   Tally tally;
@@ -85,7 +85,7 @@ TEST_CASE("hooks of the program run as before, and are what is left when the red
       reducer.finish_backward();
       reducer.finish_window();
       expect(calls == 1, "the program's hook did not run once");
-      // p2 at 0, p1 at 64, p0 at 96.
+      // Offsets in the bucket: p2 at 0, p1 at 64, p0 at 96.
       const at::Tensor expected = at::zeros({reducer.gradient(0).numel() * 2});
       expected.narrow(0, 64, 6).fill_(6);
       expected.narrow(0, 96, 4).fill_(6);
@@ -159,7 +159,7 @@ TEST_CASE("gradients: one that comes from outside of a backward of the engine is
   check_on_ranks(1, false, [](Communicator& communicator) {
     Run run(communicator);
     run.reducer->start_backward(true);
-    run.reducer->abandon_backward();  // it threw
+    run.reducer->abandon_backward();  // as after a backward that threw
     run.state.leaves[1].sum().backward();
     expect(run.reducer->bypassed() == 1, "after a backward that was abandoned");
   });
@@ -168,7 +168,7 @@ TEST_CASE("gradients: one that comes from outside of a backward of the engine is
 TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {
   struct Scenario {
     std::string name;
-    std::vector<std::pair<int, double>> backwards;  // parameters and what all elements of their gradients are
+    std::vector<std::pair<int, double>> backwards;  // parameters, and their gradients' elements
     Dtype communication;
     std::optional<int> parameter;
     bool too_large;
@@ -191,7 +191,7 @@ TEST_CASE("gradients: the first that is not finite is named, with whether its ty
                                .communication = scenario.communication,
                                .accumulation = Dtype::fp32,
                                .accumulates = false});
-        // On rank 1 alone: rank 0's gradients are finite, and its tally says so.
+        // Only rank 1 has bad gradients: rank 0's are finite, and its tally reports that.
         const bool bad_rank = communicator.rank() == 1;
         run.reducer->start_backward(true);
         for (const auto& [parameter, value] : scenario.backwards) {

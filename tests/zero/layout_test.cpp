@@ -30,7 +30,8 @@ struct Case {
   }
 };
 
-// Returns what is wrong with `layout`, or nothing: thousands of cases are too many for Catch's assertions.
+// Returns the violated properties, or an empty string: thousands of cases are too many for Catch's
+// assertions.
 class LayoutCheck {
  public:
   LayoutCheck(const Case& input, const Layout& layout)
@@ -81,7 +82,7 @@ class LayoutCheck {
     const int64_t ranks = input_.world_size;
     expect(bucket.slice_numel * ranks == bucket.numel, name + "slices are equal and cover it");
     expect(bucket.slice_numel % alignment_ == 0, name + "slices are aligned");
-    // Fewer than 16 float32 elements a parameter, and fewer than 16 times N at the end.
+    // Padding is less than one alignment per parameter, plus less than world size * alignment at the end.
     const int64_t bound =
         (alignment_ - 1) * static_cast<int64_t>(bucket.parameters.size()) + alignment_ * ranks - 1;
     expect(bucket.numel - used <= bound, name + "padding is bounded");
@@ -89,7 +90,7 @@ class LayoutCheck {
            name + "exceeds the bound only with a lone parameter");
   }
 
-  // Within a group, reading bucket after bucket gives the parameters in reverse order of registration; and a
+  // Within a group, reading bucket after bucket gives the parameters in reverse order of registration, and a
   // bucket was closed only because the next parameter did not fit.
   void check_order() {
     std::map<int, int> last;         // group -> parameter
@@ -186,7 +187,7 @@ TEST_CASE("layout: the properties hold for every world size and small parameter"
 }
 
 TEST_CASE("layout: offsets, slices and order of a small model, worked out by hand") {
-  // Registered: 5, 16, 0, 33. Laid in reverse: 33 at 0 (takes 48), 0 at 48, 16 at 48, 5 at 64 (takes 16): 80.
+  // Registered: 5, 16, 0, 33. In reverse: 33 at 0 (takes 48), 0 at 48, 16 at 48, 5 at 64 (takes 16): 80.
   const Layout layout = make_layout(of_group_0({5, 16, 0, 33}), 3, 16, 1000);
   REQUIRE(layout.buckets.size() == 1);
   const BucketLayout& bucket = layout.buckets[0];
@@ -195,7 +196,7 @@ TEST_CASE("layout: offsets, slices and order of a small model, worked out by han
   CHECK(layout.placements[2].offset == 48);
   CHECK(layout.placements[1].offset == 48);
   CHECK(layout.placements[0].offset == 64);
-  CHECK(bucket.slice_numel == 32);  // ceil(80 / 3) = 27, up to a multiple of 16
+  CHECK(bucket.slice_numel == 32);  // ceil(80 / 3) = 27, rounded up to a multiple of 16
   CHECK(bucket.numel == 96);
 }
 

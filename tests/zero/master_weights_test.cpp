@@ -1,4 +1,4 @@
-// Buckets in 16 bits: the master weights behind rounded parameters, and how they follow the program's writes.
+// 16-bit buckets: the master weights behind rounded parameters, and how they follow the program's writes.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Values that neither 16-bit type has: thirds.
+// Thirds: values that neither 16-bit type represents exactly.
 const std::vector<ParameterSpec> kSpecs = {{{5, 7}}, {{130}}, {{3}, false, kFrozen}};
 
 at::Tensor thirds(int index, int rank) {
@@ -23,7 +23,7 @@ std::vector<at::Tensor> leaves_of(int rank) {
   return leaves;
 }
 
-// What LibTorch rounds them to.
+// The values after LibTorch's rounding to `dtype`.
 at::Tensor rounded(const at::Tensor& values, Dtype dtype) {
   return values.to(scalar_type(dtype)).to(at::kFloat);
 }
@@ -57,7 +57,7 @@ void check_precisions(bool marked, const Body& body) {
   }
 }
 
-// The parameter's master weights as all ranks together have them.
+// Gathers the parameter's master weights from all ranks.
 at::Tensor master_of(Communicator& communicator, const RankState& state, int parameter) {
   const int bucket = state.buckets.bucket_of(parameter);
   const StateTensor& master = state.store.at(bucket, kMaster);
@@ -109,7 +109,7 @@ TEST_CASE("master weights: take over what was written, and keep the rest as prec
   check_precisions(false, [](Communicator& communicator, RankState& state, const Precision& precision) {
     torch::NoGradGuard no_grad;
     const at::Tensor start = precision.from_fp32 ? thirds(1, 0) : rounded(thirds(1, 0), precision.dtype);
-    // Every third element, spread over all slices; one of them gets the value that it has.
+    // Every third element, in all slices; one of them is set to the value that it already has.
     at::Tensor leaf = state.leaves[1];
     leaf.slice(0, 0, 130, 3).fill_(1.0 / 7);
     leaf.slice(0, 9, 10).copy_(thirds(1, 0).slice(0, 9, 10));
@@ -130,11 +130,11 @@ TEST_CASE("master weights: take over what was written, and keep the rest as prec
       expect_equal(state.buckets.view(1, memory), expected, "all of it after the write");
     }
 
-    // A write is followed once.
+    // follow_writes() takes in a noted write once.
     leaf.fill_(2);
     state.buckets.follow_writes();
     expect_equal(master_of(communicator, state, 1), expected, "nobody has told of the second write");
-    // To a frozen parameter nothing follows.
+    // Frozen parameters have no master weights that could follow.
     state.leaves[2].fill_(5);
     state.buckets.note_written(state.buckets.bucket_of(2));
     state.buckets.follow_writes();

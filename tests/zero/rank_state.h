@@ -1,5 +1,5 @@
-// What the tests of zero/'s state have in common: one rank's parameters, moved into buckets, and checks that
-// rank-threads may make (CHECK is for one thread only). Expected values are plain tensors.
+// Shared by the tests of zero/'s state: one rank's parameters moved into buckets, and checks that rank
+// threads may make (CHECK is for one thread only). Expected values are plain tensors.
 #pragma once
 
 #include <torch/torch.h>
@@ -21,7 +21,7 @@
 
 namespace zerorun::testing {
 
-/// Elements that parameters and slices are aligned to, as in a run in 16 bits.
+/// Alignment of parameters and slices, in elements, as in a 16-bit run.
 inline constexpr int64_t kAlignment = 32;
 
 struct ParameterSpec {
@@ -39,7 +39,7 @@ inline at::Tensor numbered(const std::vector<int64_t>& sizes, double first) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).add(first).view(sizes);
 }
 
-/// The values that rank 0 gives parameter number `index`, and that all ranks shall have.
+/// Rank 0's initial values of parameter number `index`. Buckets gives them to all ranks.
 inline at::Tensor given_values(const std::vector<ParameterSpec>& specs, int index) {
   return numbered(specs[index].sizes, 1000.0 * (index + 1));
 }
@@ -59,8 +59,8 @@ inline std::vector<int64_t> numels_of(const std::vector<ParameterSpec>& specs) {
   return numels;
 }
 
-/// Parameters "p0", "p1" ... of one rank in buckets, put together as the engine does it. Before they move in,
-/// ranks other than 0 have other values.
+/// Parameters "p0", "p1" ... of one rank in buckets, assembled in the engine's order. Before the move into
+/// buckets, ranks other than 0 have different values.
 struct RankState {
   RankState(const std::vector<ParameterSpec>& specs, Communicator& communicator, const BucketOptions& options,
             int64_t bucket_numel = 1, bool values_in_files = false)
@@ -120,7 +120,7 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// `found` may be a marked parameter: it is read by one operator.
+/// `found` may be a marked parameter: only one operator reads it.
 inline void expect_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   const at::Tensor values = found.detach().clone();
   expect(values.sizes() == expected.sizes(), what + ": other sizes");
@@ -134,7 +134,7 @@ inline void expect_equal(const at::Tensor& found, const at::Tensor& expected, co
                                     expected.masked_select(differ)[0].item<double>()));
 }
 
-/// Unless `action` throws an `Expected` whose message has all `parts`.
+/// Throws unless `action` throws an `Expected` whose message contains all `parts`.
 template <typename Expected, typename Action>
 void expect_throws(const Action& action, const std::vector<std::string>& parts, const std::string& what) {
   try {

@@ -1,4 +1,4 @@
-// What the tests of Residency share: a rank's parameters in buckets of each kind, with a listener.
+// Shared by the tests of Residency: a rank's parameters in buckets of each kind, with a listener.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,16 +13,14 @@
 
 namespace zerorun::testing {
 
-/// How a bucket's values are there.
+/// How a bucket stores its values.
 struct Kind {
   std::string name;
   bool partitioned;
-  bool shares_memory;  // the ranks do
+  bool shares_memory;  // among the ranks
   bool in_files = false;
 
   bool comes_and_goes() const { return partitioned && (!shares_memory || in_files); }
-  /// Whether writes of the program go to a copy of this rank's.
-  bool copied_for_writes() const { return shares_memory; }
   /// Whether raw access throws outside of scopes.
   bool guarded() const { return partitioned || shares_memory; }
 };
@@ -31,7 +29,7 @@ inline const std::vector<Kind> kKinds = {
     {"shared whole", false, true},   {"shared partitioned", true, true},
     {"in files", true, false, true}, {"in files, one buffer for all ranks", true, true, true}};
 
-/// Three parameters, each in a bucket of its own: that of parameter p is 2 - p. On 2 and 3 ranks the first
+/// Three parameters, each in its own bucket: parameter p is in bucket 2 - p. On 2 and 3 ranks parameter 0
 /// spans all slices.
 class Model {
  public:
@@ -46,7 +44,7 @@ class Model {
               /*bucket_numel=*/1, kind.in_files),
         leaves(state.leaves),
         residency(state.buckets, communicator, limits, [this] { return in_training; }) {}
-  /// No rank's memory goes while another one reads it.
+  /// The barrier keeps each rank's memory alive while another rank reads it.
   ~Model() {
     if (std::uncaught_exceptions() == 0) communicator.barrier("the end")->wait();
   }
@@ -54,14 +52,14 @@ class Model {
   static int bucket_of(int parameter) { return 2 - parameter; }
   at::Tensor given(int parameter) const { return given_values(specs(kind), parameter); }
 
-  /// As Engine::step() does it. No rank writes while another one may still read.
+  /// The same calls as in Engine::step(). No rank writes while another rank may still read.
   void start_update() {
     residency.finish_iteration();
     communicator.barrier("in place of the norm")->wait();
     for (int bucket = 0; bucket < state.buckets.count(); ++bucket) residency.start_update(bucket);
     state.buckets.follow_writes();
   }
-  /// `add` times 1 more than the rank is added to this rank's slices.
+  /// Adds `add` * (rank + 1) to this rank's slices.
   void finish_update(double add) {
     for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
       state.buckets.with_shard(bucket, ValueUse::change, [&] {
@@ -75,14 +73,14 @@ class Model {
     finish_update(add);
   }
 
-  /// For each element of the parameter 1 more than the rank that owns it.
+  /// For each element of the parameter: its owner's rank + 1.
   at::Tensor owners(int parameter) const {
     const auto [bucket, offset] = state.store.layout().placements[parameter];
     const at::Tensor places = numbered(specs(kind)[parameter].sizes, static_cast<double>(offset));
     return places.div(static_cast<double>(state.store.layout(bucket).slice_numel), "floor") + 1;
   }
 
-  /// Reads all parameters, one operator each.
+  /// Reads each parameter with one operator.
   void expect_values(const std::vector<at::Tensor>& expected, const std::string& what) const {
     for (int index = 0; index < 3; ++index) {
       expect_equal(leaves[index], expected[index], what + ", " + parameter_name(index));
@@ -90,7 +88,7 @@ class Model {
   }
   std::vector<at::Tensor> all_given() const { return {given(0), given(1), given(2)}; }
 
-  /// Raw access throws, unless the values are this rank's alone and there for good.
+  /// Raw access throws, unless the bucket is whole and not shared.
   void expect_guarded(int parameter, const std::string& what) const {
     const at::Tensor& leaf = leaves[parameter];
     if (!kind.guarded()) {
@@ -126,7 +124,7 @@ void check_kinds(const std::vector<Kind>& kinds, int lowest_ranks, const Body& b
   }
 }
 
-/// What stands in memory, without an operator.
+/// Reads the memory without an operator.
 inline at::Tensor raw_values(const at::Tensor& leaf) {
   return at::from_blob(leaf.mutable_data_ptr(), leaf.sizes(), leaf.scalar_type()).clone();
 }

@@ -1,5 +1,5 @@
-// Buckets that are held for a scope, for each kind of bucket and each end of the scope, and what is left when
-// the listener has gone.
+// Buckets that are held for a scope, for each kind of bucket and each end of the scope, and their contents
+// after the listener is destroyed.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -14,12 +14,12 @@ namespace {
 
 const std::vector<int> kHeld = {Model::bucket_of(0)};
 
-// Writes in memory, past all operators.
+// Writes to memory without an operator.
 void fill_raw(const at::Tensor& leaf, double value) {
   at::from_blob(leaf.mutable_data_ptr(), leaf.sizes(), leaf.scalar_type()).fill_(value);
 }
 
-// What a GatheredParameters scope with modifier rank 0 does when it ends.
+// The steps at the end of a GatheredParameters scope with modifier rank 0.
 void end_modified(Model& model) {
   const at::Tensor values = model.residency.start_write(kHeld.front());
   const at::Tensor piece = model.state.buckets.piece(0, values);
@@ -87,7 +87,7 @@ TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket 
     model.expect_values(model.all_given(), "after the scope");
     model.update(1);
     expect_equal(model.leaves[0], model.given(0) + model.owners(0), "after an update");
-    // Likewise where the update is the first that all ranks come to.
+    // The same when the update is the ranks' first common use after the scope.
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -139,7 +139,7 @@ TEST_CASE("residency: what one rank wrote in a scope that writes is there for al
       model.update(0);
       model.expect_values({at::full({96}, 7.0 * round), model.given(1), model.given(2)}, "updated");
     }
-    // An update right behind it adds to what was written.
+    // An update directly after the scope adds to the written values.
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) fill_raw(model.leaves[0], -1);
     end_modified(model);
@@ -157,7 +157,7 @@ TEST_CASE("residency: of a scope that was abandoned nothing stays where writes g
     model.expect_values(model.all_given(), "after it");
     model.update(1);
     expect_equal(model.leaves[0], model.given(0) + model.owners(0), "after an update");
-    // The next scope is a scope like any other.
+    // The abandoned scope does not affect the next one.
     model.residency.hold(kHeld);
     expect_equal(raw_values(model.leaves[0]), model.given(0) + model.owners(0), "in the next scope");
     if (model.communicator.rank() == 0) fill_raw(model.leaves[0], 3);
@@ -234,7 +234,7 @@ TEST_CASE("residency: what the program writes to 16-bit parameters reaches the m
         expect_masters(1, at::full({5, 7}, 3.0));
         model.finish_update(0);
 
-        model.residency.hold(kHeld);  // in memory
+        model.residency.hold(kHeld);  // by raw access
         if (communicator.rank() == 0) fill_raw(model.leaves[0], 5);
         end_modified(model);
         model.start_update();

@@ -1,5 +1,5 @@
-// When parameters have memory, for each kind of bucket: around operators and in scopes, and whose values are
-// there then.
+// When parameters have memory, for each kind of bucket: around operators and in scopes, and whose values they
+// have then.
 #include "zero/residency.h"
 
 #include <torch/torch.h>
@@ -14,7 +14,7 @@
 namespace zerorun::testing {
 
 TEST_CASE("residency: values are there while an operator runs, and only then") {
-  // Everything may stay; nothing may; two buckets may, and gathers start early.
+  // All buckets may stay; none may; two may, and gathers start early.
   for (const GatherLimits limits : {GatherLimits{}, GatherLimits{0, 0, 0}, GatherLimits{192, 100, 192}}) {
     INFO("at most " << limits.max_live << " elements");
     auto body = [](Model& model) {
@@ -41,7 +41,7 @@ TEST_CASE("residency: backward finds the values too") {
     torch::AutoGradMode grad(true);
     for (int iteration = 0; iteration < 3; ++iteration) {
       const at::Tensor loss = model.leaves[0].square().sum() + model.leaves[1].cos().sum();
-      model.residency.finish_iteration();  // as after an evaluation in between
+      model.residency.finish_iteration();  // as after an evaluation between forward and backward
       const auto gradients = torch::autograd::grad({loss}, {model.leaves[0], model.leaves[1]});
       expect_equal(gradients[0], 2 * model.given(0), "gradient of p0");
       expect_equal(gradients[1], -model.given(1).sin(), "gradient of p1");
@@ -70,14 +70,14 @@ TEST_CASE("residency: evaluation between iterations of training has its values, 
       model.expect_values(model.all_given(), "training");
       model.residency.finish_iteration();
       model.in_training = false;
-      for (int batch = 0; batch < 3; ++batch) {  // nobody says where one ends
+      for (int batch = 0; batch < 3; ++batch) {  // no call marks the end of an iteration
         for (const int index : {2, 0, 1}) {
           expect_equal(model.leaves[index], model.given(index), "evaluation");
           model.expect_guarded(index, "in evaluation");
         }
       }
     }
-    // Training has done the same each time, whatever was between.
+    // Each training iteration used the same parameters, despite the evaluations between them.
     expect(model.residency.report().departures == 0, "an iteration that departed from its trace");
   };
   check_kinds(kKinds, 1, body);
@@ -94,7 +94,7 @@ TEST_CASE("residency: an operator that throws leaves nothing pinned") {
     model.expect_guarded(2, "after the exception in place");
     model.residency.finish_iteration();
     if (model.kind.comes_and_goes() && model.communicator.world_size() > 1) {
-      // Were it pinned still, it would not have been released.
+      // If p0 were still pinned, it would not have been released.
       const int64_t before = model.residency.report().gathers;
       (void)model.leaves[0].sum();
       expect(model.residency.report().gathers > before, "p0 was not released");
@@ -122,7 +122,7 @@ TEST_CASE("residency: what all ranks write in place is there at once, and stays"
     model.expect_values({expected, model.given(1), model.given(2)}, "in the next one");
     model.update(0);
     model.expect_values({expected, model.given(1), model.given(2)}, "after an update");
-    for (int iteration = 0; iteration < 2; ++iteration) {  // by now a trace is followed
+    for (int iteration = 0; iteration < 2; ++iteration) {  // by now the trace is followed
       leaf.sub_(5);
       expected.sub_(5);
       model.expect_values({expected, model.given(1), model.given(2)}, "written again");
@@ -132,7 +132,7 @@ TEST_CASE("residency: what all ranks write in place is there at once, and stays"
   });
 }
 
-// Ranks that write different values show who is asked for which: each slice has what its owner wrote.
+// Ranks write different values, which shows the source of each slice: its owner.
 TEST_CASE("residency: of what is written each owner's slice reaches all ranks") {
   check_kinds(kKinds, 1, [](Model& model) {
     at::Tensor(model.leaves[0]).fill_(model.communicator.rank() + 1);
@@ -142,7 +142,7 @@ TEST_CASE("residency: of what is written each owner's slice reaches all ranks") 
     }
     model.update(0);
     model.expect_values({model.owners(0), model.given(1), model.given(2)}, "after an update");
-    // What is written and not read before the update is there too, and is what the update adds to.
+    // A write that is not read before the update is kept too, and the update adds to it.
     at::Tensor(model.leaves[1]).fill_(10 * (model.communicator.rank() + 1));
     model.update(3);
     model.expect_values({4 * model.owners(0), 13 * model.owners(1), model.given(2) + 3 * model.owners(2)},
@@ -152,7 +152,7 @@ TEST_CASE("residency: of what is written each owner's slice reaches all ranks") 
 
 TEST_CASE("residency: threads of a rank may use the same parameter at the same time") {
   check_kinds(kKinds, 1, [](Model& model) {
-    expect_equal(model.leaves[0], model.given(0), "before");  // it is there, so that no thread gathers
+    expect_equal(model.leaves[0], model.given(0), "before");  // gathers it, so that no thread has to
     std::atomic<int> wrong = 0;
     std::vector<std::thread> threads;
     for (int number = 0; number < 3; ++number) {
@@ -197,7 +197,7 @@ TEST_CASE("residency: raw access between an update and the first use throws, and
     model.residency.synchronize();
     const at::Tensor expected = model.given(0) + 3 * model.owners(0);
     expect_equal(raw_values(model.leaves[0]), expected, "after synchronize()");
-    // What raw access writes is this rank's; of it its slice reaches the others.
+    // Raw access writes to this rank's copy; this rank's slice of it reaches the other ranks.
     model.communicator.barrier("all have read")->wait();
     at::from_blob(model.leaves[0].mutable_data_ptr(), {96}).fill_(model.communicator.rank() + 1);
     model.update(10);

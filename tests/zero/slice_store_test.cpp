@@ -1,5 +1,5 @@
-// The slices of several ranks side by side, in one thread: what each rank keeps, and that together they have
-// every element of every parameter once.
+// The slices of several ranks side by side, in one thread: which part each rank stores, and that all ranks
+// together hold every element of every parameter once.
 #include "zero/slice_store.h"
 
 #include <torch/torch.h>
@@ -12,7 +12,8 @@
 namespace zerorun::testing {
 namespace {
 
-// Three ranks own 4 elements each. Parameter 0 is the first 5, parameter 1 nothing, parameter 2 the 6 behind.
+// Three ranks own 4 elements each. Parameter 0 is the first 5, parameter 1 is empty, parameter 2 is the next
+// 6.
 constexpr int kRanks = 3;
 SliceStore three_ranks_store(int rank) {
   Layout layout{
@@ -22,7 +23,7 @@ SliceStore three_ranks_store(int rank) {
   return {std::move(layout), {5, 0, 6}, rank, kRanks};
 }
 
-// 0, 1, 2 ...: each element says where it lies in the bucket.
+// 0, 1, 2 ...: the value of each element is its position in the bucket.
 at::Tensor positions(int64_t numel) {
   return at::arange(numel, at::kFloat);
 }
@@ -32,7 +33,7 @@ std::vector<float> list(const at::Tensor& values) {
   return {copy.const_data_ptr<float>(), copy.const_data_ptr<float>() + copy.numel()};
 }
 
-// Which of the elements of its parameter `store` has in `name`, and with which values.
+// Copies the elements of `parameter` that `store` holds under `name` to `values`, and counts them in `times`.
 void collect(const SliceStore& store, int parameter, const std::string& name, at::Tensor& values,
              at::Tensor& times) {
   store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
@@ -68,7 +69,7 @@ TEST_CASE("slice store: what is put for a bucket or a slice is there, with this 
   CHECK(moment.kind == StateKind::moment);
   CHECK(moment.extent == Extent::slice);
   CHECK(moment.home == Home::device);
-  CHECK(value.memory.is_same(whole));  // taken over, not copied
+  CHECK(value.memory.is_same(whole));  // moved in, not copied
   CHECK(list(value.own) == std::vector<float>{4, 5, 6, 7});
   CHECK(moment.own.is_alias_of(part));
   CHECK(list(moment.own) == std::vector<float>{50, 51, 52, 53});
@@ -130,9 +131,9 @@ TEST_CASE("slice store: ranges and pieces of parameters that span slices, by han
     int parameter;
     int rank;
     Range range;
-    int64_t begin;  // of the piece, in the parameter
+    int64_t begin;  // position of the piece in the parameter
   };
-  // Rank 0 has elements 0 to 3 of the bucket, rank 1 those from 4, rank 2 those from 8.
+  // Rank 0 has elements 0 to 3 of the bucket, rank 1 elements 4 to 7, rank 2 elements from 8.
   const std::vector<Expected> all = {{0, 0, {0, 4}, 0}, {0, 1, {0, 1}, 4}, {0, 2, {0, 0}, 0},
                                      {1, 0, {0, 0}, 0}, {1, 1, {0, 0}, 0}, {1, 2, {0, 0}, 0},
                                      {2, 0, {0, 0}, 0}, {2, 1, {1, 3}, 0}, {2, 2, {0, 3}, 3}};
@@ -143,7 +144,7 @@ TEST_CASE("slice store: ranges and pieces of parameters that span slices, by han
     store.put(0, StateKind::moment, "exp_avg", Extent::slice, positions(4) + 4 * rank);
     CHECK(store.range_in_slice(parameter, rank).numel == range.numel);
     if (range.numel > 0) CHECK(store.range_in_slice(parameter, rank).begin == range.begin);
-    // Any rank can be asked about any other.
+    // Any rank can compute the range of any other.
     CHECK(three_ranks_store(0).range_in_slice(parameter, rank).numel == range.numel);
 
     int pieces = 0;
@@ -167,7 +168,7 @@ TEST_CASE("slice store: over all ranks the pieces have every element of every pa
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(ranks << " ranks, alignment " << alignment << ", buckets of " << bucket_numel);
         const Layout layout = make_layout_of(specs, ranks, alignment, bucket_numel);
-        // What is between parameters is NaN, which no piece may have.
+        // Padding between parameters is NaN, and no piece may contain it.
         std::vector<at::Tensor> flats;
         for (const BucketLayout& bucket : layout.buckets) {
           flats.push_back(at::full({bucket.numel}, std::nan("")));
@@ -215,13 +216,13 @@ TEST_CASE("slice store: of shared memory a rank pays its part") {
   CHECK(bytes("narrow", Extent::bucket, positions(12).to(at::kBFloat16), Home::shared) == 8);
 }
 
-// The same way of asking, whether values are there once for all ranks or in each of them.
+// The same queries work whether the ranks share the values or each rank has a copy.
 TEST_CASE("slice store: the buckets of a rank put their values where they lie") {
   for (const bool shares_memory : {false, true}) {
     check_on_ranks(2, shares_memory, [&](Communicator& communicator) {
       const std::vector<ParameterSpec> specs = {{{64}, false}, {{128}, true}};
       RankState state(specs, communicator, {.marked = true, .shared = true});
-      // The layout begins with the last parameter.
+      // Bucket 0 holds the last parameter.
       const StateTensor& partitioned = state.store.at(0, kValue);
       const StateTensor& whole = state.store.at(1, kValue);
       const Home home = shares_memory ? Home::shared : Home::device;
