@@ -1,4 +1,4 @@
-// Where the limits on this process's cgroup are told. Any thread.
+// Where the system publishes the limits of this process's cgroup. Any thread.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace zerorun {
 
-/// The folders with the files of `controller` ("cpu", "memory") for this process's cgroup and those around
-/// it, of either version of cgroups at the places where they are usually mounted. Some may not exist. `root`
-/// stands for "/".
+/// The folders with the files of `controller` ("cpu", "memory") for this process's cgroup and its
+/// ancestors, for both versions of cgroups, at their usual mount points. Some may not exist. `root` stands
+/// for "/".
 std::vector<std::string> cgroup_folders(const std::string& controller, const std::string& root = "");
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// How many cores this process may keep busy. Each call asks the system anew; any thread.
+// The number of cores that this process may use. Each call asks the system anew; any thread.
 #pragma once
 
 #include <optional>
@@ -6,12 +6,12 @@
 
 namespace zerorun {
 
-/// Those of the affinity mask, or as many as the cgroup's CPU quota pays for where these are fewer: whole
-/// ones, and at least 1.
+/// The cores of the affinity mask, or those that the cgroup's CPU quota covers if they are fewer: whole
+/// cores, at least 1.
 int count_usable_cores();
 
-/// The smallest CPU quota, in cores, of this process's cgroup and those around it, of either version of
-/// cgroups at the places where they are usually mounted. None: no limit. `root` stands for "/".
+/// The smallest CPU quota, in cores, of this process's cgroup and its ancestors, for both versions of
+/// cgroups at their usual mount points. Nothing: no limit. `root` stands for "/".
 std::optional<double> cpu_quota(const std::string& root = "");
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// A plain struct as text, every field of it: so that nobody who adds a field can forget one where two are
-// compared. Numbers are exact. Pure.
+// A plain struct as text with every field, so that comparing texts cannot miss a field that was added
+// later. Numbers are exact. Pure.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace fields {
 
-// Becomes whatever a field is initialized from.
+// Converts to any type, in place of a field's initializer.
 template <typename Whole>
 struct Any {
   template <typename Field>
@@ -31,7 +31,7 @@ consteval bool takes(std::index_sequence<I...> /*count*/) {
 
 inline constexpr std::size_t kMost = 12;
 
-/// How many fields an aggregate has: as many as it can be initialized from.
+/// The number of fields of an aggregate: the most values that it can be initialized from.
 template <typename T, std::size_t N = kMost>
 consteval std::size_t count() {
   static_assert(N < kMost || !takes<T>(std::make_index_sequence<kMost + 1>()), "too many: extend tie()");
@@ -42,7 +42,7 @@ consteval std::size_t count() {
   }
 }
 
-/// References to all of them.
+/// References to all fields.
 template <typename T>
 auto tie(const T& v) {
   constexpr std::size_t n = count<T>();
@@ -132,8 +132,8 @@ struct Describe {
 
 }  // namespace fields
 
-/// Writes `value`, each number behind a space: numbers, enums, texts, optionals, vectors, variants, tuples,
-/// and aggregates of them. Equal values give equal texts, others others.
+/// Writes `value`, each number preceded by a space: numbers, enums, texts, optionals, vectors, variants,
+/// tuples, and aggregates of them. Equal values give equal texts, different values different texts.
 template <typename T>
 void describe(std::ostream& text, const T& value) {
   fields::Describe{text}(value);

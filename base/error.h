@@ -1,4 +1,4 @@
-// The errors ZeroRun reports on purpose, and the check for its own invariants. Used by every folder; any
+// The errors that ZeroRun throws on purpose, and the check of its own invariants. Used by every folder; any
 // thread.
 //
 //   UserError       a user's mistake (config, arguments, files): programs end with exit code 2
@@ -43,7 +43,7 @@ class InternalError : public Error {
 
 }  // namespace zerorun
 
-/// An invariant of ZeroRun's own code; `detail` (anything std::string takes) is only evaluated when it is
-/// broken.
+/// Checks an invariant of ZeroRun's own code; `detail` (anything that std::string accepts) is evaluated
+/// only if it is broken.
 #define ZR_CHECK(condition, detail) \
   ((condition) ? void(0) : ::zerorun::fail_check(#condition, __FILE__, __LINE__, detail))

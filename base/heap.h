@@ -5,12 +5,12 @@
 
 namespace zerorun {
 
-/// What is large enough to be worth return_freed_memory().
+/// A free of at least this size makes return_freed_memory() worth calling.
 inline constexpr int64_t kLargeBlock = 1 << 20;
 
-/// Gives the system what the heap keeps of memory that has been freed. Between blocks in use there may be
-/// much of it: a small block in the place of a freed large one is enough that the next large one does not fit
-/// there. Milliseconds at most.
+/// Returns freed memory that the C library's heap still holds to the system. Between blocks in use that can
+/// be much: a small block in the place of a freed large one is enough to make the next large one not fit
+/// there. Takes milliseconds at most.
 void return_freed_memory();
 
 }  // namespace zerorun

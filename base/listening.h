@@ -1,5 +1,5 @@
-// The socket on which the ranks of a job meet: whoever listens has the port, nobody else can get it. The
-// launcher opens it and hands it down to rank 0; without the launcher rank 0 opens it. Any thread.
+// The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens
+// it and passes it to rank 0; without the launcher rank 0 opens it. Any thread.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace zerorun {
 
-/// Names the descriptor of the launcher's socket to rank 0.
+/// The variable that tells rank 0 the descriptor of the launcher's socket.
 inline constexpr char kListenVariable[] = "ZERORUN_LISTEN_FD";
 
 struct ListeningSocket {
@@ -16,12 +16,12 @@ struct ListeningSocket {
   int port = 0;
 };
 
-/// Listens on `address`, a name or a number of this machine (empty: on all of its interfaces), and on `port`
-/// (0: a free one). Throws UserError if that is taken or not this machine's.
+/// Listens on `address`, a name or number of this machine (empty: all of its interfaces), and `port` (0: a
+/// free one). Throws UserError if the port is taken or the address is not this machine's.
 ListeningSocket listen_on(const std::string& address, int port);
 
-/// Takes over the socket that kListenVariable names, if it still is one that listens on `port`: programs
-/// between the launcher and this one may have closed it. Not open: there is none.
+/// Takes over the socket that kListenVariable names, if it is still a socket that listens on `port`: a
+/// program between the launcher and this one may have closed it. Otherwise the result is not open.
 UniqueFd take_inherited_socket(int port);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// Log lines of the runtime, on stderr. Thread-safe. Callers decide which rank speaks: usually rank 0 alone.
+// Log lines of the runtime, on stderr. Thread-safe. Callers decide which ranks log: usually rank 0 alone.
 #pragma once
 
 #include <string>

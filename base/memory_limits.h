@@ -1,5 +1,5 @@
-// How much memory this process may have at most, together with others. Each call asks the system anew; any
-// thread.
+// The limits on the memory of this process and of the processes that share them. Each call asks the system
+// anew; any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct MemoryLimit {
   int64_t bytes;      // of memory and swap
 };
 
-/// That of the machine, and those of this process's cgroup and the ones around it that are lower. `root`
-/// stands for "/".
+/// The machine's memory, and the lower limits of this process's cgroup and its ancestors. `root` stands for
+/// "/".
 std::vector<MemoryLimit> memory_limits(const std::string& root = "");
 
 }  // namespace zerorun

@@ -1,6 +1,6 @@
-// bf16 and fp16 in memory, to fp32 and back, as fast as memory. For blocks that stay in the first-level cache
-// between the conversion and what is done with them. Pure functions, any thread; the instruction set is
-// chosen at run time and changes no bit.
+// Converts bf16 and fp16 in memory to fp32 and back, at the speed of memory; meant for blocks that stay in
+// the first-level cache until they are used. Pure functions, any thread; the instruction set is chosen at
+// run time and changes no bit.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace zerorun {
 
-/// How many values are converted at a time, so that they stay in the first-level cache until they are used.
+/// Values to convert at a time, so that they are still in the first-level cache when they are used.
 inline constexpr int64_t kConversionBlock = 1024;
 
 /// to[i] = from[i], exactly. `from`: `numel` values of `dtype`; fp32 is copied.
 void widen(const void* from, Dtype dtype, float* to, int64_t numel, Simd simd = widest_simd());
 
-/// to[i] = from[i], rounded to nearest, ties to even (IEEE 754): what is too large becomes infinite, NaN
-/// stays NaN. `to`: `numel` values of `dtype`; fp32 is copied.
+/// to[i] = from[i], rounded to nearest, ties to even (IEEE 754): values that are too large become infinite,
+/// NaN stays NaN. `to`: `numel` values of `dtype`; fp32 is copied.
 void narrow(const float* from, void* to, Dtype dtype, int64_t numel, Simd simd = widest_simd());
 
 }  // namespace zerorun

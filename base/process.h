@@ -1,5 +1,5 @@
-// A forked child has a copy of every object of its parent, and destroys it when it ends: whatever reaches
-// beyond the process (memory that ranks share, sockets) must not go with the copy. Any thread.
+// A forked child has a copy of every object of its parent and destroys it when it ends; resources outside
+// the process (shared memory, sockets) must survive that. Any thread.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-/// How often the process has been forked, counted along its line of ancestors.
+/// The number of forks between the first process and this one.
 int fork_generation();
 
 /// The process in which an object was made.
@@ -19,10 +19,10 @@ class HomeProcess {
   int generation_ = fork_generation();
 };
 
-/// Keeps `object` until the process ends, and does not destroy it then either.
+/// Keeps `object` until the process ends, without destroying it then.
 void keep_forever(std::shared_ptr<void> object);
 
-/// `object` with a last owner that destroys it in this process only: forked children keep their copy.
+/// `object` with a deleter that destroys it only in this process: forked children keep their copy.
 template <typename T>
 std::shared_ptr<T> kept_by_forks(std::shared_ptr<T> object) {
   T* address = object.get();

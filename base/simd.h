@@ -1,6 +1,6 @@
-// The instruction sets that kernels are compiled for, and the one this processor gets. A kernel is one body,
-// compiled once for each set, without fused multiply-add: all give the same bits. Kernels take the set as
-// their last argument so that tests can compare them. Any thread.
+// The instruction sets that kernels are compiled for, and the one that this processor uses. A kernel is one
+// function body compiled once for each set, without fused multiply-add, so all give the same bits. Kernels
+// take the set as their last argument so that tests can compare them. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace zerorun {
 
-/// Each one has all that those before it have. avx2: AVX2 and F16C; avx512: AVX-512 F, BW, DQ and VL.
+/// Each set includes the sets before it. avx2: AVX2 and F16C; avx512: AVX-512 F, BW, DQ and VL.
 enum class Simd : uint8_t { portable, avx2, avx512 };
 
 constexpr const char* name_of(Simd simd) {
   return simd == Simd::portable ? "portable" : simd == Simd::avx2 ? "avx2" : "avx512";
 }
 
-/// Those that this processor has, the best one last.
+/// The sets that this processor supports, the best one last.
 std::span<const Simd> available_simds();
 
-/// The best that this processor has.
+/// The best set that this processor supports.
 Simd widest_simd();
 
 }  // namespace zerorun
 
-/// Before a function that is compiled for Simd::avx2. What it calls must be [[gnu::always_inline]].
+/// Put before a function compiled for Simd::avx2. The functions that it calls must be
+/// [[gnu::always_inline]].
 #if defined(__x86_64__)
 #define ZERORUN_AVX2 [[gnu::target("avx2,f16c")]]
 #ifdef __clang__  // version 14 drops the whole attribute for a width that it does not know

@@ -1,4 +1,4 @@
-// What one rank has to say heard by all: texts, and errors that all ranks then throw alike.
+// Makes texts and errors of one rank known to all ranks, which then all throw alike.
 #pragma once
 
 #include <exception>
@@ -14,14 +14,15 @@ namespace zerorun {
 std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
                                         const std::string& label);
 
-/// What `action` throws, as a text that travels; empty: nothing.
+/// The error that `action` throws, as a text to send; empty: none.
 template <typename Action>
 std::string failure_of(const Action& action);
-/// Throws what failure_of() has caught on a rank (-1: where ranks need not be told apart): UserError as
-/// such, all else as TrainingError.
+/// Throws the error that failure_of() has caught on rank `rank` (-1: without naming a rank): a UserError as
+/// UserError, anything else as TrainingError.
 void throw_failure(const std::string& failure, int rank);
 
-/// Runs `action` on each rank. What it throws on any of them all throw: that of the first. A collective.
+/// Runs `action` on each rank. If it throws on some ranks, all ranks throw the error of the first of them.
+/// A collective.
 template <typename Action>
 void on_all_ranks(Communicator& communicator, const std::string& label, const Action& action);
 

@@ -1,13 +1,14 @@
-// Collectives among ranks. A Communicator is owned by one rank; any thread of it may start a collective.
-// Ranks issue the same collectives of each kind in the same order, with the same labels: where they do not,
-// the deadline ends in an error that says what each side was at. Each collective returns a Work; until its
-// wait() has returned, the tensors given to it belong to the communicator. Sums over CPU tensors are taken in
-// rank order: their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed
-// one throws CommError naming collective, label and missing ranks. A forked child has no part in collectives.
+// Collectives among ranks. Each rank owns one Communicator; any of its threads may start a collective.
+// Ranks issue the same collectives of each kind in the same order, with the same labels; if they do not,
+// the deadline ends in an error that says where each rank is. Each collective returns a Work; until its
+// wait() has returned, the tensors given to it belong to the communicator. Sums over CPU tensors are
+// computed in rank order: their bits depend neither on bucket sizes nor on timing. Every wait has a
+// deadline; a missed one throws CommError naming collective, label and missing ranks. A forked child cannot
+// take part in collectives.
 //
-// Tensors lie on the communicator's device, or on the CPU: what ranks tell each other about themselves never
-// waits for a GPU. On a device with streams a collective runs on the stream that is current where it is
-// started, like any operator there, and its Work is done when the stream is: wait() only asks whether the
+// Tensors are on the communicator's device, or on the CPU: metadata that ranks exchange never waits for a
+// GPU. On a device with streams a collective runs on the current stream of the thread that starts it, like
+// any operator, and is complete when the stream has executed it: there wait() only checks that the
 // communicator still works. Other streams wait for events (device/streams.h).
 #pragma once
 
@@ -29,8 +30,8 @@ enum class Collective { reduce_scatter, all_gather, all_reduce, broadcast, barri
 inline constexpr int kCollectiveKinds = 5;
 const char* name_of(Collective collective);
 
-/// What a collective moves and for whom: `label` ("bucket 3") must be the same on all ranks, `reason` ("for
-/// aten::addmm on h.0.weight") need not. Both name it in errors.
+/// Identifies a collective in errors. `label` ("bucket 3") must be the same on all ranks, `reason` ("for
+/// aten::addmm on h.0.weight") need not be.
 struct CollectiveCall {
   Collective kind;
   at::Tensor output;
@@ -46,21 +47,21 @@ std::string describe(const CollectiveCall& call);
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs);
 
-/// Throws CommError in a process that was forked from `rank`, whose `what` this is.
+/// Throws CommError in a process forked from `rank`. `what`: the refused use, for the message.
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what);
 
-/// A collective under way.
+/// A started collective.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the output is there and the input may be written again. Call it once; a Work that is
-  /// dropped without it leaves its tensors in an unknown state. Throws CommError.
+  /// Returns when the output is complete and the input may be written again. Call it once; if a Work is
+  /// destroyed without it, its tensors are in an unknown state. Throws CommError.
   virtual void wait() = 0;
 };
 
-/// Elements that this rank has sent (or need not, by shared memory), by collective: (N-1)/N of the whole for
-/// a reduce-scatter or an all-gather, N-1 times the tensor for an all-reduce (it is made for a few scalars)
-/// and, on the root, for a broadcast.
+/// Elements that this rank has sent (or would have, but for shared memory), by collective: (N-1)/N of the
+/// whole for a reduce-scatter or an all-gather; N-1 times the tensor for an all-reduce (meant for a few
+/// scalars) and, on the root, for a broadcast.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);
@@ -86,25 +87,25 @@ class Communicator {
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
 
-  /// A zero-filled 1-D tensor on the device, in the memory that this communicator moves fastest. A
-  /// collective: all ranks allocate the same in turn.
+  /// A zero-filled 1-D tensor on the device, in the memory that this communicator sends fastest. A
+  /// collective: all ranks allocate the same in the same order.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
-  /// A zero-filled 1-D tensor that the ranks have in common: what one writes is there for all, ordered by
-  /// collectives. all_gather() into it, from the slice of it, and broadcast() of it move nothing, they wait
-  /// until all ranks have come to them. Undefined where ranks share no memory. A collective.
+  /// A zero-filled 1-D tensor in memory that all ranks share; collectives order their accesses.
+  /// all_gather() into it from its own slice and broadcast() of it copy nothing but wait until all ranks
+  /// have called them. Undefined if ranks share no memory, or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
-  /// A tensor with the values of `shared`, from allocate_shared(), that is this rank's alone. No rank writes
-  /// to `shared` afterwards.
+  /// A tensor with the values of `shared`, from allocate_shared(), that only this rank uses. No rank may
+  /// write to `shared` afterwards.
   virtual at::Tensor make_own(const at::Tensor& shared);
   /// Returns the pages that lie wholly in `part`, of a tensor from allocate_shared(), to the system: they
   /// read as zeros until some rank writes to them.
   virtual void give_back_pages(const at::Tensor& part);
-  /// Whether ranks share memory, so that allocate_shared() fails for lack of room only.
+  /// Whether ranks share memory: then allocate_shared() fails only if there is no room.
   virtual bool shares_memory() const { return false; }
-  /// Texts for the other ranks that no collective carries (comm/notices.h), on a board of their own. All
-  /// ranks open theirs in the same order.
+  /// A board for short texts to other ranks, outside of collectives (comm/notices.h). All ranks open their
+  /// boards in the same order.
   virtual std::unique_ptr<Notices> open_notices() = 0;
-  /// Bytes this communicator holds for collectives under way and to come.
+  /// Bytes of buffers that this communicator keeps for collectives.
   virtual int64_t scratch_bytes() const { return 0; }
 
   // Tensors are 1-D and contiguous.
@@ -115,15 +116,15 @@ class Communicator {
   /// Slice r of output = input of rank r. `input` may be slice `rank` of `output`.
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,
                                                  std::string reason = {});
-  /// tensor = sum over ranks. Made for a few scalars: every rank sends all of them to every other.
+  /// tensor = sum over ranks. Meant for a few scalars: every rank sends all of them to every other rank.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
-  /// tensor = the root's.
+  /// tensor = the root's tensor.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
-  /// What `body` starts on the device, on one stream, may become one operation there: that costs less than
-  /// one each. It is on the stream when this returns, and not before: until then nobody may record an event
-  /// behind it or wait for it. Other threads start nothing meanwhile. Not to be nested.
+  /// Combines the collectives that `body` starts on one stream of the device into one operation if
+  /// possible, which costs less. They are enqueued when this returns, not before: until then do not record
+  /// events after them or wait for them. Other threads must not start collectives meanwhile. Not nestable.
   template <typename Body>
   void together(const Body& body) {
     Group group(*this);
@@ -131,14 +132,14 @@ class Communicator {
     group.close();
   }
 
-  /// Not to be asked while another thread starts a collective.
+  /// Not while another thread starts a collective.
   Volume& volume() { return volume_; }
 
  protected:
-  /// Starts `call`, whose tensors have been checked; one thread at a time. Several may be under way; they end
-  /// in the order of their waits.
+  /// Starts `call`, whose tensors have been checked; one thread at a time. Several may be under way; they
+  /// finish in the order of their waits.
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
-  /// From here to close_group() start() may hold calls back, which begin there unless they are `abandoned`.
+  /// Between these start() may hold calls back; close_group() starts them, unless `abandoned`.
   virtual void open_group() {}
   virtual void close_group(bool /*abandoned*/) {}
 

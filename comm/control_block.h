@@ -1,11 +1,11 @@
-// Where the ranks of one host tell each other how far they are: a segment that all of them map. Each rank
-// writes its own part and reads those of the others.
+// Progress of the ranks of one host, in a segment that all of them map: each rank writes its own part and
+// reads the parts of the other ranks.
 //
-// Every rank has a ring of slots for each kind of collective. What it brings to collective number n of that
-// kind it posts in slot n; when it has taken all that it needs from the others it marks the slot finished.
-// Numbers only grow, so a slot that has gone on to a later number says that this one is over. Who posts or
-// finishes last rings every rank's bell, and who waits sleeps on its own: one wake-up a collective and rank,
-// and nobody spins on a core that another rank needs.
+// Every rank has a ring of slots for each kind of collective. In slot n it posts its part of collective
+// number n of that kind; once it has read all that it needs from the other ranks it marks the slot
+// finished. Numbers only grow, so a slot with a later number means that this collective is over. The last
+// rank to post or to finish rings every rank's bell, and a waiting rank sleeps on its own bell: each rank
+// wakes once per collective, and none spins on a core that another rank needs.
 //
 // Owned by the communicator; any thread, but only one at a time posts.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace zerorun {
 
-/// What a rank brings to a collective. The others compare all but the place.
+/// A rank's part of a collective. Other ranks compare everything except the offset.
 struct Posting {
   int64_t numel = 0;
   int64_t offset = 0;  // of what it lends, in its arena
@@ -42,14 +42,14 @@ struct Numbered {
 
 class ControlBlock {
  public:
-  /// Collectives of a kind that may be under way; the next one waits.
+  /// Collectives of a kind that may be under way; the next one must wait.
   static constexpr uint64_t kSlots = 128;
 
   static size_t bytes(int world_size);
   /// A segment for the ranks of `job`. Throws Error.
   static SharedSegment make(int world_size, uint64_t job);
-  /// `segment` has bytes(world_size). Throws Error if it is another job's, or another process has this rank
-  /// in it.
+  /// `segment` has bytes(world_size). Throws Error if it belongs to another job, or another process has
+  /// this rank in it.
   ControlBlock(SharedSegment segment, int rank, int world_size, uint64_t job);
 
   SharedSegment& segment() { return segment_; }
@@ -57,27 +57,26 @@ class ControlBlock {
   /// The slot must be free: all ranks have finished number - kSlots.
   void post(Numbered which, const Posting& posting, std::string_view label, std::string_view reason);
   bool has_posted(int rank, Numbered which) const;
-  /// Of a rank that has posted, until this one finishes.
+  /// The post of a rank that has posted, valid until this rank finishes.
   const Posting& posting(int rank, Numbered which) const;
 
-  /// This rank reads nothing of the others any more.
+  /// This rank has read everything that it needs from the other ranks.
   void finish(Numbered which);
   bool has_finished(int rank, Numbered which) const;
 
-  /// The text of a rank's slot, for messages. "?" if it has gone on.
+  /// The text of a rank's slot, for messages; "?" if the slot has been reused.
   std::string words(int rank, Numbered which) const;
 
-  /// For messages: what this rank waits for, or waited for in vain; none: nothing.
+  /// For messages: what this rank waits for or has waited for in vain; nothing if it does not wait.
   void say_waiting(std::optional<Numbered> which);
   std::optional<Numbered> waiting(int rank) const;
-  /// For messages: this rank has given up, so that its end is not what went wrong.
+  /// For messages: this rank has given up, so its exit is not the cause of the failure.
   void say_failed();
   bool has_failed(int rank) const;
 
-  /// Changes whenever something may have happened that this rank waits for. Read it before looking.
+  /// Changes when something happens that this rank may wait for. Read it before checking the condition.
   uint32_t bell() const;
-  /// Returns when the bell is no longer `bell`, or after `limit`. Looks again and again for the length of
-  /// `spin` first.
+  /// Returns when the bell differs from `bell`, or after `limit`. Polls for `spin` before it sleeps.
   void sleep(uint32_t bell, std::chrono::microseconds spin, std::chrono::milliseconds limit);
   /// For other threads of this rank.
   void ring_own() { ring(rank_); }

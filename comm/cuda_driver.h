@@ -1,16 +1,15 @@
-// The NVIDIA driver, asked by its own library: which GPUs a process can use, without CUDA or LibTorch. Any
-// thread.
+// Asks the NVIDIA driver's library which GPUs this process can use, without CUDA or LibTorch. Any thread.
 #pragma once
 
 #include <string>
 
 namespace zerorun {
 
-/// The driver's library, which is only where the driver is.
+/// The driver's library, which exists only where the driver is installed.
 inline constexpr char kCudaDriver[] = "libcuda.so.1";
 
-/// GPUs that this process may use. 0: `reason` says why. `found`: those that the driver has, fit for use or
-/// not. Wakes the driver up: a process that has asked must not fork.
+/// The number of GPUs that this process may use; if 0, `reason` says why. `found`: the GPUs that the driver
+/// has, usable or not. Initializes the driver: the process must not fork afterwards.
 int count_usable_gpus(std::string& reason, int* found = nullptr);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// A point in time by which something must have happened, and the words for having missed it.
+// A point in time by which something must have happened, and error texts for missing it.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ class Deadline {
 
   Clock::time_point end() const { return end_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  /// At least 1 ms, since 0 means "for ever" to some of those it is handed to.
+  /// At least 1 ms, since 0 means no limit to some functions that take it.
   std::chrono::milliseconds remaining() const;
 
  private:

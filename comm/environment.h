@@ -1,5 +1,5 @@
-// What a rank is told by torchrun's environment variables, set by `zerorun` and by torchrun alike. Plain
-// values; any thread.
+// A rank's settings from torchrun's environment variables, which `zerorun` sets too. Plain values; any
+// thread.
 #pragma once
 
 #include <chrono>
@@ -7,24 +7,24 @@
 
 namespace zerorun {
 
-/// What the ranks of a job train on.
+/// The device that the ranks of a job train on.
 enum class DeviceChoice {
   automatic,  // GPUs where there are any that ZeroRun can use, else the CPU
   cpu,
   cuda,  // GPUs, or an error
 };
 
-/// What carries collectives between ranks that train on CPUs.
+/// What carries collectives between ranks on CPUs.
 enum class CommChoice {
   automatic,      // shared memory where all ranks are on one host, else Gloo
   shared_memory,  // or an error
   gloo,
 };
 
-/// What RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and ZERORUN_COMM
-/// (auto, shm, gloo) say. With none of RANK, WORLD_SIZE and LOCAL_RANK set: one rank. Which job this is say
-/// ZERORUN_JOB, else torchrun's run id, else Slurm's job and step; nothing need say it.
+/// The values of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+/// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and
+/// ZERORUN_COMM (auto, shm, gloo). Without RANK, WORLD_SIZE and LOCAL_RANK: one rank. The job is identified
+/// by ZERORUN_JOB, else by torchrun's run id, else by Slurm's job and step, if any of them is set.
 struct Environment {
   int rank = 0;
   int world_size = 1;

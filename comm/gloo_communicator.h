@@ -1,9 +1,9 @@
 // Ranks as processes, on one host or several, over TCP by LibTorch's Gloo.
 //
-// Gloo's own reduce-scatter sends twice the algorithmic volume and adds in an order of its own, so only its
-// point-to-point messages are used: each rank sends slice j straight to rank j and adds what it receives in
-// rank order, and an all-gather receives in place. Messages travel while the ranks compute; adding is done in
-// wait().
+// Gloo's own reduce-scatter sends twice the algorithmic volume and adds in its own order, so only its
+// point-to-point messages are used: each rank sends slice j directly to rank j and adds the received slices
+// in rank order; an all-gather receives in place. Messages are sent while the ranks compute; wait() does
+// the additions.
 #pragma once
 
 #include <memory>

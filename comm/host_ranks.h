@@ -1,5 +1,5 @@
-// What the ranks of one host have of each other: the control block, every rank's arena, the memory that all
-// write to and an eye on every process. Owned by the communicator; the parts say which thread may call them.
+// What the ranks of one host share: the control block, every rank's arena, the shared blocks and a watch on
+// every process. Owned by the communicator; each part says which threads may use it.
 #pragma once
 
 #include <memory>
@@ -23,9 +23,9 @@ struct HostRanks {
   ProcessWatch processes;
 };
 
-/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null where they
-/// cannot share memory, on all ranks alike; `obstacle` then says why. Throws CommError naming the ranks that
-/// do not take part.
+/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null on all ranks
+/// if they cannot share memory; then `obstacle` says why. Throws CommError naming the ranks that do not
+/// take part.
 std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
                                         const Deadline& deadline, std::string& obstacle);
 

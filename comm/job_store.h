@@ -1,7 +1,7 @@
-// One connection to the key-value store at which the ranks of a job meet. Every call has a deadline: where
-// the store's keeper stands still no call of c10d returns, whatever timeout it was given. Every value has the
-// job's seal (seal.h): what others write is an error, not an answer. Owned by the communicators that use it;
-// any thread.
+// One connection to the key-value store where the ranks of a job meet. Every call has a deadline, since
+// c10d's own calls never return while the store's process is stopped, whatever their timeout. Every value
+// carries the job's seal (seal.h): a value from another job is an error. Owned by the communicators that
+// use it; any thread.
 #pragma once
 
 #include <future>
@@ -23,7 +23,7 @@ class JobStore;
 using StorePointer = std::shared_ptr<const JobStore>;
 using Connection = c10::intrusive_ptr<c10d::Store>;
 
-/// The store has not answered by the deadline, or it has gone.
+/// The store did not answer by the deadline, or its process has ended.
 class StoreError : public CommError {
  public:
   StoreError(const std::string& message, bool is_silent) : CommError(message), is_silent_(is_silent) {}
@@ -33,29 +33,30 @@ class StoreError : public CommError {
   bool is_silent_;
 };
 
-/// How long after a deadline the store may take to say by itself that it is over.
+/// How long after a deadline the store may take to report it itself.
 inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
 class JobStore {
  public:
-  /// `keeper`, for messages: whose process the store is in. All keys get `prefix` in front of them.
+  /// `keeper`, for messages: the process that runs the store. `prefix` is put in front of all keys.
   JobStore(Connection connection, std::string keeper, const Seal& seal, std::string prefix);
 
-  /// The same store with keys that nobody else sees.
+  /// The same store with a key space of its own.
   StorePointer part(const std::string& name) const;
 
-  // All throw StoreError, and CommError for a value that no rank of this job has written.
+  // All throw StoreError, and CommError for a value that does not come from a rank of this job.
 
   void set(const std::string& key, const std::string& value, const Deadline& deadline) const;
-  /// The value, when there is one; none: not by the deadline.
+  /// Waits for the value; nothing if there is none by the deadline.
   std::optional<std::string> await(const std::string& key, const Deadline& deadline) const;
-  /// The value, if there is one by now.
+  /// The value, if there is one now.
   std::optional<std::string> find(const std::string& key, const Deadline& deadline) const;
-  /// Stores `value` if there is none yet. What then is there: of all who claim a key one gets its own.
+  /// Stores `value` unless the key has one, and returns the key's value: of all ranks that claim a key one
+  /// gets its own value back.
   std::string claim(const std::string& key, const std::string& value, const Deadline& deadline) const;
   void remove(const std::string& key, const Deadline& deadline) const;
 
-  /// For c10d, which has no deadlines: all that it asks ends at this one.
+  /// For c10d, whose calls have no deadline: all of them end at this one.
   Connection for_c10d(const Deadline& deadline) const;
 
  private:
@@ -72,19 +73,19 @@ class JobStore {
   std::string prefix_;
 };
 
-/// What became of a talk with a store. No exception goes from its thread to another, which may own it by
-/// then.
+/// The outcome of a conversation with a store. Errors are passed as text, not as an exception, which two
+/// threads could come to own.
 template <typename Value>
 struct Answer {
   std::optional<Value> value;
   std::string failure;  // why there is none
 };
 
-/// Gloo's and c10d's errors without the backtrace they carry.
+/// The text of Gloo's and c10d's errors without their backtrace.
 std::string first_line(const char* message);
 
-/// Starts `talk` with a store in a thread of its own. Whoever has a deadline waits for the answer no longer
-/// than that. The thread is then left to itself, so `talk` has to own what it uses.
+/// Starts `talk` with a store in a thread of its own. The caller waits for the answer only until its
+/// deadline and then abandons the thread, so `talk` must own everything that it uses.
 template <typename Talk>
 std::future<Answer<std::invoke_result_t<Talk>>> start_talk(Talk talk) {
   using Told = Answer<std::invoke_result_t<Talk>>;

@@ -1,6 +1,6 @@
-// Short texts that ranks leave for each other by name, outside of the order of collectives: for threads that
-// work beside training. Whoever needs some opens a board of its own (Communicator::open_notices()), whose
-// names nobody else uses, and keeps it; one thread at a time.
+// Short texts that ranks leave for each other under names, outside of the order of collectives: for threads
+// that work beside training. Each user opens a board (Communicator::open_notices()), whose names only it
+// uses; one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ class Notices {
  public:
   virtual ~Notices() = default;
 
-  // All throw CommError where the ranks' store is gone.
+  // All throw CommError if the ranks' store is gone.
 
   virtual void post(const std::string& name, const std::string& text, const Deadline& deadline) = 0;
-  /// The text, once a rank has posted it; none: not by the deadline.
+  /// Waits for the text under the name; nothing if no rank has posted it by the deadline.
   virtual std::optional<std::string> await(const std::string& name, const Deadline& deadline) = 0;
   virtual void remove(const std::string& name, const Deadline& deadline) = 0;
 };
 
-/// Ranks that are threads of one process share one of these.
+/// The notices of ranks that are threads of one process, which they share.
 class NoticesInMemory {
  public:
   void post(const std::string& name, const std::string& text);
@@ -41,11 +41,11 @@ class NoticesInMemory {
   std::map<std::string, std::string> texts_;
 };
 
-/// One rank's of ranks that are threads. `board`: the same on all ranks, and for nobody else.
+/// The board of one rank-thread. `board`: the same on all ranks, different for every board.
 std::unique_ptr<Notices> make_notices(std::shared_ptr<NoticesInMemory> texts, int board);
 
 class JobStore;
-/// One rank's of ranks that are processes: keys of the store at which they have met.
+/// The board of one rank process: keys in the ranks' store.
 std::unique_ptr<Notices> make_notices(const std::shared_ptr<const JobStore>& store, int board);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// Writing much that is not read again soon: past the caches, which saves reading the lines that are about to
-// be overwritten (a third of a copy's traffic). Any thread.
+// Writes that bypass the caches, for large results that are not read again soon: saves reading the cache
+// lines that are about to be overwritten (a third of a copy's traffic). Any thread.
 #pragma once
 
 #include <emmintrin.h>
@@ -10,10 +10,10 @@
 
 namespace zerorun {
 
-/// From how many bytes on it pays: what is smaller may be read out of a cache by whoever comes next.
+/// From this size on it pays; the next reader may find smaller results in a cache.
 inline constexpr size_t kPastCaches = size_t{8} << 20;
 
-/// How far ahead of its use memory is asked for, in bytes: the processor itself stops at every page's end.
+/// Prefetch distance in bytes: the processor's own prefetch stops at the end of each page.
 inline constexpr size_t kAskAhead = 2048;
 
 inline void ask_ahead(const void* memory, size_t bytes) {
@@ -22,9 +22,10 @@ inline void ask_ahead(const void* memory, size_t bytes) {
   }
 }
 
-/// Whether `memory` lies where values can be written past the caches.
+/// Whether `memory` is aligned for such writes.
 bool may_pass_caches(const void* memory);
-/// to = a + b, element by element; `length` is a multiple of 16. Others see it after finish_past_caches().
+/// to = a + b, element by element; `length` is a multiple of 16. Visible to other threads after
+/// finish_past_caches().
 template <typename T>
 void add_past_caches(T* to, const T* a, const T* b, int64_t length) {
   using Vector [[gnu::vector_size(16)]] = T;
@@ -39,7 +40,7 @@ void add_past_caches(T* to, const T* a, const T* b, int64_t length) {
 }
 void finish_past_caches();
 
-/// memcpy(), past the caches if it is much.
+/// memcpy(), bypassing the caches for large sizes.
 void copy_much(void* to, const void* from, size_t bytes);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// Which of the other ranks' processes have ended. A process is held by a descriptor, not by its number, which
-// another may get. Owned by a rank; any thread.
+// Which processes of other ranks have ended. Holds each process by a descriptor, not by its number, which
+// the system may reuse. Owned by a rank; any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@ class ProcessWatch {
  public:
   explicit ProcessWatch(int rank) : rank_(rank) {}
 
-  /// The next rank's process, in the order of ranks. Throws Error.
+  /// Adds the process of the next rank, in the order of ranks. Throws Error.
   void add(pid_t pid);
 
   /// Ranks whose process has ended, whether or not its parent has noticed.

@@ -1,4 +1,4 @@
-// How ranks find each other. Used once a connect, by its thread.
+// Connects the ranks of a job. Called by the thread that connects.
 #pragma once
 
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace zerorun {
 
-/// Joins the other ranks, over NCCL where they train on GPUs, else over shared memory or Gloo, and returns
-/// when all are there. Each call makes connections of its own; all ranks call it in the same order. A
-/// process keeps its rank, and rank 0 the store at which they meet, to its end. Throws UserError (port in
-/// use, a rank or a port of others, bad variables, no usable GPU, no shared memory where that is asked for)
-/// or CommError naming the ranks that did not join within the deadline.
+/// Joins the other ranks, over NCCL if they train on GPUs, else over shared memory or Gloo, and returns
+/// when all have joined. Each call makes new connections; all ranks make their calls in the same order.
+/// Until it ends, a process keeps its rank, and rank 0 the store where they meet. Throws UserError (port in
+/// use, rank or port of another job, bad variables, no usable GPU, shared memory asked for but not
+/// possible) or CommError naming the ranks that did not join by the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 
 }  // namespace zerorun

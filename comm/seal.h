@@ -1,5 +1,5 @@
-// What a rank can tell its own job's words by: a code beside each value in the store that only those can make
-// who know the job's secret (SipHash-2-4, 64 bits). It keeps nothing secret. Any thread.
+// Authenticates the values in a job's store: each value carries a code that only ranks which know the job's
+// secret can compute (SipHash-2-4, 64 bits). It does not encrypt. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@ namespace zerorun {
 
 class Seal {
  public:
-  /// `secret`: what all ranks of the job know. Who can guess it can speak for them.
+  /// `secret`: known to all ranks of the job. Anyone who can guess it can write in their name.
   explicit Seal(std::string_view secret);
 
-  /// Tells jobs apart, and nothing of the secret.
+  /// Identifies the job without revealing the secret.
   uint64_t job() const;
 
-  /// `value` as it is stored under `key`.
+  /// `value` in the form in which it is stored under `key`.
   std::vector<uint8_t> close(std::string_view key, std::string_view value) const;
-  /// The value that a rank of this job has stored under `key`; none if it was somebody else.
+  /// The value that a rank of this job stored under `key`; nothing if `stored` does not come from such a
+  /// rank.
   std::optional<std::string> open(std::string_view key, const std::vector<uint8_t>& stored) const;
 
  private:

@@ -1,6 +1,7 @@
-// Memory that all ranks of a host write to: blocks of one segment, which every rank maps whole. Rank 0 gives
-// blocks out; a block is free again when each rank has let go of it, and its pages are the system's from then
-// on. Owned by the communicator and by every tensor in it; any thread, reserve() one at a time.
+// Memory that all ranks of a host write to: blocks of one segment, which every rank maps whole. Rank 0
+// allocates the blocks; a block is free again, and its pages return to the system, when each rank has
+// released it. Owned by the communicator and by every tensor in it; any thread, but one at a time for
+// reserve().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,21 +22,22 @@ namespace zerorun {
 
 class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
  public:
-  /// `segment` keeps its descriptor.
+  /// `segment` has its descriptor open.
   explicit SharedBlocks(SharedSegment segment) : arena_(std::move(segment)) {}
 
-  /// On rank 0: the offset of a zero-filled block that `users` ranks are about to open(); none: no room.
+  /// On rank 0: the offset of a zero-filled block that `users` ranks are going to open(); nothing if there
+  /// is no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
-  /// A 1-D tensor on a reserved block. Each rank opens it once, and lets go of it with the tensor; forked
-  /// children of it do not.
+  /// A 1-D tensor on a reserved block. Each rank opens it once and releases it with the tensor; forked
+  /// children of the rank release nothing.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
-  /// What is written to the tensor from now on, from open(), is seen by this rank alone. Pages that nobody
-  /// writes to are still there once. No rank may write to the block any more but after the same call.
+  /// Makes this rank's later writes to the tensor, from open(), private to it. Unwritten pages stay shared.
+  /// No rank may write to the block any more except after the same call.
   void make_own(const at::Tensor& tensor);
   /// Returns the pages that lie wholly in `part`, of a tensor from open(), to the system.
   void give_back_pages(const at::Tensor& part) const;
 
-  /// Whether all ranks see what is written there.
+  /// Whether all ranks see writes to this memory.
   bool contains(const void* memory, size_t bytes) const;
 
  private:

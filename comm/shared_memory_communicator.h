@@ -1,12 +1,12 @@
 // Ranks as processes on the CPUs of one host, over memory that they share.
 //
-// Memory from allocate_shared() is there once for all ranks. Memory from allocate() lies in the rank's arena,
-// which the others read: a reduce-scatter reads its slice once from every rank's input and writes the sum, an
-// all-gather copies each slice once. Other tensors that must be lent are copied into the arena first. There
-// is no thread behind it: a rank takes its share of what is under way whenever it starts or waits for a
-// collective, and sleeps where it has to wait.
+// Memory from allocate_shared() exists once for all ranks. Memory from allocate() is in the rank's arena,
+// which the other ranks read: a reduce-scatter reads this rank's slice once from every rank's input and
+// writes the sum; an all-gather copies each slice once. Other tensors that the other ranks must read are
+// copied into the arena first. There is no background thread: a rank does its share of the collectives
+// under way whenever it starts a collective or waits for one, and sleeps when it has to wait.
 //
-// A rank whose process ends is noticed within a quarter of a second by those who need it; one that is
+// Ranks that wait for a rank whose process has ended notice it within a quarter of a second; if it is
 // stopped, at the deadline.
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace zerorun {
 
-/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null where they
-/// cannot share memory, on all ranks alike; `obstacle` then says why. Throws CommError.
+/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null on all ranks
+/// if they cannot share memory; then `obstacle` says why. Throws CommError.
 std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
                                                               const Joined& joined, const Deadline& deadline,
                                                               std::string& obstacle);

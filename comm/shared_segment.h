@@ -1,6 +1,6 @@
 // Memory that processes of one host share: a memfd, which another process opens through /proc/PID/fd/FD. It
-// has no name anywhere, so nothing of it is left when the last process that maps it has gone, however it
-// went, and /dev/shm has no part in it. Owned by whoever maps it; one thread.
+// has no name and does not use /dev/shm, so it is freed with the last process that maps it, however that
+// process ends. Owned by the code that maps it; one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -18,16 +18,16 @@ class SharedSegment {
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
-  /// `bytes` of zeros; they take memory where they are written to. `purpose` is what /proc/PID/maps calls it.
+  /// `bytes` of zeros; pages take memory once they are written. `purpose` is its name in /proc/PID/maps.
   /// Throws Error.
   static SharedSegment create(const char* purpose, size_t bytes);
-  /// The segment of `bytes` that process `pid` has under `descriptor`. Throws Error.
+  /// The segment of `bytes` that process `pid` has open as `descriptor`. Throws Error.
   static SharedSegment open(pid_t pid, int descriptor, size_t bytes, bool writable);
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   int descriptor() const { return file_.get(); }
-  /// All who need it have opened it: the mapping stays without.
+  /// Call when all processes have opened it: the mapping needs no descriptor.
   void close_descriptor() { file_.reset(); }
 
  private:

@@ -1,5 +1,5 @@
-// The collectives that one rank of a host has under way, and how they come along. Owned by its communicator
-// and by each Work; any thread, but only one at a time starts.
+// The collectives that one rank of a host has under way, and their progress. Owned by the rank's
+// communicator and by each Work; any thread, but only one at a time starts.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace zerorun {
 
 class SharedTransfers {
  public:
-  /// A collective from its start until every rank has its share.
+  /// A collective, from its start until every rank has its result.
   struct Transfer {
     CollectiveCall call;
     Numbered which;
@@ -36,12 +36,12 @@ class SharedTransfers {
 
   SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
                   std::chrono::milliseconds timeout);
-  /// Waits for those who still read from this rank, ten seconds at most: freed memory is zero for them.
+  /// Waits at most ten seconds for ranks that still read from this one, since freed memory reads as zeros.
   ~SharedTransfers();
 
-  /// Posts the collective and takes the shares that are there.
+  /// Posts the collective, and reads the parts of other ranks that are already posted.
   std::shared_ptr<Transfer> start(CollectiveCall call);
-  /// Returns when the output is there and the input may be written again. Throws CommError.
+  /// Returns when the output is complete and the input may be written again. Throws CommError.
   void wait(Transfer& transfer);
 
   SharedArena& arena() { return *ranks_->arena; }

@@ -1,4 +1,4 @@
-// Flat buffers that gradients travel in, reused from bucket to bucket. Owned by the gradient reducer.
+// Flat buffers in which gradients are sent, reused from bucket to bucket. Owned by the gradient reducer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,32 +10,31 @@
 
 namespace zerorun {
 
-/// A buffer travels with the event that says when it may be written again.
+/// A buffer, with the event after which it may be written again.
 struct TravelBuffer {
   at::Tensor memory;  // 1-D
   Event free;
-  bool reserved = false;  // it stays with the pool
+  bool reserved = false;  // trim() keeps it
 };
 
 class BufferPool {
  public:
-  /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
-  /// bucket.
+  /// Smaller buffers are made `common_numel` elements large, so that each of them fits any common bucket.
   BufferPool(Communicator& communicator, at::ScalarType dtype, int64_t common_numel)
       : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
-  /// One of `numel` elements with arbitrary contents: the smallest free buffer that holds it, of equals the
-  /// one that was given back first, or a new one. Ranks need not take alike.
+  /// A buffer for `numel` elements with arbitrary contents: the smallest free one (of equal ones the one
+  /// given back first), or a new one. Ranks need not call alike.
   TravelBuffer take(int64_t numel);
   void give_back(TravelBuffer buffer) { free_.push_back(std::move(buffer)); }
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Of the buffers that are not in use frees all but the reserved ones and, among those that hold more, the
-  /// `count` largest.
+  /// Frees unused buffers, except the reserved ones and, of the buffers above the common size, the `count`
+  /// largest.
   void trim(int count);
 
-  int64_t bytes() const { return bytes_; }  // of free buffers and those in use
+  int64_t bytes() const { return bytes_; }  // of all buffers, free and in use
 
  private:
   TravelBuffer own(at::Tensor memory);

@@ -1,5 +1,5 @@
-// Warns once of full copies that a model makes of partitioned parameters: the graph keeps them until
-// backward, and they escape every limit. Owned by Residency, used under its lock.
+// Warns once about full copies that a model makes of partitioned parameters: the graph keeps them until
+// backward, and no limit counts them. Owned by Residency, used under its lock.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,7 +17,7 @@ class CopyWatch {
 
   /// An operator on partitioned parameters.
   void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
-  /// The iteration has ended: from the first one with copies on, nothing is noted. `logs`: and it is said.
+  /// Ends the iteration. After the first iteration with copies it logs them, if `logs`, and stops watching.
   void finish_iteration(bool logs);
 
  private:

@@ -1,8 +1,8 @@
-// Building a model that fits on no single rank. While a DeferredInit lives, tensors that its thread makes get
-// no memory: the operators that make their values are taken down, and run when the values are asked for, one
-// storage at a time, with the bits of plain construction. The user owns the scope; one thread builds and
-// makes values. The limits are in refusals: each is a UserError, or a LibTorch error where memory is read
-// without an operator, that says what to do.
+// Builds a model that does not fit on any single rank. While a DeferredInit lives, tensors that its thread
+// makes get no memory: the operators that compute their values are recorded, and run when the values are
+// needed, one storage at a time, with the bits of plain construction. The user owns the scope; one thread
+// builds the model and makes its values. Unsupported operations throw a UserError (or a LibTorch error, if
+// memory is read without an operator) with the remedy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// Operators on its tensors are taken down after the scope too: model->apply(init), model->to(dtype). Plain
-/// inside it are torch::tensor(3), torch::randperm(n), what is computed from plain tensors alone, and all
-/// that is made under an InterceptionPause.
+/// Operators on its tensors are recorded after the scope too: model->apply(init), model->to(dtype). Inside
+/// the scope these tensors are plain: torch::tensor(3), torch::randperm(n), results computed from plain
+/// tensors only, and all tensors made under an InterceptionPause.
 class DeferredInit {
  public:
   DeferredInit();
@@ -30,14 +30,14 @@ class DeferredInit {
   RecordingScope scope_;
 };
 
-/// Whether the tensor's values are still to be made.
+/// Whether the tensor has no values yet.
 bool is_deferred(const at::Tensor& tensor);
 
 /// Writes the values of a deferred tensor to `place`, which has memory, the same sizes, strides and dtype.
-/// The tensor stays deferred. Takes memory only for what its computation needs besides.
+/// The tensor stays deferred. Takes memory only for intermediate results.
 void make_values(const at::Tensor& deferred, at::Tensor& place);
 
-/// The values of a deferred tensor in a new plain one, of the same sizes and strides.
+/// A new plain tensor with the values of a deferred one, of the same sizes and strides.
 at::Tensor make_tensor(const at::Tensor& deferred);
 
 }  // namespace zerorun

@@ -1,7 +1,6 @@
-// Takes operators of a build scope down instead of running them, and gives out tensors without memory as
-// their results. Real tensors and operators on them alone are left as they are; what would need values that
-// are not made yet is refused with a UserError. The deferred tensors own it together; the building thread
-// calls it.
+// Records the operators of a build scope instead of running them, and returns tensors without memory as their
+// results. Operators on real tensors only run as usual; an operator that needs values which do not exist yet
+// throws a UserError. Owned jointly by the deferred tensors; called by the building thread.
 #pragma once
 
 #include <memory>
@@ -15,15 +14,15 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// What stands behind the storage of a deferred tensor.
+/// Owns the storage of a deferred tensor.
 struct DeferredOwner : StorageOwner {
   std::shared_ptr<DeferredRecorder> tape_owner;
   StorageId storage = 0;
 };
 
-/// Null when the tensor is not deferred.
+/// Null if the tensor is not deferred.
 const DeferredOwner* deferred_owner_of(const at::Tensor& tensor);
-/// The deferred tensor's place on the tape.
+/// The deferred tensor as the tape knows it.
 TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner);
 
 class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from_this<DeferredRecorder> {
@@ -31,7 +30,7 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
   const OperatorTape& tape() const { return tape_; }
-  /// The scope has ended: from here on, operators that a backward pass would follow are a use of the model.
+  /// Ends the scope: from now on an operator that autograd would differentiate counts as a use of the model.
   void end_building() { building_ = false; }
 
  private:
@@ -43,7 +42,7 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
                       torch::jit::Stack* stack);
   void record_deferred(const c10::OperatorHandle& op, const Arguments& seen, torch::jit::Stack* stack);
 
-  /// Replaces results by deferred tensors, which it notes in `entry`; the memory of the results goes.
+  /// Replaces results with deferred tensors, which it records in `entry`, and frees the results' memory.
   int64_t defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
   c10::Storage new_storage(int64_t nbytes);
 

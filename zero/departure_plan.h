@@ -1,5 +1,5 @@
-// Which bucket departs next, and whether it is complete: [Note: departure] in zero/gradient_reducer.h. Owned
-// by the gradient reducer, used under its lock.
+// The order in which buckets are reduced, and whether the next one is complete: [Note: departure] in
+// zero/gradient_reducer.h. Owned by the gradient reducer, used under its lock.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace zerorun {
 
 class DeparturePlan {
  public:
-  /// `buckets` outlive it. Until a plan is made they depart as if gradients came from the last parameter to
-  /// the first: a bucket that has parameters of all layers holds back no other.
+  /// `buckets` outlive it. Until a plan is made, buckets are taken as if gradients came from the last
+  /// parameter to the first, so that no bucket waits for one that has parameters of all layers.
   explicit DeparturePlan(const Buckets& buckets);
 
   void start_backward();
-  /// Parameters are expected to bring as many gradients as any backward has brought.
+  /// From now on each parameter is expected to get as many gradients as in any backward so far.
   void finish_backward();
   void note_gradient(int parameter);
 
-  /// The bucket whose turn it is, if all gradients expected of it are there.
+  /// The next bucket, if it has all expected gradients.
   std::optional<int> take_complete();
-  /// The bucket whose turn it is, whatever it has. Nothing: all have departed.
+  /// The next bucket, complete or not; nothing if all were taken.
   std::optional<int> take();
-  /// All depart once more.
+  /// Starts again with the first bucket.
   void begin_again() { next_ = 0; }
 
   bool made() const { return made_; }
@@ -35,18 +35,18 @@ class DeparturePlan {
 
  private:
   struct BucketState {
-    int missing = 0;           // parameters that are expected to bring more gradients
+    int missing = 0;           // parameters that are expected to get more gradients
     int64_t completed_at = 0;  // position of the last gradient within this backward
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
-    int expected = 1;  // the most that any backward has brought
+    int expected = 1;  // the most in any backward so far
   };
 
   const Buckets* buckets_;
   std::vector<BucketState> states_;
   std::vector<ParameterState> parameters_;
-  std::vector<int> order_;  // of departure
+  std::vector<int> order_;  // of reductions
   size_t next_ = 0;         // position in it
   int64_t arrivals_ = 0;
   bool made_ = false;

@@ -1,10 +1,9 @@
-// Where buckets lie while their values are there, and who used them last. What a plan foresees has its place
-// in an arena, which gathers fill for ever; the rest has memory of its own. A bucket that ranks share stays
-// where it is, but for the time in which this rank has a copy of its own. Owned by Residency, used under its
-// lock.
+// The memory of gathered buckets, and the streams that used it last. Planned gathers go to fixed places in an
+// arena; other gathers get memory of their own. A bucket in shared memory stays where it is, except while
+// this rank has its own copy. Owned by Residency, used under its lock.
 //
-// Memory is taken again without a wait of the host: whatever gathers there waits on its stream for those who
-// have used it, whichever bucket it was then.
+// Memory is reused without a wait of the host: the next gather into it waits on its stream for all streams
+// that used that memory, for whichever bucket.
 #pragma once
 
 #include <cstdint>
@@ -18,39 +17,39 @@ namespace zerorun {
 
 class GatherMemory {
  public:
-  /// Both outlive it. Whole and shared buckets have their memory for good.
+  /// Both outlive it. Whole and shared buckets keep their memory.
   GatherMemory(const Buckets& buckets, Communicator& communicator);
 
-  /// 1-D; undefined where the bucket has none.
+  /// 1-D; undefined if the bucket has no memory.
   const at::Tensor& of(int bucket) const { return places_[bucket].memory; }
   /// Streams that use its values.
   StreamUsers& users(int bucket) { return places_[bucket].users; }
   bool planned(int bucket) const { return places_[bucket].planned; }
 
-  /// Gives the bucket its place in the arena. False where another bucket is still there, or where the plan is
-  /// made for another arena.
+  /// Gives the bucket its planned place. False if another bucket is still there, or the plan is for another
+  /// arena.
   bool take_planned(int bucket, int64_t offset);
-  /// Gives it memory of its own; on one rank its slice, which is all of it, where that is in memory.
+  /// Gives the bucket memory of its own; on a single rank its slice, the whole bucket, if that is in memory.
   void take_unplanned(int bucket);
-  /// The current stream is about to write to the bucket's memory: after everyone who used it, and those who
-  /// used this bucket where it was before.
+  /// Makes the current stream, which is about to write to the bucket's memory, wait for all streams that used
+  /// this memory, or this bucket at its former place.
   void wait_for_last_uses(int bucket);
-  /// The bucket needs its memory no longer than its users do.
+  /// Gives up the bucket's memory once its current users are done.
   void give_back(int bucket);
 
-  /// Gives a shared bucket, which has none, a copy of its values that this rank may write to.
+  /// Gives a bucket in shared memory, which has no copy yet, a copy that this rank may write to.
   void make_copy(int bucket);
-  /// Takes the copy away. The bucket is where all ranks have it again.
+  /// Drops the copy: the bucket is in shared memory again.
   void drop_copy(int bucket);
   bool is_copy(int bucket) const { return places_[bucket].copied; }
 
-  /// Makes an arena of so many elements, unless there is a larger one. A collective.
+  /// Makes an arena of `numel` elements, unless the present one is as large. A collective.
   void fit_arena(int64_t numel);
-  /// Frees it, unless a bucket is in it.
+  /// Frees the arena, unless a bucket is in it.
   void free_arena();
   int64_t arena_numel() const { return arena_.defined() ? arena_.numel() : 0; }
 
-  /// Behind buckets that come and go, the arena included, and of copies.
+  /// Bytes behind buckets that come and go, with the arena, and of copies.
   int64_t bytes() const { return bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t unplanned_allocations() const { return unplanned_allocations_; }
@@ -61,7 +60,7 @@ class GatherMemory {
     bool planned = false;   // where the plan says: in the arena, or in its shared buffer
     bool copied = false;    // it is this rank's copy of a shared bucket
     StreamUsers users;      // of the values, since the last gather
-    uintptr_t address = 0;  // of the memory that they used
+    uintptr_t address = 0;  // of the memory that those streams used
   };
 
   bool take_shared(int bucket);

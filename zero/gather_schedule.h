@@ -2,12 +2,13 @@
 // Pure arithmetic, no LibTorch. All sizes are in elements.
 //
 // [Note: schedule] Integrated prefetching and caching (Cao, Felten et al. 1995) with a plan that is the same
-// on every rank, since it follows from the trace and the limits alone. What is needed but not there is
-// gathered; when that would pass `max_live`, what is used furthest ahead goes first. A bucket goes after its
-// use when the elements used before its next use exceed `max_reuse_distance`, and after its last use. Gathers
-// keep the order of first use and start as early as `prefetch` elements ahead of use allow: one that must
-// wait holds up those after it, and none starts in the step that releases the same bucket. Every gather has a
-// place in one arena, so that following the plan allocates nothing.
+// on every rank, since it follows from the trace and the limits alone. A use gathers the buckets that it
+// needs and that are not in memory; if that would exceed `max_live`, the bucket whose next use is furthest
+// away is released first. A bucket is released after its use if the elements used before its next use exceed
+// `max_reuse_distance`, and after its last use. Gathers keep the order of first use and start as early as
+// `prefetch` elements ahead of use allow: a gather that must wait delays those after it, and no gather starts
+// in the step that releases the same bucket. Every gather has a place in one arena, so following the plan
+// allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -26,26 +27,26 @@ struct GatherPlan {
   struct Gather {
     int bucket;
     int64_t offset;  // place in the arena
-    int use;         // position of the use that it is for
+    int use;         // position of the use that needs it
   };
-  /// What happens right before the use at the same position: first the releases, then gathers start, in
-  /// order. Gathers for this very use come before those ahead of theirs.
+  /// What happens right before the use at the same position: first the releases, then the gathers start, in
+  /// order. Gathers for this use come before gathers for later ones.
   struct Step {
     std::vector<int> releases;
     std::vector<Gather> gathers;
   };
 
   std::vector<Gather> initial;  // started when the iteration begins, before anything is used
-  std::vector<Step> steps;      // one a use; what is there after the last one is released by the caller
+  std::vector<Step> steps;      // one for each use; the caller releases the buckets left after the last one
   int64_t arena_numel = 0;
   int64_t gathered_numel = 0;  // the sum over all gathers
 };
 
-/// `uses[k]`: the buckets, ascending and without repetition, that the k-th use needs at once. Nothing is
-/// there at the start; each bucket that a use needs is there at that use. While a use runs, what was used or
-/// is in use takes at most max(max_live, that use), what is ahead at most `prefetch`. Keeps arena_numel <=
-/// max(max_live, largest use) + prefetch wherever a placement is found, if need be by planning with lower
-/// limits; offsets are sums of bucket sizes, so as aligned as those. Refuses negative limits.
+/// `uses[k]`: the buckets, ascending and without repetition, that the k-th use needs at once. At the start no
+/// bucket is gathered. While a use runs, buckets used before or now take at most max(max_live, that use), and
+/// buckets gathered ahead at most `prefetch`. Keeps arena_numel <= max(max_live, largest use) + prefetch if
+/// it finds such offsets, if necessary by planning with lower limits. Offsets are sums of bucket sizes, and
+/// so are as aligned as those. Refuses negative limits.
 GatherPlan plan_gathers(std::span<const std::vector<int>> uses, std::span<const int64_t> bucket_numel,
                         const GatherLimits& limits);
 

@@ -1,10 +1,10 @@
 // The order in which an iteration uses partitioned buckets: recorded, planned (gather_schedule.h), followed.
 // Pure bookkeeping, no LibTorch; used under its owner's lock.
 //
-// [Note: trace] A use is an operator and the buckets it needs; operators in a row that need the same buckets
-// are one use. Every iteration is recorded. One that does what the trace says is told the plan's steps. One
-// that departs from it gets no more steps, and its record becomes the trace when it ends. A record that grows
-// beyond reason, because nothing ends the iteration, is begun anew.
+// [Note: trace] A use is an operator and the buckets it needs; consecutive operators that need the same
+// buckets are one use. Every iteration is recorded. An iteration that follows the trace gets the plan's
+// steps. One that departs from it gets no more steps, and its record becomes the trace at its end. A record
+// that grows too long, because nothing ends the iteration, starts again.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ class GatherTrace {
     std::string reason;        // "for aten::addmm on h.0.weight"
   };
 
-  /// Notes the next use. Returns what the plan does before it, or null when there is no plan (any more): then
+  /// Notes the next use. Returns the plan's step before it; null if there is no plan, or no longer: then
   /// record() must follow.
   const GatherPlan::Step* follow(std::span<const int> buckets);
   void record(std::span<const int> buckets, std::string reason);
-  /// Whether another iteration may begin with a use of `buckets`: the trace is at its end, and began so.
+  /// Whether a use of `buckets` may begin another iteration: the trace is at its end and began with them.
   bool may_begin_again(std::span<const int> buckets) const;
-  /// The iteration has ended: makes a plan if it departed from the trace or was the first one.
+  /// Ends the iteration. Makes a plan if the iteration departed from the trace or was the first one.
   void finish(std::span<const int64_t> bucket_numel, const GatherLimits& limits);
 
   /// Whether there is a plan and this iteration has kept to it.

@@ -1,9 +1,8 @@
-// How the runtime hears of operators that touch a parameter, without touching the model: the one file that
-// knows the dispatch key. A marked tensor carries LibTorch's out-of-core key Fake, below autograd and above
-// the backends; views inherit it, results and gradients do not. A boxed fallback on that key sees exactly the
-// operators that touch marked tensors, forward and backward, in whichever thread. View operators pass by:
-// they touch no memory. [Note: throw on access] A storage without memory throws a clear error on any access
-// that is not an operator.
+// Intercepts operators that use a parameter, without changing the model; only this file knows the dispatch
+// key. A marked tensor carries LibTorch's unused key Fake, below autograd and above the backends; views
+// inherit it, results and gradients do not. A boxed fallback on that key sees exactly the operators that use
+// marked tensors, in forward and backward and in any thread. It ignores view operators, which use no memory.
+// [Note: throw on access] A storage without memory throws a clear error on any access without an operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +17,13 @@ namespace zerorun {
 class OperatorListener;
 class OperatorRecorder;
 
-/// What stands behind the storage of marked tensors. It is the storage's allocator, which allocates nothing:
-/// the one thing that any thread finds from a tensor while another gives the storage memory.
+/// Owns the storage of marked tensors, as its allocator, which allocates nothing: a thread can read a
+/// storage's allocator while another thread gives the storage memory.
 struct StorageOwner : c10::Allocator {
   // Exactly one of the two is set.
   OperatorListener* listener = nullptr;
   OperatorRecorder* recorder = nullptr;
-  /// Called when the storage has gone; null: nothing to do.
+  /// Called when the storage is destroyed, unless null.
   void (*storage_gone)(StorageOwner*) = nullptr;
 
   c10::DataPtr allocate(size_t bytes) override;
@@ -35,14 +34,14 @@ struct StorageOwner : c10::Allocator {
 
 struct Touched {
   StorageOwner* owner;
-  bool written;              // the operator's schema says that it writes there
-  const at::Tensor* tensor;  // the first argument that lies there; valid in enter() only
+  bool written;              // by the operator, as its schema says
+  const at::Tensor* tensor;  // the first argument on the storage; valid only in enter()
 };
 
-/// Told before and after each operator that touches storages of its owners. Any thread; operators nest.
+/// Called before and after each operator that uses storages of its owners. Any thread; operators nest.
 class OperatorListener {
  public:
-  /// Makes the data of all `touched` accessible until leave(). When it throws, the operator does not run.
+  /// Makes the data of all `touched` accessible until leave(). If it throws, the operator does not run.
   virtual void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) = 0;
   virtual void leave(std::span<const Touched> touched) noexcept = 0;
 
@@ -50,39 +49,39 @@ class OperatorListener {
   ~OperatorListener() = default;
 };
 
-/// Takes the place of operators: they do not run unless it runs them.
+/// Replaces operators: they run only if it runs them.
 class OperatorRecorder {
  public:
-  /// Replaces the arguments on the stack by results. `below`: the keys to redispatch to.
+  /// Replaces the arguments on the stack with results. `below`: the keys to redispatch to.
   virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) = 0;
 
  protected:
   ~OperatorRecorder() = default;
 };
 
-/// Puts the fallback in place, once a process. Throws InternalError when LibTorch uses the key itself.
+/// Installs the fallback, once in a process. Throws InternalError if LibTorch uses the key itself.
 void install_interception();
-/// Whether no one has a fallback on the key yet.
+/// Whether the key has no fallback yet.
 bool interception_key_is_free();
 
-/// A storage of `nbytes` on `device`, without memory, that belongs to `owner`; access throws `message`.
+/// A storage of `nbytes` on `device` without memory, owned by `owner`; access throws `message`.
 c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
                                 const std::string& message);
 /// Puts memory behind the storage, or takes it away (then access throws the message).
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
-/// End the ownership: with `memory` behind the storage, or without any, so that access throws `message`.
+/// These end the ownership: the storage keeps `memory`, or has none, and access throws `message`.
 void leave_memory(const c10::Storage& storage, c10::DataPtr memory);
 void leave_without_memory(const c10::Storage& storage, const std::string& message);
 
-/// Null when the tensor's storage is nobody's.
+/// Null if the tensor's storage has no owner.
 StorageOwner* owner_of(const at::Tensor& tensor);
 
 /// A marked tensor on the storage; `offset` in elements.
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset);
 
-/// While it lives, every operator of this thread goes to `recorder`, whatever tensors it has.
+/// While it lives, every operator of this thread goes to `recorder`, whatever its arguments are.
 class RecordingScope {
  public:
   explicit RecordingScope(OperatorRecorder& recorder);
@@ -95,10 +94,10 @@ class RecordingScope {
   bool was_included_;
 };
 
-/// Whether a RecordingScope of this thread lives.
+/// Whether this thread is in a RecordingScope.
 bool is_recording();
 
-/// While it lives, operators of this thread run as if no tensor was marked and nothing recorded.
+/// While it lives, operators of this thread run without interception and recording.
 class InterceptionPause {
  public:
   InterceptionPause();

@@ -1,4 +1,4 @@
-// Where each parameter lives: the only owner of offsets. Pure arithmetic, no LibTorch; immutable once made.
+// The bucket and offset of each parameter, computed only here. Pure arithmetic, no LibTorch; immutable.
 //
 // [Note: layout] Parameters are laid into buckets in reverse order of registration, roughly the order in
 // which backward produces their gradients. A bucket is padded so that N ranks own equal slices; slices and
@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-/// The group of parameters that are not trained.
+/// The group of frozen parameters.
 inline constexpr int kFrozen = -1;
 
 /// Consecutive elements.
@@ -22,8 +22,8 @@ struct Range {
 
 struct LayoutParameter {
   int64_t numel;
-  int group;                 // parameters of one bucket share their group, hence their hyperparameters
-  bool partitioned = false;  // likewise; see BucketLayout
+  int group;                 // the same for all parameters of a bucket, which so share hyperparameters
+  bool partitioned = false;  // the same for all parameters of a bucket; see BucketLayout
 };
 
 struct Placement {
@@ -33,9 +33,9 @@ struct Placement {
 
 struct BucketLayout {
   int group;
-  bool partitioned;             // each rank keeps its slice only, between uses
-  int64_t numel;                // with padding, N times slice_numel
-  int64_t slice_numel;          // what one rank owns
+  bool partitioned;             // between uses each rank keeps only its slice
+  int64_t numel;                // with padding: N times slice_numel
+  int64_t slice_numel;          // of the slice that one rank owns
   std::vector<int> parameters;  // indices, by rising offset
 };
 
@@ -44,14 +44,13 @@ struct Layout {
   std::vector<BucketLayout> buckets;
 };
 
-/// The bucket size in elements that the layout aims at: min(both bounds of the config, a sixteenth of the
-/// parameters, 32 MiB), so that there is always something left to overlap with.
+/// The target size of a bucket in elements: min(both bounds of the config, a sixteenth of the parameters,
+/// 32 MiB), so that there are several buckets and communication can overlap with computation.
 int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
                             int64_t allgather_bucket_size);
 
 /// Buckets of trained parameters come first. Offsets and slices are multiples of `alignment` elements.
-/// `bucket_numel` bounds a bucket's parameters, their alignment included; a lone larger one gets a bucket of
-/// its own.
+/// `bucket_numel` bounds a bucket's parameters with their alignment; a larger parameter gets its own bucket.
 Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t alignment,
                    int64_t bucket_numel);
 

@@ -1,7 +1,7 @@
-// The operators that give tensors without memory their values, in the order in which they came, and the
-// replay of those among them that one storage needs. The tape knows storages by number and holds none of
-// their data, only real tensors that operators read and generator states (5 KB a random operator). Owned by
-// the recorder of a build scope; one thread at a time.
+// The recorded operators that compute the values of deferred tensors, in order, and the replay of those that
+// one storage needs. The tape knows storages by number and holds none of their data, only the real tensors
+// that operators read and generator states (5 KB per random operator). Owned by the recorder of a build
+// scope; one thread at a time.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -31,7 +31,7 @@ struct TapeTensor {
 /// Where the arguments or results of an operator hold a tensor of the tape.
 struct TapeSlot {
   size_t index = 0;
-  std::optional<size_t> item;  // of the list at `index`; else the value itself
+  std::optional<size_t> item;  // position in the list at `index`; absent: the value itself
   bool written = false;
   TapeTensor tensor;
 };
@@ -49,11 +49,11 @@ struct GeneratorState {
 
 struct TapeOperator {
   c10::OperatorHandle op;
-  torch::jit::Stack arguments;  // nothing where `deferred` says that a tensor of the tape goes
+  torch::jit::Stack arguments;  // None in the places that `deferred` lists
   std::vector<TapeSlot> deferred;
   std::vector<CapturedTensor> captured;
-  std::vector<TapeSlot> made;            // results on storages that begin with this operator
-  std::optional<GeneratorState> random;  // what the operator draws from
+  std::vector<TapeSlot> made;            // results on storages that this operator creates
+  std::optional<GeneratorState> random;  // the generator that the operator draws from
   at::ScalarType default_dtype = at::kFloat;
 };
 
@@ -62,10 +62,10 @@ GeneratorState save_state(const at::Generator& generator);
 
 /// A tensor with memory on the storage.
 at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
-/// A storage with memory of its own, which the system has back when it goes.
+/// A storage with its own memory, which returns to the system when the storage is destroyed.
 c10::Storage allocate_storage(int64_t nbytes);
 
-/// Zeros with such memory and the geometry of `tensor`.
+/// Zeros on such a storage, with the geometry of `tensor`.
 at::Tensor allocate_like(const at::Tensor& tensor);
 
 class OperatorTape {
@@ -73,8 +73,8 @@ class OperatorTape {
   StorageId add_storage(int64_t nbytes);
   void add(TapeOperator entry);
 
-  /// Runs what `target` needs, on `memory` of its size. Leaves every generator as it found it; other threads
-  /// must not draw from the generators of the tape meanwhile, but may replay tapes of their own.
+  /// Runs the operators that `target` needs, on `memory` of its size. Restores every generator's state; other
+  /// threads must not draw from the tape's generators meanwhile, but may replay tapes of their own.
   void replay(StorageId target, const c10::Storage& memory) const;
 
   int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
@@ -84,7 +84,7 @@ class OperatorTape {
 
  private:
   std::vector<int64_t> nbytes_;               // by StorageId
-  std::vector<std::vector<size_t>> writers_;  // likewise; ascending
+  std::vector<std::vector<size_t>> writers_;  // by StorageId: numbers of operators, ascending
   std::vector<TapeOperator> operators_;
 };
 

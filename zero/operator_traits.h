@@ -1,5 +1,5 @@
-// What a build scope must know of an operator before it takes it down: read from its schema, tags and kernels
-// where LibTorch says it there, from its name where it does not. Pure; any thread.
+// Properties of an operator that a build scope needs before it records it: from the operator's schema, tags
+// and kernels, or from its name if LibTorch does not state them there. Pure; any thread.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,26 +8,26 @@
 
 namespace zerorun {
 
-/// Made of other operators, which come one by one if it runs: the better units to record.
+/// Consists of other operators, which are intercepted one by one when it runs and are better to record.
 bool decomposes(const c10::OperatorHandle& op);
 
 /// Draws random numbers.
 bool is_random(const c10::OperatorHandle& op);
-/// Fills its first argument with random numbers, and draws as many whatever was there.
+/// Fills its first argument with random numbers, whose count does not depend on the old values.
 bool is_random_fill(const c10::OperatorHandle& op);
 
-/// Gives a tensor memory but no values.
+/// Allocates a tensor without values.
 bool only_allocates(const c10::OperatorHandle& op);
-/// Copies a tensor, to another type perhaps: Module::to(dtype) does so without a NoGradGuard.
+/// Copies a tensor, perhaps to another dtype: Module::to(dtype) does so without a NoGradGuard.
 bool only_copies(const c10::OperatorHandle& op);
-/// torch::tensor(3), torch::randperm(n): small, and the host reads them as indices (nn::init::sparse_ does).
+/// torch::tensor(3), torch::randperm(n): small tensors that the host reads as indices (nn::init::sparse_).
 bool is_for_the_host(const c10::OperatorHandle& op);
 bool is_resize(const c10::OperatorHandle& op);
 
 bool returns_tensors_only(const c10::FunctionSchema& schema);
-/// Every result is an argument that it wrote to; none is an out= argument, which it may resize.
+/// Every result is an argument that it writes to, and none is an out= argument, which it may resize.
 bool only_writes_in_place(const c10::FunctionSchema& schema);
-/// The argument that a result stands for, by the schema's alias names.
+/// The argument that a result aliases, by the schema's alias names.
 std::optional<size_t> aliased_argument(const c10::FunctionSchema& schema, size_t result);
 
 }  // namespace zerorun

@@ -42,17 +42,17 @@
 
 namespace zerorun {
 
-/// What became of buckets that were held.
+/// How a scope that held buckets has ended.
 enum class ScopeEnd {
-  read,       // what all ranks wrote by operators stays; an exception on some of them makes no difference
-  written,    // by the modifier rank, and all ranks have it
-  abandoned,  // an exception came before they had it
+  read,       // writes by operators of all ranks stay, even if some ranks left the scope by an exception
+  written,    // the modifier rank wrote, and all ranks have the values
+  abandoned,  // an exception came before all ranks had them
 };
 
 class Residency final : public OperatorListener {
  public:
-  /// All arguments outlive it; `buckets` are marked. `in_training` says by which trace to go: training's or
-  /// inference's.
+  /// All arguments outlive it; `buckets` are marked. `in_training` chooses between the traces of training and
+  /// of inference.
   Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
             std::function<bool()> in_training);
   ~Residency();
@@ -62,33 +62,33 @@ class Residency final : public OperatorListener {
   void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
   void leave(std::span<const Touched> touched) noexcept override;
 
-  /// `before_write` is called before the program's writes come to this rank's slice of a bucket, under the
-  /// lock of this and by any thread. Updates are the engine's to tell.
+  /// `before_write` is called before a write of the program reaches this rank's slice of a bucket, by any
+  /// thread and under this object's lock; not for updates, which the engine makes itself.
   void tell_before_writes(std::function<void(int bucket)> before_write) {
     before_write_ = std::move(before_write);
   }
-  /// Whether the program has written what the other ranks have not got.
+  /// Whether the program has written values that other ranks do not have yet.
   bool has_pending_writes() const {
     std::lock_guard lock(mutex_);
     return has_writes();
   }
 
-  /// Ends the iteration: partitioned buckets give up their memory (writes reach the shards), whole ones have
-  /// all their values.
+  /// Ends the iteration: partitioned buckets are released (their writes reach the shards), and the gathers of
+  /// whole buckets are complete.
   void finish_iteration();
 
-  /// The current stream is about to update the bucket's shard.
+  /// Call before the current stream updates the bucket's shard.
   void start_update(int bucket);
-  /// It has done so; `gathers`: the all-gather of a whole bucket starts, and its first use waits for it.
+  /// Call after it. `gathers`: starts the all-gather of a whole bucket, for which its first use waits.
   void finish_update(int bucket, bool gathers);
-  /// All that is being gathered is there for the current stream.
+  /// Makes the current stream wait for all gathers under way.
   void synchronize();
 
-  /// Keeps buckets there until unhold(). A collective: all ranks hold the same buckets.
+  /// Gathers the buckets and keeps them until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
-  /// The same `end` on all ranks, but for `abandoned`.
+  /// All ranks pass the same `end`, except for `abandoned`.
   void unhold(std::span<const int> buckets, ScopeEnd end);
-  /// All values of a bucket that is held, 1-D, for the current stream to write to.
+  /// All values of a held bucket, 1-D, for the current stream to write to.
   at::Tensor start_write(int bucket);
 
   ResidencyReport report() const;
@@ -100,11 +100,11 @@ class Residency final : public OperatorListener {
     BucketKind kind;
     State state = State::sharded;
     int pins = 0;                // operators and scopes that use the memory now
-    bool open = false;           // raw access to the copy of a shared bucket is wanted outside of scopes too
+    bool open = false;           // the copy of a shared bucket is accessible outside of scopes too
     bool held_clean = false;     // the copy was made for a scope
     std::unique_ptr<Work> work;  // while gathering
     int64_t last_use = 0;        // by clock_
-    Event shard_written;         // the shard has its values
+    Event shard_written;         // the last write to the shard
     Event gathered;
   };
 
@@ -113,11 +113,11 @@ class Residency final : public OperatorListener {
     std::string reason;
   };
 
-  // Who wrote to shared, partitioned buckets in a scope that has ended. All ranks have said so, whatever
-  // ended it; the answers are waited for when all come to the same point.
+  // Asks which ranks wrote to shared, partitioned buckets in a scope that has ended. Every rank takes part,
+  // however the scope ended; the answers are awaited at the next point that all ranks come to.
   struct Question {
     std::vector<int> buckets;
-    at::Tensor writers;  // by bucket: ranks that have written
+    at::Tensor writers;  // by bucket: number of ranks that have written
     std::unique_ptr<Work> work;
   };
 
@@ -126,7 +126,7 @@ class Residency final : public OperatorListener {
     std::span<const Touched> touched;
   };
 
-  /// Whether raw access to the parameters throws, also where all values are there.
+  /// Whether raw access to the parameters throws even if all values are in memory.
   bool guarded(int bucket) const {
     const BucketState& state = states_[bucket];
     return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
@@ -153,7 +153,7 @@ class Residency final : public OperatorListener {
   void hear_who_wrote();
   void share_writes();
   bool written_before(int bucket) const;
-  /// Whether there may be something that share_writes() has to do.
+  /// Whether share_writes() may have something to do.
   bool has_writes() const { return copies_made_ > 0 || !questions_.empty(); }
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
@@ -166,7 +166,7 @@ class Residency final : public OperatorListener {
   std::string describe(const OperatorUse& use) const;
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
-  /// Whether uses are recorded and planned for: not where all of it may stay.
+  /// Whether uses are recorded and planned: not if everything may stay in memory.
   bool traced() const;
   void plan_reads();
 
@@ -185,17 +185,17 @@ class Residency final : public OperatorListener {
   mutable std::recursive_mutex mutex_;  // guards all below
   std::vector<BucketState> states_;     // one a bucket
   std::vector<int> passing_;            // buckets that come and go
-  std::vector<int> staying_;            // the others
+  std::vector<int> staying_;            // the other buckets
   GatherMemory memory_;
   GatherTrace training_trace_;
   GatherTrace inference_trace_;
-  bool training_ = true;      // the iteration under way goes by training's
-  std::vector<int> current_;  // the buckets of the use under way
-  int copies_made_ = 0;       // of shared buckets, and not dropped
+  bool training_ = true;      // the current iteration follows training's trace
+  std::vector<int> current_;  // the buckets of the current use
+  int copies_made_ = 0;       // of buckets in shared memory, not yet dropped
   std::vector<Question> questions_;
   std::vector<ChunkOfSlice> reads_;  // shards, in the order of the plan
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
+  int64_t live_numel_ = 0;  // of buckets that come and go and have memory now
   Event shard_copied_;      // to or from a buffer of a slice in files
   CopyWatch escaped_copies_;
   ResidencyReport report_;

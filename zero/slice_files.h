@@ -1,4 +1,4 @@
-// State of slices whose home is files, as tensors: they have memory while they are open. Owned by the slice
+// State of slices that is kept in files, as tensors that have memory while they are open. Owned by the slice
 // store; any thread.
 #pragma once
 
@@ -22,29 +22,29 @@ struct ChunkOfSlice {
 
 class SliceFiles {
  public:
-  /// `slices`: by bucket; those without states or elements are in no file. Throws UserError as StateFiles.
+  /// `slices`: by bucket; slices without states or elements get no file. Throws UserError as StateFiles does.
   SliceFiles(FileSystem& files, StateFilesOptions options, const std::vector<SliceContents>& slices);
 
   bool has(int bucket) const { return slice_of_[bucket] >= 0; }
   int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }
-  /// Its place in the slice.
+  /// The chunk's range in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// The chunk of the bucket's state of this number: 1-D, without memory unless it is open.
+  /// A chunk of the bucket's state number `state`: 1-D, without memory unless it is open.
   at::Tensor tensor(int bucket, size_t state, int chunk) const;
 
-  // These throw TrainingError where a disk fails.
+  // These throw TrainingError if a disk fails.
 
-  /// The order in which chunks will be opened from now on. Those of buckets that are in no file are left out.
+  /// Announces the order in which chunks will be opened. Ignores chunks of buckets without a file.
   void plan(std::span<const ChunkOfSlice> chunks);
-  /// `overwrites`: whoever opens it writes to all of it, and need not find in it what the file has.
+  /// `overwrites`: the caller writes all of the chunk, so it need not be read.
   void open(int bucket, int chunk, bool overwrites = false);
   void close(int bucket, int chunk, bool changed);
-  /// Likewise, while an exception is on its way.
+  /// close() for use while an exception propagates.
   void abandon(int bucket, int chunk, bool changed) noexcept;
   void finish_generation();
   LentSlot lend(int bucket);
 
-  /// For what it counts.
+  /// For its counters.
   const StateFiles& files() const { return *files_; }
 
  private:

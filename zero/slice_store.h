@@ -1,19 +1,19 @@
-// Everything that training keeps of the slices of buckets, by bucket and name: values, master weights,
-// gradients and what optimizers remember. The one owner of that memory: buckets, the gradient reducer and
-// optimizers put it here and borrow it, and whoever counts, saves or moves it finds all of it. Owned by the
-// engine, filled by initialize(); any thread may read.
+// All state of the slices of buckets, by bucket and name: values, master weights, gradients and optimizer
+// state. It is the only owner of that memory: buckets, the gradient reducer and optimizers put tensors here
+// and borrow them; code that counts, saves or moves state finds all of it here. Owned by the engine, filled
+// by initialize(); any thread may read.
 //
 // [Note: who writes] One writer at a time, in turn:
-//   value     the optimizer, its owner's slice (every slice where a stage updates all); between steps the
-//             program, by operators and scopes (zero/residency.h)
-//   master    the optimizer; before it what the program wrote (Buckets::follow_writes)
+//   value     the optimizer, in its rank's slice (in every slice if the stage updates all of them); between
+//             steps the program, by operators and scopes (zero/residency.h)
+//   master    the optimizer; before it Buckets::follow_writes, with what the program wrote
 //   gradient  the reducer, until finish_window() returns; then the optimizer, until start_window()
 //   moment    the optimizer
 //
-// [Note: chunks] Master weights and moments whose home is files come to memory chunk by chunk: consecutive
-// elements of the slice, with all of these states. Values come as whole slices, from files of their own,
-// since they are needed at other times. Whoever reads or writes opens before and closes afterwards; for what
-// is always in memory that does nothing, and the slice is one chunk.
+// [Note: chunks] Master weights and moments in files come to memory in chunks: consecutive elements of the
+// slice, with all of these states. Values come as whole slices from files of their own, since they are needed
+// at other times. Readers and writers open a chunk before and close it afterwards; for state that is always
+// in memory that does nothing, and the slice is one chunk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,20 +35,20 @@ namespace zerorun {
 
 enum class StateKind { value, master, gradient, moment };
 
-// The names of what is not an optimizer's.
+// The names of states that do not belong to an optimizer.
 inline constexpr const char* kValue = "value";
 inline constexpr const char* kMaster = "master";
 inline constexpr const char* kGradient = "gradient";
 
-/// What of a bucket this rank keeps.
+/// The part of a bucket that this rank keeps.
 enum class Extent { slice, bucket };
 
-/// Where it lies.
+/// Where a state is kept.
 enum class Home {
-  device,  // in memory of the rank's own, where it computes
-  shared,  // there once for the ranks of the host, each of which owns its slice
-  host,    // in the host's memory, of a rank that computes elsewhere
-  file,    // in files, from which it comes to memory around its use
+  device,  // in the rank's own memory, where it computes
+  shared,  // in memory that the ranks of the host share; each owns its slice
+  host,    // in host memory, while the rank computes on a GPU
+  file,    // in files; in memory only around its uses
 };
 
 struct StateTensor {
@@ -56,12 +56,12 @@ struct StateTensor {
   std::string name;  // "value", "master", "gradient", or as torch.optim names it: "exp_avg"
   Extent extent;
   Home home;
-  at::Tensor memory;  // 1-D, of the length that `extent` says; undefined where its home is a file
-  at::Tensor own;     // this rank's slice of it; of values in files without memory unless they are open
-  std::vector<at::Tensor> chunks = {};  // where it comes from files in chunks: 1-D, likewise
+  at::Tensor memory;  // 1-D, of the length that `extent` says; undefined if its home is a file
+  at::Tensor own;     // this rank's slice of it; values in files have memory only while they are open
+  std::vector<at::Tensor> chunks = {};  // of state that comes from files in chunks: 1-D, memory while open
 };
 
-/// What is to be kept in files of a bucket's slice, not its values: fp32, zero at first.
+/// A state of a bucket's slice, other than its values, to be kept in files: fp32, zeros at first.
 struct StateInFile {
   StateKind kind;
   std::string name;
@@ -70,14 +70,14 @@ struct StateInFile {
 enum class ValueUse {
   read,
   change,
-  overwrite,  // all of the slice, whatever there was
+  overwrite,  // writes all of the slice without reading it
 };
 
-/// What a rank's slice has of one parameter, in one of the tensors that belong to the slice.
+/// The part of one parameter that a rank's slice has, in one of the slice's tensors.
 struct StatePiece {
   const StateTensor* state;
   at::Tensor values;  // 1-D
-  int64_t begin;      // its first element, counted from the parameter's
+  int64_t begin;      // offset of its first element in the parameter
 };
 
 class SliceStore {
@@ -91,44 +91,44 @@ class SliceStore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Takes over `memory`, under another name than those that the bucket has; what it returns stays in place.
+  /// Takes over `memory` under a name that the bucket does not have yet. The result stays valid.
   const StateTensor& put(int bucket, StateKind kind, std::string name, Extent extent, at::Tensor memory,
                          Home home = Home::device);
   bool has(int bucket, std::string_view name) const { return find(bucket, name) != nullptr; }
-  /// What is kept of a bucket under a name, which it has.
+  /// The bucket's state of this name, which exists.
   const StateTensor& at(int bucket, std::string_view name) const;
-  /// `rank`'s slice of it, which this rank keeps.
+  /// `rank`'s slice of the state, which this rank must keep.
   at::Tensor slice(int bucket, std::string_view name, int rank) const;
 
-  /// Has what is listed, by bucket, in files from now on, under names that the bucket does not have.
+  /// Keeps the listed states, by bucket, in files from now on, under names that the bucket does not have yet.
   /// `names`: of the layout's parameters. Throws UserError.
   void keep_in_files(FileSystem& files, StateFilesOptions options,
                      std::span<const std::vector<StateInFile>> states, std::span<const std::string> names);
-  /// Likewise the values of these buckets, of which this rank keeps its slice.
+  /// The same for the values of these buckets, of which this rank keeps its slice.
   void keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
                             std::span<const int> buckets, std::span<const std::string> names);
-  /// Master weights and moments; null where all are in memory.
+  /// Of master weights and moments; null if all are in memory.
   SliceFiles* files() { return files_.get(); }
   const SliceFiles* files() const { return files_.get(); }
   SliceFiles* value_files() { return value_files_.get(); }
   const SliceFiles* value_files() const { return value_files_.get(); }
   bool has_in_files(int bucket) const { return files_ && files_->has(bucket); }
   bool has_values_in_files(int bucket) const { return value_files_ && value_files_->has(bucket); }
-  /// Returns when all that was changed is in files. Throws TrainingError where a disk fails.
+  /// Returns when all changes are in files. Throws TrainingError if a disk fails.
   void finish_generation();
 
-  /// In how many chunks the bucket's slice comes to memory: [Note: chunks].
+  /// The number of chunks of the bucket's slice: [Note: chunks].
   int chunks(int bucket) const;
-  /// Its place in the slice.
+  /// The chunk's range in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// Of this rank's slice of the state.
+  /// The chunk of this rank's slice of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
-  /// These throw TrainingError where a disk fails.
+  /// These throw TrainingError if a disk fails.
   void open_chunk(int bucket, int chunk);
   void close_chunk(int bucket, int chunk, bool changed);
   void open_values(int bucket, ValueUse use);
   void close_values(int bucket, ValueUse use);
-  /// Calls visit(chunk) for each chunk of the bucket while it is open; values are not.
+  /// Calls visit(chunk) for each chunk of the bucket while the chunk is open. Does not open values.
   template <typename Visit>
   void for_each_chunk(int bucket, bool changes, const Visit& visit) {
     for (int chunk = 0; chunk < chunks(bucket); ++chunk) {
@@ -157,18 +157,18 @@ class SliceStore {
 
   /// `rank`'s slice of a tensor laid out like the bucket.
   at::Tensor slice_of(int bucket, const at::Tensor& flat, int rank) const;
-  /// The part of `rank`'s slice that is of the parameter, counted from the slice's first element.
+  /// The part of `rank`'s slice that belongs to the parameter, counted from the slice's first element.
   Range range_in_slice(int parameter, int rank) const;
 
-  /// Calls visit(bucket, state) for all there is, bucket by bucket.
+  /// Calls visit(bucket, state) for every state, bucket by bucket.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     for (int bucket = 0; bucket < count(); ++bucket) {
       for (const StateTensor& state : states_[bucket]) visit(bucket, state);
     }
   }
-  /// Calls visit(StatePiece) for what this rank's slice has of the parameter, opening all for reading. Over
-  /// all ranks the pieces of a name cover each element once.
+  /// Calls visit(StatePiece) for the parts of the parameter in this rank's slice, open for reading. Over all
+  /// ranks the pieces of a name cover each element once.
   template <typename Visit>
   void for_each_piece(int parameter, const Visit& visit) {
     if (range_in_slice(parameter, rank_).numel == 0) return;
@@ -178,7 +178,7 @@ class SliceStore {
                      [&](int chunk) { for_each_piece_of(chunk, parameter, visit); });
     });
   }
-  /// Likewise of one chunk, which the caller opens. What does not come in chunks counts as of the first one.
+  /// The same for one chunk, which the caller opens. State without chunks is visited with the first chunk.
   template <typename Visit>
   void for_each_piece_of(int chunk, int parameter, const Visit& visit) const {
     const Range range = range_in_slice(parameter, rank_);
@@ -197,7 +197,7 @@ class SliceStore {
       }
     }
   }
-  /// What it costs this rank in the memory where it is at home: of what is shared its part, in files none.
+  /// Bytes of memory that the state takes on this rank. Shared memory counts 1/world size, files count 0.
   int64_t bytes(const StateTensor& state) const;
 
  private:
