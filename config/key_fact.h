@@ -5,10 +5,15 @@
 // Schema (config/schema.h), the reference page (config/reference.h) and the suggestions are all made from
 // these rows.
 //
-// A row begins with a function named after the key's type; chained calls add the other facts:
+// A row begins with a function named after the key's type; chained calls add the other facts. A path that
+// begins with a dot belongs to the section of the last section row:
 //
-//   size("zero_optimization.reduce_bucket_size", "5e8", "gradients reduced at a time, in elements")
-//       .least(1).filled_by(Automatic::model)
+//   section("compile", "compilation of the training step").not_offered("nothing is compiled"),
+//   boolean(".debug_log", "false", "log what is compiled"),
+//   integer(".free_activation_threshold", "10485760", "bytes from which they are").least(0),
+//
+// A key of a section that has no effect or is not offered has the section's status and reason, unless its row
+// gives others.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +61,7 @@ struct Range {
 };
 
 struct KeyFact {
-  std::string_view path;
+  std::string_view path;  // in a table from config/keys/: may begin with a dot, as said above
   KeyType type = KeyType::section;
   std::string_view fallback = {};  // the default, as JSON; empty: none
   std::string_view meaning = {};   // one line, for the schema and the reference page
@@ -66,6 +71,8 @@ struct KeyFact {
   bool accepts_true = false;  // `true` stands for 1
   bool per_group = false;     // a number, or a list with one for each parameter group
   Automatic automatic = Automatic::nobody;
+  bool auto_inside = false;               // of a section: its keys may be "auto" for their defaults
+  bool never_auto = false;                // in such a section: this key may not
   std::string_view other_name = {};       // a second, equally valid name in the same section
   std::string_view choices = {};          // space-separated
   std::string_view any_case = {};         // those of `choices` that are recognized in any case
@@ -103,6 +110,8 @@ struct KeyFact {
   constexpr KeyFact or_true() const { return with(&KeyFact::accepts_true, true); }
   constexpr KeyFact or_list() const { return with(&KeyFact::per_group, true); }
   constexpr KeyFact filled_by(Automatic who) const { return with(&KeyFact::automatic, who); }
+  constexpr KeyFact with_auto() const { return with(&KeyFact::auto_inside, true); }
+  constexpr KeyFact without_auto() const { return with(&KeyFact::never_auto, true); }
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
   constexpr KeyFact to_come(std::string_view words) const { return with(&KeyFact::choices_to_come, words); }
@@ -120,11 +129,13 @@ struct KeyFact {
   constexpr KeyFact not_offered(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::not_offered).with(&KeyFact::reason, why);
   }
-  /// Known and not offered: initialize() refuses it unless it has its default or its section is off.
-  constexpr KeyFact refused(std::string_view why) const {
+  /// Known and not offered: initialize() refuses it unless it has its default or its section is off. Without
+  /// `why` the section's reason holds.
+  constexpr KeyFact refused(std::string_view why = {}) const {
     return not_offered(why).with(&KeyFact::changes_result, true);
   }
-  constexpr KeyFact old_name_of(std::string_view present) const {
+  /// For an old name with values of its own form; keys::old_name() is for one with those of `present`.
+  constexpr KeyFact old_form_of(std::string_view present) const {
     return with(&KeyFact::status, KeyStatus::old_name).with(&KeyFact::target, present);
   }
   constexpr KeyFact replaced_by(std::string_view what_to_write) const {
@@ -132,11 +143,15 @@ struct KeyFact {
   }
 };
 
-/// The functions that begin a row. Arguments: path, default as JSON ("" for none), meaning.
+/// The functions that begin a row. Arguments: path, default as JSON ("" for none), meaning. An old name has
+/// all other facts of the key whose path is `present`.
 namespace keys {
 
 using enum Automatic;
 
+constexpr KeyFact old_name(std::string_view path, std::string_view present) {
+  return {.path = path, .status = KeyStatus::old_name, .target = present};
+}
 constexpr KeyFact section(std::string_view path, std::string_view meaning) {
   return {.path = path, .type = KeyType::section, .meaning = meaning};
 }

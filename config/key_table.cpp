@@ -1,6 +1,8 @@
 #include "config/key_table.h"
 
+#include <deque>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "config/keys/tables.h"
@@ -8,16 +10,58 @@
 namespace zerorun {
 namespace {
 
-struct Table {
+class Table {
+ public:
+  Table() {
+    for (const auto& rows :
+         {keys::run, keys::optimizer, keys::scheduler, keys::zero, keys::offload, keys::precision,
+          keys::checkpoint, keys::monitoring, keys::data, keys::parallel}) {
+      const KeyFact* section = nullptr;
+      for (const KeyFact& row : rows) {
+        const KeyFact* added = add(row, section);
+        if (row.type == KeyType::section && row.status != KeyStatus::old_name) section = added;
+      }
+    }
+    for (KeyFact& fact : rows_) adopt_present(fact);
+  }
+
   std::vector<const KeyFact*> facts;
   std::unordered_map<std::string, const KeyFact*> by_path;  // also by the path with the other name
   std::unordered_map<std::string, std::vector<std::string_view>> names;
   std::unordered_map<std::string_view, std::vector<std::string>> paths;
 
-  void add(const KeyFact& fact) {
+ private:
+  /// `last`: the last section row of the file.
+  const KeyFact* add(const KeyFact& row, const KeyFact* last) {
+    KeyFact& fact = rows_.emplace_back(row);
+    if (fact.path.starts_with('.'))
+      fact.path = paths_.emplace_back(std::string(last->path) + std::string(fact.path));
+    const auto section = by_path.find(std::string(section_of(fact.path)));
+    if (section != by_path.end()) inherit(*section->second, fact);
     facts.push_back(&fact);
     add_name(fact, name_of(fact.path));
     if (!fact.other_name.empty()) add_name(fact, fact.other_name);
+    return &fact;
+  }
+
+  static void inherit(const KeyFact& section, KeyFact& fact) {
+    const bool lost = section.status == KeyStatus::no_effect || section.status == KeyStatus::not_offered;
+    if (fact.status == KeyStatus::supported && lost) fact.status = section.status;
+    if (fact.status == section.status && fact.reason.empty()) fact.reason = section.reason;
+    const bool present = fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
+    const bool may_be_auto = section.auto_inside && !fact.never_auto && fact.type != KeyType::section;
+    if (present && may_be_auto && fact.automatic == Automatic::nobody) fact.automatic = Automatic::fallback;
+  }
+
+  /// Gives an old name the facts of the present one, unless it has a form of its own.
+  void adopt_present(KeyFact& fact) {
+    if (fact.status != KeyStatus::old_name || !fact.meaning.empty()) return;
+    const KeyFact old = fact;
+    fact = *by_path.at(std::string(old.target));
+    fact.path = old.path;
+    fact.target = old.target;
+    fact.status = KeyStatus::old_name;
+    fact.reason = fact.other_name = {};
   }
 
   void add_name(const KeyFact& fact, std::string_view name) {
@@ -26,18 +70,13 @@ struct Table {
     names[std::string(section_of(fact.path))].push_back(name);
     paths[name].push_back(path);
   }
+
+  std::deque<KeyFact> rows_;
+  std::deque<std::string> paths_;  // those that were put together
 };
 
 const Table& table() {
-  static const Table table = [] {
-    Table result;
-    for (const auto& rows :
-         {run_keys(), optimizer_keys(), scheduler_keys(), zero_keys(), offload_keys(), precision_keys(),
-          checkpoint_keys(), monitoring_keys(), data_keys(), parallel_keys()}) {
-      for (const KeyFact& fact : rows) result.add(fact);
-    }
-    return result;
-  }();
+  static const Table table;
   return table;
 }
 

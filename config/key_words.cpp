@@ -28,7 +28,7 @@ std::string words_or(std::string_view list, std::string_view quote) {
   return result;
 }
 
-std::string status_in_words(const KeyFact& fact) {
+std::string status_in_words(const KeyFact& fact, std::string_view quote) {
   switch (fact.status) {
     case KeyStatus::supported:
       return {};
@@ -38,7 +38,8 @@ std::string status_in_words(const KeyFact& fact) {
       return (fact.changes_result ? "not offered, a run refuses it: " : "not offered: ") +
              std::string(fact.reason);
     case KeyStatus::old_name:
-      return (&row_of_value(fact) == &fact ? "old form of " : "old name of ") + std::string(fact.target);
+      return (find_key(fact.target)->type == fact.type ? "old name of " : "old form of ") +
+             words_or(fact.target, quote);
     case KeyStatus::replaced:
       return "replaced: " + std::string(fact.reason);
   }
@@ -73,14 +74,6 @@ std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {
     word = nearest;
   }
   return word;
-}
-
-const KeyFact& row_of_value(const KeyFact& fact) {
-  if (fact.status != KeyStatus::old_name) return fact;
-  const KeyFact* present = find_key(fact.target);
-  ZR_CHECK(present, "no row for " + std::string(fact.target));
-  const bool same_form = (present->type == KeyType::section) == (fact.type == KeyType::section);
-  return same_form ? *present : fact;
 }
 
 }  // namespace zerorun

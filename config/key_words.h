@@ -15,7 +15,7 @@ std::string sentence(std::string_view text);
 std::string words_or(std::string_view list, std::string_view quote);
 
 /// The status of a key that is not simply supported, such as "not offered: REASON"; else empty.
-std::string status_in_words(const KeyFact& fact);
+std::string status_in_words(const KeyFact& fact, std::string_view quote = {});
 
 /// The condition on which a section or an object with a switch has an effect, such as "enabled is true";
 /// empty without a switch.
@@ -26,9 +26,5 @@ std::string offered_choices(const KeyFact& fact);
 
 /// The offered choice that replaces `word`, a choice that is not offered; empty if the row names none.
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word);
-
-/// The row that defines the values of a key. For an old name it is the row of the present name, unless the
-/// two differ in form (`cpu_offload` is a boolean, `offload_optimizer` a section).
-const KeyFact& row_of_value(const KeyFact& fact);
 
 }  // namespace zerorun

@@ -210,7 +210,7 @@ std::string status_cell(const KeyFact& fact) {
       if (fact.choices_to_come.empty()) return "supported";
       return "supported; not offered: " + words_or(fact.choices_to_come, "`");
     case KeyStatus::old_name:
-      return (&row_of_value(fact) == &fact ? "old form of " : "old name of ") + code(fact.target);
+      return status_in_words(fact, "`");
     case KeyStatus::no_effect:
       return told ? "no effect" : status_in_words(fact);
     case KeyStatus::not_offered:
@@ -223,7 +223,7 @@ std::string status_cell(const KeyFact& fact) {
 }
 
 std::string meaning_cell(const KeyFact& fact) {
-  std::string meaning = sentence(row_of_value(fact).meaning);
+  std::string meaning = sentence(fact.meaning);
   if (!fact.switch_key.empty()) meaning += " It has no effect unless " + switch_in_words(fact, "`") + ".";
   if (!fact.types.empty()) meaning += " Only for " + words_or(fact.types, "") + ".";
   return meaning;
@@ -242,12 +242,11 @@ std::string escaped(const std::string& text) {
 }
 
 std::string table_row(const KeyFact& fact) {
-  const KeyFact& row = row_of_value(fact);
   const std::string fallback =
-      row.fallback.empty() || fact.status == KeyStatus::replaced ? "" : code(row.fallback);
+      fact.fallback.empty() || fact.status == KeyStatus::replaced ? "" : code(fact.fallback);
   std::string line = "|";
   for (const std::string& cell :
-       {key_cell(fact), value_in_words(row), fallback, std::string(automatic_word(row.automatic)),
+       {key_cell(fact), value_in_words(fact), fallback, std::string(automatic_word(fact.automatic)),
         status_cell(fact), meaning_cell(fact)}) {
     line += cell.empty() ? " |" : " " + escaped(cell) + " |";
   }
@@ -275,11 +274,10 @@ std::string table_of(std::string_view section) {
 
 std::string about_section(const KeyFact& fact) {
   std::string text = sentence(fact.meaning);
-  if (fact.status == KeyStatus::old_name) return text;
   if (!fact.switch_key.empty()) text += " It has no effect unless " + switch_in_words(fact, "`") + ".";
   if (!fact.false_means.empty()) text += " It may be false, which stands for " + code(fact.false_means) + ".";
   if (fact.nullable) text += " It may be null, as if it were left out.";
-  if (const std::string status = sentence(status_in_words(fact)); !status.empty()) text += " " + status;
+  if (const std::string status = sentence(status_in_words(fact, "`")); !status.empty()) text += " " + status;
   return text;
 }
 

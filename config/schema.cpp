@@ -218,20 +218,19 @@ std::string_view automatic_in_words(Automatic automatic) {
   return "";
 }
 
-std::string description_of(const KeyFact& fact, const KeyFact& row) {
+std::string description_of(const KeyFact& fact) {
   std::string text;
   const auto say = [&](std::string_view words) {
     if (!words.empty()) text += (text.empty() ? "" : " ") + sentence(words);
   };
   say(fact.meaning);
-  if (fact.status == KeyStatus::old_name) return text;
   say(status_in_words(fact));
   if (!fact.switch_key.empty()) say("has no effect unless " + switch_in_words(fact, ""));
-  say(automatic_in_words(row.automatic));
-  if (!row.false_means.empty()) say("may be false, which stands for " + std::string(row.false_means));
-  if (row.nullable) say("may be null, as if the key were left out");
-  if (row.accepts_true) say("may be true, which stands for 1");
-  if (row.per_group) say("may be an array with one number for each parameter group");
+  say(automatic_in_words(fact.automatic));
+  if (!fact.false_means.empty()) say("may be false, which stands for " + std::string(fact.false_means));
+  if (fact.nullable) say("may be null, as if the key were left out");
+  if (fact.accepts_true) say("may be true, which stands for 1");
+  if (fact.per_group) say("may be an array with one number for each parameter group");
   if (!fact.types.empty()) say("only for " + words_or(fact.types, ""));
   return text;
 }
@@ -239,9 +238,8 @@ std::string description_of(const KeyFact& fact, const KeyFact& row) {
 Json section_schema(const KeyFact& fact, Json schema);
 
 Json key_schema(const KeyFact& fact) {
-  const KeyFact& row = row_of_value(fact);
   Json schema;
-  schema["description"] = description_of(fact, row);
+  schema["description"] = description_of(fact);
   if (fact.status == KeyStatus::replaced) {
     schema["deprecationMessage"] = sentence(status_in_words(fact));
     schema["not"] = Json::object();
@@ -251,10 +249,10 @@ Json key_schema(const KeyFact& fact) {
   if (fact.type == KeyType::section) {
     schema = section_schema(fact, std::move(schema));
   } else {
-    if (!row.fallback.empty()) schema["default"] = fallback_of_key(row);
-    add_value(row, schema);
+    if (!fact.fallback.empty()) schema["default"] = fallback_of_key(fact);
+    add_value(fact, schema);
   }
-  if (row.changes_result && !has_outer_switch(fact)) schema.update(asks_for_nothing(row));
+  if (fact.changes_result && !has_outer_switch(fact)) schema.update(asks_for_nothing(fact));
   return schema;
 }
 

@@ -105,7 +105,6 @@ std::vector<std::string_view> sections_with_switch(std::string_view path) {
   std::vector<std::string_view> sections;
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
     const KeyFact* outer = find_key(section);
-    if (outer->status == KeyStatus::old_name) outer = find_key(outer->target);
     if (outer->switch_key == "enabled" && path != join_path(section, "enabled")) sections.push_back(section);
   }
   return sections;
@@ -114,14 +113,13 @@ std::vector<std::string_view> sections_with_switch(std::string_view path) {
 /// While all sections around a refused key are on, its value must request nothing.
 void add_refusals(std::vector<Json>& rules) {
   for (const KeyFact* fact : key_facts()) {
-    const KeyFact& row = row_of_value(*fact);
-    if (!row.changes_result || !has_outer_switch(*fact)) continue;
+    if (!fact->changes_result || !has_outer_switch(*fact)) continue;
     Json all_on = Json::array();
     for (const std::string_view section : sections_with_switch(fact->path)) {
       all_on.push_back(switched_on(section, {true, "true"}));
     }
-    rules.push_back(
-        {{"if", {{"allOf", std::move(all_on)}}}, {"then", where_present(fact->path, asks_for_nothing(row))}});
+    rules.push_back({{"if", {{"allOf", std::move(all_on)}}},
+                     {"then", where_present(fact->path, asks_for_nothing(*fact))}});
   }
 }
 

@@ -1,10 +1,7 @@
 // The optimizer and its hyperparameters.
 #include "config/keys/tables.h"
 
-namespace zerorun {
-namespace {
-
-using namespace keys;
+namespace zerorun::keys {
 
 constexpr std::string_view all_types =
     "Adam AdamW SGD Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD Adadelta "
@@ -25,22 +22,22 @@ constexpr std::string_view types_with_eps =
     "Adam AdamW Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam SparseAdam "
     "Adagrad Adadelta RMSprop Adafactor";
 
-constexpr KeyFact rows[] = {
+static constexpr KeyFact rows[] = {
     section("optimizer", "the optimizer that the engine builds; left out when the program brings one")
         .or_null(),
-    choice("optimizer.type", "", all_types, "which optimizer; Adam means AdamW unless adam_w_mode is false")
+    choice(".type", "", all_types, "which optimizer; Adam means AdamW unless adam_w_mode is false")
         .in_any_case(types_in_any_case)
         .to_come(types_to_come)
         .nearest(nearest_types)
         .advise("write Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb or Muon"),
     section("optimizer.params", "its hyperparameters"),
-    number("optimizer.params.lr", "0.001",
+    number(".lr", "0.001",
            "learning rate; the default is 0.01 for Adagrad and RMSprop, 0.02 for Muon's matrices and 0.0003 "
            "beside them")
         .least(0)
         .filled_by(program)
         .advise("write the learning rate, such as 1e-3"),
-    numbers("optimizer.params.betas", "[0.9, 0.999]",
+    numbers(".betas", "[0.9, 0.999]",
             "decay of the running averages of gradients and of their squares; the default is [0.9, 0.95] for "
             "Muon")
         .of_length(2)
@@ -48,113 +45,95 @@ constexpr KeyFact rows[] = {
         .for_types(types_with_betas)
         .filled_by(program)
         .advise("write two numbers such as [0.9, 0.999]"),
-    number("optimizer.params.eps", "1e-08",
+    number(".eps", "1e-08",
            "added to the denominator of the update; the default is 1e-10 for Adagrad and Muon")
         .least(0)
         .for_types(types_with_eps)
         .filled_by(program)
         .advise("write a small number such as 1e-8"),
-    number("optimizer.params.weight_decay", "0.0",
+    number(".weight_decay", "0.0",
            "decoupled from the gradient in AdamW, Lion, Lamb and Muon, added to it (L2) in the others; the "
-           "default is "
-           "0.01 for AdamW with torch_adam")
+           "default is 0.01 for AdamW with torch_adam")
         .least(0)
         .filled_by(program)
         .advise("write the weight decay, 0 for none"),
-    boolean("optimizer.params.bias_correction", "true", "correct the averages for their start at 0")
+    boolean(".bias_correction", "true", "correct the averages for their start at 0")
         .for_types("Adam AdamW Lamb OneBitAdam OneBitLamb ZeroOneAdam"),
-    boolean("optimizer.params.adam_w_mode", "true", "false: Adam with L2 weight decay in place of AdamW")
+    boolean(".adam_w_mode", "true", "false: Adam with L2 weight decay in place of AdamW")
         .for_types("Adam AdamW"),
-    boolean("optimizer.params.torch_adam", "false", "take the defaults of torch.optim")
-        .for_types("Adam AdamW"),
-    boolean("optimizer.params.amsgrad", "false", "divide by the largest average of squares so far")
-        .for_types("Adam AdamW"),
-    boolean("optimizer.params.set_grad_none", "true", "release gradients instead of clearing them")
+    boolean(".torch_adam", "false", "take the defaults of torch.optim").for_types("Adam AdamW"),
+    boolean(".amsgrad", "false", "divide by the largest average of squares so far").for_types("Adam AdamW"),
+    boolean(".set_grad_none", "true", "release gradients instead of clearing them")
         .no_effect("the engine releases gradients, not the optimizer"),
-    boolean("optimizer.params.fp32_optimizer_states", "true", "keep optimizer states in fp32")
+    boolean(".fp32_optimizer_states", "true", "keep optimizer states in fp32")
         .refused("optimizer states are in fp32"),
-    number("optimizer.params.momentum", "0.0",
-           "share of the last update that is kept; the default is 0.95 for Muon")
+    number(".momentum", "0.0", "share of the last update that is kept; the default is 0.95 for Muon")
         .least(0)
         .for_types("SGD Muon MuSGD RMSprop"),
-    number("optimizer.params.muon_lr", "", "learning rate of whole matrices; by default lr")
-        .least(0)
-        .for_types("Muon"),
-    number("optimizer.params.adam_lr", "", "learning rate of everything else; by default lr")
-        .least(0)
-        .for_types("Muon"),
-    choice("optimizer.params.ns_method", "\"gram\"", "gram standard",
+    number(".muon_lr", "", "learning rate of whole matrices; by default lr").least(0).for_types("Muon"),
+    number(".adam_lr", "", "learning rate of everything else; by default lr").least(0).for_types("Muon"),
+    choice(".ns_method", "\"gram\"", "gram standard",
            "variant of the Newton-Schulz iteration: on the Gram matrix of the short side, or on the matrix")
         .for_types("Muon")
         .advise("write \"gram\" or \"standard\""),
-    number("optimizer.params.max_coeff", "10.0", "largest trust ratio").least(0).for_types("Lamb OneBitLamb"),
-    number("optimizer.params.min_coeff", "0.01", "smallest trust ratio")
-        .least(0)
-        .for_types("Lamb OneBitLamb"),
-    boolean("optimizer.params.eps_inside_sqrt", "false", "add eps before the square root")
+    number(".max_coeff", "10.0", "largest trust ratio").least(0).for_types("Lamb OneBitLamb"),
+    number(".min_coeff", "0.01", "smallest trust ratio").least(0).for_types("Lamb OneBitLamb"),
+    boolean(".eps_inside_sqrt", "false", "add eps before the square root")
         .for_types("Lamb OneBitAdam OneBitLamb ZeroOneAdam"),
-    integer("optimizer.params.freeze_step", "100000", "steps before gradients are compressed")
+    integer(".freeze_step", "100000", "steps before gradients are compressed")
         .for_types("OneBitAdam OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
-    boolean("optimizer.params.cuda_aware", "false", "whether MPI takes GPU memory")
+    boolean(".cuda_aware", "false", "whether MPI takes GPU memory")
         .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    text("optimizer.params.comm_backend_name", "\"nccl\"", "how compressed gradients travel")
+    text(".comm_backend_name", "\"nccl\"", "how compressed gradients travel")
         .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.coeff_beta", "0.9", "decay of the averaged trust ratios")
+    number(".coeff_beta", "0.9", "decay of the averaged trust ratios")
         .for_types("OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.factor_max", "4.0", "largest scaling factor")
+    number(".factor_max", "4.0", "largest scaling factor")
         .for_types("OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.factor_min", "0.5", "smallest scaling factor")
+    number(".factor_min", "0.5", "smallest scaling factor")
         .for_types("OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.factor_threshold", "0.1", "how far a scaling factor may move at a time")
+    number(".factor_threshold", "0.1", "how far a scaling factor may move at a time")
         .for_types("OneBitLamb")
         .not_offered("it belongs to an optimizer that is not offered"),
-    integer("optimizer.params.var_freeze_step", "100000", "step from which the variance stays")
+    integer(".var_freeze_step", "100000", "step from which the variance stays")
         .for_types("ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    integer("optimizer.params.var_update_scaler", "16",
-            "growth of the interval between updates of the variance")
+    integer(".var_update_scaler", "16", "growth of the interval between updates of the variance")
         .for_types("ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    integer("optimizer.params.local_step_scaler", "32678", "growth of the interval between exchanges")
+    integer(".local_step_scaler", "32678", "growth of the interval between exchanges")
         .for_types("ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    integer("optimizer.params.local_step_clipper", "16", "longest interval between exchanges")
+    integer(".local_step_clipper", "16", "longest interval between exchanges")
         .for_types("ZeroOneAdam")
         .not_offered("it belongs to an optimizer that is not offered"),
-    number("optimizer.params.max_grad_norm", "", "an option of old versions")
+    number(".max_grad_norm", "", "an option of old versions")
         .replaced_by("write gradient_clipping at the top level"),
-    boolean("optimizer.params.fused", "false", "use one fused kernel")
+    boolean(".fused", "false", "use one fused kernel")
         .or_null()
         .no_effect("every optimizer here is one fused pass"),
-    number("optimizer.params.dampening", "0.0", "share of a new gradient that is left out of the momentum")
+    number(".dampening", "0.0", "share of a new gradient that is left out of the momentum")
         .for_types("SGD MuSGD"),
-    boolean("optimizer.params.nesterov", "false", "look one step of the momentum ahead")
-        .for_types("SGD MuSGD"),
-    number("optimizer.params.alpha", "0.99", "decay of the running average of squares")
-        .range_of(0, 1)
+    boolean(".nesterov", "false", "look one step of the momentum ahead").for_types("SGD MuSGD"),
+    number(".alpha", "0.99", "decay of the running average of squares").range_of(0, 1).for_types("RMSprop"),
+    boolean(".centered", "false", "divide by the variance of gradients, not by their squares")
         .for_types("RMSprop"),
-    boolean("optimizer.params.centered", "false", "divide by the variance of gradients, not by their squares")
-        .for_types("RMSprop"),
-    number("optimizer.params.lr_decay", "0.0", "step t has the learning rate lr / (1 + (t - 1) * lr_decay)")
+    number(".lr_decay", "0.0", "step t has the learning rate lr / (1 + (t - 1) * lr_decay)")
         .least(0)
         .for_types("Adagrad"),
-    number("optimizer.params.initial_accumulator_value", "0.0", "where the sums of squares start")
+    number(".initial_accumulator_value", "0.0", "where the sums of squares start")
         .least(0)
         .for_types("Adagrad"),
     boolean("optimizer.legacy_fusion", "false", "use an old fused kernel")
         .no_effect("every optimizer here is one fused pass"),
 };
 
-}  // namespace
+const std::span<const KeyFact> optimizer = rows;
 
-std::span<const KeyFact> optimizer_keys() {
-  return rows;
-}
-
-}  // namespace zerorun
+}  // namespace zerorun::keys

@@ -1,15 +1,12 @@
 // Keys for batch sizes, gradient reduction and clipping, and what a run prints.
 #include "config/keys/tables.h"
 
-namespace zerorun {
-namespace {
-
-using namespace keys;
+namespace zerorun::keys {
 
 constexpr std::string_view batch_advice =
     "write a positive integer, or leave the key out if the other two batch sizes give it";
 
-constexpr KeyFact rows[] = {
+static constexpr KeyFact rows[] = {
     integer("train_batch_size", "",
             "samples of one optimizer step on all ranks together; by default what the other two give")
         .least(1)
@@ -75,12 +72,9 @@ constexpr KeyFact rows[] = {
     text("log_level", "", "how much is logged").or_null().not_offered("the program decides what it logs"),
     section("timers", "how throughput is measured")
         .not_offered("programs measure their throughput themselves"),
-    section("timers.throughput", "the throughput timer")
-        .not_offered("programs measure their throughput themselves"),
-    boolean("timers.throughput.enabled", "true", "measure throughput")
-        .not_offered("programs measure their throughput themselves"),
-    boolean("timers.throughput.synchronized", "true", "wait for the device before reading the clock")
-        .not_offered("programs measure their throughput themselves"),
+    section("timers.throughput", "the throughput timer"),
+    boolean(".enabled", "true", "measure throughput"),
+    boolean(".synchronized", "true", "wait for the device before reading the clock"),
     boolean("dataloader_drop_last", "false", "drop the last batch of a data set when it is not full")
         .no_effect("the program loads its data itself"),
     integer("vocabulary_size", "", "the model's vocabulary, to check how it is aligned")
@@ -97,10 +91,6 @@ constexpr KeyFact rows[] = {
         .replaced_by("write zero_optimization.allgather_bucket_size"),
 };
 
-}  // namespace
+const std::span<const KeyFact> run = rows;
 
-std::span<const KeyFact> run_keys() {
-  return rows;
-}
-
-}  // namespace zerorun
+}  // namespace zerorun::keys

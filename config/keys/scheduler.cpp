@@ -1,10 +1,7 @@
 // The learning-rate schedule.
 #include "config/keys/tables.h"
 
-namespace zerorun {
-namespace {
-
-using namespace keys;
+namespace zerorun::keys {
 
 // DeepSpeed's own types, then those that it looks up in torch.optim.lr_scheduler.
 constexpr std::string_view all_types =
@@ -16,21 +13,20 @@ constexpr std::string_view types_to_come =
     "CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR OneCycleLR";
 constexpr std::string_view types_with_warmup = "WarmupLR WarmupDecayLR WarmupCosineLR";
 
-constexpr KeyFact rows[] = {
+static constexpr KeyFact rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
-    choice("scheduler.type", "", all_types, "which schedule")
+    choice(".type", "", all_types, "which schedule")
         .to_come(types_to_come)
         .advise("write WarmupDecayLR for a linear decay, WarmupCosineLR for a cosine, OneCycle for a cycle, "
-                "or give "
-                "initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
+                "or give initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
     section("scheduler.params", "its parameters"),
-    number("scheduler.params.warmup_min_lr", "0.0", "learning rate at the start")
+    number(".warmup_min_lr", "0.0", "learning rate at the start")
         .least(0)
         .or_list()
         .for_types("WarmupLR WarmupDecayLR")
         .filled_by(program)
         .advise("write a learning rate, or a list with one for each parameter group"),
-    number("scheduler.params.warmup_max_lr", "",
+    number(".warmup_max_lr", "",
            "learning rate after the warm-up; WarmupLR: by default the optimizer's, WarmupDecayLR: 0.001")
         .least(0)
         .or_list()
@@ -38,106 +34,92 @@ constexpr KeyFact rows[] = {
         .or_null()
         .filled_by(program)
         .advise("write a learning rate, or a list with one for each parameter group"),
-    integer("scheduler.params.warmup_num_steps", "1000", "optimizer steps of the warm-up; 1 acts as 2")
+    integer(".warmup_num_steps", "1000", "optimizer steps of the warm-up; 1 acts as 2")
         .least(1)
         .for_types(types_with_warmup)
         .filled_by(program)
         .advise("write a number of optimizer steps (1, which acts as 2, for no warm-up), or leave the key "
-                "out for "
-                "1000"),
-    choice("scheduler.params.warmup_type", "\"log\"", "log linear", "shape of the warm-up")
+                "out for 1000"),
+    choice(".warmup_type", "\"log\"", "log linear", "shape of the warm-up")
         .for_types(types_with_warmup)
         .advise("write \"log\" or \"linear\", or leave the key out for \"log\""),
-    integer("scheduler.params.total_num_steps", "", "optimizer steps of the whole run")
+    integer(".total_num_steps", "", "optimizer steps of the whole run")
         .least(1)
         .for_types("WarmupDecayLR WarmupCosineLR")
         .filled_by(program)
         .advise("write the number of optimizer steps of the whole run"),
-    number("scheduler.params.warmup_min_ratio", "0.0",
-           "learning rate at the start, as a share of the optimizer's")
+    number(".warmup_min_ratio", "0.0", "learning rate at the start, as a share of the optimizer's")
         .least(0)
         .for_types("WarmupCosineLR"),
-    number("scheduler.params.cos_min_ratio", "0.0001",
-           "learning rate at the end, as a share of the optimizer's")
+    number(".cos_min_ratio", "0.0001", "learning rate at the end, as a share of the optimizer's")
         .least(0)
         .for_types("WarmupCosineLR"),
-    integer("scheduler.params.last_batch_iteration", "-1", "where a schedule goes on")
+    integer(".last_batch_iteration", "-1", "where a schedule goes on")
         .range_of(-1, -1)
         .advise("leave the key out: a schedule starts at the beginning"),
-    number("scheduler.params.lr_range_test_min_lr", "0.001", "learning rate at the start")
+    number(".lr_range_test_min_lr", "0.001", "learning rate at the start")
         .least(0)
         .or_list()
         .for_types("LRRangeTest")
         .advise("write a learning rate, or a list with one for each parameter group"),
-    integer("scheduler.params.lr_range_test_step_size", "2000", "optimizer steps from one rise to the next")
+    integer(".lr_range_test_step_size", "2000", "optimizer steps from one rise to the next")
         .least(1)
         .for_types("LRRangeTest")
         .advise("write a number of optimizer steps, or leave the key out for 2000"),
-    number("scheduler.params.lr_range_test_step_rate", "1.0",
-           "size of a rise, as a share of the learning rate at the start")
+    number(".lr_range_test_step_rate", "1.0", "size of a rise, as a share of the learning rate at the start")
         .least(0)
         .for_types("LRRangeTest"),
-    boolean("scheduler.params.lr_range_test_staircase", "false", "rise in steps, not evenly")
-        .for_types("LRRangeTest"),
-    number("scheduler.params.cycle_min_lr", "", "lowest learning rate of the cycle")
+    boolean(".lr_range_test_staircase", "false", "rise in steps, not evenly").for_types("LRRangeTest"),
+    number(".cycle_min_lr", "", "lowest learning rate of the cycle")
         .least(0)
         .or_list()
         .for_types("OneCycle")
         .advise("write a learning rate, or a list with one for each parameter group"),
-    number("scheduler.params.cycle_max_lr", "", "highest learning rate of the cycle")
+    number(".cycle_max_lr", "", "highest learning rate of the cycle")
         .least(0)
         .or_list()
         .for_types("OneCycle")
         .advise("write a learning rate, or a list with one for each parameter group"),
-    number("scheduler.params.decay_lr_rate", "0.0",
+    number(".decay_lr_rate", "0.0",
            "decay after the cycle: the lowest learning rate is divided by 1 + this for each decay_step_size")
         .least(0)
         .for_types("OneCycle"),
-    integer("scheduler.params.cycle_first_step_size", "2000", "optimizer steps of the rise")
+    integer(".cycle_first_step_size", "2000", "optimizer steps of the rise")
         .least(1)
         .for_types("OneCycle")
         .advise("write a number of optimizer steps, or leave the key out for 2000"),
-    integer("scheduler.params.cycle_second_step_size", "",
-            "optimizer steps of the fall; by default those of the rise")
+    integer(".cycle_second_step_size", "", "optimizer steps of the fall; by default those of the rise")
         .least(0)
         .or_null()
         .for_types("OneCycle")
         .advise("write a number of optimizer steps, or leave the key out for those of the rise"),
-    integer("scheduler.params.cycle_first_stair_count", "0", "stairs of the rise; none: evenly")
-        .for_types("OneCycle"),
-    integer("scheduler.params.cycle_second_stair_count", "",
-            "stairs of the fall; by default those of the rise")
+    integer(".cycle_first_stair_count", "0", "stairs of the rise; none: evenly").for_types("OneCycle"),
+    integer(".cycle_second_stair_count", "", "stairs of the fall; by default those of the rise")
         .or_null()
         .for_types("OneCycle"),
-    integer("scheduler.params.decay_step_size", "0",
-            "optimizer steps from one decay to the next; 0: no decay")
+    integer(".decay_step_size", "0", "optimizer steps from one decay to the next; 0: no decay")
         .least(0)
         .for_types("OneCycle")
         .advise("write a number of optimizer steps, or leave the key out for no decay"),
-    boolean(
-        "scheduler.params.cycle_momentum", "true",
-        "move the momentum (the first of betas) against the learning rate, the second being 0.99; nothing "
-        "for optimizers without betas")
+    boolean(".cycle_momentum", "true",
+            "move the momentum (the first of betas) against the learning rate, the second being 0.99; "
+            "nothing for optimizers without betas")
         .for_types("OneCycle"),
-    number("scheduler.params.cycle_min_mom", "0.8", "lowest momentum")
+    number(".cycle_min_mom", "0.8", "lowest momentum")
         .from_below(0, 1)
         .or_list()
         .for_types("OneCycle")
         .advise("write a momentum such as 0.8, or a list with one for each parameter group"),
-    number("scheduler.params.cycle_max_mom", "0.9", "highest momentum of the cycle")
+    number(".cycle_max_mom", "0.9", "highest momentum of the cycle")
         .from_below(0, 1)
         .or_list()
         .for_types("OneCycle")
         .advise("write a momentum such as 0.9, or a list with one for each parameter group"),
-    number("scheduler.params.decay_mom_rate", "0.0",
+    number(".decay_mom_rate", "0.0",
            "growth after the cycle: the highest momentum is multiplied by 1 + this for each decay_step_size")
         .for_types("OneCycle"),
 };
 
-}  // namespace
+const std::span<const KeyFact> scheduler = rows;
 
-std::span<const KeyFact> scheduler_keys() {
-  return rows;
-}
-
-}  // namespace zerorun
+}  // namespace zerorun::keys

@@ -6,17 +6,9 @@
 
 #include "config/key_fact.h"
 
-namespace zerorun {
+namespace zerorun::keys {
 
-std::span<const KeyFact> run_keys();
-std::span<const KeyFact> optimizer_keys();
-std::span<const KeyFact> scheduler_keys();
-std::span<const KeyFact> precision_keys();
-std::span<const KeyFact> zero_keys();
-std::span<const KeyFact> offload_keys();
-std::span<const KeyFact> checkpoint_keys();
-std::span<const KeyFact> monitoring_keys();
-std::span<const KeyFact> data_keys();
-std::span<const KeyFact> parallel_keys();
+extern const std::span<const KeyFact> run, optimizer, scheduler, zero, offload, precision, checkpoint,
+    monitoring, data, parallel;
 
-}  // namespace zerorun
+}  // namespace zerorun::keys
