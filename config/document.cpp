@@ -1,102 +1,113 @@
 #include "config/document.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
-#include "config/number.h"
-#include "config/scanner.h"
-#include "config/syntax_error.h"
+#include "config/tokens.h"
 
 namespace zerorun {
 namespace {
 
-/// Whether the whole word is one value: the parser reads `0x2` as a 0 followed by something else.
-bool is_whole(std::string_view word) {
-  return word == "true" || word == "false" || word == "null" || is_number(word);
+using Json = nlohmann::json;
+
+/// What the grammar allows next.
+enum class Place { root, after_root, key, colon, value, item, after_member, after_item };
+
+constexpr std::string_view expected_at[] = {  // by Place
+    "an object in braces",
+    "the end of the file",
+    "a key in double quotes",
+    "':' after the key",
+    "a value",
+    "a value",
+    "',' or '}'",
+    "',' or ']'"};
+
+bool is_ascii(char c) {
+  return static_cast<unsigned char>(c) < 0x80;
 }
 
-/// Builds the tree from nlohmann/json's events. The position of an event is that of the next token that is
-/// neither a comma nor a colon.
-class TreeBuilder {
+/// The first character of a UTF-8 text as "U+201C", or its first byte if it is none.
+std::string code_point(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text.front());
+  const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
+  unsigned value = length == 1 ? first : first & (0xFFU >> (length + 1));
+  for (std::size_t i = 1; i < std::min(length, text.size()); ++i) {
+    value = (value << 6) | (static_cast<unsigned char>(text[i]) & 0x3FU);
+  }
+  char shown[16];
+  std::snprintf(shown, sizeof shown, length == 1 ? "0x%02X" : "U+%04X", value);
+  return shown;
+}
+
+std::string remedy_for_word(std::string_view word, Place place) {
+  constexpr std::array not_finite = {"NaN", "nan", "Infinity", "inf", "-Infinity", "-inf", "-NaN", "Inf"};
+  constexpr std::array python = {"True", "False", "None", "TRUE", "FALSE", "NULL", "Null"};
+  const char first = word.front();
+  if (first == '\'') return "use double quotes";
+  if (!is_ascii(first)) {
+    return "the character " + code_point(word) + " has no meaning here: write plain double quotes and spaces";
+  }
+  if (place == Place::key) return "put the key in double quotes: " + in_quotes(word);
+  if (place == Place::colon) return "write ':' between key and value";
+  if (place == Place::root) return "begin with '{'";
+  if (std::ranges::find(not_finite, word) != not_finite.end()) return "write a finite number";
+  if (std::ranges::find(python, word) != python.end()) return "write true, false or null in lower case";
+  if (std::isdigit(static_cast<unsigned char>(first)) || first == '-' || first == '+' || first == '.') {
+    return "write a decimal number such as 8, 0.5 or 5e8";
+  }
+  return "write a number, true, false, or text in double quotes";
+}
+
+/// The part of nlohmann/json's message that says what is wrong inside a string, without its prefix and its
+/// echo.
+std::string inner_reason(std::string_view reason) {
+  const auto begin = reason.find(" - ");
+  if (begin != std::string_view::npos) reason.remove_prefix(begin + 3);
+  return std::string(reason.substr(0, reason.find("; last read")));
+}
+
+/// Reads a text by recursive descent. nlohmann/json reads the single strings, numbers and words.
+class DocumentReader {
  public:
-  TreeBuilder(const ScannedText& scanned, Diagnostics& diagnostics)
-      : scanned_(scanned), diagnostics_(diagnostics) {}
+  DocumentReader(std::string_view text, Diagnostics& diagnostics)
+      : tokens_(text), diagnostics_(diagnostics) {}
 
-  std::optional<Value> take_root() { return std::move(root_); }
-
-  // The interface that nlohmann::json::sax_parse calls; returning false stops the parser.
-  bool null() { return add_word(scalar(ValueKind::null)); }
-  bool boolean(bool value) {
-    Value node = scalar(ValueKind::boolean);
-    node.boolean = value;
-    return add_word(std::move(node));
-  }
-  bool number_integer(std::int64_t value) { return add_number(static_cast<double>(value)); }
-  bool number_unsigned(std::uint64_t value) { return add_number(static_cast<double>(value)); }
-  bool number_float(double value, const std::string&) { return add_number(value); }
-  bool string(std::string& text) {
-    Value node = scalar(ValueKind::string);
-    node.text = std::move(text);
-    return add(std::move(node));
-  }
-  bool binary(std::vector<std::uint8_t>&) { return false; }  // JSON text has none
-  bool start_object(std::size_t) { return open(ValueKind::object); }
-  bool start_array(std::size_t) { return open(ValueKind::array); }
-  bool end_object() { return close(); }
-  bool end_array() { return close(); }
-
-  bool key(std::string& text) {
-    const Token& token = next_token();
-    Frame& frame = frames_.back();
-    frame.key = text;
-    frame.key_at = token.at;
-    const auto [first, added] = frame.lines.emplace(text, token.at.line);
-    frame.duplicate = !added;
-    if (!added) {
-      diagnostics_.report({token.at, path(), "each key once in its object",
-                           spelling(token) + " again, first on line " + std::to_string(first->second),
-                           "keep one of the two"});
+  Value read() try {
+    next(Place::root);
+    if (token_.kind == TokenKind::end) {
+      fail("an object in braces", "an empty file",
+           "write a configuration, at least {\"train_batch_size\": 8}");
     }
-    return true;
-  }
-
-  bool parse_error(std::size_t bytes_read, const std::string&, const nlohmann::detail::exception& error) {
-    const auto& tokens = scanned_.tokens;
-    std::size_t index = tokens.size();
-    if (bytes_read <= scanned_.json.size()) {
-      // The refused token is the last that the parser has begun to read.
-      while (index > 0 && tokens[index - 1].at.offset >= bytes_read) --index;
-      if (index > 0) --index;
-      // In a malformed number the parser may have read one byte too many, which can be a token of its own.
-      if (index > 0 && tokens[index - 1].kind == TokenKind::word && !is_whole(spelling(tokens[index - 1])))
-        --index;
-    }
-    return refuse(index, error.what());
+    Value root = read_value();
+    next(Place::after_root);
+    if (token_.kind != TokenKind::end) refuse();
+    return root;
+  } catch (SyntaxError& error) {
+    error.mistake.path = path();
+    throw;
   }
 
  private:
+  /// An object or array that is being read.
   struct Frame {
     Value value;
-    std::string key;
-    Position key_at;
-    bool duplicate = false;  // the value of this key is read and dropped
-    std::unordered_map<std::string, int> lines;
+    std::string key;  // of the member that is being read
   };
 
-  const Token& next_token() {
-    const auto& tokens = scanned_.tokens;
-    while (next_ < tokens.size() &&
-           (tokens[next_].kind == TokenKind::comma || tokens[next_].kind == TokenKind::colon)) {
-      ++next_;
-    }
-    ZR_CHECK(next_ < tokens.size(), "the parser saw more tokens than the scanner");
-    return tokens[next_++];
+  void next(Place place) {
+    place_ = place;
+    before_ = token_.text;
+    token_ = tokens_.next();
   }
 
-  std::string spelling(const Token& token) const {
-    return scanned_.json.substr(token.at.offset, token.length);
+  bool closes() const {
+    return token_.kind == TokenKind::close_object || token_.kind == TokenKind::close_array;
   }
 
   /// The path of the value that is being read. Built only for a message, because a key may be as long as the
@@ -113,102 +124,172 @@ class TreeBuilder {
     return path;
   }
 
-  Value scalar(ValueKind kind) {
-    const Token& token = next_token();
-    Value node;
-    node.kind = kind;
-    node.at = token.at;
-    node.literal = spelling(token);
-    return node;
+  [[noreturn]] void fail(std::string_view expected, std::string found, std::string remedy) const {
+    throw SyntaxError{{token_.at, "", std::string(expected), std::move(found), std::move(remedy)}};
   }
 
-  bool add_number(double number) {
-    Value node = scalar(ValueKind::number);
-    node.number = number;
-    return add_word(std::move(node));
+  /// The token does not fit its place.
+  [[noreturn]] void refuse() const {
+    const bool end = token_.kind == TokenKind::end;
+    fail(expected_at[static_cast<std::size_t>(place_)], end ? "the end of the file" : shortened(token_.text),
+         remedy());
   }
 
-  bool add_word(Value node) { return is_whole(node.literal) ? add(std::move(node)) : refuse(next_ - 1, ""); }
+  std::string remedy() const {
+    const std::string bracket_line = frames_.empty() ? "" : std::to_string(frames_.back().value.at.line);
+    if (token_.kind == TokenKind::end) {
+      return frames_.empty() ? "write what is missing" : "close the bracket of line " + bracket_line;
+    }
+    if (closes() && place_ == Place::value) return "write the value, or remove the key";
+    if (closes() && !frames_.empty()) return "the innermost open bracket is that of line " + bracket_line;
+    if (place_ == Place::after_root) return "remove what follows the closing brace";
+    const bool wants_comma = place_ == Place::after_member || place_ == Place::after_item;
+    if (wants_comma && token_.kind != TokenKind::colon) {
+      return "put a comma after the value before it: " + shortened(before_) + ",";
+    }
+    if (token_.kind == TokenKind::word) return remedy_for_word(token_.text, place_);
+    if (token_.kind == TokenKind::comma) return "remove the comma, or write what is missing before it";
+    return place_ == Place::key ? "put the key in double quotes" : "write what is missing before it";
+  }
 
-  bool refuse(std::size_t index, std::string_view reason) {
-    Mistake mistake = explain_syntax_error(scanned_, index, reason);
-    mistake.path = path();
-    diagnostics_.report(std::move(mistake));
+  Value read_value() {
+    switch (token_.kind) {
+      case TokenKind::open_object:
+        return read_inside(ValueKind::object);
+      case TokenKind::open_array:
+        return read_inside(ValueKind::array);
+      case TokenKind::string:
+      case TokenKind::word:
+        return read_scalar();
+      default:
+        refuse();
+    }
+  }
+
+  Value read_scalar() const {
+    const Json json = parse_token();
+    Value value;
+    value.at = token_.at;
+    value.literal = token_.text;
+    if (json.is_boolean()) {
+      value.kind = ValueKind::boolean;
+      value.boolean = json.get<bool>();
+    } else if (json.is_number()) {
+      value.kind = ValueKind::number;
+      value.number = json.get<double>();
+    } else if (json.is_string()) {
+      value.kind = ValueKind::string;
+      value.text = json.get<std::string>();
+    }
+    return value;
+  }
+
+  /// The value of a string or a word.
+  Json parse_token() const {
+    // The parser would skip a byte order mark in front of a word.
+    if (token_.kind == TokenKind::word && !is_ascii(token_.text.front())) refuse();
+    try {
+      return Json::parse(token_.text);
+    } catch (const Json::out_of_range&) {
+      fail("a number that a double can hold", shortened(token_.text), "write a smaller number");
+    } catch (const Json::parse_error& error) {
+      if (token_.kind == TokenKind::word) refuse();
+      fail("a valid string", shortened(token_.text) + " (" + inner_reason(error.what()) + ")",
+           "save the file as UTF-8 and escape control characters and backslashes");
+    }
+  }
+
+  /// An object or array, from its opening bracket to its closing one.
+  Value read_inside(ValueKind kind) {
+    if (frames_.size() == max_nesting) {
+      fail("at most " + std::to_string(max_nesting) + " levels of nesting", "one level more",
+           "flatten the file");
+    }
+    frames_.emplace_back();
+    frames_.back().value.kind = kind;
+    frames_.back().value.at = token_.at;
+    kind == ValueKind::object ? read_members() : read_items();
+    Value value = std::move(frames_.back().value);
+    frames_.pop_back();
+    return value;
+  }
+
+  void read_members() {
+    std::unordered_map<std::string, int> lines;
+    next(Place::key);
+    if (token_.kind == TokenKind::close_object) return;
+    do {
+      if (token_.kind != TokenKind::string) refuse();
+      frames_.back().key = parse_token().get<std::string>();
+      const Position key_at = token_.at;
+      const auto [first, added] = lines.emplace(frames_.back().key, key_at.line);
+      if (!added) {
+        diagnostics_.report(
+            {key_at, path(), "each key once in its object",
+             std::string(token_.text) + " again, first on line " + std::to_string(first->second),
+             "keep one of the two"});
+      }
+      next(Place::colon);
+      if (token_.kind != TokenKind::colon) refuse();
+      next(Place::value);
+      Value value = read_value();
+      Frame& frame = frames_.back();
+      if (added) frame.value.members.push_back({frame.key, key_at, std::move(value)});
+      frame.key.clear();
+    } while (goes_on(TokenKind::close_object, Place::key, Place::after_member));
+  }
+
+  void read_items() {
+    next(Place::item);
+    if (token_.kind == TokenKind::close_array) return;
+    do {
+      Value value = read_value();
+      frames_.back().value.items.push_back(std::move(value));
+    } while (goes_on(TokenKind::close_array, Place::item, Place::after_item));
+  }
+
+  /// Reads the next token after a member or an item; false if it is the closing bracket. A comma in front of
+  /// a bracket counts for nothing.
+  bool goes_on(TokenKind close, Place begin, Place after) {
+    next(after);
+    if (token_.kind == TokenKind::comma) {
+      next(begin);
+      if (!closes()) return true;
+      place_ = after;
+    }
+    if (token_.kind != close) refuse();
     return false;
   }
 
-  bool open(ValueKind kind) {
-    Frame frame;
-    frame.value.kind = kind;
-    frame.value.at = next_token().at;
-    frames_.push_back(std::move(frame));
-    return true;
-  }
-
-  bool close() {
-    next_token();
-    Value value = std::move(frames_.back().value);
-    frames_.pop_back();
-    return add(std::move(value));
-  }
-
-  bool add(Value value) {
-    if (frames_.empty()) {
-      root_ = std::move(value);
-      return true;
-    }
-    Frame& frame = frames_.back();
-    if (frame.value.kind == ValueKind::array) {
-      frame.value.items.push_back(std::move(value));
-    } else {
-      if (!frame.duplicate) frame.value.members.push_back({frame.key, frame.key_at, std::move(value)});
-      frame.key.clear();
-    }
-    return true;
-  }
-
-  const ScannedText& scanned_;
+  Tokens tokens_;
   Diagnostics& diagnostics_;
-  std::size_t next_ = 0;
+  Token token_;
+  std::string_view before_;  // the text of the token in front of `token_`
+  Place place_ = Place::root;
   std::vector<Frame> frames_;
-  std::optional<Value> root_;
 };
 
 }  // namespace
 
 const Value* Value::find(std::string_view key) const {
-  for (const Member& member : members) {
-    if (member.key == key) return &member.value;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(members, key, &Member::key);
+  return found == members.end() ? nullptr : &found->value;
 }
 
-std::optional<Value> read_document(std::string_view text, Diagnostics& diagnostics) {
-  const ScannedText scanned = scan(text);
-  TreeBuilder builder(scanned, diagnostics);
-  if (!nlohmann::json::sax_parse(scanned.json, &builder)) return std::nullopt;
-  std::optional<Value> root = builder.take_root();
-  if (scanned.mistake) {
-    diagnostics.report(*scanned.mistake);
-    return std::nullopt;
-  }
-  if (root->kind != ValueKind::object) {
-    diagnostics.report({root->at, "", "an object in braces", describe(*root),
-                        "put the settings in one object: {\"key\": value}"});
-    return std::nullopt;
-  }
-  return root;
+std::optional<Value> read_document(std::string_view text, Diagnostics& diagnostics) try {
+  Value root = DocumentReader(text, diagnostics).read();
+  if (root.kind == ValueKind::object) return root;
+  diagnostics.report({root.at, "", "an object in braces", describe(root),
+                      "put the settings in one object: {\"key\": value}"});
+  return std::nullopt;
+} catch (const SyntaxError& error) {
+  diagnostics.report(error.mistake);
+  return std::nullopt;
 }
 
 std::string describe(const Value& value) {
-  switch (value.kind) {
-    case ValueKind::array:
-      return "an array";
-    case ValueKind::object:
-      return "an object";
-    default:
-      return shortened(value.literal);
-  }
+  if (value.kind == ValueKind::array) return "an array";
+  return value.kind == ValueKind::object ? "an object" : shortened(value.literal);
 }
 
 }  // namespace zerorun

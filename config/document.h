@@ -14,6 +14,10 @@
 
 namespace zerorun {
 
+/// Maximum nesting of brackets. Deeper files are refused, so that no recursive reader of the tree runs out of
+/// stack.
+inline constexpr std::size_t max_nesting = 100;
+
 enum class ValueKind { null, boolean, number, string, array, object };
 
 struct Member;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 
 namespace zerorun {
@@ -75,25 +76,9 @@ bool is_written_zero(std::string_view literal) {
 }
 
 bool is_number(std::string_view text) {
-  std::size_t at = 0;
-  const auto skip_digits = [&] {
-    const std::size_t start = at;
-    while (at < text.size() && is_digit(text[at])) ++at;
-    return at > start;
-  };
-  if (at < text.size() && text[at] == '-') ++at;
-  const bool leading_zero = at + 1 < text.size() && text[at] == '0' && is_digit(text[at + 1]);
-  if (leading_zero || !skip_digits()) return false;
-  if (at < text.size() && text[at] == '.') {
-    ++at;
-    if (!skip_digits()) return false;
-  }
-  if (at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
-    ++at;
-    if (at < text.size() && (text[at] == '+' || text[at] == '-')) ++at;
-    if (!skip_digits()) return false;
-  }
-  return at == text.size();
+  // The parser would skip white space around the number.
+  const bool bare = !text.empty() && (text.front() == '-' || is_digit(text.front())) && is_digit(text.back());
+  return bare && nlohmann::json::accept(text);
 }
 
 }  // namespace zerorun

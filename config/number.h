@@ -20,7 +20,7 @@ IntegerReading read_integer(std::string_view literal);
 /// Whether a valid JSON number is written as zero: 0, -0.0, 0e5, but not 1e-999, which becomes 0 as a double.
 bool is_written_zero(std::string_view literal);
 
-/// Whether `text` is a JSON number.
+/// Whether `text` is a JSON number that a double can hold.
 bool is_number(std::string_view text);
 
 }  // namespace zerorun

@@ -5,7 +5,6 @@
 #include <random>
 #include <string>
 
-#include "config/scanner.h"
 #include "tests/config/refusal.h"
 
 using namespace zerorun;

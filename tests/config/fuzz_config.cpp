@@ -20,8 +20,8 @@
 #include "config/check.h"
 #include "config/compare.h"
 #include "config/config.h"
+#include "config/document.h"
 #include "config/key_table.h"
-#include "config/scanner.h"
 #include "config/schema.h"
 #include "optim/hyperparameters.h"
 
@@ -137,13 +137,27 @@ bool has_more_digits_than_a_double(std::string_view json) {
   return false;
 }
 
-/// The JSON Schema of the key table allows everything that is accepted.
+/// The document without comments and trailing commas.
+nlohmann::json as_json(const Value& value) {
+  if (value.kind == ValueKind::array) {
+    auto array = nlohmann::json::array();
+    for (const Value& item : value.items) array.push_back(as_json(item));
+    return array;
+  }
+  if (value.kind != ValueKind::object) return nlohmann::json::parse(value.literal);
+  auto object = nlohmann::json::object();
+  for (const Member& member : value.members) object[member.key] = as_json(member.value);
+  return object;
+}
+
+/// Nothing is accepted that the JSON Schema of the key table does not allow.
 void must_fit_the_schema(std::string_view text, const CheckedConfig& checked) {
-  const std::string json = scan(text).json;
-  if (has_more_digits_than_a_double(json)) return;
+  if (has_more_digits_than_a_double(text)) return;
+  Diagnostics diagnostics("fuzz", text);
+  const auto document = read_document(text, diagnostics);
   static Schema schema;
   valijson::ValidationResults results;
-  if (schema.takes(nlohmann::json::parse(json), results)) return;
+  if (schema.takes(as_json(*document), results)) return;
   std::string detail = told(checked);
   for (valijson::ValidationResults::Error error; results.popError(error);) {
     for (const std::string& step : error.context) detail += step;

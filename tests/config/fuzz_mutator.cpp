@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "config/document.h"
 #include "config/key_table.h"
-#include "config/scanner.h"
 #include "tests/config/config_draft.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
@@ -24,39 +24,25 @@ struct Spot {
   std::size_t length = 0;  // of a value; 0: after an opening brace
 };
 
-/// The opening braces of objects, and the values of keys that are neither object nor array.
-std::vector<Spot> spots_in(const ScannedText& scanned) {
-  std::vector<Spot> spots;
-  std::vector<std::string> keys;  // of the enclosing objects and arrays
-  std::string key;
-  for (std::size_t i = 0; i < scanned.tokens.size(); ++i) {
-    const Token& token = scanned.tokens[i];
-    const bool named = i > 0 && scanned.tokens[i - 1].kind == TokenKind::colon;
-    const bool is_key =
-        i + 1 < scanned.tokens.size() && scanned.tokens[i + 1].kind == TokenKind::colon && token.length >= 2;
-    std::string path;
-    for (const std::string& outer : keys) path = join_path(path, outer);
-    if (named) path = join_path(path, key);
-    switch (token.kind) {
-      case TokenKind::open_object:
-        spots.push_back({path, token.at.offset + 1, 0});
-        [[fallthrough]];
-      case TokenKind::open_array:
-        keys.push_back(named ? key : "");
-        break;
-      case TokenKind::close_object:
-      case TokenKind::close_array:
-        if (!keys.empty()) keys.pop_back();
-        break;
-      case TokenKind::string:
-      case TokenKind::word:
-        if (is_key) key = scanned.json.substr(token.at.offset + 1, token.length - 2);
-        if (named) spots.push_back({path, token.at.offset, token.length});
-        break;
-      default:
-        break;
+/// Adds the openings of objects and the values of keys that are neither object nor array. `path`: of `value`.
+void add_spots(const Value& value, const std::string& path, std::vector<Spot>& spots) {
+  if (value.kind == ValueKind::object) {
+    spots.push_back({path, value.at.offset + 1, 0});
+    for (const Member& member : value.members) add_spots(member.value, join_path(path, member.key), spots);
+  } else if (value.kind == ValueKind::array) {
+    for (const Value& item : value.items) {
+      if (item.kind == ValueKind::object) add_spots(item, path, spots);
     }
+  } else {
+    spots.push_back({path, value.at.offset, value.literal.size()});
   }
+}
+
+/// None if the text is malformed.
+std::vector<Spot> spots_in(const std::string& text) {
+  Diagnostics diagnostics("fuzz", text);
+  std::vector<Spot> spots;
+  if (const auto document = read_document(text, diagnostics)) add_spots(*document, "", spots);
   return spots;
 }
 
@@ -73,7 +59,7 @@ class Mutator {
 
   /// `text` with one more key, or with another value at one of its keys.
   std::string change(const std::string& text) {
-    const std::vector<Spot> spots = spots_in(scan(text));
+    const std::vector<Spot> spots = spots_in(text);
     if (spots.empty()) return "{" + member_of("") + "}";
     const Spot& spot = one_of(spots, random_());
     std::string changed = text;
