@@ -27,7 +27,7 @@ class Table {
 
   std::vector<const KeyFact*> facts;
   std::unordered_map<std::string, const KeyFact*> by_path;  // also by the path with the other name
-  std::unordered_map<std::string, std::vector<std::string_view>> names;
+  std::unordered_map<std::string, std::vector<const KeyFact*>> by_section;
   std::unordered_map<std::string_view, std::vector<std::string>> paths;
 
  private:
@@ -39,6 +39,7 @@ class Table {
     const auto section = by_path.find(std::string(section_of(fact.path)));
     if (section != by_path.end()) inherit(*section->second, fact);
     facts.push_back(&fact);
+    by_section[std::string(section_of(fact.path))].push_back(&fact);
     add_name(fact, name_of(fact.path));
     if (!fact.other_name.empty()) add_name(fact, fact.other_name);
     return &fact;
@@ -67,7 +68,6 @@ class Table {
   void add_name(const KeyFact& fact, std::string_view name) {
     const std::string path = join_path(section_of(fact.path), name);
     ZR_CHECK(by_path.emplace(path, &fact).second, "two rows for " + path);
-    names[std::string(section_of(fact.path))].push_back(name);
     paths[name].push_back(path);
   }
 
@@ -91,9 +91,19 @@ const KeyFact* find_key(std::string_view path) {
   return found == table().by_path.end() ? nullptr : found->second;
 }
 
+const std::vector<const KeyFact*>& facts_in(std::string_view section) {
+  static const std::vector<const KeyFact*> none;
+  const auto found = table().by_section.find(std::string(section));
+  return found == table().by_section.end() ? none : found->second;
+}
+
 std::vector<std::string_view> keys_of(std::string_view section) {
-  const auto found = table().names.find(std::string(section));
-  return found == table().names.end() ? std::vector<std::string_view>() : found->second;
+  std::vector<std::string_view> names;
+  for (const KeyFact* fact : facts_in(section)) {
+    names.push_back(name_of(fact->path));
+    if (!fact->other_name.empty()) names.push_back(fact->other_name);
+  }
+  return names;
 }
 
 std::vector<std::string> paths_of(std::string_view name) {

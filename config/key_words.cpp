@@ -1,12 +1,62 @@
 #include "config/key_words.h"
 
 #include <cctype>
+#include <cmath>
+#include <sstream>
 #include <vector>
 
 #include "base/error.h"
 #include "config/key_table.h"
 
 namespace zerorun {
+namespace {
+
+constexpr std::string_view write_object = "write an object in braces, or leave the key out";
+constexpr std::string_view write_number = "write such a number, or leave the key out";
+constexpr std::string_view write_text = "put it in double quotes, or leave the key out";
+constexpr std::string_view write_list = "write such an array, or leave the key out";
+
+constexpr TypeWords type_words[] = {
+    // by KeyType
+    {"section", "an object", write_object, "object"},
+    {"integer", "an integer", write_number, "number"},
+    {"size", "an integer", write_number, "number"},
+    {"number", "a number", write_number, "number"},
+    {"true or false", "true or false", "write true or false, or leave the key out", "boolean"},
+    {"text", "a text in double quotes", write_text, "string"},
+    {"", "", "write one of them, or leave the key out", "string"},
+    {"numbers", "numbers", write_list, "array"},
+    {"integers", "integers", write_list, "array"},
+    {"texts", "an array of texts", write_text, "array string"},
+    {"object", "an object", write_object, "object"},
+    {"anything", "any value", "", ""},
+};
+
+std::string number_text(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+const TypeWords& words_of(KeyType type) {
+  return type_words[static_cast<std::size_t>(type)];
+}
+
+std::string range_in_words(const Range& range) {
+  const bool has_min = std::isfinite(range.min);
+  const bool has_max = std::isfinite(range.max);
+  if (has_min && range.min == range.max) return number_text(range.min) + " only";
+  if (has_min && has_max && !range.above_min && !range.below_max) {
+    return "from " + number_text(range.min) + " to " + number_text(range.max);
+  }
+  std::string words;
+  if (has_min) words = (range.above_min ? "greater than " : "at least ") + number_text(range.min);
+  if (has_min && has_max) words += " and ";
+  if (has_max) words += (range.below_max ? "less than " : "at most ") + number_text(range.max);
+  return words;
+}
 
 std::string sentence(std::string_view text) {
   if (text.empty()) return {};
@@ -53,6 +103,28 @@ std::string switch_in_words(const KeyFact& fact, std::string_view quote) {
   const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
   ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
   return name + (row->type == KeyType::boolean ? " is true" : " is other than " + std::string(row->fallback));
+}
+
+std::string description_of(const KeyFact& fact, std::string_view quote) {
+  std::string text;
+  const auto say = [&](std::string_view words) {
+    if (!words.empty()) text += (text.empty() ? "" : " ") + sentence(words);
+  };
+  say(fact.meaning);
+  say(status_in_words(fact, quote));
+  if (!fact.switch_key.empty()) say("has no effect unless " + switch_in_words(fact, quote));
+  if (fact.automatic == Automatic::program) say("\"auto\": the program gives the value");
+  if (fact.automatic == Automatic::model) say("\"auto\": the value follows from the model's hidden size");
+  if (fact.automatic == Automatic::fallback) say("\"auto\": the default");
+  if (!fact.false_means.empty()) {
+    say("may be false, which stands for " + std::string(quote) + std::string(fact.false_means) +
+        std::string(quote));
+  }
+  if (fact.nullable) say("may be null, as if the key were left out");
+  if (fact.accepts_true) say("may be true, which stands for 1");
+  if (fact.per_group) say("may be an array with one number for each parameter group");
+  if (!fact.types.empty()) say("only for " + words_or(fact.types, ""));
+  return text;
 }
 
 std::string offered_choices(const KeyFact& fact) {

@@ -1,7 +1,5 @@
 #include "config/reference.h"
 
-#include <cmath>
-#include <sstream>
 #include <string_view>
 #include <vector>
 
@@ -110,55 +108,9 @@ std::string code(std::string_view text) {
   return "`" + std::string(text) + "`";
 }
 
-std::string number_text(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
-std::string range_in_words(const Range& range) {
-  const bool has_min = std::isfinite(range.min);
-  const bool has_max = std::isfinite(range.max);
-  if (has_min && range.min == range.max) return number_text(range.min) + " only";
-  if (has_min && has_max && !range.above_min && !range.below_max) {
-    return "from " + number_text(range.min) + " to " + number_text(range.max);
-  }
-  std::string words;
-  if (has_min) words = (range.above_min ? "greater than " : "at least ") + number_text(range.min);
-  if (has_min && has_max) words += " and ";
-  if (has_max) words += (range.below_max ? "less than " : "at most ") + number_text(range.max);
-  return words;
-}
-
 std::string type_in_words(const KeyFact& row) {
-  const std::string count = row.length > 0 ? std::to_string(row.length) + " " : "";
-  switch (row.type) {
-    case KeyType::section:
-      return "section";
-    case KeyType::integer:
-      return "integer";
-    case KeyType::size:
-      return "size";
-    case KeyType::number:
-      return "number";
-    case KeyType::boolean:
-      return "true or false";
-    case KeyType::text:
-      return "text";
-    case KeyType::choice:
-      return words_or(offered_choices(row), "`");
-    case KeyType::number_list:
-      return count + "numbers";
-    case KeyType::integer_list:
-      return count + "integers";
-    case KeyType::text_list:
-      return "texts";
-    case KeyType::object:
-      return "object";
-    case KeyType::anything:
-      return "anything";
-  }
-  return {};
+  if (row.type == KeyType::choice) return words_or(offered_choices(row), "`");
+  return (row.length > 0 ? std::to_string(row.length) + " " : "") + std::string(words_of(row.type).name);
 }
 
 /// Which of the offered choices may be written in any case.
@@ -187,39 +139,18 @@ std::string value_in_words(const KeyFact& row) {
   return words;
 }
 
-std::string_view automatic_word(Automatic automatic) {
-  switch (automatic) {
-    case Automatic::nobody:
-      return "";
-    case Automatic::program:
-      return "program";
-    case Automatic::model:
-      return "model";
-    case Automatic::fallback:
-      return "default";
-  }
-  return "";
-}
+constexpr std::string_view automatic_words[] = {"", "program", "model", "default"};  // by Automatic
 
 /// Does not repeat a reason that the section has given.
 std::string status_cell(const KeyFact& fact) {
+  const std::string status = status_in_words(fact, "`");
+  if (status.empty()) {
+    const std::string missing = words_or(fact.choices_to_come, "`");
+    return missing.empty() ? "supported" : "supported; not offered: " + missing;
+  }
   const KeyFact* section = find_key(section_of(fact.path));
   const bool told = section && section->status == fact.status && section->reason == fact.reason;
-  switch (fact.status) {
-    case KeyStatus::supported:
-      if (fact.choices_to_come.empty()) return "supported";
-      return "supported; not offered: " + words_or(fact.choices_to_come, "`");
-    case KeyStatus::old_name:
-      return status_in_words(fact, "`");
-    case KeyStatus::no_effect:
-      return told ? "no effect" : status_in_words(fact);
-    case KeyStatus::not_offered:
-      if (!told) return status_in_words(fact);
-      return fact.changes_result ? "not offered, a run refuses it" : "not offered";
-    case KeyStatus::replaced:
-      return status_in_words(fact);
-  }
-  return {};
+  return told ? status.substr(0, status.find(':')) : status;
 }
 
 std::string meaning_cell(const KeyFact& fact) {
@@ -245,20 +176,12 @@ std::string table_row(const KeyFact& fact) {
   const std::string fallback =
       fact.fallback.empty() || fact.status == KeyStatus::replaced ? "" : code(fact.fallback);
   std::string line = "|";
-  for (const std::string& cell :
-       {key_cell(fact), value_in_words(fact), fallback, std::string(automatic_word(fact.automatic)),
-        status_cell(fact), meaning_cell(fact)}) {
+  for (const std::string& cell : {key_cell(fact), value_in_words(fact), fallback,
+                                  std::string(automatic_words[static_cast<std::size_t>(fact.automatic)]),
+                                  status_cell(fact), meaning_cell(fact)}) {
     line += cell.empty() ? " |" : " " + escaped(cell) + " |";
   }
   return line + "\n";
-}
-
-std::vector<const KeyFact*> facts_in(std::string_view section) {
-  std::vector<const KeyFact*> facts;
-  for (const KeyFact* fact : key_facts()) {
-    if (section_of(fact->path) == section) facts.push_back(fact);
-  }
-  return facts;
 }
 
 /// The table of a section's keys, without its subsections.
@@ -272,18 +195,9 @@ std::string table_of(std::string_view section) {
          rows;
 }
 
-std::string about_section(const KeyFact& fact) {
-  std::string text = sentence(fact.meaning);
-  if (!fact.switch_key.empty()) text += " It has no effect unless " + switch_in_words(fact, "`") + ".";
-  if (!fact.false_means.empty()) text += " It may be false, which stands for " + code(fact.false_means) + ".";
-  if (fact.nullable) text += " It may be null, as if it were left out.";
-  if (const std::string status = sentence(status_in_words(fact, "`")); !status.empty()) text += " " + status;
-  return text;
-}
-
 std::string chapter(const KeyFact& fact, std::string_view heading) {
   std::string text =
-      "\n" + std::string(heading) + " " + code(fact.path) + "\n\n" + about_section(fact) + "\n";
+      "\n" + std::string(heading) + " " + code(fact.path) + "\n\n" + description_of(fact, "`") + "\n";
   text += table_of(fact.path);
   for (const KeyFact* inner : facts_in(fact.path)) {
     if (inner->type == KeyType::section) text += chapter(*inner, "###");

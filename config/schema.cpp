@@ -59,30 +59,13 @@ void add_integer_range(const Range& range, Json& schema) {
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
 }
 
-/// A pattern for the digits from `low` to `high`; empty if there are none.
-std::string digit_class(int low, int high) {
-  if (low > high) return {};
-  if (low == high) return std::to_string(low);
-  return "[" + std::to_string(low) + "-" + std::to_string(high) + "]";
-}
-
 /// A pattern for the integers from `low` (0 or 1) to `high`, as digits.
 std::string digits_up_to(int low, int high) {
-  const std::string last = std::to_string(high);
-  const int length = static_cast<int>(last.size());
-  if (length == 1) return digit_class(low, high);
-  std::string pattern = digit_class(low, 9);
-  std::string longer = "[1-9]";
-  for (int digits = 2; digits < length; ++digits) pattern += "|" + (longer += "[0-9]");
-  // Integers with as many digits as `high`, by how many leading digits they share with it.
-  for (int same = 0; same < length; ++same) {
-    const int digit = last[static_cast<std::size_t>(same)] - '0';
-    const std::string next = digit_class(same == 0 ? 1 : 0, same + 1 < length ? digit - 1 : digit);
-    if (next.empty()) continue;
-    pattern += "|" + last.substr(0, static_cast<std::size_t>(same)) + next;
-    for (int rest = same + 1; rest < length; ++rest) pattern += "[0-9]";
-  }
-  return pattern;
+  const std::string last = "[0-" + std::to_string(high % 10) + "]";
+  if (high < 10) return low == high ? std::to_string(low) : "[" + std::to_string(low) + last.substr(2);
+  const int tens = high / 10;
+  const std::string fewer_tens = tens == 1 ? "" : "(" + digits_up_to(1, tens - 1) + ")[0-9]|";
+  return digits_up_to(low, 9) + "|" + fewer_tens + std::to_string(tens) + last;
 }
 
 /// A pattern for the integers of the key's range, as digits; empty if it has only negative ones.
@@ -138,58 +121,39 @@ Json list_of_numbers(const KeyFact& fact) {
   return schema;
 }
 
-/// Adds what a value other than a section may be. `types`: JSON's types; `texts`: a pattern of the strings
-/// that are understood, empty if there are none.
+/// The texts that a key of another type understands, as a pattern: integers and booleans in quotes.
+std::string texts_pattern(const KeyFact& fact) {
+  if (fact.type == KeyType::boolean) return "true|false";
+  const bool counts = fact.type == KeyType::integer || fact.type == KeyType::size;
+  return counts ? digits_pattern(fact) : "";
+}
+
+/// Adds what a value other than a section may be.
 void add_value(const KeyFact& fact, Json& schema) {
-  Json types = Json::array();
-  std::string texts;
+  if (fact.type == KeyType::choice) return add_choices(fact, schema);
+  if (fact.type == KeyType::anything) return;
+  Json types = json_list(words_of(fact.type).json);
+  std::string texts = texts_pattern(fact);
   Json limits = Json::object();
-  switch (fact.type) {
-    case KeyType::boolean:
-      types = {"boolean"};
-      texts = "true|false";
-      break;
-    case KeyType::integer:
-    case KeyType::size:
-      types = {"number"};
-      texts = digits_pattern(fact);
-      // Not every validator accepts 2.0 as "integer", or refuses 2.5 for a multipleOf 1.
-      if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
-      add_integer_range(fact.range, limits);
-      break;
-    case KeyType::number:
-      types = {"number"};
-      add_range(fact.range, limits);
-      if (fact.per_group) {
-        types.push_back("array");
-        limits.update(list_of_numbers(fact));
-        limits["minItems"] = 1;
-      }
-      if (!fact.accepts_true) break;
-      types.push_back("boolean");
-      limits["not"] = {{"enum", {false}}};
-      break;
-    case KeyType::number_list:
-    case KeyType::integer_list:
-      types = {"array"};
-      limits = list_of_numbers(fact);
-      break;
-    case KeyType::text:
-      types = {"string"};
-      break;
-    case KeyType::text_list:
-      types = {"array", "string"};
-      limits["items"] = {{"type", "string"}};
-      break;
-    case KeyType::object:
-      types = {"object"};
-      break;
-    case KeyType::choice:
-      add_choices(fact, schema);
-      return;
-    case KeyType::section:
-    case KeyType::anything:
-      return;
+  if (fact.type == KeyType::integer || fact.type == KeyType::size) {
+    // Not every validator accepts 2.0 as "integer", or refuses 2.5 for a multipleOf 1.
+    if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
+    add_integer_range(fact.range, limits);
+  } else if (fact.type == KeyType::number) {
+    add_range(fact.range, limits);
+  } else if (fact.type == KeyType::number_list || fact.type == KeyType::integer_list) {
+    limits = list_of_numbers(fact);
+  } else if (fact.type == KeyType::text_list) {
+    limits["items"] = {{"type", "string"}};
+  }
+  if (fact.per_group) {
+    types.push_back("array");
+    limits.update(list_of_numbers(fact));
+    limits["minItems"] = 1;
+  }
+  if (fact.accepts_true) {
+    types.push_back("boolean");
+    limits["not"] = {{"enum", {false}}};
   }
   const bool any_text = fact.type == KeyType::text || fact.type == KeyType::text_list;
   if (fact.automatic != Automatic::nobody && !any_text) {
@@ -204,42 +168,11 @@ void add_value(const KeyFact& fact, Json& schema) {
   if (!texts.empty()) schema["pattern"] = several ? "^(" + texts + ")$" : "^" + texts + "$";
 }
 
-std::string_view automatic_in_words(Automatic automatic) {
-  switch (automatic) {
-    case Automatic::nobody:
-      return "";
-    case Automatic::program:
-      return "\"auto\": the program gives the value";
-    case Automatic::model:
-      return "\"auto\": the value follows from the model's hidden size";
-    case Automatic::fallback:
-      return "\"auto\": the default";
-  }
-  return "";
-}
-
-std::string description_of(const KeyFact& fact) {
-  std::string text;
-  const auto say = [&](std::string_view words) {
-    if (!words.empty()) text += (text.empty() ? "" : " ") + sentence(words);
-  };
-  say(fact.meaning);
-  say(status_in_words(fact));
-  if (!fact.switch_key.empty()) say("has no effect unless " + switch_in_words(fact, ""));
-  say(automatic_in_words(fact.automatic));
-  if (!fact.false_means.empty()) say("may be false, which stands for " + std::string(fact.false_means));
-  if (fact.nullable) say("may be null, as if the key were left out");
-  if (fact.accepts_true) say("may be true, which stands for 1");
-  if (fact.per_group) say("may be an array with one number for each parameter group");
-  if (!fact.types.empty()) say("only for " + words_or(fact.types, ""));
-  return text;
-}
-
 Json section_schema(const KeyFact& fact, Json schema);
 
 Json key_schema(const KeyFact& fact) {
   Json schema;
-  schema["description"] = description_of(fact);
+  schema["description"] = description_of(fact, "");
   if (fact.status == KeyStatus::replaced) {
     schema["deprecationMessage"] = sentence(status_in_words(fact));
     schema["not"] = Json::object();
@@ -268,8 +201,7 @@ void add_members(std::string_view section, Json& schema) {
   Json properties = Json::object();
   schema["patternProperties"][std::string(remark_pattern)] = Json::object();
   schema["additionalProperties"] = false;
-  for (const KeyFact* fact : key_facts()) {
-    if (section_of(fact->path) != section) continue;
+  for (const KeyFact* fact : facts_in(section)) {
     if (name_of(fact->path) == "*") {
       schema["propertyNames"]["anyOf"] = {{{"pattern", remark_pattern}}, {{"pattern", own_key_pattern}}};
       schema["additionalProperties"] = key_schema(*fact);

@@ -44,16 +44,23 @@ Json has_key(std::string_view path, Json value = Json::object()) {
   return schema;
 }
 
+Json all(Json schemas) {
+  return {{"allOf", std::move(schemas)}};
+}
+
+Json when(Json condition, Json rule) {
+  return {{"if", std::move(condition)}, {"then", std::move(rule)}};
+}
+
 Json not_both(std::string_view one, std::string_view other) {
-  return {{"not", {{"allOf", {has_key(one), has_key(other)}}}}};
+  return {{"not", all({has_key(one), has_key(other)})}};
 }
 
 /// A file may use one name of a key: its own, its other name, or its old one. An old name may stand for a key
 /// in a subsection of its own section.
 void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   const std::string inside = join_path(section, "");
-  for (const KeyFact* fact : key_facts()) {
-    if (section_of(fact->path) != section) continue;
+  for (const KeyFact* fact : facts_in(section)) {
     if (!fact->other_name.empty()) rules.push_back(not_both(name_of(fact->path), fact->other_name));
     if (fact->status != KeyStatus::old_name || !fact->target.starts_with(inside)) continue;
     const KeyFact* present = find_key(fact->target);
@@ -63,10 +70,9 @@ void add_name_rules(std::string_view section, std::vector<Json>& rules) {
     if (!present->other_name.empty()) {
       rules.push_back(not_both(name_of(fact->path), join_path(section_of(target), present->other_name)));
     }
-    for (const KeyFact* other : key_facts()) {
+    for (const KeyFact* other : facts_in(section)) {
       if (other == fact) break;
-      const bool same = other->status == KeyStatus::old_name && other->target == fact->target;
-      if (same && section_of(other->path) == section) {
+      if (other->status == KeyStatus::old_name && other->target == fact->target) {
         rules.push_back(not_both(name_of(other->path), name_of(fact->path)));
       }
     }
@@ -79,8 +85,8 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   const std::string params = join_path(section, "params");
   std::vector<std::string_view> lists;  // of types, in the order of the table
   std::map<std::string_view, Json> names;
-  for (const KeyFact* fact : key_facts()) {
-    if (section_of(fact->path) != params || fact->types.empty()) continue;
+  for (const KeyFact* fact : facts_in(params)) {
+    if (fact->types.empty()) continue;
     if (names.count(fact->types) == 0) lists.push_back(fact->types);
     names[fact->types].push_back(name_of(fact->path));
     if (!fact->other_name.empty()) names[fact->types].push_back(fact->other_name);
@@ -123,170 +129,75 @@ void add_refusals(std::vector<Json>& rules) {
   }
 }
 
-/// One of the two keys is required, and null does not count.
-void add_batch_rule(std::vector<Json>& rules) {
-  Json sizes = Json::array();
-  for (const std::string_view key : {"train_batch_size", "train_micro_batch_size_per_gpu"}) {
-    sizes.push_back(has_key(key, {{"not", {{"type", "null"}}}}));
-  }
-  rules.push_back({{"anyOf", std::move(sizes)}});
-}
-
 /// `parameters` and `gradients`: the values allowed for data_types.param_dtype and grad_accum_dtype.
 Json with_data_types(Json parameters, Json gradients) {
-  Json types;
-  types["param_dtype"]["enum"] = std::move(parameters);
-  types["grad_accum_dtype"]["enum"] = std::move(gradients);
-  return {{"properties", {{"data_types", {{"properties", std::move(types)}}}}}};
+  return all({where_present("data_types.param_dtype", {{"enum", std::move(parameters)}}),
+              where_present("data_types.grad_accum_dtype", {{"enum", std::move(gradients)}})});
 }
 
 void add_precision_rules(std::vector<Json>& rules) {
   const Json on = {true, "true"};
-  const Json open = {true, "true", "auto"};
   Json any_open = Json::array();
   for (const std::string_view name : {"fp16", "bf16", "bfloat16"}) {
     const std::string_view dtype = name == "fp16" ? "fp16" : "bf16";
-    any_open.push_back(switched_on(name, open));
-    if (name != "fp16")
-      rules.push_back({{"not", {{"allOf", {switched_on("fp16", on), switched_on(name, on)}}}}});
-    rules.push_back({{"if", switched_on(name, on)},
-                     {"then", with_data_types({dtype, nullptr}, {"fp32", dtype, nullptr})}});
+    any_open.push_back(switched_on(name, {true, "true", "auto"}));
+    if (name != "fp16") rules.push_back({{"not", all({switched_on("fp16", on), switched_on(name, on)})}});
+    rules.push_back(when(switched_on(name, on), with_data_types({dtype, nullptr}, {"fp32", dtype, nullptr})));
   }
-  rules.push_back({{"if", {{"not", {{"anyOf", std::move(any_open)}}}}},
-                   {"then", with_data_types({"fp32", nullptr}, {"fp32", nullptr})}});
+  rules.push_back(when({{"not", {{"anyOf", std::move(any_open)}}}},
+                       with_data_types({"fp32", nullptr}, {"fp32", nullptr})));
 }
 
-constexpr std::string_view nothing_divides_a_sum = R"({
-  "if": {
-    "type": "object", "required": ["gradient_allreduce_op"],
-    "properties": {"gradient_allreduce_op": {"type": "string", "pattern": "OP"}}
-  },
-  "then": {
-    "properties": {
-      "prescale_gradients": {"enum": [false, "false"]},
-      "gradient_predivide_factor": {"minimum": 1, "maximum": 1}
-    }
-  }
-})";
-
-constexpr std::string_view folder_beside_nvme = R"({
-  "if": {"type": "object", "required": ["device"], "properties": {"device": {"enum": ["nvme"]}}},
-  "then": {"required": ["nvme_path"], "properties": {"nvme_path": {"type": "string"}}}
-})";
-
-constexpr std::string_view scaling_while_training = R"({
-  "if": {
-    "type": "object", "required": ["enabled"],
-    "properties": {"enabled": {"enum": [true, "true"]}, "loss_scale": {"minimum": 0, "maximum": 0}}
-  },
-  "then": {
-    "properties": {
-      "loss_scale_window": {"minimum": 1, "not": {"enum": ["0"]}},
-      "hysteresis": {"minimum": 1, "not": {"enum": ["0"]}},
-      "min_loss_scale": {"minimum": 1, "not": {"enum": ["0"]}}
-    }
-  }
-})";
-
-constexpr std::string_view fixed_scale = R"({
-  "if": {"type": "object", "required": ["enabled"], "properties": {"enabled": {"enum": [true, "true"]}}},
-  "then": {"properties": {"loss_scale": {"anyOf": [{"maximum": 0}, {"minimum": 1e-06}]}}}
-})";
-
-constexpr std::string_view ratio_at_stage_3 = R"({
-  "if": {
-    "type": "object", "required": ["offload_optimizer"],
-    "properties": {
-      "offload_optimizer": {
-        "type": "object", "required": ["ratio"], "properties": {"ratio": {"type": "number", "exclusiveMaximum": 1}}
-      }
-    }
-  },
-  "then": {"required": ["stage"], "properties": {"stage": {"minimum": 3, "not": {"enum": ["0", "1", "2"]}}}}
-})";
-
-constexpr std::string_view momentum_beside_nesterov = R"({
-  "if": {
-    "type": "object", "required": ["type", "params"],
-    "properties": {
-      "type": {"pattern": "TYPE"},
-      "params": {"type": "object", "required": ["nesterov"], "properties": {"nesterov": {"enum": [true, "true"]}}}
-    }
-  },
-  "then": {
-    "properties": {
-      "params": {
-        "required": ["momentum"],
-        "properties": {"momentum": {"exclusiveMinimum": 0}, "dampening": {"minimum": 0, "maximum": 0}}
-      }
-    }
-  }
-})";
-
-constexpr std::string_view correction_beside_torch_adam = R"({
-  "if": {
-    "type": "object", "required": ["type", "params"],
-    "properties": {
-      "type": {"pattern": "TYPE"},
-      "params": {
-        "type": "object", "required": ["torch_adam"], "properties": {"torch_adam": {"enum": [true, "true"]}}
-      }
-    }
-  },
-  "then": {"properties": {"params": {"properties": {"bias_correction": {"enum": [true, "true"]}}}}}
-})";
-
-constexpr std::string_view total_beside_decay = R"({
-  "if": {"type": "object", "required": ["type"], "properties": {"type": {"pattern": "TYPE"}}},
-  "then": {"required": ["params"], "properties": {"params": {"required": ["total_num_steps"]}}}
-})";
-
-constexpr std::string_view bounds_of_cycle = R"({
-  "if": {"type": "object", "required": ["type"], "properties": {"type": {"pattern": "TYPE"}}},
-  "then": {"required": ["params"], "properties": {"params": {"required": ["cycle_min_lr", "cycle_max_lr"]}}}
-})";
-
-/// `text` with every `name` replaced by `value`.
-Json rule_with(std::string_view text, std::string_view name, std::string_view value) {
-  std::string rule(text);
-  for (auto at = rule.find(name); at != std::string::npos; at = rule.find(name, at + value.size())) {
-    rule.replace(at, name.size(), value);
-  }
-  return Json::parse(rule);
-}
-
-Json rule_for_types(std::string_view text, std::string_view section, std::string_view types) {
-  const KeyFact* type = find_key(join_path(section, "type"));
-  ZR_CHECK(type, "no row for the type of " + std::string(section));
-  return rule_with(text, "TYPE", choice_pattern(*type, types));
+/// Objects in which the choice `path` of `section` is one of `words`.
+Json has_choice(std::string_view section, std::string_view path, std::string_view words) {
+  const KeyFact* choice = find_key(join_path(section, path));
+  ZR_CHECK(choice, "no row for " + std::string(path));
+  return has_key(path, {{"type", "string"}, {"pattern", choice_pattern(*choice, words)}});
 }
 
 /// The rules of config/sections.h, as far as a schema can express them: it cannot compare a min_loss_scale
 /// with 2 to the power of another key.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
+  const Json on = {{"enum", {true, "true"}}};
+  const Json zero = {{"minimum", 0}, {"maximum", 0}};
+  const auto type_is = [&](std::string_view words) { return has_choice(section, "type", words); };
   if (section.empty()) {
-    add_batch_rule(rules);
+    const Json given = {{"not", {{"type", "null"}}}};
+    rules.push_back(
+        {{"anyOf", {has_key("train_batch_size", given), has_key("train_micro_batch_size_per_gpu", given)}}});
     add_precision_rules(rules);
     add_refusals(rules);
-    const KeyFact* op = find_key("gradient_allreduce_op");
-    ZR_CHECK(op, "no row for gradient_allreduce_op");
-    rules.push_back(rule_with(nothing_divides_a_sum, "OP", choice_pattern(*op, "sum")));
+    rules.push_back(
+        when(has_choice("", "gradient_allreduce_op", "sum"),
+             all({where_present("prescale_gradients", {{"enum", {false, "false"}}}),
+                  where_present("gradient_predivide_factor", {{"minimum", 1}, {"maximum", 1}})})));
   } else if (section == "optimizer") {
     rules.push_back({{"required", {"type"}}});
-    rules.push_back(rule_for_types(momentum_beside_nesterov, section, "SGD"));
-    rules.push_back(rule_for_types(correction_beside_torch_adam, section, "Adam AdamW"));
+    rules.push_back(when(all({type_is("SGD"), has_key("params.nesterov", on)}),
+                         all({has_key("params.momentum", {{"exclusiveMinimum", 0}}),
+                              where_present("params.dampening", zero)})));
+    rules.push_back(when(all({type_is("Adam AdamW"), has_key("params.torch_adam", on)}),
+                         where_present("params.bias_correction", on)));
   } else if (section == "scheduler") {
     rules.push_back({{"required", {"type"}}});
-    rules.push_back(rule_for_types(total_beside_decay, section, "WarmupDecayLR WarmupCosineLR"));
-    rules.push_back(rule_for_types(bounds_of_cycle, section, "OneCycle"));
+    rules.push_back(when(type_is("WarmupDecayLR WarmupCosineLR"), has_key("params.total_num_steps")));
+    rules.push_back(
+        when(type_is("OneCycle"), all({has_key("params.cycle_min_lr"), has_key("params.cycle_max_lr")})));
   } else if (section == "fp16") {
-    rules.push_back(Json::parse(fixed_scale));
-    rules.push_back(Json::parse(scaling_while_training));
+    const Json counted = {{"minimum", 1}, {"not", {{"enum", {"0"}}}}};
+    rules.push_back(when(has_key("enabled", on),
+                         where_present("loss_scale", {{"anyOf", {{{"maximum", 0}}, {{"minimum", 1e-6}}}}})));
+    rules.push_back(
+        when(all({has_key("enabled", on), where_present("loss_scale", zero)}),
+             all({where_present("loss_scale_window", counted), where_present("hysteresis", counted),
+                  where_present("min_loss_scale", counted)})));
   } else if (section == "zero_optimization") {
-    rules.push_back(Json::parse(ratio_at_stage_3));
+    rules.push_back(when(has_key("offload_optimizer.ratio", {{"type", "number"}, {"exclusiveMaximum", 1}}),
+                         has_key("stage", {{"minimum", 3}, {"not", {{"enum", {"0", "1", "2"}}}}})));
   } else if (section == "zero_optimization.offload_optimizer" ||
              section == "zero_optimization.offload_param") {
-    rules.push_back(Json::parse(folder_beside_nvme));
+    rules.push_back(
+        when(has_key("device", {{"enum", {"nvme"}}}), has_key("nvme_path", {{"type", "string"}})));
   }
 }
 

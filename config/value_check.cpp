@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cmath>
 #include <optional>
-#include <sstream>
 
 #include "config/key_words.h"
 #include "config/number.h"
@@ -19,30 +18,20 @@ bool within(const Range& range, double value) {
   return low && high;
 }
 
-std::string range_text(const Range& range) {
-  const bool has_min = range.min != Range().min;
-  const bool has_max = range.max != Range().max;
-  std::ostringstream text;
-  if (range.min == range.max) {
-    text << " that is " << range.min;
-  } else if (has_min && has_max && !range.above_min && !range.below_max) {
-    text << " from " << range.min << " to " << range.max;
-  } else {
-    if (has_min) text << (range.above_min ? " greater than " : " of at least ") << range.min;
-    if (has_min && has_max) text << " and";
-    if (has_max) text << (range.below_max ? " less than " : " at most ") << range.max;
-  }
-  return text.str();
+/// The range behind a noun: " of at least 1", " from 0 to 3".
+std::string such(const Range& range) {
+  const std::string words = range_in_words(range);
+  if (words.empty()) return {};
+  if (range.min == range.max) return " that is " + words.substr(0, words.find(' '));
+  return (words.starts_with("at ") ? " of " : " ") + words;
+}
+
+bool counts(const KeyFact& fact) {
+  return fact.type == KeyType::integer || fact.type == KeyType::size;
 }
 
 bool is_text(const Value& value, std::string_view text) {
   return value.kind == ValueKind::string && value.text == text;
-}
-
-bool same_in_any_case(std::string_view a, std::string_view b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(),
-                    [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
 /// Whether a tiny number in the file became 0 as a double.
@@ -50,10 +39,13 @@ bool is_lost(const Value& value) {
   return value.kind == ValueKind::number && value.number == 0.0 && !is_written_zero(value.literal);
 }
 
+bool is_whole(const Value& value) {
+  return value.kind == ValueKind::number && read_integer(value.literal).outcome == IntegerOutcome::exact;
+}
+
 std::string found_of(const KeyFact& fact, const Value& value) {
-  const bool counts = fact.type == KeyType::integer || fact.type == KeyType::size;
   if (fact.type == KeyType::number && is_lost(value)) return describe(value) + ", too small for a double";
-  const bool too_large = counts && value.kind == ValueKind::number &&
+  const bool too_large = counts(fact) && value.kind == ValueKind::number &&
                          read_integer(value.literal).outcome == IntegerOutcome::out_of_range;
   return describe(value) + (too_large ? ", too large for 64 bits" : "");
 }
@@ -80,20 +72,14 @@ std::string remedy_of(const KeyFact& fact, const Value& value) {
 }
 
 ValueCheck refuse(const KeyFact& fact, const Value& value) {
-  ValueCheck check;
-  check.expected = expected_of(fact);
-  check.found = found_of(fact, value);
-  check.remedy = remedy_of(fact, value);
-  return check;
+  return {.expected = expected_of(fact), .found = found_of(fact, value), .remedy = remedy_of(fact, value)};
 }
 
 ValueCheck accept(SettingValue value, std::string understood = {}, Severity severity = Severity::warning) {
-  ValueCheck check;
-  check.fit = Fit::value;
-  check.value = std::move(value);
-  check.understood = std::move(understood);
-  check.severity = severity;
-  return check;
+  return {.fit = Fit::value,
+          .value = std::move(value),
+          .understood = std::move(understood),
+          .severity = severity};
 }
 
 std::optional<ValueCheck> check_boolean(const Value& value) {
@@ -103,9 +89,9 @@ std::optional<ValueCheck> check_boolean(const Value& value) {
 }
 
 std::optional<ValueCheck> check_integer(const KeyFact& fact, const Value& value) {
-  const bool digits = value.kind == ValueKind::string && !value.text.empty() &&
-                      std::ranges::all_of(value.text, [](unsigned char c) { return std::isdigit(c) != 0; });
-  if (value.kind != ValueKind::number && !(digits && is_number(value.text))) return std::nullopt;
+  const bool digits = value.kind == ValueKind::string && is_number(value.text) &&
+                      value.text.find_first_not_of("0123456789") == std::string::npos;
+  if (value.kind != ValueKind::number && !digits) return std::nullopt;
   const std::string& literal = digits ? value.text : value.literal;
   IntegerReading reading = read_integer(literal);
   std::string understood = digits ? "taken as " + shortened(literal) + ": write it without the quotes" : "";
@@ -122,14 +108,15 @@ std::optional<ValueCheck> check_integer(const KeyFact& fact, const Value& value)
   return accept(reading.value, std::move(understood), severity);
 }
 
+bool fits_number(const KeyFact& fact, const Value& value) {
+  return value.kind == ValueKind::number && !is_lost(value) && within(fact.range, value.number);
+}
+
 std::optional<ValueCheck> check_number(const KeyFact& fact, const Value& value) {
   if (fact.accepts_true && value.kind == ValueKind::boolean && value.boolean) {
     return accept(1.0, "taken as 1: write the number");
   }
-  if (value.kind != ValueKind::number || is_lost(value) || !within(fact.range, value.number)) {
-    return std::nullopt;
-  }
-  return accept(value.number);
+  return fits_number(fact, value) ? std::optional(accept(value.number)) : std::nullopt;
 }
 
 std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value) {
@@ -137,31 +124,27 @@ std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value)
   const bool long_enough = fact.length == 0 || value.items.size() == static_cast<size_t>(fact.length);
   const bool no_group = fact.per_group && value.items.empty();
   if (!long_enough || no_group) return std::nullopt;
+  const bool integers = fact.type == KeyType::integer_list;
   std::vector<double> numbers;
   for (std::size_t i = 0; i < value.items.size(); ++i) {
     const Value& item = value.items[i];
-    const bool whole =
-        fact.type != KeyType::integer_list ||
-        (item.kind == ValueKind::number && read_integer(item.literal).outcome == IntegerOutcome::exact);
-    if (item.kind != ValueKind::number || is_lost(item) || !within(fact.range, item.number) || !whole) {
+    if (!fits_number(fact, item) || (integers && !is_whole(item))) {
       ValueCheck check = refuse(fact, item);
       check.item = i;
-      check.expected =
-          (fact.type == KeyType::integer_list ? "an integer" : "a number") + range_text(fact.range);
+      check.expected = (integers ? "an integer" : "a number") + such(fact.range);
       return check;
     }
     numbers.push_back(item.number);
   }
-  if (fact.type == KeyType::integer_list) return accept({});
-  return accept(std::move(numbers));
+  return integers ? accept({}) : accept(std::move(numbers));
 }
 
-std::optional<ValueCheck> check_texts(const Value& value) {
-  if (value.kind == ValueKind::string) return accept({});
-  if (value.kind != ValueKind::array) return std::nullopt;
-  const bool texts =
-      std::ranges::all_of(value.items, [](const Value& item) { return item.kind == ValueKind::string; });
-  return texts ? std::optional(accept({})) : std::nullopt;
+/// Whether a value of a kind that settings do not keep fits.
+bool fits_kind(KeyType type, const Value& value) {
+  if (type == KeyType::anything) return true;
+  if (type != KeyType::text_list) return value.kind == ValueKind::object;
+  const auto is_string = [](const Value& item) { return item.kind == ValueKind::string; };
+  return is_string(value) || (value.kind == ValueKind::array && std::ranges::all_of(value.items, is_string));
 }
 
 std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value) {
@@ -177,72 +160,27 @@ std::optional<ValueCheck> check_by_type(const KeyFact& fact, const Value& value)
     case KeyType::number_list:
     case KeyType::integer_list:
       return check_numbers(fact, value);
-    case KeyType::text_list:
-      return check_texts(value);
     case KeyType::text:
-      if (value.kind == ValueKind::string) return accept(value.text);
-      return std::nullopt;
+      return value.kind == ValueKind::string ? std::optional(accept(value.text)) : std::nullopt;
     case KeyType::choice: {
-      if (value.kind != ValueKind::string) return std::nullopt;
-      std::string choice = match_choice(fact, value.text);
+      std::string choice = value.kind == ValueKind::string ? match_choice(fact, value.text) : "";
       return choice.empty() ? std::nullopt : std::optional(accept(std::move(choice)));
     }
-    case KeyType::section:
-    case KeyType::object:
-      if (value.kind == ValueKind::object) return accept({});
-      return std::nullopt;
-    case KeyType::anything:
-      return accept({});
+    default:
+      return fits_kind(fact.type, value) ? std::optional(accept({})) : std::nullopt;
   }
-  return std::nullopt;
-}
-
-/// The argument as the Value that a file with it would give.
-Value value_of(const Arguments::mapped_type& argument) {
-  const auto number_value = [](double number) {
-    Value value;
-    value.kind = ValueKind::number;
-    value.number = number;
-    value.literal = to_json(number);
-    return value;
-  };
-  if (const bool* flag = std::get_if<bool>(&argument)) {
-    Value value;
-    value.kind = ValueKind::boolean;
-    value.boolean = *flag;
-    value.literal = to_json(*flag);
-    return value;
-  }
-  if (const int64_t* integer = std::get_if<int64_t>(&argument)) {
-    Value value = number_value(static_cast<double>(*integer));
-    value.literal = to_json(*integer);
-    return value;
-  }
-  if (const double* number = std::get_if<double>(&argument)) return number_value(*number);
-  Value value;
-  value.kind = ValueKind::array;
-  for (const double item : std::get<std::vector<double>>(argument)) value.items.push_back(number_value(item));
-  return value;
 }
 
 }  // namespace
 
 ValueCheck check_value(const KeyFact& fact, const Value& value) {
-  ValueCheck special;
-  if (value.kind == ValueKind::null && fact.nullable) {
-    special.fit = Fit::nothing;
-    return special;
-  }
+  if (value.kind == ValueKind::null && fact.nullable) return {.fit = Fit::nothing};
   if (value.kind == ValueKind::boolean && !value.boolean && !fact.false_means.empty()) {
-    special.fit = Fit::nothing;
-    special.understood = "taken as " + std::string(fact.false_means) + ": write that, or leave the key out";
-    special.severity = Severity::warning;
-    return special;
+    return {.fit = Fit::nothing,
+            .understood = "taken as " + std::string(fact.false_means) + ": write that, or leave the key out",
+            .severity = Severity::warning};
   }
-  if (is_text(value, "auto") && fact.automatic != Automatic::nobody) {
-    special.fit = Fit::automatic;
-    return special;
-  }
+  if (is_text(value, "auto") && fact.automatic != Automatic::nobody) return {.fit = Fit::automatic};
   if (auto check = check_by_type(fact, value)) return *std::move(check);
   return refuse(fact, value);
 }
@@ -250,71 +188,39 @@ ValueCheck check_value(const KeyFact& fact, const Value& value) {
 ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& argument) {
   const auto* number = std::get_if<double>(&argument);
   if (number && !std::isfinite(*number)) {
-    ValueCheck check;
-    check.expected = expected_of(fact);
-    check.found = std::isnan(*number) ? "NaN" : "infinity";
-    check.remedy = "give a finite number";
-    return check;
+    return {.expected = expected_of(fact),
+            .found = std::isnan(*number) ? "NaN" : "infinity",
+            .remedy = "give a finite number"};
   }
-  return check_value(fact, value_of(argument));
+  const std::string text = std::visit([](const auto& held) { return to_json(held); }, argument);
+  Diagnostics diagnostics("argument", text);
+  const auto document = read_document("{\"value\": " + text + "}", diagnostics);
+  // An array with a number that is not finite is no JSON: it counts as empty.
+  return check_value(fact, document ? document->members.front().value : Value{.kind = ValueKind::array});
 }
 
 std::string expected_of(const KeyFact& fact) {
-  const std::string list = fact.length == 2 ? "an array of two" : "an array of";
-  const std::string each = range_text(fact.range).empty() ? "" : ", each" + range_text(fact.range);
-  switch (fact.type) {
-    case KeyType::section:
-    case KeyType::object:
-      return "an object";
-    case KeyType::integer:
-    case KeyType::size:
-      return "an integer" + range_text(fact.range);
-    case KeyType::number:
-      return "a number" + range_text(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
-    case KeyType::boolean:
-      return "true or false";
-    case KeyType::choice:
-      return in_words(offered_choices(fact));
-    case KeyType::number_list:
-      return list + " numbers" + each;
-    case KeyType::integer_list:
-      return list + " integers" + each;
-    case KeyType::text_list:
-      return "an array of texts";
-    case KeyType::text:
-      return "a text in double quotes";
-    case KeyType::anything:
-      break;
+  if (fact.type == KeyType::choice) return in_words(offered_choices(fact));
+  const std::string words(words_of(fact.type).expected);
+  if (fact.type != KeyType::number_list && fact.type != KeyType::integer_list) {
+    return words + such(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
   }
-  return "any value";
+  const std::string each = such(fact.range).empty() ? "" : ", each" + such(fact.range);
+  return (fact.length == 2 ? "an array of two " : "an array of ") + words + each;
 }
 
 std::string advice_of(const KeyFact& fact) {
-  if (!fact.advice.empty()) return std::string(fact.advice);
-  switch (fact.type) {
-    case KeyType::boolean:
-      return "write true or false, or leave the key out";
-    case KeyType::section:
-    case KeyType::object:
-      return "write an object in braces, or leave the key out";
-    case KeyType::choice:
-      return "write one of them, or leave the key out";
-    case KeyType::text:
-    case KeyType::text_list:
-      return "put it in double quotes, or leave the key out";
-    case KeyType::number_list:
-    case KeyType::integer_list:
-      return "write such an array, or leave the key out";
-    default:
-      return "write such a number, or leave the key out";
-  }
+  return std::string(fact.advice.empty() ? words_of(fact.type).advice : fact.advice);
 }
 
 std::string match_choice(const KeyFact& fact, std::string_view text) {
+  const auto same_in_any_case = [](unsigned char a, unsigned char b) {
+    return std::tolower(a) == std::tolower(b);
+  };
   std::string match;
   for_each_word(fact.choices, [&](std::string_view choice) {
     const bool any_case = has_word(fact.any_case, choice);
-    if (any_case ? same_in_any_case(choice, text) : choice == text) match = choice;
+    if (any_case ? std::ranges::equal(choice, text, same_in_any_case) : choice == text) match = choice;
   });
   return match;
 }

@@ -20,15 +20,15 @@ enum class Fit {
 
 struct ValueCheck {
   Fit fit = Fit::refused;
-  SettingValue value;  // monostate for what settings do not keep: lists of texts, objects
+  SettingValue value = {};  // monostate for what settings do not keep: lists of texts, objects
   /// How a value in an unusual form was understood; empty if the form is right.
-  std::string understood;
+  std::string understood = {};
   Severity severity = Severity::note;  // of `understood`
   // Of a refused value:
-  std::optional<std::size_t> item;  // the item of the array that is wrong
-  std::string expected;
-  std::string found;
-  std::string remedy;
+  std::optional<std::size_t> item = {};  // the item of the array that is wrong
+  std::string expected = {};
+  std::string found = {};
+  std::string remedy = {};
 };
 
 ValueCheck check_value(const KeyFact& fact, const Value& value);
