@@ -44,11 +44,11 @@ bool applies(const Settings& settings, const KeyFact& fact, bool ineffective) {
          fits_switches(settings, fact);
 }
 
-std::string source_of(const EffectiveSetting& effective) {
-  const Setting* setting = effective.setting;
+/// `setting`: null for the default of the table.
+std::string source_of(const KeyFact& fact, const Setting* setting) {
   if (!setting) return "default";
   const std::string line = setting->at ? "line " + std::to_string(setting->at->line) : "";
-  const bool renamed = setting->at && setting->written != effective.fact->path;
+  const bool renamed = setting->at && setting->written != fact.path;
   switch (setting->source) {
     case Source::program:
       return line + ": auto, from the program's arguments";
@@ -57,13 +57,19 @@ std::string source_of(const EffectiveSetting& effective) {
     case Source::fallback:
       return line + ": auto, the default";
     case Source::open:
-      return line + (effective.fact->automatic == Automatic::model ? ": from the model's hidden size"
-                                                                   : ": from the program's arguments");
+      return line + (fact.automatic == Automatic::model ? ": from the model's hidden size"
+                                                        : ": from the program's arguments");
     case Source::derived:
       return (line.empty() ? "" : line + ": auto, ") + "follows from the others";
     default:
       return renamed ? line + ": " + setting->written : line;
   }
+}
+
+std::string origin_of(const KeyFact& fact, const Setting* setting) {
+  const std::string source = source_of(fact, setting);
+  if (fact.status == KeyStatus::no_effect) return source + "; changes nothing here";
+  return source + (fact.status == KeyStatus::not_offered ? "; not offered" : "");
 }
 
 }  // namespace
@@ -73,24 +79,14 @@ std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool 
   for (const KeyFact* fact : key_facts()) {
     if (fact->type == KeyType::section || !applies(settings, *fact, ineffective)) continue;
     const Setting* setting = settings.find(fact->path);
+    const SettingValue value = setting ? setting->value : fallback_of(*fact);
+    const bool has_value = !std::holds_alternative<std::monostate>(value);
     const bool automatic =
         setting && (setting->source == Source::open || setting->source == Source::fallback);
-    if (automatic && std::holds_alternative<std::monostate>(setting->value)) {
-      result.push_back({fact, "\"auto\"", setting});
-      continue;
-    }
-    const SettingValue value = setting ? setting->value : fallback_of(*fact);
-    if (!std::holds_alternative<std::monostate>(value)) result.push_back({fact, to_json(value), setting});
+    if (!has_value && !automatic) continue;
+    result.push_back({fact, has_value ? to_json(value) : "\"auto\"", origin_of(*fact, setting)});
   }
   return result;
-}
-
-std::string origin_of(const EffectiveSetting& effective) {
-  const KeyStatus status = effective.fact->status;
-  const std::string suffix = status == KeyStatus::no_effect     ? "; changes nothing here"
-                             : status == KeyStatus::not_offered ? "; not offered"
-                                                                : "";
-  return source_of(effective) + suffix;
 }
 
 }  // namespace zerorun

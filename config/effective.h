@@ -11,16 +11,13 @@ namespace zerorun {
 
 struct EffectiveSetting {
   const KeyFact* fact = nullptr;
-  std::string value;                 // as JSON; "auto" in quotes where nobody has given the value
-  const Setting* setting = nullptr;  // null: the default of the table
+  std::string value;   // as JSON; "auto" in quotes where nobody has given the value
+  std::string origin;  // where the value comes from, such as "line 7" or "default"
 };
 
 /// In the order of the key table; with `ineffective`, also the file's settings that have no effect. A key
 /// does not apply if its optimizer or scheduler is absent or has another type, if it belongs to another
 /// stage, or if its section is switched off.
 std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false);
-
-/// Where the value comes from, such as "line 7" or "default".
-std::string origin_of(const EffectiveSetting& effective);
 
 }  // namespace zerorun

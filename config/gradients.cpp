@@ -29,9 +29,9 @@ void resolve_gradients(const Resolution& resolution, Config& config) {
   if (!config.average_gradients) {
     check_sum(resolution, config);
   } else if (config.prescale_gradients && config.gradient_predivide_factor != 1) {
-    resolution.note(factor_key, to_json(config.gradient_predivide_factor) +
-                                    " changes nothing: with prescale_gradients all of the division comes "
-                                    "before the sum");
+    resolution.note(factor_key,
+                    to_json(config.gradient_predivide_factor) +
+                        " changes nothing: with prescale_gradients all of the division comes before the sum");
   }
 }
 

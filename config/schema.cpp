@@ -17,13 +17,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view about =
     "Configuration of a training run, read by DeepSpeed and by ZeroRun. Integers may be written as 5e8 or "
-    "2.0. "
-    "Integers and booleans in double quotes are understood, with a warning. \"auto\", where a key takes it, "
-    "stands for "
-    "a value that the program, the model or the default gives. Keys that begin with _, # or //, and comment, "
-    "comments "
-    "and $schema, are remarks. A file may also have comments (//, # and /* */) and trailing commas, which "
-    "JSON has not.";
+    "2.0. Integers and booleans in double quotes are understood, with a warning. \"auto\", where a key takes "
+    "it, stands for a value that the program, the model or the default gives. Keys that begin with _, # or "
+    "//, and comment, comments and $schema, are remarks. A file may also have comments (//, # and /* */) and "
+    "trailing commas, which JSON has not.";
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
 

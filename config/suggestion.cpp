@@ -1,10 +1,8 @@
 #include "config/suggestion.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdlib>
-#include <limits>
+#include <numeric>
 #include <span>
 
 #include "config/diagnostics.h"
@@ -64,42 +62,6 @@ int tolerance(std::size_t length) {
   return length <= 5 ? 1 : std::clamp(static_cast<int>(length) / 4, 2, 3);
 }
 
-/// A lower bound of the distance of two words, from the characters that only one of them has.
-int least_distance(const std::string& a, const std::string& b) {
-  std::array<int, 256> surplus{};
-  for (const char c : a) ++surplus[static_cast<unsigned char>(c)];
-  for (const char c : b) --surplus[static_cast<unsigned char>(c)];
-  int only_a = 0;
-  int only_b = 0;
-  for (const int count : surplus) (count > 0 ? only_a : only_b) += std::abs(count);
-  return std::max(only_a, only_b);
-}
-
-/// The distance if it is below `limit`, else any number of at least `limit`.
-int distance_below(int limit, const std::string& a, const std::string& b) {
-  // Three rows of the usual table: the row before last is needed for swapped neighbours.
-  std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) last[j] = static_cast<int>(j);
-  int least_of_last = 0;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = static_cast<int>(i);
-    int least = row[0];
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const int change = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, change});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = std::min(row[j], before[j - 2] + 1);
-      }
-      least = std::min(least, row[j]);
-    }
-    if (std::min(least, least_of_last) >= limit) return limit;
-    least_of_last = least;
-    std::swap(before, last);
-    std::swap(last, row);
-  }
-  return last[b.size()];
-}
-
 bool is_present(const KeyFact& fact) {
   return fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
 }
@@ -118,13 +80,16 @@ std::string_view shortest_with(std::string_view section, std::string_view part) 
   return best;
 }
 
-/// The paths of present keys with this name except `section`, with "at the top level" for those that are
-/// there.
+/// The path, with "at the top level" for a key that is there.
+std::string place_of(std::string_view path) {
+  return std::string(path) + (section_of(path).empty() ? " at the top level" : "");
+}
+
+/// The places of present keys with this name except `section`.
 std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
   std::vector<std::string> places;
   for (const std::string& path : paths_of(name)) {
-    if (path == section || !is_present(*find_key(path))) continue;
-    places.push_back(path + (section_of(path).empty() ? " at the top level" : ""));
+    if (path != section && is_present(*find_key(path))) places.push_back(place_of(path));
   }
   return places;
 }
@@ -153,21 +118,21 @@ bool can_mean(const KeyFact& fact, const Value& value) {
   return std::ranges::any_of(members.first(std::min(members.size(), max_tried_members)), is_in_it);
 }
 
-Remedy misspelled(const KeyFact& fact, std::string_view name) {
+/// The words that a run refuses the key, if it does.
+std::string caution(const KeyFact& fact) {
+  return fact.changes_result ? " (" + status_in_words(fact) + ")" : "";
+}
+
+Remedy misspelled(std::string_view section, std::string_view name) {
+  const KeyFact& fact = *find_key(join_path(section, name));
   if (fact.status == KeyStatus::replaced) return {std::string(fact.reason), &fact};
-  std::string text = "did you mean " + in_quotes(name) + "?";
-  if (fact.changes_result) text += " (" + status_in_words(fact) + ")";
-  return {std::move(text), &fact};
+  return {"did you mean " + in_quotes(name) + "?" + caution(fact), &fact};
 }
 
 Remedy remedy_of(const Synonym& synonym, std::string_view section) {
   if (synonym.meant.empty()) return {std::string(synonym.remedy)};
-  const KeyFact& fact = *find_key(synonym.meant);
-  const std::string_view place = section_of(synonym.meant);
-  if (place == section) return misspelled(fact, name_of(synonym.meant));
-  std::string text = "write " + std::string(synonym.meant) + (place.empty() ? " at the top level" : "");
-  if (fact.changes_result) text += " (" + status_in_words(fact) + ")";
-  return {std::move(text)};
+  if (section_of(synonym.meant) == section) return misspelled(section, name_of(synonym.meant));
+  return {"write " + place_of(synonym.meant) + caution(*find_key(synonym.meant))};
 }
 
 const Synonym* find_synonym(std::string_view section, std::string_view name) {
@@ -187,19 +152,32 @@ std::size_t common_beginning(std::string_view a, std::string_view b) {
 }  // namespace
 
 int edit_distance(std::string_view a, std::string_view b) {
-  return distance_below(std::numeric_limits<int>::max(), in_lower_case(a), in_lower_case(b));
+  const std::string from = in_lower_case(a);
+  const std::string to = in_lower_case(b);
+  // Three rows of the usual table: the row before last is needed for swapped neighbours.
+  std::vector<int> before(to.size() + 1), last(to.size() + 1), row(to.size() + 1);
+  std::iota(last.begin(), last.end(), 0);
+  for (std::size_t i = 1; i <= from.size(); ++i) {
+    row[0] = static_cast<int>(i);
+    for (std::size_t j = 1; j <= to.size(); ++j) {
+      const int change = last[j - 1] + (from[i - 1] == to[j - 1] ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, change});
+      const bool swapped = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
+      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    std::swap(before, last);
+    std::swap(last, row);
+  }
+  return last.back();
 }
 
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
-  const std::string lower = in_lower_case(word);
   std::string_view best;
   int best_distance = tolerance(word.size()) + 1;
   for (const std::string_view candidate : candidates) {
-    const auto too_far = static_cast<std::size_t>(best_distance) + 1;
-    if (candidate.size() + too_far <= word.size() || word.size() + too_far <= candidate.size()) continue;
-    const std::string candidate_in_lower_case = in_lower_case(candidate);
-    if (least_distance(lower, candidate_in_lower_case) > best_distance) continue;
-    const int distance = distance_below(best_distance + 1, lower, candidate_in_lower_case);
+    const auto [shorter, longer] = std::minmax(word.size(), candidate.size());
+    if (longer - shorter > static_cast<std::size_t>(best_distance)) continue;
+    const int distance = edit_distance(word, candidate);
     const bool more_alike = distance == best_distance && !best.empty() &&
                             common_beginning(word, candidate) > common_beginning(word, best);
     if (distance < best_distance || more_alike) {
@@ -220,17 +198,13 @@ Remedy unknown_key(std::string_view section, std::string_view name, const Value&
   const auto means = [&](std::string_view key) {
     return !key.empty() && can_mean(*find_key(join_path(section, key)), value);
   };
-  const auto misspelled_key = [&](std::string_view key) {
-    return misspelled(*find_key(join_path(section, key)), key);
-  };
-  if (const auto longer = shortest_with(section, spelled); means(longer)) return misspelled_key(longer);
+  if (const auto longer = shortest_with(section, spelled); means(longer)) return misspelled(section, longer);
   const std::vector<std::string> places = places_of(spelled, section);
   if (!places.empty() && places.size() <= max_shown_places) {
-    std::string list;
-    for (const std::string& place : places) list += (list.empty() ? "" : " or ") + place;
-    return {"the key belongs elsewhere: " + list};
+    return {"the key belongs elsewhere: " + places.front() +
+            (places.size() > 1 ? " or " + places.back() : "")};
   }
-  if (const auto near = nearest(spelled, keys_of(section)); means(near)) return misspelled_key(near);
+  if (const auto near = nearest(spelled, keys_of(section)); means(near)) return misspelled(section, near);
   if (const auto inner = places_of_members(value); !inner.empty()) {
     return {"its keys belong elsewhere: " + inner};
   }
