@@ -25,7 +25,7 @@ namespace zerorun {
 enum class KeyType {
   section,  // an object with keys of its own
   integer,  // also 5e8 and 2.0, and "8"
-  size,     // an integer that may be written with a fraction, which is rounded down: 15099494.4
+  size,     // a number of elements; may be written with a fraction, which is rounded down: 15099494.4
   number,   // an integer or a fraction
   boolean,  // also "true" and "false"
   text,
@@ -159,7 +159,7 @@ constexpr KeyFact integer(std::string_view path, std::string_view fallback, std:
   return {.path = path, .type = KeyType::integer, .fallback = fallback, .meaning = meaning};
 }
 constexpr KeyFact size(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::size, .fallback = fallback, .meaning = meaning};
+  return {.path = path, .type = KeyType::size, .fallback = fallback, .meaning = meaning, .range = {.min = 0}};
 }
 constexpr KeyFact number(std::string_view path, std::string_view fallback, std::string_view meaning) {
   return {.path = path, .type = KeyType::number, .fallback = fallback, .meaning = meaning};

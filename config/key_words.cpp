@@ -20,7 +20,7 @@ constexpr TypeWords type_words[] = {
     // by KeyType
     {"section", "an object", write_object, "object"},
     {"integer", "an integer", write_number, "number"},
-    {"size", "an integer", write_number, "number"},
+    {"size", "an integer", "write a number of elements, or leave the key out", "number"},
     {"number", "a number", write_number, "number"},
     {"true or false", "true or false", "write true or false, or leave the key out", "boolean"},
     {"text", "a text in double quotes", write_text, "string"},

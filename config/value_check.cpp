@@ -210,7 +210,10 @@ std::string expected_of(const KeyFact& fact) {
 }
 
 std::string advice_of(const KeyFact& fact) {
-  return std::string(fact.advice.empty() ? words_of(fact.type).advice : fact.advice);
+  if (!fact.advice.empty()) return std::string(fact.advice);
+  const bool default_helps = fact.type == KeyType::size && !fact.fallback.empty();
+  return std::string(words_of(fact.type).advice) +
+         (default_helps ? " for " + std::string(fact.fallback) : "");
 }
 
 std::string match_choice(const KeyFact& fact, std::string_view text) {

@@ -6,7 +6,6 @@ namespace zerorun::keys {
 constexpr std::string_view every_rank = "every rank writes its own slices";
 constexpr std::string_view writer_reason =
     "every rank writes in the background, in blocks of 1 MiB around the page cache";
-constexpr std::string_view engines_reason = "checkpoints are written by ZeroRun itself";
 
 static constexpr KeyFact rows[] = {
     section("checkpoint", "how training states are saved"),
@@ -32,8 +31,12 @@ static constexpr KeyFact rows[] = {
     boolean(".show_statistics", "false", "print its speed"),
     choice(".data_parallel", "", "REPLICA SOCKET MACHINE", "how ranks share the writing").or_null(),
     integer(".io_multiplier", "1", "requests at a time"),
-    object("datastates_ckpt", "a checkpoint engine").or_null().not_offered(engines_reason),
-    section("nebula", "checkpoints of a cloud service").switched_by("enabled").not_offered(engines_reason),
+    object("datastates_ckpt", "a checkpoint engine")
+        .or_null()
+        .not_offered("checkpoints are written by ZeroRun itself"),
+    section("nebula", "checkpoints of a cloud service")
+        .switched_by("enabled")
+        .not_offered("checkpoints are written by ZeroRun itself (removed from DeepSpeed after 0.19.6)"),
     boolean(".enabled", "false", "use it"),
     boolean(".enable_nebula_load", "true", "load from it"),
     text(".nebula_load_path", "", "where to load from").or_null(),

@@ -61,7 +61,7 @@ static constexpr KeyFact rows[] = {
     number(".gamma", "0.001", "how fast that is reached"),
     section("eigenvalue", "curvature of the loss, for quantize_training")
         .switched_by("enabled")
-        .not_offered("there is no quantization while training"),
+        .not_offered("there is no quantization while training (removed from DeepSpeed after 0.19.6)"),
     boolean(".enabled", "false", "use it"),
     boolean(".verbose", "false", "print it"),
     integer(".max_iter", "100", "iterations at most"),
@@ -73,10 +73,10 @@ static constexpr KeyFact rows[] = {
     object("quantize_training", "quantization while training, in the form of old versions")
         .or_null()
         .switched_by("enabled")
-        .refused("there is no quantization while training"),
+        .refused("there is no quantization while training (removed from DeepSpeed after 0.19.6)"),
     object("compression_training", "quantization and pruning while training")
         .switched_by("enabled")
-        .refused("there is no quantization or pruning while training"),
+        .refused("there is no quantization or pruning while training (removed from DeepSpeed after 0.19.6)"),
     object("weight_quantization", "quantized weights for inference")
         .or_null()
         .refused("weights stay as they are"),

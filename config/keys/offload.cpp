@@ -32,11 +32,9 @@ static constexpr KeyFact rows[] = {
             "buffers between files and memory, at least 3; each has room for the largest slice")
         .least(0),
     size(".buffer_size", "1e8", "elements of one such buffer")
-        .least(0)
         .no_effect("a buffer has room for the largest slice of a bucket, whatever its size"),
     size(".max_in_cpu", "1e9",
-         "elements of slices that each rank keeps in memory beside the files: 0 for all in files")
-        .least(0),
+         "elements of slices that each rank keeps in memory beside the files: 0 for all in files"),
     boolean(".pin_memory", "true", "keep host memory page-locked")
         .no_effect("what the host keeps for a GPU is always page-locked, in exact sizes; ranks on CPUs have "
                    "no use for that"),

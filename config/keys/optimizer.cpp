@@ -22,10 +22,18 @@ constexpr std::string_view types_with_eps =
     "Adam AdamW Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam SparseAdam "
     "Adagrad Adadelta RMSprop Adafactor";
 
+/// A parameter of OneBitAdam, OneBitLamb and ZeroOneAdam.
+constexpr KeyFact of_removed(const KeyFact& parameter, std::string_view types) {
+  return parameter.for_types(types).not_offered(
+      "it belongs to an optimizer that is not offered, and that was removed from DeepSpeed after 0.19.6");
+}
+
 static constexpr KeyFact rows[] = {
     section("optimizer", "the optimizer that the engine builds; left out when the program brings one")
         .or_null(),
-    choice(".type", "", all_types, "which optimizer; Adam means AdamW unless adam_w_mode is false")
+    choice(".type", "", all_types,
+           "which optimizer; Adam means AdamW unless adam_w_mode is false; OneBitAdam, OneBitLamb and "
+           "ZeroOneAdam were removed from DeepSpeed after 0.19.6")
         .in_any_case(types_in_any_case)
         .to_come(types_to_come)
         .nearest(nearest_types)
@@ -80,39 +88,23 @@ static constexpr KeyFact rows[] = {
     number(".min_coeff", "0.01", "smallest trust ratio").least(0).for_types("Lamb OneBitLamb"),
     boolean(".eps_inside_sqrt", "false", "add eps before the square root")
         .for_types("Lamb OneBitAdam OneBitLamb ZeroOneAdam"),
-    integer(".freeze_step", "100000", "steps before gradients are compressed")
-        .for_types("OneBitAdam OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    boolean(".cuda_aware", "false", "whether MPI takes GPU memory")
-        .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    text(".comm_backend_name", "\"nccl\"", "how compressed gradients travel")
-        .for_types("OneBitAdam OneBitLamb ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number(".coeff_beta", "0.9", "decay of the averaged trust ratios")
-        .for_types("OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number(".factor_max", "4.0", "largest scaling factor")
-        .for_types("OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number(".factor_min", "0.5", "smallest scaling factor")
-        .for_types("OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    number(".factor_threshold", "0.1", "how far a scaling factor may move at a time")
-        .for_types("OneBitLamb")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    integer(".var_freeze_step", "100000", "step from which the variance stays")
-        .for_types("ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    integer(".var_update_scaler", "16", "growth of the interval between updates of the variance")
-        .for_types("ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    integer(".local_step_scaler", "32678", "growth of the interval between exchanges")
-        .for_types("ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
-    integer(".local_step_clipper", "16", "longest interval between exchanges")
-        .for_types("ZeroOneAdam")
-        .not_offered("it belongs to an optimizer that is not offered"),
+    of_removed(integer(".freeze_step", "100000", "steps before gradients are compressed"),
+               "OneBitAdam OneBitLamb"),
+    of_removed(boolean(".cuda_aware", "false", "whether MPI takes GPU memory"),
+               "OneBitAdam OneBitLamb ZeroOneAdam"),
+    of_removed(text(".comm_backend_name", "\"nccl\"", "how compressed gradients travel"),
+               "OneBitAdam OneBitLamb ZeroOneAdam"),
+    of_removed(number(".coeff_beta", "0.9", "decay of the averaged trust ratios"), "OneBitLamb"),
+    of_removed(number(".factor_max", "4.0", "largest scaling factor"), "OneBitLamb"),
+    of_removed(number(".factor_min", "0.5", "smallest scaling factor"), "OneBitLamb"),
+    of_removed(number(".factor_threshold", "0.1", "how far a scaling factor may move at a time"),
+               "OneBitLamb"),
+    of_removed(integer(".var_freeze_step", "100000", "step from which the variance stays"), "ZeroOneAdam"),
+    of_removed(integer(".var_update_scaler", "16", "growth of the interval between updates of the variance"),
+               "ZeroOneAdam"),
+    of_removed(integer(".local_step_scaler", "32678", "growth of the interval between exchanges"),
+               "ZeroOneAdam"),
+    of_removed(integer(".local_step_clipper", "16", "longest interval between exchanges"), "ZeroOneAdam"),
     number(".max_grad_norm", "", "an option of old versions")
         .replaced_by("write gradient_clipping at the top level"),
     boolean(".fused", "false", "use one fused kernel")

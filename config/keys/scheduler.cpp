@@ -13,6 +13,14 @@ constexpr std::string_view types_to_come =
     "CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR OneCycleLR";
 constexpr std::string_view types_with_warmup = "WarmupLR WarmupDecayLR WarmupCosineLR";
 
+/// A learning rate: one, or one for each parameter group.
+constexpr KeyFact rate(std::string_view path, std::string_view fallback, std::string_view meaning) {
+  return number(path, fallback, meaning)
+      .least(0)
+      .or_list()
+      .advise("write a learning rate, or a list with one for each parameter group");
+}
+
 static constexpr KeyFact rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
     choice(".type", "", all_types, "which schedule")
@@ -20,20 +28,14 @@ static constexpr KeyFact rows[] = {
         .advise("write WarmupDecayLR for a linear decay, WarmupCosineLR for a cosine, OneCycle for a cycle, "
                 "or give initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
     section("scheduler.params", "its parameters"),
-    number(".warmup_min_lr", "0.0", "learning rate at the start")
-        .least(0)
-        .or_list()
+    rate(".warmup_min_lr", "0.0", "learning rate at the start")
         .for_types("WarmupLR WarmupDecayLR")
-        .filled_by(program)
-        .advise("write a learning rate, or a list with one for each parameter group"),
-    number(".warmup_max_lr", "",
-           "learning rate after the warm-up; WarmupLR: by default the optimizer's, WarmupDecayLR: 0.001")
-        .least(0)
-        .or_list()
+        .filled_by(program),
+    rate(".warmup_max_lr", "",
+         "learning rate after the warm-up; WarmupLR: by default the optimizer's, WarmupDecayLR: 0.001")
         .for_types("WarmupLR WarmupDecayLR")
         .or_null()
-        .filled_by(program)
-        .advise("write a learning rate, or a list with one for each parameter group"),
+        .filled_by(program),
     integer(".warmup_num_steps", "1000", "optimizer steps of the warm-up; 1 acts as 2")
         .least(1)
         .for_types(types_with_warmup)
@@ -57,11 +59,7 @@ static constexpr KeyFact rows[] = {
     integer(".last_batch_iteration", "-1", "where a schedule goes on")
         .range_of(-1, -1)
         .advise("leave the key out: a schedule starts at the beginning"),
-    number(".lr_range_test_min_lr", "0.001", "learning rate at the start")
-        .least(0)
-        .or_list()
-        .for_types("LRRangeTest")
-        .advise("write a learning rate, or a list with one for each parameter group"),
+    rate(".lr_range_test_min_lr", "0.001", "learning rate at the start").for_types("LRRangeTest"),
     integer(".lr_range_test_step_size", "2000", "optimizer steps from one rise to the next")
         .least(1)
         .for_types("LRRangeTest")
@@ -70,16 +68,8 @@ static constexpr KeyFact rows[] = {
         .least(0)
         .for_types("LRRangeTest"),
     boolean(".lr_range_test_staircase", "false", "rise in steps, not evenly").for_types("LRRangeTest"),
-    number(".cycle_min_lr", "", "lowest learning rate of the cycle")
-        .least(0)
-        .or_list()
-        .for_types("OneCycle")
-        .advise("write a learning rate, or a list with one for each parameter group"),
-    number(".cycle_max_lr", "", "highest learning rate of the cycle")
-        .least(0)
-        .or_list()
-        .for_types("OneCycle")
-        .advise("write a learning rate, or a list with one for each parameter group"),
+    rate(".cycle_min_lr", "", "lowest learning rate of the cycle").for_types("OneCycle"),
+    rate(".cycle_max_lr", "", "highest learning rate of the cycle").for_types("OneCycle"),
     number(".decay_lr_rate", "0.0",
            "decay after the cycle: the lowest learning rate is divided by 1 + this for each decay_step_size")
         .least(0)

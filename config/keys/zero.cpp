@@ -22,15 +22,13 @@ static constexpr KeyFact rows[] = {
         .no_effect(buckets_reason),
     size(".reduce_bucket_size", "5e8", "gradients that travel together, at most, in elements")
         .least(1)
-        .filled_by(model)
-        .advise("write a number of elements, or leave the key out for 5e8"),
+        .filled_by(model),
     boolean(".use_multi_rank_bucket_allreduce", "true", "one reduction for the buckets of several ranks")
         .no_effect(buckets_reason),
     boolean(".allgather_partitions", "true", "gather updated parameters instead of broadcasting them")
         .no_effect(buckets_reason),
     size(".allgather_bucket_size", "5e8", "updated parameters that travel together, at most, in elements")
-        .least(1)
-        .advise("write a number of elements, or leave the key out for 5e8"),
+        .least(1),
     boolean(".overlap_comm", "", "send gradients while backward goes on; null: at stage 3 only").or_null(),
     boolean(".load_from_fp32_weights", "true", "start master weights from the fp32 copies of a checkpoint")
         .no_effect("master weights are the checkpoint's, or its fp32 parameters, as exact as it has them"),
@@ -38,9 +36,7 @@ static constexpr KeyFact rows[] = {
         .no_effect("it changed the checkpoints of old versions only"),
     size(".sub_group_size", "1e9",
          "elements of which the state is read from files at a time, at most, but a MiB of it at least; 0 for "
-         "no such bound; without offload to nvme it changes nothing")
-        .least(0)
-        .advise("write a number of elements, or leave the key out"),
+         "no such bound; without offload to nvme it changes nothing"),
     boolean(".ignore_unused_parameters", "true", "false: an error for parameters without a gradient")
         .not_offered("a parameter without a gradient has a gradient of 0"),
     boolean(".legacy_stage1", "false", "an option of old versions").no_effect("there is one stage 1"),
@@ -60,9 +56,9 @@ static constexpr KeyFact rows[] = {
         .not_offered("gradients travel as they are")
         .without_auto(),
     integer(".mics_shard_size", "-1", "ranks among which parameters are divided")
-        .not_offered("parameters are divided among all ranks"),
+        .not_offered("parameters are divided among all ranks (removed from DeepSpeed after 0.19.6)"),
     boolean(".mics_hierarchical_params_gather", "false", "gather parameters inside nodes first")
-        .no_effect("parameters are gathered among all ranks at once"),
+        .no_effect("parameters are gathered among all ranks at once (removed from DeepSpeed after 0.19.6)"),
     boolean(".memory_efficient_linear", "true", "keep fewer values for the backward of linear layers")
         .no_effect("saved parameters are gathered again for backward as it is"),
     boolean(".pipeline_loading_checkpoint", "false", "load a checkpoint rank by rank")
@@ -76,30 +72,22 @@ static constexpr KeyFact rows[] = {
         .not_offered("momentum is kept where offload_optimizer says, as other states are"),
     size(".stage3_prefetch_bucket_size", "5e7",
          "parameters that are gathered ahead of their use, at most, in elements")
-        .least(0)
         .also("prefetch_bucket_size")
         .filled_by(model)
         .advise("write a number of elements, 0 to fetch nothing ahead, or leave the key out for 5e7"),
     size(".stage3_param_persistence_threshold", "1e5",
          "parameters no larger than this many elements are never divided")
-        .least(0)
         .also("param_persistence_threshold")
-        .filled_by(model)
-        .advise("write a number of elements, or leave the key out for 1e5"),
+        .filled_by(model),
     size(".stage3_model_persistence_threshold", "9223372036854775807",
          "those together are no more than this many elements")
-        .least(0)
         .also("model_persistence_threshold")
         .advise("write a number of elements, or leave the key out for no bound"),
     size(".stage3_max_live_parameters", "1e9",
          "parameters that are whole on a rank at a time, at most, in elements")
-        .least(0)
-        .also("max_live_parameters")
-        .advise("write a number of elements, or leave the key out for 1e9"),
+        .also("max_live_parameters"),
     size(".stage3_max_reuse_distance", "1e9", "a parameter that is used again within so many elements stays")
-        .least(0)
-        .also("max_reuse_distance")
-        .advise("write a number of elements, or leave the key out for 1e9"),
+        .also("max_reuse_distance"),
     boolean(".stage3_gather_16bit_weights_on_model_save", "false",
             "gather whole parameters when the model is saved")
         .also("gather_16bit_weights_on_model_save")
