@@ -26,15 +26,8 @@ std::string printable(std::string text) {
 }  // namespace
 
 std::string_view name_of(Severity severity) {
-  switch (severity) {
-    case Severity::error:
-      return "error";
-    case Severity::warning:
-      return "warning";
-    case Severity::note:
-      break;
-  }
-  return "note";
+  constexpr std::string_view names[] = {"error", "warning", "note"};
+  return names[static_cast<std::size_t>(severity)];
 }
 
 void Diagnostics::report(Mistake mistake, Severity severity) {

@@ -152,43 +152,32 @@ using enum Automatic;
 constexpr KeyFact old_name(std::string_view path, std::string_view present) {
   return {.path = path, .status = KeyStatus::old_name, .target = present};
 }
-constexpr KeyFact section(std::string_view path, std::string_view meaning) {
-  return {.path = path, .type = KeyType::section, .meaning = meaning};
-}
-constexpr KeyFact integer(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::integer, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact size(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::size, .fallback = fallback, .meaning = meaning, .range = {.min = 0}};
-}
-constexpr KeyFact number(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::number, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact boolean(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::boolean, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact text(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::text, .fallback = fallback, .meaning = meaning};
-}
+
+struct Row {
+  KeyType type;
+  constexpr KeyFact operator()(std::string_view path, std::string_view fallback,
+                               std::string_view meaning) const {
+    const Range range = type == KeyType::size ? Range{.min = 0} : Range{};
+    return {.path = path, .type = type, .fallback = fallback, .meaning = meaning, .range = range};
+  }
+};
+inline constexpr Row integer{KeyType::integer}, size{KeyType::size}, number{KeyType::number},
+    boolean{KeyType::boolean}, text{KeyType::text}, numbers{KeyType::number_list},
+    integers{KeyType::integer_list}, texts{KeyType::text_list};
+
+/// For values without a default.
+struct PlainRow {
+  KeyType type;
+  constexpr KeyFact operator()(std::string_view path, std::string_view meaning) const {
+    return {.path = path, .type = type, .meaning = meaning};
+  }
+};
+inline constexpr PlainRow section{KeyType::section}, object{KeyType::object}, anything{KeyType::anything};
+
 constexpr KeyFact choice(std::string_view path, std::string_view fallback, std::string_view choices,
                          std::string_view meaning) {
   return {
       .path = path, .type = KeyType::choice, .fallback = fallback, .meaning = meaning, .choices = choices};
-}
-constexpr KeyFact numbers(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::number_list, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact integers(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::integer_list, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact texts(std::string_view path, std::string_view fallback, std::string_view meaning) {
-  return {.path = path, .type = KeyType::text_list, .fallback = fallback, .meaning = meaning};
-}
-constexpr KeyFact object(std::string_view path, std::string_view meaning) {
-  return {.path = path, .type = KeyType::object, .meaning = meaning};
-}
-constexpr KeyFact anything(std::string_view path, std::string_view meaning) {
-  return {.path = path, .type = KeyType::anything, .meaning = meaning};
 }
 
 }  // namespace keys

@@ -120,20 +120,12 @@ MuonConfig resolve_muon(const Resolution& resolution) {
   return muon;
 }
 
-struct NameOf {
-  const char* operator()(const AdamConfig& adam) const { return adam.decoupled ? "AdamW" : "Adam"; }
-  const char* operator()(const SgdConfig&) const { return "SGD"; }
-  const char* operator()(const AdagradConfig&) const { return "Adagrad"; }
-  const char* operator()(const RmspropConfig&) const { return "RMSprop"; }
-  const char* operator()(const LionConfig&) const { return "Lion"; }
-  const char* operator()(const LambConfig&) const { return "Lamb"; }
-  const char* operator()(const MuonConfig&) const { return "Muon"; }
-};
-
 }  // namespace
 
 const char* name_of(const OptimizerConfig& optimizer) {
-  return std::visit(NameOf{}, optimizer);
+  constexpr const char* names[] = {"", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
+  if (const auto* adam = std::get_if<AdamConfig>(&optimizer)) return adam->decoupled ? "AdamW" : "Adam";
+  return names[optimizer.index()];
 }
 
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {

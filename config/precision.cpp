@@ -55,20 +55,16 @@ std::string switch_to(Dtype wanted) {
   return std::string("train with \"") + name_of(wanted) + "\": {\"enabled\": true}";
 }
 
-void check_parameters(const Resolution& resolution, Dtype training) {
-  const auto asked = dtype_of(resolution.settings, parameter_key);
-  if (!asked || *asked == training) return;
-  resolution.report(parameter_key, std::string(name_of(training)) + ", " + why(resolution, training),
-                    std::string("\"") + name_of(*asked) + "\"", "leave the key out, or " + switch_to(*asked));
-}
-
-void check_accumulation(const Resolution& resolution, Dtype training) {
-  const auto asked = dtype_of(resolution.settings, accumulation_key);
-  if (!asked || *asked == Dtype::fp32 || *asked == training) return;
-  const std::string also = training == Dtype::fp32 ? "" : std::string(" or ") + name_of(training);
-  resolution.report(accumulation_key, "fp32" + also + ", " + why(resolution, training),
-                    std::string("\"") + name_of(*asked) + "\"",
-                    "leave the key out for fp32, or " + switch_to(*asked));
+/// Refuses a dtype other than that of training and, for the sums of gradients, fp32.
+void check_dtype(const Resolution& resolution, std::string_view key, Dtype training) {
+  const bool may_be_fp32 = key == accumulation_key;
+  const auto asked = dtype_of(resolution.settings, key);
+  if (!asked || *asked == training || (may_be_fp32 && *asked == Dtype::fp32)) return;
+  const std::string fp32 = may_be_fp32 && training != Dtype::fp32 ? "fp32 or " : "";
+  resolution.report(
+      key, fp32 + name_of(training) + ", " + why(resolution, training),
+      std::string("\"") + name_of(*asked) + "\"",
+      "leave the key out" + std::string(may_be_fp32 ? " for fp32" : "") + ", or " + switch_to(*asked));
 }
 
 void tell_of_master(const Resolution& resolution, Dtype training) {
@@ -111,13 +107,6 @@ void check_minimum(const Resolution& resolution, double initial) {
       to_json(minimum), "lower it, or raise initial_scale_power");
 }
 
-/// With a smaller factor all gradients would underflow in fp16.
-void check_fixed(const Resolution& resolution, double scale) {
-  if (scale >= 1e-6) return;
-  resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(scale),
-                    "write a factor such as 128, or 0 for one that is found while training");
-}
-
 LossScaleConfig resolve_scale(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   LossScaleConfig scale;
@@ -131,7 +120,11 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
   if (settings.undecided(scale_key)) return scale;
   if (const double fixed = settings.get<double>(scale_key).value_or(0); fixed > 0) {
     scale.fixed = fixed;
-    check_fixed(resolution, fixed);
+    // With a smaller factor all gradients would underflow in fp16.
+    if (fixed < 1e-6) {
+      resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(fixed),
+                        "write a factor such as 128, or 0 for one that is found while training");
+    }
     tell_of_fixed_scale(resolution, fixed);
     return scale;
   }
@@ -147,8 +140,8 @@ PrecisionConfig resolve_precision(const Resolution& resolution) {
   PrecisionConfig precision;
   if (const auto training = training_dtype(resolution)) {
     precision.training = *training;
-    check_parameters(resolution, *training);
-    check_accumulation(resolution, *training);
+    check_dtype(resolution, parameter_key, *training);
+    check_dtype(resolution, accumulation_key, *training);
     settings.derive(communication_key, std::string(name_of(*training)));
     tell_of_master(resolution, *training);
   }
