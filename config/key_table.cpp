@@ -111,6 +111,24 @@ std::vector<std::string> paths_of(std::string_view name) {
   return found == table().paths.end() ? std::vector<std::string>() : found->second;
 }
 
+std::vector<std::string> better_names(const KeyFact& fact, std::string_view name) {
+  if (fact.status != KeyStatus::old_name) {
+    return name == fact.other_name ? std::vector{std::string(name_of(fact.path))}
+                                   : std::vector<std::string>();
+  }
+  const std::string inside = join_path(section_of(fact.path), "");
+  if (!fact.target.starts_with(inside)) return {};
+  std::vector<std::string> names = {std::string(fact.target.substr(inside.size()))};
+  const KeyFact* present = find_key(fact.target);
+  if (!present->other_name.empty()) names.push_back(join_path(section_of(names[0]), present->other_name));
+  for (const KeyFact* other : facts_in(section_of(fact.path))) {
+    if (other == &fact) break;
+    const bool same = other->status == KeyStatus::old_name && other->target == fact.target;
+    if (same) names.emplace_back(name_of(other->path));
+  }
+  return names;
+}
+
 bool is_remark(std::string_view name) {
   return name == "comment" || name == "comments" || name == "$schema" || name.starts_with('_') ||
          name.starts_with("//") || name.starts_with('#');

@@ -27,6 +27,10 @@ std::vector<std::string_view> keys_of(std::string_view section);
 /// The paths of all keys with this name.
 std::vector<std::string> paths_of(std::string_view name);
 
+/// The names that go before `name`, one of the names of this key, seen from its section: a file may use one
+/// of them only. An old name may stand for a key in a subsection of its own section.
+std::vector<std::string> better_names(const KeyFact& fact, std::string_view name);
+
 /// Whether a key is a remark: "//", "#", "comment", "comments", "$schema", or a name that begins with "_",
 /// "//", "#".
 bool is_remark(std::string_view name);

@@ -126,27 +126,12 @@ class Reader {
                         severity);
   }
 
-  /// The preferred name under which the file has this key too; empty if it has none.
-  static std::string_view other_name_in_use(const Section& section, const KeyFact& fact,
-                                            const Member& member) {
-    if (fact.status != KeyStatus::old_name) {
-      const bool lesser = !fact.other_name.empty() && member.key == fact.other_name;
-      return lesser && section.object.find(name_of(fact.path)) ? name_of(fact.path) : std::string_view();
-    }
-    // The present key is beside the old one, or in a section beside it.
-    const std::string inside = join_path(section_of(fact.path), "");
-    if (!fact.target.starts_with(inside)) return {};
-    const std::string_view inner = section_of(fact.target.substr(inside.size()));
-    const Value* around = inner.empty() ? &section.object : section.object.find(inner);
-    for (const std::string_view name : {name_of(fact.target), find_key(fact.target)->other_name}) {
-      if (around && !name.empty() && around->find(name)) return name;
-    }
-    // Of several old names the first in the table counts.
-    for (const KeyFact* other : key_facts()) {
-      if (other == &fact) break;
-      const bool same = other->status == KeyStatus::old_name && other->target == fact.target &&
-                        section_of(other->path) == section_of(fact.path);
-      if (same && section.object.find(name_of(other->path))) return name_of(other->path);
+  /// A better name under which the file has this key too; empty if it has none.
+  static std::string other_name_in_use(const Section& section, const KeyFact& fact, const Member& member) {
+    for (const std::string& name : better_names(fact, member.key)) {
+      const std::string_view inner = section_of(name);
+      const Value* around = inner.empty() ? &section.object : section.object.find(inner);
+      if (around && around->find(name_of(name))) return std::string(name_of(name));
     }
     return {};
   }

@@ -52,29 +52,12 @@ Json when(Json condition, Json rule) {
   return {{"if", std::move(condition)}, {"then", std::move(rule)}};
 }
 
-Json not_both(std::string_view one, std::string_view other) {
-  return {{"not", all({has_key(one), has_key(other)})}};
-}
-
-/// A file may use one name of a key: its own, its other name, or its old one. An old name may stand for a key
-/// in a subsection of its own section.
+/// A file may use one name of a key.
 void add_name_rules(std::string_view section, std::vector<Json>& rules) {
-  const std::string inside = join_path(section, "");
   for (const KeyFact* fact : facts_in(section)) {
-    if (!fact->other_name.empty()) rules.push_back(not_both(name_of(fact->path), fact->other_name));
-    if (fact->status != KeyStatus::old_name || !fact->target.starts_with(inside)) continue;
-    const KeyFact* present = find_key(fact->target);
-    ZR_CHECK(present, "no row for " + std::string(fact->target));
-    const std::string_view target = fact->target.substr(inside.size());
-    rules.push_back(not_both(name_of(fact->path), target));
-    if (!present->other_name.empty()) {
-      rules.push_back(not_both(name_of(fact->path), join_path(section_of(target), present->other_name)));
-    }
-    for (const KeyFact* other : facts_in(section)) {
-      if (other == fact) break;
-      if (other->status == KeyStatus::old_name && other->target == fact->target) {
-        rules.push_back(not_both(name_of(other->path), name_of(fact->path)));
-      }
+    const std::string_view name = fact->other_name.empty() ? name_of(fact->path) : fact->other_name;
+    for (const std::string& better : better_names(*fact, name)) {
+      rules.push_back({{"not", all({has_key(better), has_key(name)})}});
     }
   }
 }
