@@ -16,8 +16,7 @@ Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   for (const std::string_view section : {"optimizer", "scheduler"}) {
     const std::string type = std::string(section) + ".type";
     if (!settings.find(section) || settings.undecided(section) || settings.find(type)) continue;
-    const KeyFact* fact = find_key(type);
-    resolution.report(type, expected_of(*fact), "nothing", advice_of(*fact));
+    resolution.report(type, expected_of(row_of(type)), "nothing", advice_of(row_of(type)));
   }
   Config config;
   config.batch = resolve_batch(resolution, world_size);

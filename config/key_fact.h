@@ -90,6 +90,9 @@ struct KeyFact {
   std::string_view false_means = {};  // of a section: the object that `false` stands for, as JSON
   std::string_view advice = {};       // what to write when the value is wrong or cannot stay "auto"
 
+  constexpr bool is_integer() const { return type == KeyType::integer || type == KeyType::size; }
+  constexpr bool is_list() const { return type == KeyType::number_list || type == KeyType::integer_list; }
+
   // Defined before its uses: otherwise clang does not evaluate it in constant expressions.
   template <typename Member>
   constexpr KeyFact with(Member KeyFact::*member, Member value) const {

@@ -91,6 +91,12 @@ const KeyFact* find_key(std::string_view path) {
   return found == table().by_path.end() ? nullptr : found->second;
 }
 
+const KeyFact& row_of(std::string_view path) {
+  const KeyFact* fact = find_key(path);
+  ZR_CHECK(fact, "no row for " + std::string(path));
+  return *fact;
+}
+
 const std::vector<const KeyFact*>& facts_in(std::string_view section) {
   static const std::vector<const KeyFact*> none;
   const auto found = table().by_section.find(std::string(section));
@@ -119,8 +125,8 @@ std::vector<std::string> better_names(const KeyFact& fact, std::string_view name
   const std::string inside = join_path(section_of(fact.path), "");
   if (!fact.target.starts_with(inside)) return {};
   std::vector<std::string> names = {std::string(fact.target.substr(inside.size()))};
-  const KeyFact* present = find_key(fact.target);
-  if (!present->other_name.empty()) names.push_back(join_path(section_of(names[0]), present->other_name));
+  const std::string_view other_name = row_of(fact.target).other_name;
+  if (!other_name.empty()) names.push_back(join_path(section_of(names[0]), other_name));
   for (const KeyFact* other : facts_in(section_of(fact.path))) {
     if (other == &fact) break;
     const bool same = other->status == KeyStatus::old_name && other->target == fact.target;

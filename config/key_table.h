@@ -18,6 +18,9 @@ const std::vector<const KeyFact*>& key_facts();
 /// their row has "*" in its path.
 const KeyFact* find_key(std::string_view path);
 
+/// The same for a path that must have a row.
+const KeyFact& row_of(std::string_view path);
+
 /// The rows of a section ("" is the top level) without those of its subsections' keys.
 const std::vector<const KeyFact*>& facts_in(std::string_view section);
 

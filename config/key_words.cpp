@@ -32,6 +32,15 @@ constexpr TypeWords type_words[] = {
     {"anything", "any value", "", ""},
 };
 
+template <typename Holds>
+std::string words_where(std::string_view list, Holds holds) {
+  std::string words;
+  for_each_word(list, [&](std::string_view word) {
+    if (holds(word)) words += (words.empty() ? "" : " ") + std::string(word);
+  });
+  return words;
+}
+
 std::string number_text(double value) {
   std::ostringstream text;
   text << value;
@@ -88,7 +97,7 @@ std::string status_in_words(const KeyFact& fact, std::string_view quote) {
       return (fact.changes_result ? "not offered, a run refuses it: " : "not offered: ") +
              std::string(fact.reason);
     case KeyStatus::old_name:
-      return (find_key(fact.target)->type == fact.type ? "old name of " : "old form of ") +
+      return (row_of(fact.target).type == fact.type ? "old name of " : "old form of ") +
              words_or(fact.target, quote);
     case KeyStatus::replaced:
       return "replaced: " + std::string(fact.reason);
@@ -100,9 +109,8 @@ std::string switch_in_words(const KeyFact& fact, std::string_view quote) {
   if (fact.switch_key.empty()) return {};
   const std::string name = std::string(quote) + std::string(fact.switch_key) + std::string(quote);
   if (fact.type == KeyType::object) return "an " + name + " in it is true";
-  const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
-  ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
-  return name + (row->type == KeyType::boolean ? " is true" : " is other than " + std::string(row->fallback));
+  const KeyFact& row = row_of(join_path(fact.path, fact.switch_key));
+  return name + (row.type == KeyType::boolean ? " is true" : " is other than " + std::string(row.fallback));
 }
 
 std::string description_of(const KeyFact& fact, std::string_view quote) {
@@ -128,11 +136,11 @@ std::string description_of(const KeyFact& fact, std::string_view quote) {
 }
 
 std::string offered_choices(const KeyFact& fact) {
-  std::string offered;
-  for_each_word(fact.choices, [&](std::string_view word) {
-    if (!has_word(fact.choices_to_come, word)) offered += (offered.empty() ? "" : " ") + std::string(word);
-  });
-  return offered;
+  return words_where(fact.choices, [&](auto word) { return !has_word(fact.choices_to_come, word); });
+}
+
+std::string offered_in_any_case(const KeyFact& fact) {
+  return words_where(offered_choices(fact), [&](auto word) { return has_word(fact.any_case, word); });
 }
 
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {

@@ -41,6 +41,9 @@ std::string description_of(const KeyFact& fact, std::string_view quote);
 /// The key's choices that ZeroRun offers. A key that is not offered as a whole keeps all of them.
 std::string offered_choices(const KeyFact& fact);
 
+/// Those of them that are recognized in any case.
+std::string offered_in_any_case(const KeyFact& fact);
+
 /// The offered choice that replaces `word`, a choice that is not offered; empty if the row names none.
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
 #include "config/automatic.h"
 #include "config/key_words.h"
 #include "config/suggestion.h"
@@ -138,14 +137,13 @@ class Reader {
 
   void read_old_name(const Section& section, const KeyFact& fact, const Member& member,
                      const std::string& path) {
-    const KeyFact* present = find_key(fact.target);
-    ZR_CHECK(present, "no row for " + std::string(fact.target));
-    if (present->type == KeyType::section && fact.type == KeyType::boolean) {
-      return read_old_offload(section, fact, *present, member, path);
+    const KeyFact& present = row_of(fact.target);
+    if (present.type == KeyType::section && fact.type == KeyType::boolean) {
+      return read_old_offload(section, fact, present, member, path);
     }
     diagnostics_.tell(Severity::warning, member.key_at, path, "old name of " + std::string(fact.target));
-    if (fact.type != KeyType::section) return read_value(section, *present, member.value, path);
-    read_section(section, fact, member.value, path, present);
+    if (fact.type != KeyType::section) return read_value(section, present, member.value, path);
+    read_section(section, fact, member.value, path, &present);
   }
 
   /// `true` stands for {"device": "cpu"}.
@@ -153,14 +151,13 @@ class Reader {
                         const Member& member, const std::string& path) {
     const ValueCheck check = check_value(fact, member.value);
     if (check.fit != Fit::value) return refuse(fact, member.value, path, check);
-    const KeyFact* row = find_key(join_path(present.path, "device"));
-    ZR_CHECK(row, "no row for the device of " + std::string(present.path));
+    const KeyFact& row = row_of(join_path(present.path, "device"));
     const std::string device = std::get<bool>(check.value) ? "cpu" : "none";
     diagnostics_.tell(
         Severity::warning, member.key_at, path,
         "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": ")" + device + "\"}");
-    tell_status(section, *row, member.value, device, path);
-    settings_.put({row, device, Source::file, member.value.at, path});
+    tell_status(section, row, member.value, device, path);
+    settings_.put({&row, device, Source::file, member.value.at, path});
   }
 
   /// `present`: the row of the section's present name, if the file uses an old one.
@@ -181,16 +178,15 @@ class Reader {
 
   /// Sets the section's switch. A section is on only if the sections around it are.
   void read_switch(const KeyFact& fact, Section& section) {
-    const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
-    ZR_CHECK(row, "no row for the switch of " + std::string(fact.path));
+    const KeyFact& row = row_of(join_path(fact.path, fact.switch_key));
     const bool was_on = section.state != Switch::off;
     const Value* value = section.object.find(fact.switch_key);
-    section.state = std::min(section.state, state_of(*row, value));
+    section.state = std::min(section.state, state_of(row, value));
     const auto is_known = [&](const Member& member) { return fact_of(section, member.key) != nullptr; };
     if (value || !was_on || std::ranges::none_of(section.object.members, is_known)) return;
     diagnostics_.tell(Severity::warning, section.object.at, section.path,
                       "is off: " + in_quotes(fact.switch_key) + " is left out, and " +
-                          std::string(row->fallback) + " by default");
+                          std::string(row.fallback) + " by default");
   }
 
   /// The switch's state in the file, or in the program's arguments if the file says "auto".

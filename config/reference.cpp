@@ -115,22 +115,15 @@ std::string type_in_words(const KeyFact& row) {
 
 /// Which of the offered choices may be written in any case.
 std::string in_any_case(const KeyFact& row) {
-  std::string some;
-  bool all = true;
-  for_each_word(offered_choices(row), [&](std::string_view word) {
-    const bool any_case = has_word(row.any_case, word);
-    all = all && any_case;
-    if (any_case) some += (some.empty() ? "" : " ") + std::string(word);
-  });
-  if (all) return ", in any case";
+  const std::string some = offered_in_any_case(row);
+  if (some == offered_choices(row)) return ", in any case";
   return some.empty() ? "" : "; " + words_or(some, "`") + " in any case";
 }
 
 std::string value_in_words(const KeyFact& row) {
   std::string words = type_in_words(row);
-  const bool is_list = row.type == KeyType::number_list || row.type == KeyType::integer_list;
   if (const std::string range = range_in_words(row.range); !range.empty()) {
-    words += (is_list ? ", each " : ", ") + range;
+    words += (row.is_list() ? ", each " : ", ") + range;
   }
   if (!row.any_case.empty()) words += in_any_case(row);
   if (row.accepts_true) words += ", or true for 1";

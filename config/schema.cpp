@@ -37,8 +37,7 @@ Json number_of(double value) {
 
 Json fallback_of_key(const KeyFact& fact) {
   Json fallback = Json::parse(fact.fallback);
-  const bool counts = fact.type == KeyType::integer || fact.type == KeyType::size;
-  if (counts && fallback.is_number_float()) return number_of(fallback.get<double>());
+  if (fact.is_integer() && fallback.is_number_float()) return number_of(fallback.get<double>());
   return fallback;
 }
 
@@ -89,10 +88,7 @@ void add_choices(const KeyFact& fact, Json& schema) {
   Json forms = Json::array();
   const std::string offered = offered_choices(fact);
   forms.push_back({{"enum", json_list(offered)}});
-  std::string any_case;
-  for_each_word(offered, [&](std::string_view word) {
-    if (has_word(fact.any_case, word)) any_case += (any_case.empty() ? "" : " ") + std::string(word);
-  });
+  const std::string any_case = offered_in_any_case(fact);
   if (!any_case.empty()) {
     forms.push_back({{"description", "In any case of its letters."},
                      {"type", "string"},
@@ -121,8 +117,7 @@ Json list_of_numbers(const KeyFact& fact) {
 /// The texts that a key of another type understands, as a pattern: integers and booleans in quotes.
 std::string texts_pattern(const KeyFact& fact) {
   if (fact.type == KeyType::boolean) return "true|false";
-  const bool counts = fact.type == KeyType::integer || fact.type == KeyType::size;
-  return counts ? digits_pattern(fact) : "";
+  return fact.is_integer() ? digits_pattern(fact) : "";
 }
 
 /// Adds what a value other than a section may be.
@@ -132,13 +127,13 @@ void add_value(const KeyFact& fact, Json& schema) {
   Json types = json_list(words_of(fact.type).json);
   std::string texts = texts_pattern(fact);
   Json limits = Json::object();
-  if (fact.type == KeyType::integer || fact.type == KeyType::size) {
+  if (fact.is_integer()) {
     // Not every validator accepts 2.0 as "integer", or refuses 2.5 for a multipleOf 1.
     if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
     add_integer_range(fact.range, limits);
   } else if (fact.type == KeyType::number) {
     add_range(fact.range, limits);
-  } else if (fact.type == KeyType::number_list || fact.type == KeyType::integer_list) {
+  } else if (fact.is_list()) {
     limits = list_of_numbers(fact);
   } else if (fact.type == KeyType::text_list) {
     limits["items"] = {{"type", "string"}};

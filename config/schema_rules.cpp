@@ -64,7 +64,6 @@ void add_name_rules(std::string_view section, std::vector<Json>& rules) {
 
 /// Refuses parameters of one type beside another type. Without a type all are allowed.
 void add_type_rules(std::string_view section, std::vector<Json>& rules) {
-  const KeyFact* type = find_key(join_path(section, "type"));
   const std::string params = join_path(section, "params");
   std::vector<std::string_view> lists;  // of types, in the order of the table
   std::map<std::string_view, Json> names;
@@ -75,9 +74,8 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
     if (!fact->other_name.empty()) names[fact->types].push_back(fact->other_name);
   }
   for (const std::string_view list : lists) {
-    ZR_CHECK(type, "no row for the type beside " + params);
     Json rule;
-    rule["if"]["properties"]["type"]["pattern"] = choice_pattern(*type, list);
+    rule["if"]["properties"]["type"]["pattern"] = choice_pattern(row_of(join_path(section, "type")), list);
     rule["else"]["properties"]["params"]["propertyNames"]["not"]["enum"] = names[list];
     rules.push_back(std::move(rule));
   }
@@ -133,9 +131,8 @@ void add_precision_rules(std::vector<Json>& rules) {
 
 /// Objects in which the choice `path` of `section` is one of `words`.
 Json has_choice(std::string_view section, std::string_view path, std::string_view words) {
-  const KeyFact* choice = find_key(join_path(section, path));
-  ZR_CHECK(choice, "no row for " + std::string(path));
-  return has_key(path, {{"type", "string"}, {"pattern", choice_pattern(*choice, words)}});
+  return has_key(path,
+                 {{"type", "string"}, {"pattern", choice_pattern(row_of(join_path(section, path)), words)}});
 }
 
 /// The rules of config/sections.h, as far as a schema can express them: it cannot compare a min_loss_scale

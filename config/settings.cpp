@@ -4,8 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "base/error.h"
-
 namespace zerorun {
 namespace {
 
@@ -66,10 +64,9 @@ void Settings::put(Setting setting) {
 
 void Settings::derive(std::string_view path, SettingValue value) {
   if (given(path) || undecided(path)) return;
-  const KeyFact* fact = find_key(path);
-  ZR_CHECK(fact, "no facts about " + std::string(path));
   const Setting* automatic = find(path);
-  put({fact, std::move(value), Source::derived, automatic ? automatic->at : std::nullopt, written(path)});
+  put({&row_of(path), std::move(value), Source::derived, automatic ? automatic->at : std::nullopt,
+       written(path)});
 }
 
 const Setting* Settings::find(std::string_view path) const {
@@ -90,14 +87,13 @@ bool Settings::undecided(std::string_view path) const {
 
 bool Settings::at_default(std::string_view path) const {
   const SettingValue value = value_of(path);
-  return !std::holds_alternative<std::monostate>(value) && value == fallback_of(*find_key(path));
+  return !std::holds_alternative<std::monostate>(value) && value == fallback_of(row_of(path));
 }
 
 SettingValue Settings::value_of(std::string_view path) const {
-  const KeyFact* fact = find_key(path);
-  ZR_CHECK(fact, "no facts about " + std::string(path));
-  if (const Setting* setting = find(fact->path)) return setting->value;
-  return fallback_of(*fact);
+  const KeyFact& fact = row_of(path);
+  const Setting* setting = find(fact.path);
+  return setting ? setting->value : fallback_of(fact);
 }
 
 Position Settings::place(std::string_view path) const {

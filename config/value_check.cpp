@@ -26,10 +26,6 @@ std::string such(const Range& range) {
   return (words.starts_with("at ") ? " of " : " ") + words;
 }
 
-bool counts(const KeyFact& fact) {
-  return fact.type == KeyType::integer || fact.type == KeyType::size;
-}
-
 bool is_text(const Value& value, std::string_view text) {
   return value.kind == ValueKind::string && value.text == text;
 }
@@ -45,7 +41,7 @@ bool is_whole(const Value& value) {
 
 std::string found_of(const KeyFact& fact, const Value& value) {
   if (fact.type == KeyType::number && is_lost(value)) return describe(value) + ", too small for a double";
-  const bool too_large = counts(fact) && value.kind == ValueKind::number &&
+  const bool too_large = fact.is_integer() && value.kind == ValueKind::number &&
                          read_integer(value.literal).outcome == IntegerOutcome::out_of_range;
   return describe(value) + (too_large ? ", too large for 64 bits" : "");
 }
@@ -202,7 +198,7 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
 std::string expected_of(const KeyFact& fact) {
   if (fact.type == KeyType::choice) return in_words(offered_choices(fact));
   const std::string words(words_of(fact.type).expected);
-  if (fact.type != KeyType::number_list && fact.type != KeyType::integer_list) {
+  if (!fact.is_list()) {
     return words + such(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
   }
   const std::string each = such(fact.range).empty() ? "" : ", each" + such(fact.range);
