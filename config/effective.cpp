@@ -1,7 +1,20 @@
-#include "config/effective.h"
+// The settings that matter to a run, with where their values come from: shown, and compared.
+#include <algorithm>
+
+#include "config/check.h"
+#include "config/compare.h"
 
 namespace zerorun {
 namespace {
+
+constexpr std::size_t comment_column = 64;
+
+/// A supported key that applies to a run.
+struct EffectiveSetting {
+  const KeyFact* fact = nullptr;
+  std::string value;   // as JSON; "auto" in quotes where nobody has given the value
+  std::string origin;  // where the value comes from, such as "line 7" or "default"
+};
 
 /// Whether the file has the sections around a key: optimizer and scheduler may be left out.
 bool has_sections(const Settings& settings, std::string_view path) {
@@ -72,9 +85,10 @@ std::string origin_of(const KeyFact& fact, const Setting* setting) {
   return source + (fact.status == KeyStatus::not_offered ? "; not offered" : "");
 }
 
-}  // namespace
-
-std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective) {
+/// In the order of the key table; with `ineffective`, also the file's settings that have no effect. A key
+/// does not apply if its optimizer or scheduler is absent or has another type, if it belongs to another
+/// stage, or if its section is switched off.
+std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false) {
   std::vector<EffectiveSetting> result;
   for (const KeyFact* fact : key_facts()) {
     if (fact->type == KeyType::section || !applies(settings, *fact, ineffective)) continue;
@@ -87,6 +101,68 @@ std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool 
     result.push_back({fact, has_value ? to_json(value) : "\"auto\"", origin_of(*fact, setting)});
   }
   return result;
+}
+
+struct Line {
+  std::string text;
+  std::string comment;
+};
+
+/// The lines of a section's settings, one for each key.
+std::vector<Line> lines_of(const std::vector<EffectiveSetting>& settings, std::string_view section,
+                           const std::string& indent) {
+  std::vector<Line> lines;
+  const auto separate = [&] {
+    if (!lines.empty()) lines.back().text += ",";
+  };
+  for (const KeyFact* fact : facts_in(section)) {
+    const std::string name = indent + "\"" + std::string(name_of(fact->path)) + "\": ";
+    if (fact->type == KeyType::section) {
+      const auto inner = lines_of(settings, fact->path, indent + "  ");
+      if (inner.empty()) continue;
+      separate();
+      lines.push_back({name + "{", ""});
+      lines.insert(lines.end(), inner.begin(), inner.end());
+      lines.push_back({indent + "}", ""});
+    } else if (const auto found = std::ranges::find(settings, fact, &EffectiveSetting::fact);
+               found != settings.end()) {
+      separate();
+      lines.push_back({name + found->value, found->origin});
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string show_settings(const Settings& settings) {
+  std::string result = "{\n";
+  for (const auto& [text, comment] : lines_of(effective_settings(settings, true), "", "  ")) {
+    result += text;
+    if (!comment.empty()) {
+      const std::size_t column = std::max(text.size() + 2, comment_column);
+      result += std::string(column - text.size(), ' ') + "// " + comment;
+    }
+    result += "\n";
+  }
+  return result + "}\n";
+}
+
+std::vector<Difference> compare_settings(const Settings& first, const Settings& second) {
+  const auto a = effective_settings(first);
+  const auto b = effective_settings(second);
+  const auto at = [](const std::vector<EffectiveSetting>& settings, const KeyFact* fact) {
+    const auto found = std::ranges::find(settings, fact, &EffectiveSetting::fact);
+    return found == settings.end() ? EffectiveSetting() : *found;
+  };
+  std::vector<Difference> differences;
+  for (const KeyFact* fact : key_facts()) {
+    const EffectiveSetting in_a = at(a, fact);
+    const EffectiveSetting in_b = at(b, fact);
+    if (in_a.value == in_b.value) continue;
+    differences.push_back({std::string(fact->path), in_a.value, in_b.value, in_a.origin, in_b.origin});
+  }
+  return differences;
 }
 
 }  // namespace zerorun

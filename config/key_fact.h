@@ -177,6 +177,10 @@ struct PlainRow {
 };
 inline constexpr PlainRow section{KeyType::section}, object{KeyType::object}, anything{KeyType::anything};
 
+/// A section with the switch `enabled`.
+constexpr KeyFact feature(std::string_view path, std::string_view meaning) {
+  return section(path, meaning).switched_by("enabled");
+}
 constexpr KeyFact choice(std::string_view path, std::string_view fallback, std::string_view choices,
                          std::string_view meaning) {
   return {

@@ -175,7 +175,7 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   std::string_view best;
   int best_distance = tolerance(word.size()) + 1;
   for (const std::string_view candidate : candidates) {
-    const auto [shorter, longer] = std::minmax(word.size(), candidate.size());
+    const auto [shorter, longer] = std::minmax({word.size(), candidate.size()});
     if (longer - shorter > static_cast<std::size_t>(best_distance)) continue;
     const int distance = edit_distance(word, candidate);
     const bool more_alike = distance == best_distance && !best.empty() &&

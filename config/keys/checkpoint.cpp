@@ -34,8 +34,7 @@ static constexpr KeyFact rows[] = {
     object("datastates_ckpt", "a checkpoint engine")
         .or_null()
         .not_offered("checkpoints are written by ZeroRun itself"),
-    section("nebula", "checkpoints of a cloud service")
-        .switched_by("enabled")
+    feature("nebula", "checkpoints of a cloud service")
         .not_offered("checkpoints are written by ZeroRun itself (removed from DeepSpeed after 0.19.6)"),
     boolean(".enabled", "false", "use it"),
     boolean(".enable_nebula_load", "true", "load from it"),

@@ -5,17 +5,16 @@
 namespace zerorun::keys {
 
 static constexpr KeyFact rows[] = {
-    section("data_efficiency", "choice and routing of data")
-        .switched_by("enabled")
+    feature("data_efficiency", "choice and routing of data")
         .not_offered("the program chooses its data itself"),
     boolean(".enabled", "false", "use it"),
     integer(".seed", "1234", "seed of the samplers"),
-    section("data_efficiency.data_sampling", "which samples are drawn").switched_by("enabled"),
+    feature("data_efficiency.data_sampling", "which samples are drawn"),
     boolean(".enabled", "false", "use it"),
     integer(".num_epochs", "1000", "rounds through the data"),
     integer(".num_workers", "0", "processes that load"),
     boolean(".pin_memory", "false", "keep samples page-locked"),
-    section("data_efficiency.data_sampling.curriculum_learning", "easy samples first").switched_by("enabled"),
+    feature("data_efficiency.data_sampling.curriculum_learning", "easy samples first"),
     boolean(".enabled", "false", "use it").refused(),
     text(".data_cluster_path", "", "folder of the groups of samples").or_null(),
     section("data_efficiency.data_sampling.curriculum_learning.curriculum_metrics",
@@ -30,7 +29,7 @@ static constexpr KeyFact rows[] = {
     anything(".max_difficulty", "difficulty at the end"),
     anything(".schedule_type", "how difficulty grows"),
     anything(".schedule_config", "parameters of that"),
-    section("data_efficiency.data_sampling.dynamic_batching", "batches by tokens").switched_by("enabled"),
+    feature("data_efficiency.data_sampling.dynamic_batching", "batches by tokens"),
     boolean(".enabled", "false", "use it").refused(),
     text(".metrics_path", "", "folder of the lengths").or_null(),
     text(".lr_scaling_method", "\"linear\"", "how the learning rate follows"),
@@ -39,13 +38,12 @@ static constexpr KeyFact rows[] = {
     text(".sequence_picking_order", "\"dataloader\"", "order of the samples"),
     integer(".max_tokens", "", "tokens of a batch").or_null(),
     boolean(".verbose", "false", "print batches"),
-    section("data_efficiency.data_routing", "which tokens go through which layers").switched_by("enabled"),
+    feature("data_efficiency.data_routing", "which tokens go through which layers"),
     boolean(".enabled", "false", "use it"),
     object(".random_ltd", "tokens that are dropped at random, layer by layer")
         .switched_by("enabled")
         .refused(),
-    section("curriculum_learning", "easy samples first, in the form of old versions")
-        .switched_by("enabled")
+    feature("curriculum_learning", "easy samples first, in the form of old versions")
         .not_offered("the program chooses its data itself"),
     boolean(".enabled", "false", "use it").refused(),
     text(".curriculum_type", "", "what makes a sample easy"),
@@ -53,14 +51,12 @@ static constexpr KeyFact rows[] = {
     integer(".max_difficulty", "", "difficulty at the end"),
     text(".schedule_type", "", "how difficulty grows"),
     object(".schedule_config", "parameters of that"),
-    section("progressive_layer_drop", "leave layers out while training")
-        .switched_by("enabled")
+    feature("progressive_layer_drop", "leave layers out while training")
         .not_offered("the model decides which layers it runs"),
     boolean(".enabled", "false", "use it").refused(),
     number(".theta", "1.0", "share of layers kept at the end"),
     number(".gamma", "0.001", "how fast that is reached"),
-    section("eigenvalue", "curvature of the loss, for quantize_training")
-        .switched_by("enabled")
+    feature("eigenvalue", "curvature of the loss, for quantize_training")
         .not_offered("there is no quantization while training (removed from DeepSpeed after 0.19.6)"),
     boolean(".enabled", "false", "use it"),
     boolean(".verbose", "false", "print it"),

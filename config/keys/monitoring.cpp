@@ -4,27 +4,23 @@
 namespace zerorun::keys {
 
 static constexpr KeyFact rows[] = {
-    section("tensorboard", "what training measures, written to TensorBoard")
-        .switched_by("enabled")
+    feature("tensorboard", "what training measures, written to TensorBoard")
         .not_offered("no monitor is written; programs log what they measure"),
     boolean(".enabled", "false", "write TensorBoard logs"),
     text(".output_path", "\"\"", "folder of the logs"),
     text(".job_name", "\"DeepSpeedJobName\"", "folder of this run"),
-    section("csv_monitor", "what training measures, written to CSV files")
-        .switched_by("enabled")
+    feature("csv_monitor", "what training measures, written to CSV files")
         .not_offered("no monitor is written; programs log what they measure"),
     boolean(".enabled", "false", "write CSV files"),
     text(".output_path", "\"\"", "folder of the files"),
     text(".job_name", "\"DeepSpeedJobName\"", "folder of this run"),
-    section("wandb", "what training measures, written to Weights & Biases")
-        .switched_by("enabled")
+    feature("wandb", "what training measures, written to Weights & Biases")
         .not_offered("no monitor is written; programs log what they measure"),
     boolean(".enabled", "false", "write to Weights & Biases"),
     text(".group", "", "group of the run").or_null(),
     text(".team", "", "team of the run").or_null(),
     text(".project", "\"deepspeed\"", "project of the run"),
-    section("comet", "what training measures, written to Comet")
-        .switched_by("enabled")
+    feature("comet", "what training measures, written to Comet")
         .not_offered("no monitor is written; programs log what they measure"),
     boolean(".enabled", "false", "write to Comet"),
     integer(".samples_log_interval", "100", "samples from one entry to the next"),
@@ -35,8 +31,7 @@ static constexpr KeyFact rows[] = {
     text(".experiment_key", "", "key of the run").or_null(),
     boolean(".online", "", "whether the run is online").or_null(),
     choice(".mode", "", "get create get_or_create", "whether the run begins or goes on").or_null(),
-    section("flops_profiler", "counts the floating-point operations of a step")
-        .switched_by("enabled")
+    feature("flops_profiler", "counts the floating-point operations of a step")
         .not_offered("there is no profiler; wall_clock_breakdown tells where time goes"),
     boolean(".enabled", "false", "profile"),
     number(".recompute_fwd_factor", "0.0", "share of forward that is computed again"),
@@ -45,8 +40,7 @@ static constexpr KeyFact rows[] = {
     integer(".top_modules", "1", "modules of the table"),
     boolean(".detailed", "true", "print each module"),
     text(".output_file", "", "file for the table").or_null(),
-    section("comms_logger", "log of collectives")
-        .switched_by("enabled")
+    feature("comms_logger", "log of collectives")
         .not_offered("programs read what was sent from their communicator"),
     boolean(".enabled", "false", "log collectives"),
     boolean(".verbose", "false", "log each as it happens"),

@@ -12,8 +12,7 @@ static constexpr KeyFact rows[] = {
     integer(".activation_checkpoint_interval", "0", "layers from one checkpoint to the next"),
     boolean(".pipe_partitioned", "true", "divide what travels between stages"),
     boolean(".grad_partitioned", "true", "divide gradients between stages"),
-    section("hybrid_engine", "inference while training")
-        .switched_by("enabled")
+    feature("hybrid_engine", "inference while training")
         .not_offered("inference runs on the training engine itself, in eval mode"),
     boolean(".enabled", "false", "use it").refused(),
     integer(".max_out_tokens", "512", "longest text"),
@@ -67,8 +66,7 @@ static constexpr KeyFact rows[] = {
     boolean(".keep_int_input_tensors", "true", "keep integer inputs"),
     boolean(".keep_all_input_tensors", "false", "keep all inputs"),
     texts(".passes", "", "passes of the compiler").or_null(),
-    section("elasticity", "batch sizes for a number of ranks that changes")
-        .switched_by("enabled")
+    feature("elasticity", "batch sizes for a number of ranks that changes")
         .not_offered("the number of ranks stays as it is in a run"),
     boolean(".enabled", "false", "use it").refused(),
     integer(".max_train_batch_size", "2000", "largest batch").least(1),
@@ -81,9 +79,7 @@ static constexpr KeyFact rows[] = {
     boolean(".prefer_larger_batch", "true", "choose the larger of two"),
     boolean(".ignore_non_elastic_batch_info", "false", "let batch sizes stand beside this"),
     number(".version", "0.2", "version of the algorithm"),
-    section("autotuning", "search for a faster configuration")
-        .switched_by("enabled")
-        .not_offered("zerorun runs one configuration"),
+    feature("autotuning", "search for a faster configuration").not_offered("zerorun runs one configuration"),
     boolean(".enabled", "false", "use it"),
     boolean(".fast", "true", "try few configurations"),
     text(".results_dir", "\"autotuning_results\"", "folder of the results"),

@@ -15,10 +15,7 @@ constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";
 
 static constexpr KeyFact rows[] = {
-    section("fp16", "training in fp16 with a scaled loss")
-        .with_auto()
-        .switched_by("enabled")
-        .advise(on_or_off),
+    feature("fp16", "training in fp16 with a scaled loss").with_auto().advise(on_or_off),
     boolean(".enabled", "false", "parameters and activations are in fp16").filled_by(program),
     boolean(".auto_cast", "false", "the engine's cast_input() converts inputs to fp16"),
     number(".loss_scale", "0", "factor of the loss; 0: found while training")
@@ -33,7 +30,7 @@ static constexpr KeyFact rows[] = {
         .refused(fp32_master),
     text(".fp16_opt_level", "", "an option of apex").replaced_by(of_apex),
     text(".opt_level", "", "an option of apex").replaced_by(of_apex),
-    section("bf16", "training in bfloat16").with_auto().switched_by("enabled").advise(on_or_off),
+    feature("bf16", "training in bfloat16").with_auto().advise(on_or_off),
     boolean(".enabled", "false", "parameters and activations are in bfloat16").filled_by(program),
     boolean(".immediate_grad_update", "false", "add each gradient to its fp32 sum as it comes")
         .no_effect("gradients are taken into their sum as they come, always"),
@@ -48,14 +45,13 @@ static constexpr KeyFact rows[] = {
     old_name("bfloat16.check_grad_overflow", "bf16.check_grad_overflow"),
     old_name("bfloat16.bf16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads"),
     old_name("bfloat16.bf16_optimizer_states", "bf16.bf16_optimizer_states"),
-    section("amp", "mixed precision of apex").switched_by("enabled").not_offered(converted),
+    feature("amp", "mixed precision of apex").not_offered(converted),
     boolean(".enabled", "false", "use apex")
         .filled_by(program)
         .refused("apex is a Python package")
         .advise(bf16_instead),
     choice(".opt_level", "", "O0 O1 O2 O3", "how apex mixes precisions").filled_by(program),
-    section("torch_autocast", "mixed precision operator by operator")
-        .switched_by("enabled")
+    feature("torch_autocast", "mixed precision operator by operator")
         .not_offered("the program enters autocast itself"),
     boolean(".enabled", "false", "use autocast")
         .refused()
