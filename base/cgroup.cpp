@@ -5,8 +5,8 @@
 namespace zerorun {
 namespace {
 
-// Where a container sees only its own part of the tree, the path's upper folders are not there: the mount
-// itself is one of them too.
+// A container may see only its own part of the tree. The upper folders of the path then do not exist, and the
+// mount point itself is one of them, so it is included.
 void add_folders_along(const std::string& mount, std::string path, std::vector<std::string>& folders) {
   folders.push_back(mount);
   while (!path.empty()) {

@@ -13,7 +13,7 @@ namespace zerorun {
 namespace {
 
 int count_cores_of_mask() {
-  // The kernel refuses a set smaller than its own: grow until it fits.
+  // The kernel refuses a set smaller than its own: grow the set until it fits.
   for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
     std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(capacity),
                                                          [](cpu_set_t* s) { CPU_FREE(s); });
@@ -31,7 +31,7 @@ Quota smaller(Quota first, Quota second) {
   return std::min(*first, *second);
 }
 
-// Microseconds of a period; "max", -1 and what cannot be read are no limit.
+// The quota in cores. Both values are in microseconds; "max", -1 and unreadable values mean no limit.
 Quota share(std::istream& limit, std::istream& period) {
   double used = 0;
   double whole = 0;

@@ -64,7 +64,7 @@ bool listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 && listening != 0;
 }
 
-// Not open: errno says why.
+// If the result is not open, errno says why.
 UniqueFd try_address(const addrinfo& address, bool both_families) {
   UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.is_open()) return fd;
@@ -81,8 +81,8 @@ UniqueFd try_address(const addrinfo& address, bool both_families) {
 
 }  // namespace
 
-// A name may have several addresses. Where one of them is taken, no other will do: ranks that look for this
-// one would find whoever has it.
+// A name may have several addresses. If the port is in use on one of them, the others are not tried: ranks
+// that connect to that one would reach the program that uses it.
 ListeningSocket listen_on(const std::string& address, int port) {
   const bool all = address.empty();
   int error = 0;
@@ -106,7 +106,8 @@ UniqueFd take_inherited_socket(int port) {
   int number = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   const bool is_number = error == std::errc() && end == text.data() + text.size() && number > 2;
-  // What is closed by exec has not come through one: this process has taken it already, or its parent has.
+  // A descriptor with close-on-exec set was not inherited through exec: this process or its parent has taken
+  // it already.
   if (!is_number || !listens(number) || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
   fcntl(number, F_SETFD, FD_CLOEXEC);
   return UniqueFd(number);

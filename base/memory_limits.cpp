@@ -19,7 +19,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Memory and swap; absent where the system does not say.
+// Bytes of memory and swap; `memory` is empty if the system does not report it.
 struct Machine {
   std::optional<int64_t> memory;
   int64_t swap = 0;
@@ -54,7 +54,7 @@ std::vector<MemoryLimit> memory_limits(const std::string& root) {
       const std::string path = folder + file;
       struct stat about {};
       int64_t bytes = 0;
-      // "max" is no limit, and no number.
+      // "max" means no limit and does not parse as a number.
       if (!(std::ifstream(path) >> bytes) || bytes >= most || ::stat(folder.c_str(), &about) != 0) continue;
       std::string group = boot + "/" + std::to_string(about.st_dev) + "/" + std::to_string(about.st_ino);
       if (std::ranges::find(seen, group) != seen.end()) continue;

@@ -17,7 +17,7 @@ int fork_generation() {
   return generation;
 }
 
-// Never destroyed, and within reach of leak checkers.
+// The list is never destroyed, but stays reachable for leak checkers.
 void keep_forever(std::shared_ptr<void> object) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<void>>;

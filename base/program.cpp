@@ -18,7 +18,7 @@ std::atomic<bool> has_failed = false;
 std::atomic<bool> is_to_end = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "it is written by a signal handler");
 
-// LibTorch appends its C++ backtrace to what(): the lines before it are the message.
+// LibTorch appends its C++ backtrace to what(): the text before it is the message.
 std::string without_backtrace(std::string message) {
   auto backtrace = message.find("\nException raised from");
   if (backtrace != std::string::npos) message.resize(backtrace);
@@ -32,14 +32,15 @@ void tell(const std::string& rank, const std::string& message) {
   std::fflush(stderr);
 }
 
-// An error that all ranks have alike. Rank 0 needs no name for it.
+// Reports an error that all ranks throw alike. Rank 0 omits its number.
 int tell_once(const std::string& rank, const char* message, int exit_code) {
   if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(2));
   tell(rank == "0" ? "" : rank, message);
   return exit_code;
 }
 
-// A launcher hands on what its ranks have got from elsewhere too: what comes at the same time is the same.
+// The launcher forwards a SIGTERM that its ranks may also have received directly: signals less than a second
+// after the first count as the same.
 void on_termination(int signal) {
   constexpr int64_t kSameTime = 1'000'000'000;  // nanoseconds
   static std::atomic<int64_t> first = 0;

@@ -14,7 +14,7 @@ Simd detect() {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-  // The builtin also asks whether the system saves the wide registers.
+  // The builtin also checks that the operating system saves the wide registers.
   if (!f16c || !__builtin_cpu_supports("avx2")) return Simd::portable;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

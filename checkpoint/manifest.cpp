@@ -185,14 +185,14 @@ std::string checksum_of_members(const json& value) {
 
 void check_checksum(json& value, const std::string& place) {
   if (!value.is_object() || !value.contains("checksum")) return;  // parse_members() reports it
-  const json told = value["checksum"];
+  const json recorded = value["checksum"];
   value.erase("checksum");
-  if (told != checksum_of_members(value)) {
+  if (recorded != checksum_of_members(value)) {
     throw UserError(place +
                     " is not what was written (another checksum): the checkpoint is damaged, load "
                     "another one");
   }
-  value["checksum"] = told;
+  value["checksum"] = recorded;
 }
 
 void check_range(const StateRange& range, const Manifest& manifest, const std::string& where) {

@@ -123,7 +123,7 @@ void Communicator::Group::close() {
   communicator_.close_group(false);
 }
 
-// Left by an exception.
+// Still open only if an exception has left the group.
 Communicator::Group::~Group() {
   if (open_) communicator_.close_group(true);
 }

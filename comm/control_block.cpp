@@ -40,15 +40,15 @@ std::string load_text(const char (&place)[kSize]) {
 }  // namespace
 
 struct alignas(64) ControlBlock::Header {
-  uint64_t job;  // from the beginning
+  uint64_t job;  // constant after make()
 };
 
-// Written by several ranks: the bell and the sleepers. By its own rank: the rest.
+// All ranks write the bell; only the rank itself writes the rest.
 struct alignas(64) ControlBlock::Rank {
   Word bell;
   Word sleepers;
-  Word taken;                                 // by a process
-  alignas(64) std::atomic<uint64_t> waiting;  // 0, or the slot's posted number with the kind above it
+  Word taken;                                 // 1 once a process has taken this rank
+  alignas(64) std::atomic<uint64_t> waiting;  // 0, or number + 1 with the kind in the bits above
   Word failed;
 };
 
@@ -100,7 +100,8 @@ ControlBlock::Slot& ControlBlock::slot(int rank, Numbered which) const {
   return slots[ring * kSlots + which.number % kSlots];
 }
 
-// Of ranks that post at the same time at least one sees that all have: stores and loads are in one order.
+// Sequentially consistent stores and loads: of ranks that post at the same time, at least one sees that all
+// have posted.
 void ControlBlock::post(Numbered which, const Posting& posting, std::string_view label,
                         std::string_view reason) {
   Slot& mine = slot(rank_, which);

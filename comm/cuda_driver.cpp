@@ -5,7 +5,7 @@
 namespace zerorun {
 namespace {
 
-// The driver's interface, as far as it is needed here: its types and numbers never change.
+// The part of the driver API used here: its types and numbers never change.
 using CudaResult = int;
 using Init = CudaResult(unsigned int flags);
 using DeviceCount = CudaResult(int* count);
@@ -21,7 +21,7 @@ std::string driver_error(void* driver, const char* call, CudaResult result) {
          (name ? name : "error " + std::to_string(result));
 }
 
-// Why none of the driver's GPUs will do; empty: they will.
+// Why this process cannot use the driver's GPUs; empty if it can.
 std::string unfit(void* driver, int count) {
   constexpr int kOldestDriver = 13000;  // CUDA 13.0
   constexpr int kMajorCapability = 75;

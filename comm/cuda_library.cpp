@@ -17,7 +17,7 @@ std::string last_error() {
   return words ? words : "unknown error";
 }
 
-// $ZERORUN_CUDA_LIBRARY alone; else by name, along the program's RUNPATH; else beside the program.
+// Only $ZERORUN_CUDA_LIBRARY if set; else by name along the program's RUNPATH, then beside the program.
 std::vector<std::string> usual_candidates() {
   const char* chosen = std::getenv("ZERORUN_CUDA_LIBRARY");
   if (chosen && *chosen) return {chosen};
@@ -31,7 +31,7 @@ std::vector<std::string> usual_candidates() {
   return candidates;
 }
 
-// See the note in the header. Nothing is asked of the driver: a process that has done so must not fork.
+// See the note in the header. Calls no driver function: a process that has done so must not fork.
 bool wanted_before_main() {
   const char* device = std::getenv("ZERORUN_DEVICE");
   if (device && std::string(device) == "cpu") return false;
@@ -51,7 +51,7 @@ const CudaLibrary& cuda_library() {
 CudaLibrary load_cuda_library(const std::vector<std::string>& candidates) {
   std::string words;
   for (const std::string& candidate : candidates) {
-    // All symbols at once: a library that does not fit must be noticed here, and not in mid-training.
+    // RTLD_NOW resolves all symbols, so that an incompatible library fails here and not in mid-training.
     void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle) {
       void* connect = dlsym(handle, kConnectCuda);

@@ -59,7 +59,7 @@ CommChoice comm_choice(const std::string& text) {
   throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm or gloo");
 }
 
-// torchrun's restart count is not part of it: agents of one job may count differently.
+// Leaves out torchrun's restart count: the agents of one job may count differently.
 std::string job_of_variables() {
   if (auto token = variable("ZERORUN_JOB")) return "zerorun " + *token;
   if (auto run = variable("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;
@@ -70,7 +70,8 @@ std::string job_of_variables() {
   return "";
 }
 
-// A name may mean another address elsewhere, and without LOCAL_WORLD_SIZE there may be an elsewhere.
+// A host name may resolve to another address on other hosts, and without LOCAL_WORLD_SIZE ranks may be on
+// other hosts.
 bool is_one_host(const Environment& environment) {
   const std::string& address = environment.master_addr;
   if (address == "localhost" || address == "::1" || address.starts_with("127.")) return true;

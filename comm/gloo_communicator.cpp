@@ -1,4 +1,4 @@
-// gloo/*.h come from comm/gloo_declarations.
+// The gloo/*.h headers come from comm/gloo_declarations.
 #define USE_C10D_GLOO 1
 #include "comm/gloo_communicator.h"
 
@@ -18,18 +18,18 @@
 #include "comm/deadline.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
-#include "comm/testimony.h"
+#include "comm/wait_board.h"
 
 namespace zerorun {
 namespace {
 
-// How long a Work that is dropped unwaited may take.
+// The longest time that the destructor of a Work waits if wait() was not called.
 constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using Message = c10::intrusive_ptr<c10d::Work>;
 
-// Receive buffers, kept for the next collective: as many as were ever in use at once.
+// Receive buffers, kept for reuse: as many as were ever in use at once.
 class Scratch {
  public:
   at::Tensor take(int64_t numel, at::ScalarType dtype) {
@@ -46,7 +46,7 @@ class Scratch {
       bytes = std::move(*best);
       free_.erase(best);
     } else {
-      if (largest != free_.end()) {  // too small, and a larger one takes its place
+      if (largest != free_.end()) {  // all are too small: a larger one replaces it
         bytes_ -= largest->numel();
         free_.erase(largest);
       }
@@ -73,11 +73,11 @@ class Scratch {
 
 class GlooWork : public Work {
  public:
-  GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, std::shared_ptr<Testimony> testimony,
+  GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, std::shared_ptr<WaitBoard> wait_board,
            CollectiveCall call, int tag, std::chrono::milliseconds timeout)
       : group_(std::move(group)),
         scratch_(std::move(scratch)),
-        testimony_(std::move(testimony)),
+        wait_board_(std::move(wait_board)),
         call_(std::move(call)),
         tag_(tag),
         timeout_(timeout) {
@@ -86,16 +86,16 @@ class GlooWork : public Work {
     start();
   }
 
-  // A message that nobody has waited for would keep later ones from arriving.
+  // Waits for the messages, because an unfinished one would keep later ones from arriving.
   ~GlooWork() override {
-    if (testimony_->broken()) return;
+    if (wait_board_->broken()) return;
     timeout_ = std::min(timeout_, kPatienceWithDropped);
     try {
       const Deadline deadline(timeout_);
       finish(receives_, deadline);
       finish(sends_, deadline);
     } catch (const std::exception&) {
-      // Whoever waits next is told.
+      // The next wait() reports the error.
     }
   }
 
@@ -115,11 +115,11 @@ class GlooWork : public Work {
  private:
   struct PeerMessage {
     int rank;
-    Message message;      // null when it could not be posted
-    std::string failure;  // why
+    Message message;      // null if it could not be posted
+    std::string failure;  // why it could not
   };
 
-  // The first receives are posted before the sends: Gloo sends a message once it is expected.
+  // Posts receives before sends, because Gloo sends a message only once its receiver expects it.
   void start() {
     switch (call_.kind) {
       case Collective::reduce_scatter:
@@ -178,7 +178,7 @@ class GlooWork : public Work {
     receives_.push_back(post(peer, [&] { return group_->recv(tensors, peer, tag_); }));
   }
 
-  // A connection that is known to be lost is told of by wait(), like one that gets lost later.
+  // If a connection is already lost, wait() reports it, as if it were lost later.
   template <typename Start>
   static PeerMessage post(int peer, Start start) {
     try {
@@ -188,7 +188,7 @@ class GlooWork : public Work {
     }
   }
 
-  // Why the message did not go through; empty when it did.
+  // Why the message failed; empty if it went through.
   static std::string failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
     if (!posted.message) return posted.failure;
     try {
@@ -199,8 +199,8 @@ class GlooWork : public Work {
     }
   }
 
-  // Looks at every message even after a failure, so that the error names all ranks that are missing. After a
-  // lost connection a rank that is merely late (Gloo says so by the word timeout) is not one of them.
+  // Checks every message even after a failure, so that the error names all missing ranks. Once a connection
+  // is lost, ranks that are merely late (Gloo's error then contains the word timeout) are not named.
   void finish(std::vector<PeerMessage>& messages, const Deadline& deadline) {
     std::vector<int> lost;
     std::vector<int> late;
@@ -217,10 +217,10 @@ class GlooWork : public Work {
     }
     messages.clear();
     if (lost.empty() && late.empty()) return;
-    testimony_->mark_broken();
+    wait_board_->mark_broken();
     std::vector<int> absent = lost;
     absent.insert(absent.end(), late.begin(), late.end());
-    if (auto disagreement = testimony_->disagreement(call_, absent)) throw CommError(*disagreement);
+    if (auto disagreement = wait_board_->disagreement(call_, absent)) throw CommError(*disagreement);
     const std::string what = describe(call_);
     if (!lost.empty()) {
       throw CommError(what + ": lost the connection to " + name_ranks(lost) + ", which has probably ended (" +
@@ -231,7 +231,7 @@ class GlooWork : public Work {
 
   Gloo group_;
   std::shared_ptr<Scratch> scratch_;
-  std::shared_ptr<Testimony> testimony_;
+  std::shared_ptr<WaitBoard> wait_board_;
   CollectiveCall call_;
   int tag_;
   std::chrono::milliseconds timeout_;
@@ -240,11 +240,11 @@ class GlooWork : public Work {
   std::vector<PeerMessage> sends_;
   std::vector<PeerMessage> receives_;
   at::Tensor own_;       // this rank's addend
-  at::Tensor received_;  // the others' addends, in rank order
+  at::Tensor received_;  // the other ranks' addends, in rank order
 };
 
-// A forked child has no thread that would move its parent's messages, and what it does to them its parent
-// suffers from.
+// A forked child has no thread that transfers its parent's messages, and destroying or waiting for its copy
+// would disturb the parent's.
 class WorkOfThisProcess : public Work {
  public:
   WorkOfThisProcess(std::shared_ptr<GlooWork> work, int rank)
@@ -266,7 +266,7 @@ class GlooCommunicator : public Communicator {
   GlooCommunicator(Gloo group, const StorePointer& store, std::chrono::milliseconds timeout)
       : Communicator(group->getRank(), group->getSize(), timeout),
         group_(std::move(group)),
-        testimony_(std::make_shared<Testimony>(store, group_->getRank())),
+        wait_board_(std::make_shared<WaitBoard>(store, group_->getRank())),
         store_(store) {}
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
@@ -276,12 +276,12 @@ class GlooCommunicator : public Communicator {
   std::unique_ptr<Work> start(CollectiveCall call) override {
     const int tag = tag_of(call);
     return std::make_unique<WorkOfThisProcess>(
-        std::make_shared<GlooWork>(group_, scratch_, testimony_, std::move(call), tag, timeout()), rank());
+        std::make_shared<GlooWork>(group_, scratch_, wait_board_, std::move(call), tag, timeout()), rank());
   }
 
-  // Numbers need only differ among collectives of a kind under way. All sizes and labels so far go in too:
-  // ranks that are out of step then miss each other, and their deadline, in place of taking each other's
-  // messages; two that the tag takes for equal are found out by the next.
+  // The number needs to differ only among collectives of one kind under way. A hash of all sizes and labels
+  // so far is included, so that ranks out of step do not receive each other's messages and run into their
+  // deadline instead. If two histories have the same hash by chance, the next collective reveals it.
   int tag_of(const CollectiveCall& call) {
     const auto kind = static_cast<size_t>(call.kind);
     const int number = number_[kind] = (number_[kind] + 1) & 0x1ff;
@@ -293,7 +293,7 @@ class GlooCommunicator : public Communicator {
   }
 
   Gloo group_;
-  std::shared_ptr<Testimony> testimony_;
+  std::shared_ptr<WaitBoard> wait_board_;
   StorePointer store_;
   int boards_ = 0;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();

@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kReady[] = "ready";
 
-// What tells hosts apart, and on one host containers whose processes do not see each other's.
+// Differs between hosts, and between containers of one host that do not see each other's processes.
 std::string name_of_host() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
@@ -26,8 +26,8 @@ std::string name_of_host() {
   return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
 }
 
-// Stands at the beginning of a rank's arena until all have found it there: whoever maps what another process
-// has under that number, or another rank, or a rank of another job, does not take it for that.
+// Stored at the beginning of a rank's arena until all ranks have found it there. It shows that an opened
+// segment is not that of another process with the same process id, of another rank or of another job.
 struct Mark {
   uint64_t job = 0;
   int64_t rank = 0;
@@ -36,13 +36,13 @@ struct Mark {
   bool operator==(const Mark&) const = default;
 };
 
-// What a rank says of its memory.
+// How other ranks find this rank's memory.
 struct Introduction {
   pid_t pid = 0;
   int arena = -1;
   size_t arena_bytes = 0;
-  uint64_t number = 0;  // of its mark
-  int control = -1;     // rank 0's
+  uint64_t number = 0;  // of its Mark
+  int control = -1;     // rank 0's descriptor
   int blocks = -1;      // likewise
 
   std::string text() const {
@@ -63,7 +63,7 @@ Mark& mark_in(const SharedSegment& segment) {
   return *reinterpret_cast<Mark*>(segment.data());
 }
 
-// The watch comes first: what it holds on to is then the process that has the mark.
+// Adds the process to the watch first: if its arena then has the mark, the watch holds the right process.
 SharedSegment open_arena(const Introduction& theirs, const Mark& mark, ProcessWatch& processes) {
   processes.add(theirs.pid);
   SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
@@ -75,7 +75,7 @@ SharedSegment open_arena(const Introduction& theirs, const Mark& mark, ProcessWa
 
 struct Own {
   SharedSegment arena;
-  SharedSegment control;  // on rank 0
+  SharedSegment control;  // on rank 0 only
   SharedSegment blocks;   // likewise
   Introduction introduction;
 };
@@ -129,7 +129,7 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introduction
                 .processes = std::move(processes)});
 }
 
-// Of all ranks' reports the first that is not kReady; empty: there is none.
+// The first of all ranks' reports that is not kReady; empty if all are.
 std::string first_obstacle(const std::vector<std::string>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];
@@ -153,7 +153,7 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
     return nullptr;
   }
 
-  // Each step ends with all ranks knowing whether all have come through it, so that they turn back together.
+  // After each step all ranks learn whether it succeeded on every rank, so that all return null together.
   std::string report = kReady;
   Own own;
   try {

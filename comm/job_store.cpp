@@ -13,7 +13,7 @@ std::chrono::milliseconds earlier(const Deadline& deadline, std::chrono::millise
   return limit == c10d::Store::kNoTimeout ? deadline.remaining() : std::min(deadline.remaining(), limit);
 }
 
-// What Gloo asks for to connect.
+// The c10d::Store that Gloo uses to connect.
 class DeadlineStore : public c10d::Store {
  public:
   DeadlineStore(StorePointer store, const Deadline& deadline)
@@ -58,7 +58,8 @@ class DeadlineStore : public c10d::Store {
 
 }  // namespace
 
-// A call that does not return keeps the line busy: a second one would only leave a second thread behind.
+// A call that does not return keeps the line busy, so that further calls do not each leave another thread
+// behind.
 struct JobStore::Line {
   Connection connection;
   std::string keeper;
@@ -96,7 +97,7 @@ std::invoke_result_t<Talk, c10d::Store&> JobStore::talk(Talk talk, const Deadlin
   if (!line_->take(deadline)) throw StoreError(words_of_silence(line_->keeper), true);
   std::shared_ptr<void> turn(nullptr, [line = line_](void*) { line->free(); });
   auto result = start_talk([line = line_, turn = std::move(turn), talk = std::move(talk)]() mutable {
-    const std::shared_ptr<void> ours = std::move(turn);  // over before the answer is there
+    const std::shared_ptr<void> ours = std::move(turn);  // frees the line before the caller gets its answer
     return talk(*line->connection);
   });
   const Deadline::Clock::time_point end = std::max(deadline.end(), Deadline::Clock::now());

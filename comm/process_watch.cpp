@@ -15,7 +15,7 @@ namespace zerorun {
 void ProcessWatch::add(pid_t pid) {
   const bool own = static_cast<int>(processes_.size()) == rank_;
   processes_.push_back(pid);
-  // Not by glibc's function of this name: in 2.36 it is not declared for C++.
+  // By syscall(), because glibc 2.36 does not declare pidfd_open() for C++.
   descriptors_.emplace_back(own ? -1 : static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!own && !descriptors_.back().is_open()) {
     throw Error("process " + std::to_string(pid) +
@@ -25,7 +25,7 @@ void ProcessWatch::add(pid_t pid) {
 
 std::vector<int> ProcessWatch::ended() const {
   std::vector<int> ranks;
-  std::vector<pollfd> polled;  // poll() passes over negative descriptors
+  std::vector<pollfd> polled;  // poll() skips negative descriptors
   for (const UniqueFd& descriptor : descriptors_) {
     polled.push_back({.fd = descriptor.get(), .events = POLLIN, .revents = 0});
   }

@@ -11,10 +11,10 @@
 namespace zerorun {
 namespace {
 
-// Small enough that the running sum stays in the first-level cache while the ranks' slices stream past.
+// Small enough that the running sum stays in the L1 cache while the ranks' slices stream past.
 constexpr int64_t kBlock = 2048;
 
-// They are the same memory or lie apart: nothing stands in the way of vectors.
+// `output` either equals `a` or `b` or does not overlap them, so the loop can be vectorized (ivdep).
 template <typename T>
 void add(T* output, const T* a, const T* b, int64_t length) {
   constexpr int64_t kChunk = 256 / sizeof(T);
@@ -50,7 +50,7 @@ void sum(T* output, int64_t numel, std::span<const void* const> slices) {
   }
 }
 
-// For outputs that no cache would keep.
+// For outputs too large to stay in a cache.
 template <typename T>
 void sum_past_caches(T* output, int64_t numel, std::span<const void* const> slices) {
   constexpr int64_t kChunk = 64;
@@ -83,7 +83,7 @@ void sum_past_caches(T* output, int64_t numel, std::span<const void* const> slic
 template <typename T>
 void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   T* values = output.mutable_data_ptr<T>();
-  // What is added to in place is in the cache already.
+  // An output that is also an input is in the cache already.
   const bool apart = std::ranges::find(slices, static_cast<const void*>(values)) == slices.end();
   if (apart && slices.size() > 1 && output.nbytes() >= kPastCaches && may_pass_caches(values)) {
     sum_past_caches(values, output.numel(), slices);
@@ -92,7 +92,7 @@ void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   }
 }
 
-// 16 bits are too few for a running sum: it is kept in float32 and rounded once.
+// Keeps the running sum in float32 and rounds it once, because 16 bits are too few for it.
 void sum_narrow(void* output, Dtype dtype, int64_t numel, std::span<const void* const> slices) {
   if (slices.size() == 1 && slices[0] == output) return;
   std::array<float, kBlock> total;

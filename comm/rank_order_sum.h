@@ -1,4 +1,4 @@
-// The only place where gradients of several ranks are added.
+// The only place where gradients of several CPU ranks are added (NCCL adds those of GPUs).
 #pragma once
 
 #include <ATen/core/Tensor.h>

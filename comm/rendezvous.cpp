@@ -17,13 +17,13 @@
 namespace zerorun {
 namespace {
 
-// What stands in the way of training on GPUs; empty: nothing. `gpus`: how many there are.
+// Why this process cannot train on GPUs; empty if it can. `gpus`: how many GPUs the driver reports.
 std::string obstacle_to_cuda(int& gpus) {
   std::string reason;
   return count_usable_gpus(reason, &gpus) == 0 ? reason : cuda_library().failure;
 }
 
-// Whether this rank can and should train on its GPU. It tells why not where that may surprise.
+// Whether this rank can and should train on its GPU. Logs the reason if a GPU exists but is not used.
 bool wants_cuda(const Environment& environment) {
   if (environment.device == DeviceChoice::cpu) return false;
   int gpus = 0;
@@ -42,7 +42,7 @@ bool wants_cuda(const Environment& environment) {
 constexpr char kOnCpu[] = "cpu";
 constexpr char kOnCuda[] = "cuda";
 
-// All ranks train on GPUs, or none does. Those on the CPU need not ask: the others follow them.
+// Either all ranks train on GPUs or none does. Ranks on the CPU need not call this: the others follow them.
 bool all_on_cuda(const Environment& environment, const std::vector<std::string>& brought) {
   std::vector<int> others;
   for (int rank = 0; rank < environment.world_size; ++rank) {
@@ -54,7 +54,7 @@ bool all_on_cuda(const Environment& environment, const std::vector<std::string>&
   if (environment.device == DeviceChoice::cuda) {
     throw UserError("training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but " + reason);
   }
-  int first = 0;  // of those that did find one
+  int first = 0;  // the first rank that found a GPU
   for (int other : others) first += other == first;
   if (environment.rank == first) log_warning("training runs on the CPU: " + reason);
   return false;
@@ -63,7 +63,8 @@ bool all_on_cuda(const Environment& environment, const std::vector<std::string>&
 constexpr char kGloo[] = "gloo";
 constexpr char kSharedMemory[] = "shm";
 
-// All ranks say what they want, since all have to do the same. Empty: nothing stands in the way.
+// Why shared memory must not be used; empty if it may. All ranks exchange their choices, because all have to
+// do the same.
 std::string obstacle_to_shared_memory(const Environment& environment, const StorePointer& store,
                                       const Deadline& deadline, bool& demanded) {
   const char* word = environment.comm == CommChoice::gloo            ? kGloo
@@ -86,7 +87,7 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
   const bool tries = obstacle.empty();
   if (tries) communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
   if (demanded && !communicator) {
-    part_from_store(*store, environment.rank, environment.world_size, deadline);
+    keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
     throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
   }
   if (communicator) return communicator;
@@ -111,7 +112,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     bool demanded = false;
     if (on_cuda) obstacle_to_shared_memory(environment, store, deadline, demanded);
     if (demanded) {
-      part_from_store(*store, environment.rank, environment.world_size, deadline);
+      keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
       throw UserError(
           "shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
           "NCCL: "

@@ -55,7 +55,7 @@ uint64_t Seal::job() const {
   return sip_hash(first_, second_, "job");
 }
 
-// The lengths keep what is key from being taken for value.
+// The key's length separates key and value unambiguously.
 uint64_t Seal::code(std::string_view key, std::string_view value) const {
   return sip_hash(first_, second_, std::to_string(key.size()) + " " + std::string(key) + std::string(value));
 }

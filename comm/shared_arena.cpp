@@ -26,8 +26,8 @@ size_t limit_of(int resource) {
 
 }  // namespace
 
-// A process maps the arenas of all ranks: together they stay well below the 128 TiB of addresses that it has,
-// and within RLIMIT_AS. A file beyond RLIMIT_FSIZE would end the process.
+// A process maps the arenas of all ranks: together they must stay well below its 128 TiB of address space and
+// within RLIMIT_AS. Growing a file beyond RLIMIT_FSIZE would end the process.
 size_t arena_bytes(int world_size) {
   constexpr size_t kAddresses = size_t{32} << 40;
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -50,7 +50,7 @@ std::optional<at::Tensor> SharedArena::allocate(int64_t numel, at::ScalarType dt
       at::TensorOptions().dtype(dtype));
 }
 
-// The first place that is large enough: what is allocated once and early lies at the beginning.
+// First fit: what is allocated once and early stays at the beginning.
 std::optional<int64_t> SharedArena::take(int64_t bytes) {
   const int64_t wanted = std::max(in_pages(bytes), kPage);
   if (!home_.is_current()) return std::nullopt;
@@ -66,7 +66,8 @@ std::optional<int64_t> SharedArena::take(int64_t bytes) {
 void SharedArena::give_back(int64_t offset, int64_t bytes) {
   if (!home_.is_current()) return;
   int64_t size = std::max(in_pages(bytes), kPage);
-  // The memory goes back to the system, out of all processes that have seen it, and is zero when it returns.
+  // The pages return to the system, for all processes that map them, and read as zeros when they are used
+  // again.
   if (madvise(at(offset), static_cast<size_t>(size), MADV_REMOVE) != 0) std::memset(at(offset), 0, size);
   std::lock_guard lock(mutex_);
   auto next = free_.lower_bound(offset);

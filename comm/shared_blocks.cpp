@@ -77,7 +77,8 @@ std::atomic<int>& SharedBlocks::users(const Block& block) const {
   return *reinterpret_cast<std::atomic<int>*>(arena_.at(block.offset + block.bytes));
 }
 
-// Mapped elsewhere and then moved: a mapping that fails in its final place takes away what was there.
+// Maps at another address and moves the mapping: a failed mmap at the final address would unmap what is
+// there.
 bool SharedBlocks::map(const Block& block, int sharing) const {
   void* place = arena_.at(block.offset);
   const auto size = static_cast<size_t>(block.bytes);
@@ -92,7 +93,7 @@ bool SharedBlocks::map(const Block& block, int sharing) const {
   return true;
 }
 
-// A place that does not show what is shared must not be given out again.
+// If the block cannot be mapped as shared again, it is not released: it must not be reused in this state.
 void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {
@@ -101,7 +102,7 @@ void SharedBlocks::let_go(const Block& block) {
   }
   if (users(block).fetch_sub(1) > 2) return;
   madvise(arena_.at(block.offset), static_cast<size_t>(block.bytes), MADV_REMOVE);
-  users(block).store(0);  // from here on it may be given out again
+  users(block).store(0);  // from here on reserve() may reuse it
 }
 
 }  // namespace zerorun

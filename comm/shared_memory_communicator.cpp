@@ -11,7 +11,7 @@
 namespace zerorun {
 namespace {
 
-// Less is not worth pages of its own: it is copied when it is sent.
+// Smaller tensors are not worth pages of their own: they are copied when they are sent.
 constexpr int64_t kSmallestShared = 4096;
 constexpr int64_t kNowhere = -1;
 
@@ -22,7 +22,7 @@ class SharedMemoryWork : public Work {
       : rank_(rank), transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
 
   void wait() override {
-    check_not_forked(home_, rank_, "a collective");  // else it would take its parent's share
+    check_not_forked(home_, rank_, "a collective");  // a forked child would do its parent's part
     transfers_->wait(*transfer_);
   }
 

@@ -17,14 +17,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the end of a process may go unnoticed by those who wait for it.
+// How often a waiting rank checks whether the processes of other ranks have ended.
 constexpr milliseconds kLook(250);
-// How long memory that nobody waited for is kept for those who read it.
+// How long the destructor waits for ranks that still read memory of a collective whose wait() was not called.
 constexpr milliseconds kPatienceWithDropped(10'000);
 
-// What a wait may spin before it sleeps. A rank that has its cores for itself takes them from nobody; where
-// ranks share cores, the one that is waited for would get less of them. Longer than it takes to wake a rank:
-// else two that once have slept wake each other for ever, each asleep when the other comes.
+// How long a wait spins before it sleeps. A rank with cores of its own takes no time from other ranks by
+// spinning; if ranks share cores, spinning would slow down the rank that is waited for. Longer than waking a
+// rank takes: otherwise two ranks that have slept once keep waking each other, each asleep when the other
+// arrives.
 std::chrono::microseconds spin_of(int world_size) {
   const bool own = count_usable_cores() >= world_size * at::get_num_threads();
   return std::chrono::microseconds(own ? 100 : 0);
@@ -40,7 +41,7 @@ void copy_bytes(const at::Tensor& to, int64_t slice, const void* from, size_t by
   copy_much(static_cast<char*>(to.mutable_data_ptr()) + static_cast<size_t>(slice) * bytes, from, bytes);
 }
 
-// An all-reduce writes where it reads, so its input cannot be lent.
+// Whether other ranks read this rank's input.
 bool others_read(const CollectiveCall& call, int rank) {
   return call.kind == Collective::reduce_scatter || call.kind == Collective::all_gather ||
          call.kind == Collective::all_reduce || (call.kind == Collective::broadcast && rank == call.root);
@@ -77,7 +78,7 @@ SharedTransfers::~SharedTransfers() {
       if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kPatienceWithDropped));
     }
   } catch (const std::exception&) {
-    // The others wait in vain for this rank, and say so.
+    // The other ranks' waits for this rank fail and report it.
   }
 }
 
@@ -118,7 +119,7 @@ int64_t SharedTransfers::scratch_bytes() const {
   return scratch_bytes_;
 }
 
-// The slot still has an earlier collective where very many are under way.
+// If very many collectives are under way, the slot still holds an earlier one: waits for that.
 void SharedTransfers::free_slot(Numbered next) {
   if (next.number < ControlBlock::kSlots) return;
   next.number -= ControlBlock::kSlots;
@@ -132,6 +133,7 @@ void SharedTransfers::free_slot(Numbered next) {
   if (earlier) await(*earlier, is_over, timeout_);
 }
 
+// An all-reduce overwrites its input, so other ranks read a copy of it.
 void SharedTransfers::lend(Transfer& transfer) {
   const at::Tensor& input = transfer.call.input;
   const auto place = arena().offset_of(input.const_data_ptr(), input.nbytes());
@@ -146,7 +148,7 @@ void SharedTransfers::lend(Transfer& transfer) {
   std::memcpy(arena().at(block.offset), input.const_data_ptr(), input.nbytes());
 }
 
-// As many blocks as were ever in use at once; one that is too small makes room for a larger one.
+// Keeps as many blocks as were ever in use at once; frees one that is too small when it needs a larger one.
 SharedTransfers::Block SharedTransfers::take_scratch(int64_t bytes) {
   std::lock_guard lock(mutex_);
   auto best = scratch_.end();
@@ -191,7 +193,7 @@ void SharedTransfers::advance(Transfer& transfer) {
     }
     if (transfer.call.input.numel() > 0 && !transfer.in_place) take_share(transfer);
     transfer.taken = true;
-    transfer.call.output.reset();  // the caller's again: it may free the memory while others still read
+    transfer.call.output.reset();  // the caller's again: it may free it while other ranks still read
     if (!transfer.lends) transfer.call.input.reset();
     control_.finish(transfer.which);
   }
@@ -257,7 +259,7 @@ void SharedTransfers::take_share(const Transfer& transfer) {
   }
 }
 
-// output = the sum of what lies at `own_offset`, in bytes, of every rank's input.
+// output = the sum over ranks of their inputs from byte `own_offset` on.
 void SharedTransfers::take_sum(const Transfer& transfer, int64_t own_offset) {
   for (int rank = 0; rank < world_size_; ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
   sum_in_rank_order(transfer.call.output, slices_);
@@ -281,7 +283,8 @@ void SharedTransfers::await(Transfer& transfer, Condition done, milliseconds tim
   control_.say_waiting(std::nullopt);
 }
 
-// What is waited for comes first, then all that others may wait for.
+// Advances `transfer` first, then all others, which other ranks may wait for. Throws if `transfer` has a
+// disagreement.
 bool SharedTransfers::reached(Transfer& transfer, Condition done) {
   std::lock_guard lock(mutex_);
   advance(transfer);
@@ -291,12 +294,12 @@ bool SharedTransfers::reached(Transfer& transfer, Condition done) {
   return done(transfer);
 }
 
-// Throws if a rank that is needed has ended, or at the deadline.
+// Throws if the process of a rank that is needed has ended, or at the deadline.
 void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const Deadline& deadline) {
   const std::vector<int> ended = ranks_->processes.ended();
   const bool late = Deadline::Clock::now() >= deadline.end();
   if (ended.empty() && !late) return;
-  if (reached(transfer, done)) return;  // it came before its rank ended
+  if (reached(transfer, done)) return;  // the rank did its part before it ended
   const std::vector<int> missing = absent(transfer);
   std::vector<int> gone;
   std::ranges::set_intersection(missing, ended, std::back_inserter(gone));
@@ -308,7 +311,7 @@ void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const 
   fail(missed_deadline(what, blamed(transfer, missing), deadline.timeout()));
 }
 
-// Ranks that have not posted; if all have, those that have not finished.
+// Ranks that have not posted; if this rank has done its part, ranks that have not finished.
 std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks;
@@ -320,8 +323,8 @@ std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
   return ranks;
 }
 
-// Not those that have given up themselves, or that wait for what this rank has brought long ago, as long as
-// there are others.
+// `absent` without the ranks that have failed themselves, and without those that wait for a collective that
+// this rank has posted already; each group is kept if no others would remain.
 std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::vector<int>& absent) const {
   std::vector<int> ranks = absent;
   remove(ranks, [&](int rank) { return control_.has_failed(rank); });
@@ -336,7 +339,8 @@ std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::ve
   return ranks;
 }
 
-// The text for a rank that waits for something that this one has not started, while this one waits for it.
+// The message for a rank that waits for a collective that this rank has not started, while this rank waits
+// for that rank.
 std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::vector<int>& absent) const {
   std::lock_guard lock(mutex_);
   for (const auto& other : under_way_) {

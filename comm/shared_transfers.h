@@ -36,7 +36,8 @@ class SharedTransfers {
 
   SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
                   std::chrono::milliseconds timeout);
-  /// Waits at most ten seconds for ranks that still read from this one, since freed memory reads as zeros.
+  /// Waits for ranks that still read from this one, since freed memory reads as zeros: at most ten seconds
+  /// for each collective.
   ~SharedTransfers();
 
   /// Posts the collective, and reads the parts of other ranks that are already posted.

@@ -18,7 +18,7 @@
 namespace zerorun {
 namespace {
 
-// Where the keeper of the store says, to anybody, which job it is for.
+// The key under which the host of the store publishes, unsealed, which job the store is for.
 constexpr char kJobKey[] = "zerorun/job";
 
 std::string address_of(const Environment& environment) {
@@ -45,16 +45,16 @@ std::string this_process() {
   return "process " + std::to_string(getpid()) + " of " + (known ? host.data() : "an unknown host");
 }
 
-// What a process keeps of a job until it ends. After a fork it is the parent's.
+// What a process keeps of a job until it ends. A forked child does not own its copy.
 struct Membership {
   ~Membership() {
-    // Its threads are not here to be ended.
+    // The store's threads do not exist in a forked child, so they cannot be joined there.
     if (process != getpid()) keep_forever(std::make_shared<Connection>(std::move(keeper)));
   }
 
   std::mutex mutex;
   pid_t process = getpid();
-  Connection keeper;  // rank 0's: the store itself
+  Connection keeper;  // rank 0: the store itself
   bool has_rank = false;
   int connects = 0;
 };
@@ -69,14 +69,14 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   return all[name];
 }
 
-// Only the master address where that is enough: nobody else is to reach the store then.
+// Listens only on the master address if that is enough, so that no one else can reach the store.
 UniqueFd listen_as_rank_0(const Environment& environment) {
   UniqueFd inherited = take_inherited_socket(environment.master_port);
   if (inherited.is_open()) return inherited;
   return listen_on(environment.one_host ? environment.master_addr : "", environment.master_port).fd;
 }
 
-// `text`: what the store says of the job that it is for.
+// `text`: the job that the store says it is for.
 void check_job(const std::string& text, const std::string& own, const Environment& environment) {
   if (text == own) return;
   throw UserError("rank " + std::to_string(environment.rank) + " has come to the store of another job at " +
@@ -85,7 +85,8 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
-// All that is said to the store outside of JobStore. With `listening`, its socket, the store itself is here.
+// All communication with the store outside of JobStore. If `listening` is open, hosts the store on that
+// socket.
 Connection open_connection(const Environment& environment, const Seal& seal, UniqueFd listening,
                            const Deadline& deadline) {
   c10d::TCPStoreOptions options;
@@ -97,7 +98,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   const std::string own = hexadecimal(seal.job());
   auto opening = start_talk([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (environment.agent_store) return {store, own};  // it serves more than our ranks
+    if (environment.agent_store) return {store, own};  // this store serves others too
     if (options.isServer) store->c10d::Store::set(kJobKey, own);
     store->wait({kJobKey}, deadline.remaining());
     return {store, store->get_to_str(kJobKey)};
@@ -114,13 +115,13 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   return opened.value->first;
 }
 
-// What `process` says when it takes its rank: no two say the same.
+// The value with which `process` claims its rank: unique to each call.
 std::string claim_of(const std::string& process) {
   std::random_device random;
   return hexadecimal(uint64_t{random()} << 32 | random()) + " " + process;
 }
 
-// Whoever comes second is told, and the first does not notice.
+// The second process that takes a rank gets the error; the first does not notice.
 void take_rank(const JobStore& job, const Environment& environment, const Deadline& deadline) {
   const std::string rank = "rank " + std::to_string(environment.rank);
   const std::string mine = claim_of(this_process());
@@ -134,13 +135,13 @@ void take_rank(const JobStore& job, const Environment& environment, const Deadli
 }
 
 std::string prefix_of(const Environment& environment, const Seal& seal) {
-  // The agent's store outlives the ranks: each of its attempts needs keys of its own, as torch.distributed
-  // has it.
+  // The agent's store outlives the ranks: each of its attempts needs keys of its own, as in
+  // torch.distributed.
   const std::string attempt = environment.agent_store ? "/worker/attempt_" + environment.attempt + "/" : "";
   return attempt + "zerorun/" + hexadecimal(seal.job()) + "/";
 }
 
-// Runs `body`, which talks to the store for `purpose`.
+// Runs `body`, which calls the store; adds `purpose` to its errors.
 template <typename Body>
 auto told_why(const std::string& purpose, const Deadline& deadline, const Body& body) {
   try {
@@ -151,7 +152,8 @@ auto told_why(const std::string& purpose, const Deadline& deadline, const Body& 
   }
 }
 
-// The keeper's deadline may have come a moment before ours: who has not come is worth more than that.
+// The store's host may have reached its deadline and ended a moment before this rank: the error still names
+// the missing rank.
 std::optional<std::string> await_word(const JobStore& store, const std::string& key, int rank,
                                       const Deadline& deadline, const std::string& purpose) {
   try {
@@ -211,13 +213,13 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
   return words;
 }
 
-void part_from_store(const JobStore& store, int rank, int world_size, const Deadline& deadline) {
+void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline) {
   auto key = [](int other) { return "parted/" + std::to_string(other); };
   try {
     store.set(key(rank), "", deadline);
     for (int other = 1; rank == 0 && other < world_size; ++other) store.await(key(other), deadline);
   } catch (const CommError&) {
-    // What all ranks have been told matters more.
+    // The error that all ranks are about to throw matters more.
   }
 }
 

@@ -33,6 +33,6 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
 
 /// For errors that all ranks throw: on the rank that keeps the store it returns when all other ranks have
 /// called it too, and so have read what they need. Never throws.
-void part_from_store(const JobStore& store, int rank, int world_size, const Deadline& deadline);
+void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline);
 
 }  // namespace zerorun

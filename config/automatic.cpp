@@ -60,10 +60,10 @@ void AutomaticNotes::add(const KeyFact& fact, const Position& at, const std::str
   keys += (keys.empty() ? "" : ", ") + path + (has_value ? " = " + to_json(value) : "");
 }
 
-void AutomaticNotes::tell(Diagnostics& diagnostics) const {
+void AutomaticNotes::report(Diagnostics& diagnostics) const {
   std::string text;
   for (const auto& [giver, keys] : groups_) text += (text.empty() ? "" : "; ") + giver + ": " + keys;
-  if (!text.empty()) diagnostics.tell(Severity::note, at_, path_, "\"auto\": " + text);
+  if (!text.empty()) diagnostics.add_message(Severity::note, at_, path_, "\"auto\": " + text);
 }
 
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,

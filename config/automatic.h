@@ -28,7 +28,7 @@ class AutomaticNotes {
   /// `value`: the value that the key gets; monostate if other keys determine it.
   void add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
            const SettingValue& value);
-  void tell(Diagnostics& diagnostics) const;
+  void report(Diagnostics& diagnostics) const;
 
  private:
   Position at_;

@@ -39,11 +39,11 @@ void Resolution::report(std::string_view path, std::string expected, std::string
 }
 
 void Resolution::note(std::string_view path, std::string_view text) const {
-  diagnostics.tell(Severity::note, settings.place(path), settings.written(path), text);
+  diagnostics.add_message(Severity::note, settings.place(path), settings.written(path), text);
 }
 
 void Resolution::warn(std::string_view path, std::string_view text) const {
-  diagnostics.tell(Severity::warning, settings.place(path), settings.written(path), text);
+  diagnostics.add_message(Severity::warning, settings.place(path), settings.written(path), text);
 }
 
 CheckedConfig check_config(std::string_view text, const std::string& origin, const CheckOptions& options) {
@@ -69,9 +69,9 @@ Config parse_config(std::string_view text, const std::string& origin, const Load
       diagnostics);
   Config config = resolve({settings, diagnostics, Purpose::run}, options.world_size);
   diagnostics.throw_if_any();
-  for (const Finding& finding : diagnostics.findings()) {
-    auto& lines = finding.severity == Severity::warning ? config.warnings : config.notes;
-    lines.push_back(diagnostics.headline(finding));
+  for (const Diagnostic& diagnostic : diagnostics.messages()) {
+    auto& lines = diagnostic.severity == Severity::warning ? config.warnings : config.notes;
+    lines.push_back(diagnostics.headline(diagnostic));
   }
   config.resolved = show_settings(settings);
   return config;

@@ -7,7 +7,7 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_kept = 1000;       // findings of one severity
+constexpr std::size_t max_kept = 1000;       // messages of one severity
 constexpr std::size_t max_path_bytes = 240;  // longer than all known paths
 constexpr int max_columns_before = 70;       // of a line of the file, in front of the caret
 constexpr int max_columns = 110;
@@ -35,14 +35,15 @@ void Diagnostics::report(Mistake mistake, Severity severity) {
   add({severity, std::move(mistake), std::move(text)});
 }
 
-void Diagnostics::tell(Severity severity, const Position& at, std::string_view path, std::string_view text) {
+void Diagnostics::add_message(Severity severity, const Position& at, std::string_view path,
+                              std::string_view text) {
   add({severity, Mistake{at, std::string(path), "", "", ""}, std::string(text)});
 }
 
-void Diagnostics::add(Finding finding) {
-  const bool kept = keeps(finding.severity);
-  ++counts_[static_cast<std::size_t>(finding.severity)];
-  if (kept) findings_.push_back(std::move(finding));
+void Diagnostics::add(Diagnostic diagnostic) {
+  const bool kept = keeps(diagnostic.severity);
+  ++counts_[static_cast<std::size_t>(diagnostic.severity)];
+  if (kept) messages_.push_back(std::move(diagnostic));
 }
 
 bool Diagnostics::keeps(Severity severity) const {
@@ -60,22 +61,22 @@ std::string Diagnostics::left_out_line(Severity severity) const {
          (count == 1 ? "" : "s");
 }
 
-std::vector<Finding> Diagnostics::findings() const {
-  std::vector<Finding> sorted = findings_;
-  std::ranges::stable_sort(sorted, {}, [](const Finding& finding) { return finding.at().offset; });
+std::vector<Diagnostic> Diagnostics::messages() const {
+  std::vector<Diagnostic> sorted = messages_;
+  std::ranges::stable_sort(sorted, {}, [](const Diagnostic& diagnostic) { return diagnostic.at().offset; });
   return sorted;
 }
 
-std::string Diagnostics::headline(const Finding& finding) const {
+std::string Diagnostics::headline(const Diagnostic& diagnostic) const {
   const std::string path =
-      finding.mistake.path.empty() ? "top level" : shortened(finding.mistake.path, max_path_bytes);
-  return origin_ + ":" + std::to_string(finding.at().line) + ":" + std::to_string(finding.at().column) +
-         ": " + std::string(name_of(finding.severity)) + ": " + printable(path + ": " + finding.text);
+      diagnostic.mistake.path.empty() ? "top level" : shortened(diagnostic.mistake.path, max_path_bytes);
+  return origin_ + ":" + std::to_string(diagnostic.at().line) + ":" + std::to_string(diagnostic.at().column) +
+         ": " + std::string(name_of(diagnostic.severity)) + ": " + printable(path + ": " + diagnostic.text);
 }
 
-std::string Diagnostics::render(const Finding& finding) const {
-  const std::string line = source_line(finding.at());
-  return line.empty() ? headline(finding) : headline(finding) + "\n" + line;
+std::string Diagnostics::render(const Diagnostic& diagnostic) const {
+  const std::string line = source_line(diagnostic.at());
+  return line.empty() ? headline(diagnostic) : headline(diagnostic) + "\n" + line;
 }
 
 // The line with a caret below it. A long line is cut to the part around the position.
@@ -105,10 +106,10 @@ std::string Diagnostics::source_line(const Position& at) const {
 
 void Diagnostics::throw_if_any() const {
   std::string message;
-  for (const Finding& finding : findings()) {
-    if (finding.severity != Severity::error) continue;
+  for (const Diagnostic& diagnostic : messages()) {
+    if (diagnostic.severity != Severity::error) continue;
     if (!message.empty()) message += '\n';
-    message += render(finding);
+    message += render(diagnostic);
   }
   if (const std::string more = left_out_line(Severity::error); !more.empty()) message += "\n" + more;
   if (!message.empty()) throw UserError(message);

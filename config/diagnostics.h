@@ -35,7 +35,7 @@ enum class Severity {
 
 std::string_view name_of(Severity severity);
 
-struct Finding {
+struct Diagnostic {
   Severity severity = Severity::error;
   Mistake mistake;   // warnings and notes have only `at` and `path`, unless they are tolerated mistakes
   std::string text;  // the message after the path
@@ -49,36 +49,36 @@ class Diagnostics {
   Diagnostics(std::string origin, std::string_view text) : origin_(std::move(origin)), text_(text) {}
 
   void report(Mistake mistake, Severity severity = Severity::error);
-  void tell(Severity severity, const Position& at, std::string_view path, std::string_view text);
+  void add_message(Severity severity, const Position& at, std::string_view path, std::string_view text);
 
   bool any(Severity severity) const { return count_of(severity) > 0; }
-  /// Whether another finding of this severity would be kept. Only the first thousand of each severity are, to
-  /// bound memory.
+  /// Whether another message of this severity would be kept. Only the first thousand of each severity are,
+  /// to bound memory.
   bool keeps(Severity severity) const;
-  /// How many findings of this severity were not kept.
+  /// How many messages of this severity were not kept.
   std::size_t left_out(Severity severity) const;
   /// "ORIGIN: and N more errors", or empty if none was left out.
   std::string left_out_line(Severity severity) const;
-  /// The findings that were kept, in the order of the file.
-  std::vector<Finding> findings() const;
+  /// The messages that were kept, in the order of the file.
+  std::vector<Diagnostic> messages() const;
   const std::string& origin() const { return origin_; }
 
   /// "ORIGIN:LINE:COLUMN: SEVERITY: PATH: TEXT"
-  std::string headline(const Finding& finding) const;
+  std::string headline(const Diagnostic& diagnostic) const;
   /// The headline, then the line of the file with a caret under the place.
-  std::string render(const Finding& finding) const;
+  std::string render(const Diagnostic& diagnostic) const;
 
   /// Throws one UserError with all errors, in the order of the file; returns if there is none.
   void throw_if_any() const;
 
  private:
-  void add(Finding finding);
+  void add(Diagnostic diagnostic);
   std::size_t count_of(Severity severity) const { return counts_[static_cast<std::size_t>(severity)]; }
   std::string source_line(const Position& at) const;
 
   std::string origin_;
   std::string text_;
-  std::vector<Finding> findings_;
+  std::vector<Diagnostic> messages_;
   std::array<std::size_t, 3> counts_{};  // by severity, including those that were not kept
 };
 

@@ -51,8 +51,8 @@ bool fits_switches(const Settings& settings, const KeyFact& fact) {
 bool applies(const Settings& settings, const KeyFact& fact, bool ineffective) {
   const Setting* setting = settings.find(fact.path);
   if (setting && setting->source == Source::refused) return false;
-  const bool told = setting && (fact.changes_result || ineffective);
-  if (fact.status != KeyStatus::supported && !told) return false;
+  const bool reported = setting && (fact.changes_result || ineffective);
+  if (fact.status != KeyStatus::supported && !reported) return false;
   return has_sections(settings, fact.path) && fits_type(settings, fact) && fits_stage(settings, fact) &&
          fits_switches(settings, fact);
 }

@@ -80,9 +80,9 @@ void tell_of_fixed_scale(const Resolution& resolution, double scale) {
                                       "consecutive_hysteresis", "min_loss_scale"}) {
     const std::string path = "fp16." + std::string(name);
     const Setting* setting = resolution.settings.find(path);
-    const bool told =
+    const bool reported =
         setting && setting->source == Source::file && setting->value != fallback_of(*setting->fact);
-    if (!told) continue;
+    if (!reported) continue;
     resolution.note(path,
                     to_json(setting->value) + " changes nothing: loss_scale is fixed at " + to_json(scale));
   }

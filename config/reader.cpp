@@ -16,10 +16,10 @@ enum class Switch { off, open, on };  // open: "auto" without a value yet
 /// The section that is being read.
 struct Section {
   const Value& object;
-  std::string path;   // as the file spells it
-  std::string table;  // as the key table spells it: "*" for a key of the user's own
-  std::string type;   // of the optimizer or scheduler whose params these are; empty: any
-  bool told = false;  // its status as a whole has been reported
+  std::string path;       // as the file spells it
+  std::string table;      // as the key table spells it: "*" for a key of the user's own
+  std::string type;       // of the optimizer or scheduler whose params these are; empty: any
+  bool reported = false;  // its status as a whole has been reported
   Switch state = Switch::on;
 };
 
@@ -53,7 +53,7 @@ class Reader {
   Settings run(const Value& document) {
     settings_ = Settings(document.at);
     read_members({document, "", "", ""});
-    automatic_notes_.tell(diagnostics_);
+    automatic_notes_.report(diagnostics_);
     return std::move(settings_);
   }
 
@@ -141,7 +141,8 @@ class Reader {
     if (present.type == KeyType::section && fact.type == KeyType::boolean) {
       return read_old_offload(section, fact, present, member, path);
     }
-    diagnostics_.tell(Severity::warning, member.key_at, path, "old name of " + std::string(fact.target));
+    diagnostics_.add_message(Severity::warning, member.key_at, path,
+                             "old name of " + std::string(fact.target));
     if (fact.type != KeyType::section) return read_value(section, present, member.value, path);
     read_section(section, fact, member.value, path, &present);
   }
@@ -153,7 +154,7 @@ class Reader {
     if (check.fit != Fit::value) return refuse(fact, member.value, path, check);
     const KeyFact& row = row_of(join_path(present.path, "device"));
     const std::string device = std::get<bool>(check.value) ? "cpu" : "none";
-    diagnostics_.tell(
+    diagnostics_.add_message(
         Severity::warning, member.key_at, path,
         "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": ")" + device + "\"}");
     tell_status(section, row, member.value, device, path);
@@ -168,7 +169,7 @@ class Reader {
     if (!check.understood.empty()) tell_understood(value, path, check);
     if (check.fit == Fit::nothing) return;
     if (check.fit == Fit::refused) return refuse(row, value, path, check);
-    Section section{value, path, std::string(fact.path), "", outer.told, outer.state};
+    Section section{value, path, std::string(fact.path), "", outer.reported, outer.state};
     settings_.put({&row, {}, Source::file, value.at, path});
     if (!row.switch_key.empty()) read_switch(row, section);
     tell_of_section(row, section);
@@ -184,9 +185,9 @@ class Reader {
     section.state = std::min(section.state, state_of(row, value));
     const auto is_known = [&](const Member& member) { return fact_of(section, member.key) != nullptr; };
     if (value || !was_on || std::ranges::none_of(section.object.members, is_known)) return;
-    diagnostics_.tell(Severity::warning, section.object.at, section.path,
-                      "is off: " + in_quotes(fact.switch_key) + " is left out, and " +
-                          std::string(row.fallback) + " by default");
+    diagnostics_.add_message(Severity::warning, section.object.at, section.path,
+                             "is off: " + in_quotes(fact.switch_key) + " is left out, and " +
+                                 std::string(row.fallback) + " by default");
   }
 
   /// The switch's state in the file, or in the program's arguments if the file says "auto".
@@ -203,15 +204,15 @@ class Reader {
 
   /// Reports once, for all of its keys, that a section is not supported, unless its switch reports it.
   void tell_of_section(const KeyFact& fact, Section& section) {
-    if (fact.status == KeyStatus::supported || section.told) return;
-    section.told = true;
+    if (fact.status == KeyStatus::supported || section.reported) return;
+    section.reported = true;
     if (section.state == Switch::off) return;
     if (fact.changes_result) {
       return refuse_feature(section, section.object, section.path, "no such section", fact);
     }
     const KeyFact* row = find_key(join_path(fact.path, fact.switch_key));
     const bool asked = row ? !row->changes_result : asks(section);
-    if (asked) tell_of_loss(fact, section.object, section.path, "");
+    if (asked) report_loss(fact, section.object, section.path, "");
   }
 
   /// Whether a section without a switch sets anything but defaults.
@@ -265,12 +266,12 @@ class Reader {
   }
 
   void tell_understood(const Value& value, const std::string& path, const ValueCheck& check) {
-    diagnostics_.tell(check.severity, value.at, path, describe(value) + " is " + check.understood);
+    diagnostics_.add_message(check.severity, value.at, path, describe(value) + " is " + check.understood);
   }
 
   /// Whether a run is refused because the value is "auto" and nobody has given it.
   bool refuses_open(const Section& section, const KeyFact& fact, Source source) const {
-    const bool matters = section.state != Switch::off && (!section.told || fact.changes_result);
+    const bool matters = section.state != Switch::off && (!section.reported || fact.changes_result);
     return source == Source::open && options_.purpose == Purpose::run && matters;
   }
 
@@ -288,17 +289,17 @@ class Reader {
       const std::string usual = fact.fallback.empty() ? "no such key" : std::string(fact.fallback);
       return refuse_feature(section, value, path, usual, fact);
     }
-    if (!section.told) tell_of_loss(fact, value, path, describe(value) + " ");
+    if (!section.reported) report_loss(fact, value, path, describe(value) + " ");
   }
 
   /// Warns that a feature is not offered, or notes that a setting changes nothing. `subject`: the value;
   /// empty for a section.
-  void tell_of_loss(const KeyFact& fact, const Value& value, const std::string& path,
-                    const std::string& subject) {
+  void report_loss(const KeyFact& fact, const Value& value, const std::string& path,
+                   const std::string& subject) {
     const bool no_effect = fact.status == KeyStatus::no_effect;
     const std::string lost = subject.empty() ? "known and not offered: " : "is known and not offered: ";
-    diagnostics_.tell(no_effect ? Severity::note : Severity::warning, value.at, path,
-                      subject + (no_effect ? "changes nothing: " : lost) + std::string(fact.reason));
+    diagnostics_.add_message(no_effect ? Severity::note : Severity::warning, value.at, path,
+                             subject + (no_effect ? "changes nothing: " : lost) + std::string(fact.reason));
   }
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {

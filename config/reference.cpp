@@ -142,8 +142,8 @@ std::string status_cell(const KeyFact& fact) {
     return missing.empty() ? "supported" : "supported; not offered: " + missing;
   }
   const KeyFact* section = find_key(section_of(fact.path));
-  const bool told = section && section->status == fact.status && section->reason == fact.reason;
-  return told ? status.substr(0, status.find(':')) : status;
+  const bool reported = section && section->status == fact.status && section->reason == fact.reason;
+  return reported ? status.substr(0, status.find(':')) : status;
 }
 
 std::string meaning_cell(const KeyFact& fact) {

@@ -138,15 +138,15 @@ void CudaDevice::copy(const at::Tensor& to, const at::Tensor& from) {
 }
 
 void CudaDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                             const Finding& finding) {
+                             const FiniteCheck& finite_check) {
   check_pair(to, from);
-  ZR_CUDA(cuda::copy_scaled(launch(), target(to), source(from), to.numel(), factor, told(finding)));
+  ZR_CUDA(cuda::copy_scaled(launch(), target(to), source(from), to.numel(), factor, on_device(finite_check)));
 }
 
 void CudaDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                            const Finding& finding) {
+                            const FiniteCheck& finite_check) {
   check_pair(to, from);
-  ZR_CUDA(cuda::add_scaled(launch(), target(to), source(from), to.numel(), factor, told(finding)));
+  ZR_CUDA(cuda::add_scaled(launch(), target(to), source(from), to.numel(), factor, on_device(finite_check)));
 }
 
 void CudaDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {
@@ -231,9 +231,9 @@ cuda::Source CudaDevice::source(const at::Tensor& tensor) const {
   return {tensor.const_data_ptr(), dtype_of(tensor)};
 }
 
-cuda::Told CudaDevice::told(const Finding& finding) const {
-  check_here(finding.tally);
-  return {&tally_in(finding.tally)->gradient, finding.number};
+cuda::FiniteCheck CudaDevice::on_device(const FiniteCheck& finite_check) const {
+  check_here(finite_check.tally);
+  return {&tally_in(finite_check.tally)->gradient, finite_check.number};
 }
 
 }  // namespace zerorun

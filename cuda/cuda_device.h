@@ -39,9 +39,9 @@ class CudaDevice : public Device {
   void zero(const at::Tensor& values) override;
   void copy(const at::Tensor& to, const at::Tensor& from) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                   const Finding& finding) override;
+                   const FiniteCheck& finite_check) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                  const Finding& finding) override;
+                  const FiniteCheck& finite_check) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;
@@ -57,7 +57,7 @@ class CudaDevice : public Device {
   void check_here(const at::Tensor& tensor) const;
   cuda::Target target(const at::Tensor& tensor) const;
   cuda::Source source(const at::Tensor& tensor) const;
-  cuda::Told told(const Finding& finding) const;
+  cuda::FiniteCheck on_device(const FiniteCheck& finite_check) const;
 
   c10::Device location_;
   int64_t max_blocks_;

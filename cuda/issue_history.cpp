@@ -27,7 +27,7 @@ void IssueHistory::add(const CollectiveCall& call) {
 }
 
 // Writes two lines for the last checkpoint of each kind.
-std::string IssueHistory::told() const {
+std::string IssueHistory::summary() const {
   std::ostringstream text;
   for (size_t which = 0; which < kinds_.size(); ++which) {
     const OfKind& kind = kinds_[which];
@@ -38,8 +38,8 @@ std::string IssueHistory::told() const {
   return text.str();
 }
 
-std::optional<std::string> IssueHistory::difference(const std::string& told, int rank, int other) {
-  std::istringstream text(told);
+std::optional<std::string> IssueHistory::difference(const std::string& summary, int rank, int other) {
+  std::istringstream text(summary);
   size_t which = 0;
   Checkpoint theirs;
   while (text >> which >> theirs.count >> theirs.hash && text.ignore() && std::getline(text, theirs.words)) {

@@ -20,10 +20,11 @@ class IssueHistory {
   /// Adds the next collective of its kind.
   void add(const CollectiveCall& call);
   /// This rank's latest checkpoints as text, for difference() on other ranks.
-  std::string told() const;
-  /// The error message if rank `other`, whose told() is `told`, and this rank, `rank`, have started different
-  /// collectives. None if they match, or if this rank is not that far yet or too far ahead to compare.
-  std::optional<std::string> difference(const std::string& told, int rank, int other);
+  std::string summary() const;
+  /// The error message if rank `other`, whose summary() is `summary`, and this rank, `rank`, have started
+  /// different collectives. None if they match, or if this rank is not that far yet or too far ahead to
+  /// compare.
+  std::optional<std::string> difference(const std::string& summary, int rank, int other);
 
  private:
   struct Checkpoint {

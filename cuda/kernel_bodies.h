@@ -100,8 +100,8 @@ struct CopyScaled {
   To* to;
   const From* from;
   float factor;
-  int64_t number;     // Finding::number
-  uint64_t slot = 0;  // this thread's finding ([Note: findings])
+  int64_t number;     // FiniteCheck::number
+  uint64_t slot = 0;  // this thread's finite_check ([Note: finite checks])
 
   Division division(int64_t numel) const {
     return divide(numel, kWidth, {{to, sizeof(To)}, {from, sizeof(From)}});
@@ -150,8 +150,8 @@ struct AddScaled {
   To* to;
   const From* from;
   float factor;
-  int64_t number;     // Finding::number
-  uint64_t slot = 0;  // this thread's finding ([Note: findings])
+  int64_t number;     // FiniteCheck::number
+  uint64_t slot = 0;  // this thread's finite_check ([Note: finite checks])
 
   template <int N>
   struct Taken {
@@ -333,10 +333,10 @@ template <typename T>
 struct Squares {
   const T* values;
   int64_t numel;
-  int64_t number;  // the finding's number for the first value
+  int64_t number;  // the finite_check's number for the first value
   bool aligned;    // to kAccess bytes
 
-  /// The sum of the runs of `thread` in `part`. Keeps this thread's finding in `slot`.
+  /// The sum of the runs of `thread` in `part`. Keeps this thread's finite_check in `slot`.
   ZERORUN_HOST_DEVICE double sum(int part, int thread, uint64_t& slot) const {
     constexpr int64_t kStride = int64_t{kRun} * kThreads * kParts;
     double total = 0;

@@ -135,14 +135,15 @@ cudaError_t with_type(Dtype dtype, const Call& call) {
 }
 
 template <template <typename, typename> typename Body>
-cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told) {
+cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, float factor,
+                  FiniteCheck check) {
   return with_type(to.dtype, [&](auto to_type) {
     return with_type(from.dtype, [&](auto from_type) {
       using To = typename decltype(to_type)::type;
       using From = typename decltype(from_type)::type;
       const Body<To, From> body{static_cast<To*>(to.values), static_cast<const From*>(from.values), factor,
-                                told.number};
-      return start_for(launch, numel, scale_kernel<Body<To, From>>, body, told.slot);
+                                check.number};
+      return start_for(launch, numel, scale_kernel<Body<To, From>>, body, check.slot);
     });
   });
 }
@@ -150,12 +151,13 @@ cudaError_t scale(const Launch& launch, Target to, Source from, int64_t numel, f
 }  // namespace
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
-                        Told told) {
-  return scale<CopyScaled>(launch, to, from, numel, factor, told);
+                        FiniteCheck check) {
+  return scale<CopyScaled>(launch, to, from, numel, factor, check);
 }
 
-cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told) {
-  return scale<AddScaled>(launch, to, from, numel, factor, told);
+cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
+                       FiniteCheck check) {
+  return scale<AddScaled>(launch, to, from, numel, factor, check);
 }
 
 cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,

@@ -32,16 +32,18 @@ struct Source {
   Dtype dtype;
 };
 
-/// Where a kernel reports a finding ([Note: findings]); slot null: nowhere.
-struct Told {
+/// Where a kernel reports a finite_check ([Note: finite checks]); slot null: nowhere.
+struct FiniteCheck {
   uint64_t* slot = nullptr;
   int64_t number = 1;
 };
 
 // Pointers are to device memory, aligned to their element type; fastest if aligned to 16 bytes.
 
-cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told);
-cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor, Told told);
+cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
+                        FiniteCheck check);
+cudaError_t add_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
+                       FiniteCheck check);
 /// `scratch`: zeros before its first call; calls with the same scratch must not overlap.
 cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scratch, Source values,
                         int64_t numel, int64_t number);

@@ -127,7 +127,7 @@ std::string NcclComms::gave_up_for() {
 
 // Waits until NCCL has completed a request: it may still be in progress even after ncclSuccess (as when
 // registering a window). Throws when the watchdog has broken the communicator.
-ncclResult_t NcclComms::settle(size_t which, ncclResult_t result, const NcclWatchdog& watchdog) {
+ncclResult_t NcclComms::await_result(size_t which, ncclResult_t result, const NcclWatchdog& watchdog) {
   if (failed(result)) return result;
   for (int turn = 0; (result = call(which, state_of)) == ncclInProgress; ++turn) {
     watchdog.check();
@@ -137,7 +137,7 @@ ncclResult_t NcclComms::settle(size_t which, ncclResult_t result, const NcclWatc
 }
 
 void NcclComms::finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog, size_t slot) {
-  result = settle(which, result, watchdog);
+  result = await_result(which, result, watchdog);
   if (result != ncclSuccess) {
     const std::string reason = gave_up_for();
     watchdog.fail(slot, reason.empty() ? words_for(result) : reason);

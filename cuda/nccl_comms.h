@@ -2,9 +2,9 @@
 // them; any thread.
 //
 // They are non-blocking, because only those can be aborted at any time: NCCL performs each request in a
-// thread of its own, and settle() waits for it. There are two locks. operate() is held from a request until
-// it is settled, since NCCL accepts one request at a time. mutex_ is held around each NCCL call, since an
-// abort should not coincide with one. Calls that may block anyway when another rank hangs (deregistering,
+// thread of its own, and await_result() waits for it. There are two locks. operate() is held from a request
+// until it is settled, since NCCL accepts one request at a time. mutex_ is held around each NCCL call, since
+// an abort should not coincide with one. Calls that may block anyway when another rank hangs (deregistering,
 // closing, aborting) run in helper threads, which the caller waits for no longer than NcclPatience.
 //
 // [Note: two communicators] Gathers and reductions use one communicator each, so that they overlap. NCCL
@@ -89,7 +89,7 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   ncclResult_t call(size_t which, const Body& body);
   std::future<bool> start(std::function<bool()> work);
   std::string gave_up_for();
-  ncclResult_t settle(size_t which, ncclResult_t result, const NcclWatchdog& watchdog);
+  ncclResult_t await_result(size_t which, ncclResult_t result, const NcclWatchdog& watchdog);
   void finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog, size_t slot);
   ncclComm_t comm_for(const CollectiveCall& call) const;
   ncclResult_t enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream);

@@ -77,7 +77,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   probe_ = std::make_unique<StreamProbe>(device, comms_);
   watchdog_ = std::make_shared<NcclWatchdog>(
       WatchdogOptions{.rank = rank(), .world_size = world_size(), .timeout = timeout()}, *probe_,
-      std::make_unique<StoreCourier>(std::make_shared<Testimony>(store, rank()), world_size()));
+      std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(store, rank()), world_size()));
   check_ = owned_device_->streams().add_check([watchdog = watchdog_] { watchdog->check(); });
   watchdog_->start();
   const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
@@ -99,9 +99,9 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
     return ids;
   }
   try {
-    const auto told = part->await(kIdsKey, deadline);
-    if (!told) throw CommError("it has not said how to connect");
-    packed = *told;
+    const auto answer = part->await(kIdsKey, deadline);
+    if (!answer) throw CommError("it has not said how to connect");
+    packed = *answer;
   } catch (const CommError& error) {
     throw CommError(std::string("rank 0 did not start NCCL: ") + error.what());
   }

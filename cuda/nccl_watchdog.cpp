@@ -101,20 +101,20 @@ void NcclWatchdog::end(size_t slot) {
 void NcclWatchdog::end_record(size_t slot) {
   Record& record = records_[slot];
   record.state = State::free;
-  if (record.stated) statement_changed_ = true;
+  if (record.stated) pending_changed_ = true;
   under_way_.erase(std::ranges::find(under_way_, slot));
   free_.push_back(slot);
 }
 
-Statement NcclWatchdog::Record::statement() const {
+PendingCollective NcclWatchdog::Record::statement() const {
   if (state == State::on_host) return {label, label};
   const std::string others = more == 0 ? "" : " and " + std::to_string(more) + " more";
-  Statement one = statement_of({kind, {}, {}, 0, label, reason}, numel);
+  PendingCollective one = pending_collective_of({kind, {}, {}, 0, label, reason}, numel);
   return {one.agreed + others, one.words + others};
 }
 
-std::vector<Statement> NcclWatchdog::stated() const {
-  std::vector<Statement> all;
+std::vector<PendingCollective> NcclWatchdog::stated() const {
+  std::vector<PendingCollective> all;
   for (size_t slot : under_way_) {
     if (records_[slot].stated) all.push_back(records_[slot].statement());
   }
@@ -131,8 +131,8 @@ std::string NcclWatchdog::words_of_oldest() const {
 }
 
 // Returns the first operation that has timed out.
-std::optional<Statement> NcclWatchdog::look_at_all() {
-  std::optional<Statement> missed;
+std::optional<PendingCollective> NcclWatchdog::look_at_all() {
+  std::optional<PendingCollective> missed;
   const Clock::time_point now = options_.now();
   for (size_t i = 0; i < under_way_.size();) {
     const size_t slot = under_way_[i];
@@ -145,23 +145,23 @@ std::optional<Statement> NcclWatchdog::look_at_all() {
     if (!record.started && probe_.started(slot)) record.started = now;
     if (!record.started) continue;
     const auto waited = now - *record.started;
-    if (!record.stated && waited >= slow(options_.timeout)) record.stated = statement_changed_ = true;
+    if (!record.stated && waited >= slow(options_.timeout)) record.stated = pending_changed_ = true;
     if (!missed && waited >= options_.timeout) missed = record.statement();
   }
   return missed;
 }
 
 void NcclWatchdog::poll() {
-  std::optional<Statement> missed;
-  std::optional<std::vector<Statement>> to_tell;
+  std::optional<PendingCollective> missed;
+  std::optional<std::vector<PendingCollective>> to_tell;
   {
     const std::lock_guard lock(mutex_);
     if (broken_) return;
     missed = look_at_all();
-    if (std::exchange(statement_changed_, false)) to_tell = stated();
+    if (std::exchange(pending_changed_, false)) to_tell = stated();
   }
   // Not under the lock, since NCCL has locks of its own.
-  if (to_tell && courier_) courier_->state(std::move(*to_tell));
+  if (to_tell && courier_) courier_->publish(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);
   } else if (const std::string failure = probe_.failure(); !failure.empty()) {
@@ -174,7 +174,7 @@ void NcclWatchdog::poll() {
 // Every rank compares itself with rank 0. Rarely, since this costs calls to the store.
 void NcclWatchdog::compare_histories() {
   constexpr std::chrono::seconds kPeriod(1);
-  const std::optional<std::string> theirs = courier_->take_told();
+  const std::optional<std::string> theirs = courier_->take_posted();
   std::optional<std::string> difference;
   std::string mine;
   {
@@ -183,19 +183,19 @@ void NcclWatchdog::compare_histories() {
     const Clock::time_point now = options_.now();
     if (!difference && now - compared_ < kPeriod) return;
     compared_ = now;
-    if (options_.rank == 0) mine = history_.told();
+    if (options_.rank == 0) mine = history_.summary();
   }
   if (difference) return break_for(*difference);
   if (options_.rank == 0) {
-    courier_->tell_all(std::move(mine));
+    courier_->post_for_all(std::move(mine));
   } else {
-    courier_->ask_told();
+    courier_->ask_posted();
   }
 }
 
-void NcclWatchdog::explain_and_break(const Statement& missed) {
+void NcclWatchdog::explain_and_break(const PendingCollective& missed) {
   if (!courier_) return break_for(missed_end(missed.words, options_.timeout));
-  const auto all = courier_->statements(patience_with_store(options_.timeout));
+  const auto all = courier_->read_all(patience_with_store(options_.timeout));
   if (!all) return break_for(explain_missed_in_silence(missed, options_.timeout));
   const bool others_wait =
       *all && std::ranges::any_of(**all, [](const auto& statements) { return !statements.empty(); });

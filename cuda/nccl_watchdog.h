@@ -5,7 +5,7 @@
 //
 // A collective's timeout starts when its stream reaches it. A timeout, an error from NCCL, or ranks that have
 // started different collectives (issue_history.h) break the communicator for good. The watchdog then finds
-// the reason (testimony.h) if the ranks' store answers in time (store_courier.h), aborts the running
+// the reason (wait_board.h) if the ranks' store answers in time (store_courier.h), aborts the running
 // collectives so that streams continue, and every later use of the communicator throws that reason.
 #pragma once
 
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/testimony.h"
+#include "comm/wait_board.h"
 #include "cuda/issue_history.h"
 #include "cuda/store_courier.h"
 
@@ -104,16 +104,16 @@ class NcclWatchdog {
     std::optional<Clock::time_point> started;
     bool stated = false;  // published to the other ranks
 
-    Statement statement() const;
+    PendingCollective statement() const;
   };
 
   Record& begin_record(size_t slot, State state);
   void end_record(size_t slot);
-  std::optional<Statement> look_at_all();
-  std::vector<Statement> stated() const;
+  std::optional<PendingCollective> look_at_all();
+  std::vector<PendingCollective> stated() const;
   std::string words_of_oldest() const;
   void compare_histories();
-  void explain_and_break(const Statement& missed);
+  void explain_and_break(const PendingCollective& missed);
   void break_for(const std::string& reason);
   void run();
 
@@ -125,8 +125,8 @@ class NcclWatchdog {
   std::condition_variable wake_;
   std::vector<Record> records_;  // by slot
   std::vector<size_t> free_;
-  std::vector<size_t> under_way_;   // slots in the order in which they began
-  bool statement_changed_ = false;  // since the last state() to the courier
+  std::vector<size_t> under_way_;  // slots in the order in which they began
+  bool pending_changed_ = false;   // since the last state() to the courier
   IssueHistory history_;
   Clock::time_point compared_;  // when histories were last compared
   bool stopping_ = false;

@@ -8,25 +8,25 @@ namespace zerorun {
 namespace {
 
 struct Errands {
-  std::optional<std::vector<Statement>> to_state;
+  std::optional<std::vector<PendingCollective>> to_publish;
   std::optional<std::string> to_tell;
-  bool ask_told = false;
+  bool ask_posted = false;
   bool ask_statements = false;
 
-  bool any() const { return to_state || to_tell || ask_told || ask_statements; }
+  bool any() const { return to_publish || to_tell || ask_posted || ask_statements; }
 };
 
 struct Answers {
-  std::optional<std::string> told;
-  std::optional<Statements> statements;
+  std::optional<std::string> posted;
+  std::optional<PendingCollectives> statements;
 };
 
-Answers run_errands(const Errands& errands, const Testimony& testimony, int world_size) {
+Answers run_errands(const Errands& errands, const WaitBoard& wait_board, int world_size) {
   Answers answers;
-  if (errands.to_state) testimony.state(*errands.to_state);
-  if (errands.to_tell) testimony.tell_all(*errands.to_tell);
-  if (errands.ask_statements) answers.statements = testimony.statements(world_size);
-  if (errands.ask_told) answers.told = testimony.told_to_all();
+  if (errands.to_publish) wait_board.publish(*errands.to_publish);
+  if (errands.to_tell) wait_board.post_for_all(*errands.to_tell);
+  if (errands.ask_statements) answers.statements = wait_board.read_all(world_size);
+  if (errands.ask_posted) answers.posted = wait_board.posted_for_all();
   return answers;
 }
 
@@ -34,7 +34,7 @@ Answers run_errands(const Errands& errands, const Testimony& testimony, int worl
 
 struct StoreCourier::Mailbox {
   // Nothing to do and nothing under way.
-  bool settled() const { return !errands.any() && !away; }
+  bool drained() const { return !errands.any() && !away; }
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -45,17 +45,17 @@ struct StoreCourier::Mailbox {
   bool ended = false;
 };
 
-StoreCourier::StoreCourier(std::shared_ptr<const Testimony> testimony, int world_size)
+StoreCourier::StoreCourier(std::shared_ptr<const WaitBoard> wait_board, int world_size)
     : mailbox_(std::make_shared<Mailbox>()),
-      thread_([mailbox = mailbox_, testimony = std::move(testimony), world_size] {
-        run(mailbox, *testimony, world_size);
+      thread_([mailbox = mailbox_, wait_board = std::move(wait_board), world_size] {
+        run(mailbox, *wait_board, world_size);
       }) {}
 
 StoreCourier::~StoreCourier() {
   stop();
 }
 
-void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const Testimony& testimony, int world_size) {
+void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const WaitBoard& wait_board, int world_size) {
   std::unique_lock lock(mailbox->mutex);
   while (true) {
     mailbox->changed.wait(lock, [&] { return mailbox->stopping || mailbox->errands.any(); });
@@ -63,10 +63,10 @@ void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const Testimony&
     const Errands errands = std::exchange(mailbox->errands, {});
     mailbox->away = true;
     lock.unlock();
-    Answers answers = run_errands(errands, testimony, world_size);
+    Answers answers = run_errands(errands, wait_board, world_size);
     lock.lock();
     mailbox->away = false;
-    if (errands.ask_told) mailbox->answers.told = std::move(answers.told);
+    if (errands.ask_posted) mailbox->answers.posted = std::move(answers.posted);
     if (errands.ask_statements) mailbox->answers.statements = std::move(answers.statements);
     mailbox->changed.notify_all();
   }
@@ -74,30 +74,30 @@ void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const Testimony&
   mailbox->changed.notify_all();
 }
 
-void StoreCourier::state(std::vector<Statement> waiting) {
+void StoreCourier::publish(std::vector<PendingCollective> waiting) {
   const std::lock_guard lock(mailbox_->mutex);
-  mailbox_->errands.to_state = std::move(waiting);
+  mailbox_->errands.to_publish = std::move(waiting);
   mailbox_->changed.notify_all();
 }
 
-void StoreCourier::tell_all(std::string text) {
+void StoreCourier::post_for_all(std::string text) {
   const std::lock_guard lock(mailbox_->mutex);
   mailbox_->errands.to_tell = std::move(text);
   mailbox_->changed.notify_all();
 }
 
-void StoreCourier::ask_told() {
+void StoreCourier::ask_posted() {
   const std::lock_guard lock(mailbox_->mutex);
-  mailbox_->errands.ask_told = true;
+  mailbox_->errands.ask_posted = true;
   mailbox_->changed.notify_all();
 }
 
-std::optional<std::string> StoreCourier::take_told() {
+std::optional<std::string> StoreCourier::take_posted() {
   const std::lock_guard lock(mailbox_->mutex);
-  return std::exchange(mailbox_->answers.told, std::nullopt);
+  return std::exchange(mailbox_->answers.posted, std::nullopt);
 }
 
-std::optional<Statements> StoreCourier::statements(std::chrono::milliseconds patience) {
+std::optional<PendingCollectives> StoreCourier::read_all(std::chrono::milliseconds patience) {
   std::unique_lock lock(mailbox_->mutex);
   mailbox_->answers.statements.reset();
   mailbox_->errands.ask_statements = true;
@@ -106,9 +106,9 @@ std::optional<Statements> StoreCourier::statements(std::chrono::milliseconds pat
   return std::exchange(mailbox_->answers.statements, std::nullopt);
 }
 
-bool StoreCourier::settle(std::chrono::milliseconds patience) {
+bool StoreCourier::drain(std::chrono::milliseconds patience) {
   std::unique_lock lock(mailbox_->mutex);
-  return mailbox_->changed.wait_for(lock, patience, [this] { return mailbox_->settled(); });
+  return mailbox_->changed.wait_for(lock, patience, [this] { return mailbox_->drained(); });
 }
 
 void StoreCourier::stop(std::chrono::milliseconds patience) {

@@ -12,32 +12,32 @@
 #include <thread>
 #include <vector>
 
-#include "comm/testimony.h"
+#include "comm/wait_board.h"
 
 namespace zerorun {
 
 class StoreCourier {
  public:
   /// Starts the thread, which sleeps while it has nothing to do.
-  StoreCourier(std::shared_ptr<const Testimony> testimony, int world_size);
+  StoreCourier(std::shared_ptr<const WaitBoard> wait_board, int world_size);
   ~StoreCourier();
   StoreCourier(const StoreCourier&) = delete;
   StoreCourier& operator=(const StoreCourier&) = delete;
 
-  // As in Testimony. A newer message replaces an older one that has not been sent yet.
+  // As in WaitBoard. A newer message replaces an older one that has not been sent yet.
 
-  void state(std::vector<Statement> waiting);
-  void tell_all(std::string text);
-  /// Requests the text of tell_all(); take_told() returns it, once, after it has arrived.
-  void ask_told();
-  std::optional<std::string> take_told();
+  void publish(std::vector<PendingCollective> waiting);
+  void post_for_all(std::string text);
+  /// Requests the text of post_for_all(); take_posted() returns it, once, after it has arrived.
+  void ask_posted();
+  std::optional<std::string> take_posted();
 
   /// The statements of all ranks, read after this rank's last one has been sent. None if the store does not
   /// answer within `patience`.
-  std::optional<Statements> statements(std::chrono::milliseconds patience);
+  std::optional<PendingCollectives> read_all(std::chrono::milliseconds patience);
 
   /// Waits until all messages are sent and answered; false if that takes longer than `patience`.
-  bool settle(std::chrono::milliseconds patience);
+  bool drain(std::chrono::milliseconds patience);
 
   /// Ends the thread when all messages are sent. If a call to the store blocks it for longer than `patience`,
   /// the thread is detached: it shares ownership of all that it uses.
@@ -46,7 +46,7 @@ class StoreCourier {
  private:
   struct Mailbox;
 
-  static void run(const std::shared_ptr<Mailbox>& mailbox, const Testimony& testimony, int world_size);
+  static void run(const std::shared_ptr<Mailbox>& mailbox, const WaitBoard& wait_board, int world_size);
 
   const std::shared_ptr<Mailbox> mailbox_;
   std::thread thread_;

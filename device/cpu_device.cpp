@@ -44,10 +44,10 @@ void tell(uint64_t& slot, int64_t number) {
   slot = std::max(slot, slot_of(number));
 }
 
-void tell_unless(bool finite, const at::Tensor& from, const Finding& finding) {
+void tell_unless(bool finite, const at::Tensor& from, const FiniteCheck& finite_check) {
   if (finite) return;
   const bool too_large = first_not_finite(from) < 0;
-  tell(tally_in(finding.tally).gradient, finding.number + too_large);
+  tell(tally_in(finite_check.tally).gradient, finite_check.number + too_large);
 }
 
 }  // namespace
@@ -78,13 +78,13 @@ void CpuDevice::copy(const at::Tensor& to, const at::Tensor& from) {
 }
 
 void CpuDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                            const Finding& finding) {
-  tell_unless(zerorun::copy_scaled(to, from, factor), from, finding);
+                            const FiniteCheck& finite_check) {
+  tell_unless(zerorun::copy_scaled(to, from, factor), from, finite_check);
 }
 
 void CpuDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                           const Finding& finding) {
-  tell_unless(zerorun::add_scaled(to, from, factor), from, finding);
+                           const FiniteCheck& finite_check) {
+  tell_unless(zerorun::add_scaled(to, from, factor), from, finite_check);
 }
 
 void CpuDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {

@@ -23,9 +23,9 @@ class CpuDevice : public Device {
   void zero(const at::Tensor& values) override;
   void copy(const at::Tensor& to, const at::Tensor& from) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                   const Finding& finding) override;
+                   const FiniteCheck& finite_check) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                  const Finding& finding) override;
+                  const FiniteCheck& finite_check) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;

@@ -17,8 +17,8 @@
 
 namespace zerorun {
 
-/// Where a kernel reports the first value that is not finite ([Note: findings]).
-struct Finding {
+/// Where a kernel reports the first value that is not finite ([Note: finite checks]).
+struct FiniteCheck {
   at::Tensor tally;  // a Tally
   int64_t number;    // reported for infinite or NaN; number + 1: finite, but overflows in the result's dtype
 };
@@ -61,10 +61,10 @@ class Device {
   /// to = from * factor, computed in float32 and rounded once. `to` and `from` are the same memory or do not
   /// overlap.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                           const Finding& finding) = 0;
-  /// to += from * factor, likewise; the finding concerns the added values, not the sum.
+                           const FiniteCheck& finite_check) = 0;
+  /// to += from * factor, likewise; the finite_check concerns the added values, not the sum.
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                          const Finding& finding) = 0;
+                          const FiniteCheck& finite_check) = 0;
   /// The same without a check for finite values.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;

@@ -2,9 +2,9 @@
 // the update runs without waiting for the host. Plain structs and pure functions for host and device, no
 // LibTorch.
 //
-// [Note: findings] Every value that may become infinite or NaN has a number of at least 1; earlier values
-// have smaller numbers. A slot keeps the smallest number reported to it, as its complement: so 0 means that
-// nothing was reported, and zero-filled memory is a valid initial state.
+// [Note: finite checks] Every value that may become infinite or NaN has a number of at least 1; earlier
+// values have smaller numbers. A slot keeps the smallest number reported to it, as its complement: so 0 means
+// that nothing was reported, and zero-filled memory is a valid initial state.
 #pragma once
 
 #include <cmath>

@@ -82,7 +82,7 @@ CheckpointWriter::~CheckpointWriter() {
   if (std::uncaught_exceptions() > 0) patience_ends_ = std::chrono::steady_clock::now() + kPatienceAtAnEnd;
   if (!home_.is_current()) return;  // forked children keep their copies of engines
   if (thread_.joinable()) thread_.join();
-  if (outcome_.valid() && !outcome_.get().empty() && !failure_is_told_) note_failure();
+  if (outcome_.valid() && !outcome_.get().empty() && !failure_is_logged_) note_failure();
 }
 
 void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
@@ -101,7 +101,7 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
     }
   }
   reads_state_ = true;
-  failure_is_told_ = false;
+  failure_is_logged_ = false;
   auto outcome = std::make_shared<std::promise<std::string>>();
   outcome_ = outcome->get_future().share();
   auto write_it = [this, number = saves_++, &files, outcome,
@@ -191,7 +191,7 @@ void CheckpointWriter::finish() {
 void CheckpointWriter::wait() {
   check_not_forked();
   if (!outcome_.valid() || outcome_.get().empty()) return;
-  failure_is_told_ = true;
+  failure_is_logged_ = true;
   throw_failure(outcome_.get(), -1);
 }
 

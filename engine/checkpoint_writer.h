@@ -93,7 +93,7 @@ class CheckpointWriter {
   int64_t saves_ = 0;
   std::thread thread_;
   std::shared_future<std::string> outcome_;  // of the last save: its failure, or empty
-  bool failure_is_told_ = false;
+  bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three
   std::vector<std::vector<std::weak_ptr<PinnedBytes>>> pinned_;

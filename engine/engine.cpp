@@ -132,7 +132,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
 
 void Engine::step() {
   EngineState& state = *state_;
-  state.settle();
+  state.finish_open_step();
   state.check_before_step();
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
@@ -144,11 +144,11 @@ void Engine::step() {
 
   state.measure();
   const bool knows = state.waits_for_facts();
-  if (knows) state.outcome.hear();
+  if (knows) state.outcome.await_facts();
   state.is_updating = true;  // stays true if something throws
   if (state.outcome.applied() && state.optimizer->has_directions()) {
     state.make_directions();
-    state.outcome.hear();
+    state.outcome.await_facts();
   }
   if (!knows || state.outcome.applied()) state.update();
   state.is_updating = false;
@@ -156,7 +156,7 @@ void Engine::step() {
   state.reducer.start_window();
   state.open_step = !knows;
   if (!knows) return;
-  state.conclude();
+  state.apply_outcome();
   state.follow_schedule();
 }
 
@@ -192,7 +192,7 @@ RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& director
 void Engine::offload_states(const std::vector<OffloadedState>& states) {
   std::vector<StateKind> kinds;
   for (const OffloadedState state : states) kinds.push_back(kind_of(state));
-  state_->settle();
+  state_->finish_open_step();
   state_->checkpoints.finish();
   on_all_ranks(*state_->communicator, "engine.offload_states()", [&] {
     state_->check_between_steps("offload_states");
@@ -237,7 +237,7 @@ bool Engine::is_gradient_accumulation_boundary() const {
 }
 
 std::vector<double> Engine::get_lr() const {
-  state_->settle();
+  state_->finish_open_step();
   state_->follow_schedule();
   std::vector<double> lrs;
   for (int group = 0; group < state_->optimizer->groups(); ++group)
@@ -246,7 +246,7 @@ std::vector<double> Engine::get_lr() const {
 }
 
 std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const {
-  state_->settle();
+  state_->finish_open_step();
   state_->follow_schedule();
   std::vector<std::optional<std::pair<double, double>>> betas;
   for (int group = 0; group < state_->optimizer->groups(); ++group)
@@ -255,21 +255,21 @@ std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const 
 }
 
 double Engine::get_global_grad_norm() const {
-  state_->settle();
+  state_->finish_open_step();
   return state_->outcome.norm();
 }
 double Engine::loss_scale() const {
   return state_->loss_scale();
 }
 bool Engine::was_step_applied() const {
-  state_->settle();
+  state_->finish_open_step();
   return state_->outcome.applied();
 }
 int64_t Engine::global_steps() const {
   return state_->counts.global;
 }
 int64_t Engine::skipped_steps() const {
-  state_->settle();
+  state_->finish_open_step();
   return state_->counts.skipped;
 }
 
@@ -308,7 +308,7 @@ BytesByCategory Engine::bytes_by_category() const {
 
 double Engine::formula_bytes() const {
   return model_state_bytes(state_->buckets.numel(), state_->buckets.whole_numel(),
-                           state_->buckets.numel_brought(), state_->communicator->world_size(),
+                           state_->buckets.numel_fetched(), state_->communicator->world_size(),
                            state_->policy, state_->bytes_per_parameter());
 }
 

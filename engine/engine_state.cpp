@@ -69,7 +69,7 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
           .master_from_fp32 = config.precision.master_from_fp32,
           .whole_master = policy.replicate_update,
           .master_on_host = updates_on_host(config, communicator.device()),
-          .shards_on_host = brings_shards(config, communicator.device())};
+          .shards_on_host = shards_off_gpu(config, communicator.device())};
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, Device& device) {
@@ -133,7 +133,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
   others = std::move(parameters.others);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
-  if (residency) residency->tell_before_writes([this](int bucket) { before_write(bucket); });
+  if (residency) residency->set_before_write([this](int bucket) { before_write(bucket); });
 
   // From here on the program may use other streams.
   Streams& streams = communicator->device().streams();
@@ -154,7 +154,7 @@ void EngineState::before_write(int bucket) {
 EngineState::~EngineState() {
   if (std::uncaught_exceptions() > 0) return;
   try {
-    settle();
+    finish_open_step();
   } catch (const std::exception& error) {
     log_warning(std::string("the outcome of the last step is not known: ") + error.what());
   }

@@ -60,9 +60,9 @@ struct EngineState {
   void update();
   /// Acts on the last step's outcome, which is known: updates the loss scale, logs, and marks the schedule as
   /// due. Throws TrainingError.
-  void conclude();
+  void apply_outcome();
   /// Waits for the last step's outcome and concludes the step, unless that is done.
-  void settle();
+  void finish_open_step();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
   /// Gives the optimizer the schedule's values, if they are due.
   void follow_schedule() { schedule.follow(counts.applied()); }

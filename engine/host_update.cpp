@@ -14,7 +14,7 @@ bool updates_on_host(const Config& config, Device& device) {
 }
 
 // Slices that the GPU updates stay in its memory.
-bool brings_shards(const Config& config, Device& device) {
+bool shards_off_gpu(const Config& config, Device& device) {
   return updates_on_host(config, device) && config.zero.stage == 3 &&
          config.zero.offload_param.device != OffloadDevice::none;
 }
@@ -25,7 +25,7 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     bytes_ += static_cast<int64_t>(reducer.on_host(bucket).nbytes());
     const at::Tensor& shard = buckets.shard(bucket);
-    if (buckets.shard_is_brought(bucket)) {
+    if (buckets.shard_is_fetched(bucket)) {
       values_.push_back(shard);
     } else if (buckets.dtype() == Dtype::fp32 && store.at(bucket, kMaster).home == Home::host) {
       values_.push_back(store.at(bucket, kMaster).own);
@@ -36,13 +36,13 @@ HostUpdate::HostUpdate(const SliceStore& store, const Buckets& buckets, const Gr
   }
 }
 
-void HostUpdate::take_exact(int bucket, int64_t begin, const at::Tensor& exact) {
+void HostUpdate::copy_master(int bucket, int64_t begin, const at::Tensor& exact) {
   if (buckets_->dtype() != Dtype::fp32 || values_[bucket].is_alias_of(exact)) return;
   device_->host().copy(values_[bucket].narrow(0, begin, exact.numel()), exact);
 }
 
-void HostUpdate::send_up(int bucket) {
-  if (buckets_->shard_is_brought(bucket)) return;
+void HostUpdate::send_to_gpu(int bucket) {
+  if (buckets_->shard_is_fetched(bucket)) return;
   device_->copy(buckets_->shard(bucket), values_[bucket]);
 }
 

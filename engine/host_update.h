@@ -23,7 +23,7 @@ namespace zerorun {
 bool updates_on_host(const Config& config, Device& device);
 
 /// Whether slices of parameters are kept on the host or in files too (offload_param).
-bool brings_shards(const Config& config, Device& device);
+bool shards_off_gpu(const Config& config, Device& device);
 
 class HostUpdate {
  public:
@@ -36,9 +36,9 @@ class HostUpdate {
   const at::Tensor& values(int bucket) const { return values_[bucket]; }
   /// Under fp32 training copies `exact`, updated from the slice's element `begin` on, into values(bucket),
   /// unless it lies there.
-  void take_exact(int bucket, int64_t begin, const at::Tensor& exact);
+  void copy_master(int bucket, int64_t begin, const at::Tensor& exact);
   /// Sends values(bucket) to the GPU on the current stream, unless gathers bring them.
-  void send_up(int bucket);
+  void send_to_gpu(int bucket);
   /// `stream` waits until all values sent have arrived on the GPU.
   void hand_over_to(StreamId stream);
   /// Returns when all values sent have arrived on the GPU: then the host may change their source.

@@ -304,7 +304,7 @@ std::string tag_to_load(const fs::path& directory, const std::string& tag, FileS
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
                                    const RestoreOptions& options, FileSystem& files) {
   c10::NoGradGuard no_grad;
-  state.settle();
+  state.finish_open_step();
   state.checkpoints.finish();
   state.checkpoints.forget_published();
   Communicator& communicator = *state.communicator;

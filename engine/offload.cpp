@@ -222,7 +222,7 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
   }
   if (zero.stage < 3 || zero.offload_param.device == OffloadDevice::none) return;
   const std::string what = "offload_param: slices of parameters ";
-  if (!brings_shards(config, device)) {
+  if (!shards_off_gpu(config, device)) {
     log_warning(what +
                 "stay in the GPU's memory, where they are updated: offload_optimizer (and another "
                 "optimizer than Muon) has the host update them");
@@ -307,8 +307,8 @@ void ShardStates::close(int shard, ShardUse use) {
   if (use == ShardUse::moments && updates_values_in_files(bucket))
     store_->close_values(bucket, ValueUse::read);
   if (host_update_ && use == ShardUse::update && store_->has(bucket, kMaster)) {
-    host_update_->take_exact(bucket, store_->chunk_range(bucket, chunk).begin,
-                             store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
+    host_update_->copy_master(bucket, store_->chunk_range(bucket, chunk).begin,
+                              store_->chunk(bucket, store_->at(bucket, kMaster), chunk));
   }
   store_->close_chunk(bucket, chunk, /*changed=*/true);
 }

@@ -27,7 +27,7 @@ void EngineState::measure() {
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
     outcome.add(bucket, store.at(bucket, kGradient).own);
   }
-  outcome.agree({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
+  outcome.all_reduce({.scale = averaging.after * loss_scale(), .clipping = config.gradient_clipping});
 }
 
 void EngineState::make_directions() {
@@ -35,7 +35,7 @@ void EngineState::make_directions() {
   checkpoints.keep_all();
   const std::span<const at::Tensor> directions = optimizer->make_directions(averaging.after * loss_scale());
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) outcome.add(bucket, directions[bucket]);
-  outcome.agree({.scale = 1, .clipping = config.gradient_clipping});
+  outcome.all_reduce({.scale = 1, .clipping = config.gradient_clipping});
 }
 
 // A device with streams skips the update by itself. The loss scale of the next backward, an update on the
@@ -63,7 +63,7 @@ void EngineState::update() {
   optimizer->step(outcome.facts(host_update || optimizer->reads_facts()), [&](int shard) {
     const int bucket = shard_bucket[shard];
     if (--shards_to_update[bucket] > 0) return;
-    if (host_update) host_update->send_up(bucket);
+    if (host_update) host_update->send_to_gpu(bucket);
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
@@ -72,7 +72,7 @@ void EngineState::update() {
   buckets.bump_versions();
 }
 
-void EngineState::conclude() {
+void EngineState::apply_outcome() {
   if (outcome.applied()) {
     schedule.note_applied();
   } else {
@@ -82,12 +82,12 @@ void EngineState::conclude() {
   report_time();
 }
 
-void EngineState::settle() {
+void EngineState::finish_open_step() {
   if (!open_step) return;
-  outcome.hear();
+  outcome.await_facts();
   open_step = false;
   if (!outcome.applied()) optimizer->set_steps(optimizer->steps() - 1);
-  conclude();
+  apply_outcome();
 }
 
 void EngineState::follow_loss_scale() {

@@ -41,9 +41,9 @@ std::string SaveAgreement::await_part(int rank) {
 
 void SaveAgreement::note_progress() {
   const auto now = Clock::now();
-  if (now - last_told_ < std::min(kLongestSilence, communicator_->timeout() / 4)) return;
-  last_told_ = now;
-  post(of("progress", communicator_->rank()), std::to_string(++told_progress_));
+  if (now - last_posted_ < std::min(kLongestSilence, communicator_->timeout() / 4)) return;
+  last_posted_ = now;
+  post(of("progress", communicator_->rank()), std::to_string(++posted_progress_));
 }
 
 void SaveAgreement::leave() {
@@ -80,9 +80,9 @@ std::string SaveAgreement::await(const std::string& name, int rank) {
 }
 
 bool SaveAgreement::has_progressed(int rank) {
-  const auto told = notices_->await(prefix_ + of("progress", rank), Deadline(std::chrono::milliseconds(1)));
-  if (!told || *told == progress_[rank]) return false;
-  progress_[rank] = *told;
+  const auto posted = notices_->await(prefix_ + of("progress", rank), Deadline(std::chrono::milliseconds(1)));
+  if (!posted || *posted == progress_[rank]) return false;
+  progress_[rank] = *posted;
   return true;
 }
 

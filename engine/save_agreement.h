@@ -49,8 +49,8 @@ class SaveAgreement {
   const std::atomic<std::chrono::steady_clock::time_point>* patience_ends_;
   std::vector<char> is_missing_;       // by rank, on rank 0: its part did not arrive
   std::vector<std::string> progress_;  // by rank: the last text it has posted
-  int64_t told_progress_ = 0;
-  std::chrono::steady_clock::time_point last_told_ = std::chrono::steady_clock::now();
+  int64_t posted_progress_ = 0;
+  std::chrono::steady_clock::time_point last_posted_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace zerorun

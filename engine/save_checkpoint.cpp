@@ -44,13 +44,13 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
   const std::string failure = failure_of(check);
   constexpr uint64_t kWrites = 1;  // the lowest bits: it has writes that others lack; it has not failed
   constexpr uint64_t kFine = 2;
-  at::Tensor told = at::zeros({communicator.world_size()}, at::kLong);
-  int64_t* by_rank = told.mutable_data_ptr<int64_t>();
+  at::Tensor votes = at::zeros({communicator.world_size()}, at::kLong);
+  int64_t* by_rank = votes.mutable_data_ptr<int64_t>();
   const bool has_writes = state.residency && state.residency->has_pending_writes();
   if (failure.empty())
     by_rank[communicator.rank()] =
         static_cast<int64_t>(std::hash<std::string>()(words) << 2 | kFine | has_writes);
-  communicator.all_reduce(told, label)->wait();
+  communicator.all_reduce(votes, label)->wait();
   const std::span<const int64_t> all(by_rank, static_cast<size_t>(communicator.world_size()));
   const auto word_bits = [](int64_t word) { return static_cast<uint64_t>(word) & ~kWrites; };
   if (!std::ranges::all_of(all,
@@ -286,7 +286,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
 fs::path save_checkpoint(EngineState& state, const fs::path& directory, const std::string& given_tag,
                          const CheckpointOptions& options, FileSystem& files) {
   c10::NoGradGuard no_grad;
-  state.settle();
+  state.finish_open_step();
   state.checkpoints.finish();
   const std::string tag = tag_of(state, given_tag);
   const bool shares = agree_to_save(state, words_of(state, directory, tag, options), [&] {

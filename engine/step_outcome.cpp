@@ -18,14 +18,14 @@ StepOutcome::StepOutcome(const Buckets& buckets, const GradientReducer& reducer,
   }
   const int64_t numel = exchanged_numel(communicator.world_size()) + kFactsNumel;
   exchange_ = communicator.device().allocate(numel, at::kDouble);
-  told_ = communicator.device().allocate_on_host(numel, at::kDouble);
+  on_host_ = communicator.device().allocate_on_host(numel, at::kDouble);
 }
 
 void StepOutcome::add(int bucket, const at::Tensor& slice) {
   communicator_->device().add_squares(reducer_->tally(), slice, sum_number(bucket, communicator_->rank()));
 }
 
-void StepOutcome::agree(const StepRule& rule) {
+void StepOutcome::all_reduce(const StepRule& rule) {
   const int ranks = communicator_->world_size();
   Device& device = communicator_->device();
   Streams& streams = device.streams();
@@ -35,22 +35,23 @@ void StepOutcome::agree(const StepRule& rule) {
   streams.record(measured_, streams.current());
   StreamScope copies(streams, Lane::copy);
   streams.wait(measured_, streams.current(), Handover::measured);
-  device.copy(told_, exchange_);
+  device.copy(on_host_, exchange_);
   streams.record(copied_, streams.current());
 }
 
 at::Tensor StepOutcome::facts(bool on_host) const {
-  return (on_host ? told_ : exchange_).narrow(0, exchanged_numel(communicator_->world_size()), kFactsNumel);
+  return (on_host ? on_host_ : exchange_)
+      .narrow(0, exchanged_numel(communicator_->world_size()), kFactsNumel);
 }
 
-void StepOutcome::hear() {
+void StepOutcome::await_facts() {
   // Waits for all work of this step on the device. The communicator detects missing ranks and names them, so
   // this timeout is longer than its own.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
   communicator_->device().streams().await(
       copied_, std::max(2 * communicator_->timeout(), kPatienceWithDevice), "the gradient norm");
   const auto ranks = static_cast<size_t>(communicator_->world_size());
-  const double* exchanged = told_.const_data_ptr<double>();
+  const double* exchanged = on_host_.const_data_ptr<double>();
   StepFacts facts;
   std::memcpy(&facts, exchanged + exchanged_numel(communicator_->world_size()), sizeof facts);
   norm_ = facts.norm;

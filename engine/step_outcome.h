@@ -28,16 +28,16 @@ class StepOutcome {
   /// tally.
   void add(int bucket, const at::Tensor& slice);
   /// Sums the tallies over ranks, computes the facts, and starts their copy to the host. A collective.
-  void agree(const StepRule& rule);
-  /// The facts (device/step_facts.h), float64: valid in the device's memory after agree(), in the host's
-  /// after hear().
+  void all_reduce(const StepRule& rule);
+  /// The facts (device/step_facts.h), float64: valid in the device's memory after all_reduce(), in the host's
+  /// after await_facts().
   at::Tensor facts(bool on_host) const;
   /// Waits until the facts are in the host's memory, and reads them.
-  void hear();
+  void await_facts();
   /// This step() does not update.
   void set_not_applied() { applied_ = false; }
 
-  // As read by the last hear().
+  // As read by the last await_facts().
   double norm() const { return norm_; }  // infinite if a gradient is not finite
   bool applied() const { return applied_; }
   /// Says which gradient was infinite or NaN; empty: none.
@@ -55,7 +55,7 @@ class StepOutcome {
   Dtype communication_;
   std::vector<int64_t> first_sums_;  // by bucket: the number of its first sum over ranks
   at::Tensor exchange_;              // [Note: exchange] in device/step_facts.h
-  at::Tensor told_;                  // its copy in the host's memory
+  at::Tensor on_host_;               // its copy in the host's memory
   Event measured_;
   Event copied_;
   double norm_ = 0;

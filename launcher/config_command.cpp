@@ -62,14 +62,14 @@ std::string count(int number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
-nlohmann::ordered_json as_json(const std::string& file, const Finding& finding) {
-  const Mistake& mistake = finding.mistake;
+nlohmann::ordered_json as_json(const std::string& file, const Diagnostic& diagnostic) {
+  const Mistake& mistake = diagnostic.mistake;
   nlohmann::ordered_json json{{"file", file},
                               {"line", mistake.at.line},
                               {"column", mistake.at.column},
-                              {"severity", name_of(finding.severity)},
+                              {"severity", name_of(diagnostic.severity)},
                               {"path", mistake.path},
-                              {"message", finding.text}};
+                              {"message", diagnostic.text}};
   if (!mistake.expected.empty()) {
     json["expected"] = mistake.expected;
     json["found"] = mistake.found;
@@ -98,12 +98,12 @@ int check(const ConfigArguments& arguments) {
     Tally tally;
     std::string report;
     const CheckedConfig checked = check_config(text, origin_name(file), arguments.check_options());
-    for (const Finding& finding : checked.diagnostics.findings()) {
-      tally.add(finding.severity);
-      total.add(finding.severity);
-      if (arguments.json) list.push_back(as_json(origin_name(file), finding));
-      if (arguments.quiet && finding.severity == Severity::note) continue;
-      report += checked.diagnostics.render(finding) + "\n";
+    for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+      tally.add(diagnostic.severity);
+      total.add(diagnostic.severity);
+      if (arguments.json) list.push_back(as_json(origin_name(file), diagnostic));
+      if (arguments.quiet && diagnostic.severity == Severity::note) continue;
+      report += checked.diagnostics.render(diagnostic) + "\n";
     }
     for (const Severity severity : {Severity::error, Severity::warning, Severity::note}) {
       const auto left_out = static_cast<int>(checked.diagnostics.left_out(severity));
@@ -120,7 +120,7 @@ int check(const ConfigArguments& arguments) {
     print_json({{"errors", total.errors},
                 {"warnings", total.warnings},
                 {"notes", total.notes},
-                {"findings", std::move(list)}});
+                {"messages", std::move(list)}});
   }
   if (total.errors > 0) return kErrors;
   return arguments.werror && total.warnings > 0 ? kWarnings : kClean;
@@ -130,9 +130,9 @@ int check(const ConfigArguments& arguments) {
 std::optional<CheckedConfig> accepted(const std::string& file, const ConfigArguments& arguments) {
   CheckedConfig checked = check_file(file, arguments);
   if (!checked.refused()) return checked;
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    if (finding.severity != Severity::error) continue;
-    std::fprintf(stderr, "%s\n", checked.diagnostics.render(finding).c_str());
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    if (diagnostic.severity != Severity::error) continue;
+    std::fprintf(stderr, "%s\n", checked.diagnostics.render(diagnostic).c_str());
   }
   return std::nullopt;
 }

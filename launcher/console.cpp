@@ -60,8 +60,8 @@ void Console::append_poll_entries(std::vector<pollfd>& entries) const {
 void Console::write_some() {
   for (OutputQueue& queue : queues_) queue.write_some();
   const int error = queues_[0].error();
-  if (error != 0 && error != EPIPE && !loss_told_) {
-    loss_told_ = true;
+  if (error != 0 && error != EPIPE && !loss_printed_) {
+    loss_printed_ = true;
     notice(std::string("cannot write to stdout (") + std::strerror(error) +
            "): what ranks print is lost from here on");
   }

@@ -38,7 +38,7 @@ class Console {
   Display display_;
   LineMultiplexer lines_;
   std::array<OutputQueue, 2> queues_;
-  bool loss_told_ = false;
+  bool loss_printed_ = false;
 };
 
 }  // namespace zerorun

@@ -56,42 +56,42 @@ std::string random_token() {
 }
 
 /// How many ranks run, and on which devices.
-struct Placement {
+struct RankDevices {
   bool gpus_wanted = true;
   int gpus = 0;  // that ranks may use
   int ranks = 1;
   std::string visible_devices;
 };
 
-std::string machine_line(const Placement& placement) {
-  const std::string ranks = std::to_string(placement.ranks) + (placement.ranks == 1 ? " rank" : " ranks");
-  if (placement.gpus > 0) {
-    return std::to_string(placement.gpus) + (placement.gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
+std::string machine_line(const RankDevices& devices) {
+  const std::string ranks = std::to_string(devices.ranks) + (devices.ranks == 1 ? " rank" : " ranks");
+  if (devices.gpus > 0) {
+    return std::to_string(devices.gpus) + (devices.gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
   }
-  return (placement.gpus_wanted ? "no GPU found: " : "") + ranks +
-         (placement.ranks == 1 ? " runs on CPU" : " run on CPU");
+  return (devices.gpus_wanted ? "no GPU found: " : "") + ranks +
+         (devices.ranks == 1 ? " runs on CPU" : " run on CPU");
 }
 
-Placement place(const LaunchOptions& options) {
-  Placement placement;
-  placement.gpus_wanted = (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
-  placement.gpus = placement.gpus_wanted ? count_gpus() : 0;
+RankDevices choose_devices(const LaunchOptions& options) {
+  RankDevices devices;
+  devices.gpus_wanted = (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
+  devices.gpus = devices.gpus_wanted ? count_gpus() : 0;
   std::vector<int> slots;
   if (!options.include.empty()) {
     slots = parse_include(options.include, this_hostname());
-    check_slots(slots, placement.gpus);
+    check_slots(slots, devices.gpus);
   }
-  const std::string users_list = placement.gpus > 0 ? variable("CUDA_VISIBLE_DEVICES") : "";
+  const std::string users_list = devices.gpus > 0 ? variable("CUDA_VISIBLE_DEVICES") : "";
   if (options.ranks) {
-    placement.ranks = *options.ranks;
+    devices.ranks = *options.ranks;
   } else if (!slots.empty()) {
-    placement.ranks = static_cast<int>(slots.size());
+    devices.ranks = static_cast<int>(slots.size());
   } else {
-    const size_t visible = users_list.empty() ? placement.gpus : split_devices(users_list).size();
-    placement.ranks = std::max<int>(1, visible);
+    const size_t visible = users_list.empty() ? devices.gpus : split_devices(users_list).size();
+    devices.ranks = std::max<int>(1, visible);
   }
-  placement.visible_devices = choose_visible_devices(slots, users_list, placement.gpus, placement.ranks);
-  return placement;
+  devices.visible_devices = choose_visible_devices(slots, users_list, devices.gpus, devices.ranks);
+  return devices;
 }
 
 }  // namespace
@@ -103,9 +103,9 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   plan.arguments = options.command;
   plan.grace = options.grace;
 
-  const Placement placement = place(options);
+  const RankDevices devices = choose_devices(options);
   JobEnvironment shared;
-  shared.world_size = placement.ranks;
+  shared.world_size = devices.ranks;
   shared.master_addr = options.master_addr;
   ListeningSocket listening = listen_on(options.master_addr, options.master_port.value_or(0));
   shared.master_port = listening.port;
@@ -114,11 +114,11 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   shared.timeout_seconds = options.timeout_seconds;
   shared.device = options.device;
   shared.comm = options.comm;
-  shared.threads_per_rank = std::max(1, count_usable_cores() / placement.ranks);
-  shared.visible_devices = placement.visible_devices;
+  shared.threads_per_rank = std::max(1, count_usable_cores() / devices.ranks);
+  shared.visible_devices = devices.visible_devices;
   shared.terminal = ::isatty(STDOUT_FILENO) == 1;
   const std::vector<std::string> inherited = inherited_environment();
-  for (int rank = 0; rank < placement.ranks; ++rank) {
+  for (int rank = 0; rank < devices.ranks; ++rank) {
     plan.environments.push_back(rank_environment(inherited, shared, rank));
   }
 
@@ -129,8 +129,8 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
   Guardian guardian(argc, argv);
-  Console console(placement.ranks);
-  console.notice(machine_line(placement));
+  Console console(devices.ranks);
+  console.notice(machine_line(devices));
   return Job(std::move(plan), console, signals, guardian).run();
 }
 

@@ -44,7 +44,7 @@ std::string make_label(int bucket, const BucketLayout& layout,
   return label + ")";
 }
 
-// The tensor's memory, which it keeps alive.
+// Points to the tensor's memory and keeps it alive.
 c10::DataPtr keep_alive(const at::Tensor& tensor) {
   auto* holder = new at::Tensor(tensor);
   return {tensor.mutable_data_ptr(), holder, [](void* context) { delete static_cast<at::Tensor*>(context); },
@@ -81,7 +81,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   try {
     for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket);
   } catch (...) {
-    leave();  // no destructor will
+    leave();  // the destructor will not run
     throw;
   }
 }
@@ -98,7 +98,7 @@ at::Tensor Buckets::allocate_values(int bucket) {
   return communicator_->allocate(numel, scalar_type(dtype()));
 }
 
-// `exact` has the values as given where they are wanted for master weights.
+// `exact` has the values as given if the master weights start from them.
 void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
@@ -115,7 +115,7 @@ void Buckets::move_in(int bucket) {
     if (rank_ == 0) fill(index, view(index, exact));
     const at::Tensor place = view(index, flat);
     parameter.set_data(marked() ? marked_view(storages_[bucket], place.scalar_type(), place.sizes(),
-                                              place.strides(), placement(index).offset)
+                                              place.strides(), location(index).offset)
                                 : place);
   }
   communicator_->broadcast(exact, 0, "initial values of " + labels_[bucket])->wait();
@@ -144,7 +144,7 @@ void Buckets::fill(int parameter, at::Tensor place) const {
   }
 }
 
-// What stays of the bucket on this rank.
+// Stores the part of the bucket that stays on this rank.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   if (has_master(bucket) && store_->has(bucket, kMaster)) {
     write_master(bucket, slice(bucket, exact, rank_));
@@ -175,7 +175,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
               shared(bucket) ? Home::shared : Home::device);
 }
 
-// Where its home is a file.
+// For master weights in files.
 void Buckets::write_master(int bucket, const at::Tensor& values) {
   const StateTensor& master = store_->at(bucket, kMaster);
   store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
@@ -188,7 +188,7 @@ Buckets::~Buckets() {
   leave();
 }
 
-// Parameters outlive the engine. Whole ones keep their values.
+// Parameters outlive the engine. Those of whole buckets keep their values.
 void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
@@ -202,7 +202,7 @@ void Buckets::leave() {
   }
 }
 
-// Undefined where there is no memory for them.
+// Undefined if there is no memory for them.
 at::Tensor Buckets::values_to_leave(int bucket) const {
   if (own_values_[bucket].defined()) return own_values_[bucket];
   if (!shared(bucket)) return flat(bucket);
@@ -227,18 +227,18 @@ const at::Tensor& Buckets::flat(int bucket) const {
 int Buckets::parameter_at(int bucket, int64_t offset) const {
   const std::vector<int>& members = layout(bucket).parameters;
   auto after = std::upper_bound(members.begin(), members.end(), offset, [&](int64_t value, int parameter) {
-    return value < placement(parameter).offset;
+    return value < location(parameter).offset;
   });
   return after == members.begin() ? members.front() : *(after - 1);
 }
 
 at::Tensor Buckets::view(int parameter, const at::Tensor& flat) const {
   const Shape& shape = shapes_[parameter];
-  return flat.as_strided(shape.sizes, shape.strides, flat.storage_offset() + placement(parameter).offset);
+  return flat.as_strided(shape.sizes, shape.strides, flat.storage_offset() + location(parameter).offset);
 }
 
 at::Tensor Buckets::piece(int parameter, const at::Tensor& flat) const {
-  return flat.narrow(0, placement(parameter).offset, shapes_[parameter].numel);
+  return flat.narrow(0, location(parameter).offset, shapes_[parameter].numel);
 }
 
 at::Tensor Buckets::flattened(int parameter, const at::Tensor& tensor) const {
@@ -258,8 +258,8 @@ void Buckets::clear_padding(int bucket, const at::Tensor& flat) const {
     if (begin > end) device_->zero(flat.narrow(0, end, begin - end));
   };
   for (int index : layout(bucket).parameters) {
-    clear_until(placement(index).offset);
-    end = placement(index).offset + shapes_[index].numel;
+    clear_until(location(index).offset);
+    end = location(index).offset + shapes_[index].numel;
   }
   clear_until(layout(bucket).numel);
 }
@@ -272,7 +272,7 @@ bool Buckets::in_place(int parameter) const {
   const int bucket = bucket_of(parameter);
   const int64_t base = marked() ? 0 : flat(bucket).storage_offset();
   return tensor.storage().unsafeGetStorageImpl() == storages_[bucket].unsafeGetStorageImpl() &&
-         tensor.storage_offset() == base + placement(parameter).offset;
+         tensor.storage_offset() == base + location(parameter).offset;
 }
 
 void Buckets::bump_versions() const {
@@ -303,10 +303,10 @@ void Buckets::follow_writes(int bucket) {
   });
 }
 
-// What the current stream has put there. Rare: the program has written to it.
+// A host copy of the shard as the current stream leaves it. Rare: only after the program has written to it.
 at::Tensor Buckets::written_on_host(int bucket) {
   const at::Tensor& written = shard(bucket);
-  if (shard_is_brought(bucket)) return written;  // Residency::start_update() has waited for it
+  if (shard_is_fetched(bucket)) return written;  // Residency::start_update() has waited for it
   if (!on_host_.defined() || on_host_.numel() < written.numel())
     on_host_ = device_->allocate_on_host(written.numel(), written.scalar_type());
   const at::Tensor copy = on_host_.narrow(0, 0, written.numel());
@@ -326,8 +326,8 @@ int64_t Buckets::whole_numel() const {
   return numel_where([&](int bucket) { return !partitioned(bucket) && !shared(bucket); });
 }
 
-int64_t Buckets::numel_brought() const {
-  return numel_where([&](int bucket) { return shard_is_brought(bucket); });
+int64_t Buckets::numel_fetched() const {
+  return numel_where([&](int bucket) { return shard_is_fetched(bucket); });
 }
 
 }  // namespace zerorun

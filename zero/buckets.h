@@ -1,16 +1,16 @@
-// A model's parameters in buckets: a bucket is one storage, parameters are views into it. A whole bucket
-// keeps its memory; of a partitioned bucket this rank keeps its slice, and Residency gives the storage memory
-// around uses. Owned by the engine; after construction only the values change.
+// A model's parameters, moved into buckets. A bucket is one storage; its parameters are views into it. A
+// whole bucket always has memory. Of a partitioned bucket this rank keeps its slice, and residency.h gives
+// the storage memory around uses. Owned by the engine; once made, only the values change.
 //
-// [Note: shared buckets] If ranks share memory, they hold one copy of a bucket's values, whole or
-// partitioned: the slices lie side by side, each owner writes its slice, and a gather copies nothing but
-// waits for the owners. Parameters are accessible only around uses; the program's writes go to this rank's
-// own copy (residency.h).
+// [Note: shared buckets] Ranks that share memory keep one copy of a bucket's values, whole or partitioned:
+// the slices lie side by side, each rank writes its own slice, and a gather copies nothing, it waits for the
+// other ranks. Parameters are accessible around uses only; the program writes to a private copy of this rank
+// (residency.h).
 //
-// [Note: master weights] 16-bit parameters are rounded copies of fp32 master weights, which this rank keeps
-// for the slices that it updates. Only the optimizer writes to both. When an operator of the program writes
-// to a parameter, the listener calls note_written(), and follow_writes() copies the new values into the
-// master weights before the next update.
+// [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
+// keeps for the slices that it updates. Only the optimizer writes to both. If an operator of the program
+// writes to a parameter, the listener calls note_written(), and before the next update follow_writes() copies
+// the written values into the master weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,33 +37,33 @@ struct NamedParameter {
   int group;          // or kFrozen
 };
 
-/// Where the values of a marked bucket are, and how its writes are treated.
+/// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
 struct BucketKind {
-  /// The bucket has memory for all values only from a gather to a release.
+  /// Memory for all values exists only from a gather to the release.
   bool comes_and_goes = false;
-  /// Ranks share the memory of the values, so what the program writes goes to a copy of this rank's.
+  /// Ranks share the memory of the values, so the program writes to a private copy of this rank.
   bool copied_for_writes = false;
-  /// The parameters are accessible only around uses, which all ranks come to alike, and lose their values
-  /// with the engine.
+  /// The parameters are accessible around uses only, which all ranks reach alike; their values are lost when
+  /// the engine is destroyed.
   bool around_uses = false;
 
-  /// Whether the program's writes have to be moved elsewhere afterwards.
+  /// Whether the program writes to temporary memory, from which the values must be copied.
   bool moves_writes() const { return comes_and_goes || copied_for_writes; }
 };
 
 struct BucketOptions {
-  /// The listener given to listen() sees operators on the parameters. Partitioned buckets must be marked.
+  /// Operators on the parameters notify the listener given to listen(). Partitioned buckets require it.
   bool marked = false;
-  bool shared = false;            // marked buckets lie in memory that ranks share, or are gathered there
-  Dtype dtype = Dtype::fp32;      // of the values; under a 16-bit one trained buckets have master weights
-  bool master_from_fp32 = false;  // master weights start from the unrounded parameters
-  bool whole_master = false;      // this rank keeps the master weights of all slices, not only of its own
-  bool master_on_host = false;    // host memory has the master weights, which fp32 values then have too
-  bool shards_on_host = false;    // host memory has the slices of partitioned buckets too
+  bool shared = false;            // marked buckets are kept or gathered in memory that the ranks share
+  Dtype dtype = Dtype::fp32;      // of the values; if 16-bit, trained buckets have master weights
+  bool master_from_fp32 = false;  // which start from the parameters as given, not as rounded to `dtype`
+  bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
+  bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
+  bool shards_on_host = false;    // slices of partitioned buckets are in host memory too
 };
 
-/// Whether a bucket has master weights: trained buckets under a 16-bit dtype, and buckets that the host
-/// updates without having their values.
+/// Whether a bucket has master weights: it is trained, and its values are 16-bit, or the host updates it and
+/// does not keep its values.
 inline bool has_master(const BucketLayout& layout, const BucketOptions& options) {
   if (layout.group == kFrozen) return false;
   return options.dtype != Dtype::fp32 ||
@@ -73,9 +73,9 @@ inline bool has_master(const BucketLayout& layout, const BucketOptions& options)
 class Buckets {
  public:
   /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
-  /// the communicator's device, by the layout of `store`. The store keeps values and master weights, in files
-  /// if it has files for them, and outlives the buckets. The user's leaves stay the same tensors and get rank
-  /// 0's values. Beyond the final memory, one whole bucket at a time is in memory.
+  /// the communicator's device, by the layout of `store`. The store, which must outlive this, keeps values
+  /// and master weights, in its files if it has files for them. The leaf tensors stay the same and get rank
+  /// 0's values. Besides the memory that stays, one bucket at a time is in memory in full.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -84,17 +84,17 @@ class Buckets {
 
   const BucketOptions& options() const { return options_; }
   int count() const { return store_->count(); }
-  /// Buckets of trained parameters come first, then those of frozen ones.
+  /// The first trained_count() buckets hold trained parameters, the rest frozen ones.
   int trained_count() const { return trained_count_; }
   const BucketLayout& layout(int bucket) const { return store_->layout(bucket); }
   bool partitioned(int bucket) const { return layout(bucket).partitioned; }
   /// [Note: shared buckets]
   bool shared(int bucket) const { return shared_[bucket]; }
-  /// Whether the ranks of the host gather it into one buffer: [Note: shared gathers].
+  /// Whether the ranks of the host gather the bucket into one buffer: [Note: shared gathers].
   bool gathers_once(int bucket) const { return shared_gathers_ && shared_gathers_->buffer(bucket).defined(); }
-  /// Null if there is no such bucket.
+  /// Null unless ranks share memory and the store keeps values in files.
   SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
-  /// Whether the bucket has memory for all values only from a gather to a release.
+  /// Whether memory for all values exists only from a gather to the release.
   bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   BucketKind kind(int bucket) const {
     return {.comes_and_goes = comes_and_goes(bucket),
@@ -106,11 +106,11 @@ class Buckets {
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
   const at::Tensor& flat(int bucket) const;
-  /// This rank's slice of the values, 1-D. A slice in files has memory only inside with_shard().
+  /// This rank's slice of the values, 1-D. A slice in files has memory only within with_shard().
   const at::Tensor& shard(int bucket) const { return values(bucket).own; }
   bool shard_in_files(int bucket) const { return store_->has_values_in_files(bucket); }
-  /// Whether a gather copies the slice to where this rank computes, from files or from host memory.
-  bool shard_is_brought(int bucket) const {
+  /// Whether a gather copies the shard, from files or host memory, to where this rank computes.
+  bool shard_is_fetched(int bucket) const {
     const Home home = values(bucket).home;
     return home == Home::file || home == Home::host;
   }
@@ -119,7 +119,7 @@ class Buckets {
   void with_shard(int bucket, ValueUse use, const Visit& visit) const {
     store_->with_values(bucket, use, visit);
   }
-  /// Announces the order of the next reads of shards, as far as it is known.
+  /// Sets the order in which shards will be read from now on, as far as it is known.
   void plan_reads(std::span<const ChunkOfSlice> shards) const {
     if (store_->value_files()) store_->value_files()->plan(shards);
   }
@@ -132,58 +132,58 @@ class Buckets {
   /// The storage that the bucket's parameters are views of.
   const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
 
-  /// `listener` sees operators on marked buckets from now on.
+  /// From now on operators on marked buckets notify `listener`.
   bool marked() const { return owners_ != nullptr; }
   void listen(OperatorListener* listener);
-  /// Marks a whole bucket as incomplete for good: its parameters get no memory when the engine is destroyed.
+  /// The values of a whole bucket stay incomplete: its parameters get no memory when the engine is destroyed.
   void give_up(int bucket) { given_up_[bucket] = true; }
-  /// The parameters of a whole, shared bucket get `values`, not the shared ones, when the engine is
-  /// destroyed.
+  /// When the engine is destroyed, the parameters of a whole shared bucket get `values`, not the shared ones.
   void leave_with(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
   int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
-  /// Trained ones first.
+  /// Trained parameters come first.
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::span<const NamedParameter> trained() const { return {parameters_.data(), trained_parameters_}; }
-  int bucket_of(int parameter) const { return placement(parameter).bucket; }
-  /// The parameter at `offset` (elements) of the bucket.
+  int bucket_of(int parameter) const { return location(parameter).bucket; }
+  /// The parameter that lies at `offset` (elements) of the bucket.
   int parameter_at(int bucket, int64_t offset) const;
-  /// A view of the parameter's part of `flat`, a tensor laid out like its bucket, with the parameter's sizes
-  /// and strides.
+  /// The parameter's place in `flat`, a tensor laid out like its bucket: same sizes and strides as the
+  /// parameter.
   at::Tensor view(int parameter, const at::Tensor& flat) const;
   /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
-  /// The part of `rank`'s slice that belongs to the parameter, counted from the slice's first element.
+  /// The parameter's part of `rank`'s slice, counted from the slice's first element.
   Range range_in_slice(int parameter, int rank) const { return store_->range_in_slice(parameter, rank); }
-  /// A tensor with the parameter's sizes as one such 1-D piece; a copy unless it has the parameter's strides.
+  /// A strided tensor with the parameter's sizes, as a 1-D piece like that of piece(): a copy if its strides
+  /// differ from the parameter's.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
   /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
   void clear_padding(int bucket, const at::Tensor& flat) const;
 
-  /// Whether the parameter is still in its bucket: Module::to, set_data and the like move it out.
+  /// Whether the parameter still lives in its bucket (Module::to, set_data and the like move it out).
   bool in_place(int parameter) const;
   /// Tells autograd that the values of trained parameters have changed: backward over a graph recorded before
   /// now fails, as it must.
   void bump_versions() const;
-  /// Records that the program has written to parameters of the bucket. One thread at a time.
+  /// Call this after the program has written to parameters of the bucket; one thread at a time.
   void note_written(int bucket) { written_[bucket] = true; }
-  /// Copies what the program has written since the last call into the master weights. All slices must have
-  /// their values.
+  /// Copies into the master weights the values that the program has written since the last call. All of them
+  /// must have reached this rank's slices.
   void follow_writes();
 
   int64_t numel() const;          // of trained parameters, without padding
-  int64_t whole_numel() const;    // of those whose values this rank keeps whole, in its own memory
-  int64_t numel_brought() const;  // of those whose values are in files or in host memory
+  int64_t whole_numel() const;    // of those in buckets that are neither partitioned nor shared
+  int64_t numel_fetched() const;  // of those whose values are in files or in host memory
 
  private:
-  // From when the parameter moved in: the user may change the tensor's own.
+  // As of when the parameter moved in; the program may change its tensor later.
   struct Shape {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     int64_t numel;
   };
 
-  /// Of trained parameters in buckets for which `counts` holds.
+  /// Elements of trained parameters in buckets for which `counts` holds.
   template <typename Counts>
   int64_t numel_where(const Counts& counts) const {
     int64_t total = 0;
@@ -191,7 +191,7 @@ class Buckets {
       total += counts(bucket_of(static_cast<int>(index))) ? shapes_[index].numel : 0;
     return total;
   }
-  const Placement& placement(int parameter) const { return store_->layout().placements[parameter]; }
+  const ParameterLocation& location(int parameter) const { return store_->layout().locations[parameter]; }
   const StateTensor& values(int bucket) const { return store_->at(bucket, kValue); }
   at::Tensor allocate_values(int bucket);
   void move_in(int bucket);
@@ -207,19 +207,19 @@ class Buckets {
   Communicator* communicator_;
   Device* device_;
   std::vector<NamedParameter> parameters_;
-  std::vector<Shape> shapes_;  // one a parameter
+  std::vector<Shape> shapes_;  // one per parameter
   size_t trained_parameters_ = 0;
   BucketOptions options_;
   int rank_;
   int trained_count_ = 0;
-  std::unique_ptr<StorageOwner[]> owners_;  // one a bucket; null when unmarked
+  std::unique_ptr<StorageOwner[]> owners_;  // one per bucket; null if not marked
   std::vector<c10::Storage> storages_;
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
   std::unique_ptr<SharedGathers> shared_gathers_;
-  std::vector<at::Tensor> own_values_;  // mostly undefined
+  std::vector<at::Tensor> own_values_;  // of leave_with(); mostly undefined
   std::vector<bool> given_up_;
-  std::vector<bool> written_;  // and not yet followed
+  std::vector<bool> written_;  // by the program since the last follow_writes()
   at::Tensor on_host_;         // room for a shard that the program has written to
 };
 

@@ -24,7 +24,7 @@ TravelBuffer BufferPool::take(int64_t numel) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
-    // Not the communicator's, whose memory all ranks ask for alike.
+    // Not from the communicator, whose allocate() is a collective.
     buffer = own(communicator_->device().allocate(std::max(numel, common_numel_), dtype_));
   }
   buffer.memory = buffer.memory.as_strided({numel}, {1}, 0);

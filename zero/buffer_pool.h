@@ -1,4 +1,4 @@
-// Flat buffers in which gradients are sent, reused from bucket to bucket. Owned by the gradient reducer.
+// Communication buffers for gradients, reused from bucket to bucket. Owned by the gradient reducer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,31 +10,32 @@
 
 namespace zerorun {
 
-/// A buffer, with the event after which it may be written again.
+/// A communication buffer and the event after which it may be written again.
 struct TravelBuffer {
   at::Tensor memory;  // 1-D
   Event free;
-  bool reserved = false;  // trim() keeps it
+  bool reserved = false;  // trim() does not free it
 };
 
 class BufferPool {
  public:
-  /// Smaller buffers are made `common_numel` elements large, so that each of them fits any common bucket.
+  /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
+  /// bucket.
   BufferPool(Communicator& communicator, at::ScalarType dtype, int64_t common_numel)
       : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
-  /// A buffer for `numel` elements with arbitrary contents: the smallest free one (of equal ones the one
-  /// given back first), or a new one. Ranks need not call alike.
+  /// A buffer of `numel` elements with arbitrary contents: the smallest free one that is large enough (among
+  /// equals the one given back first), or a new one. Not a collective.
   TravelBuffer take(int64_t numel);
   void give_back(TravelBuffer buffer) { free_.push_back(std::move(buffer)); }
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Frees unused buffers, except the reserved ones and, of the buffers above the common size, the `count`
-  /// largest.
+  /// Frees buffers that are not in use, except the reserved ones and the `count` largest of those that exceed
+  /// the common size.
   void trim(int count);
 
-  int64_t bytes() const { return bytes_; }  // of all buffers, free and in use
+  int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
   TravelBuffer own(at::Tensor memory);

@@ -1,5 +1,5 @@
-// Warns once about full copies that a model makes of partitioned parameters: the graph keeps them until
-// backward, and no limit counts them. Owned by Residency, used under its lock.
+// Warns once about full copies that a model makes of partitioned parameters: autograd's graph keeps them
+// until backward, and no limit counts them. Owned by Residency, used under its lock.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,9 +15,10 @@ class CopyWatch {
  public:
   CopyWatch();
 
-  /// An operator on partitioned parameters.
+  /// Notes an operator on partitioned parameters.
   void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
-  /// Ends the iteration. After the first iteration with copies it logs them, if `logs`, and stops watching.
+  /// Ends the iteration. After the first one with copies nothing is noted any more; if `logs`, logs a
+  /// warning.
   void finish_iteration(bool logs);
 
  private:

@@ -1,8 +1,8 @@
-// Builds a model that does not fit on any single rank. While a DeferredInit lives, tensors that its thread
-// makes get no memory: the operators that compute their values are recorded, and run when the values are
-// needed, one storage at a time, with the bits of plain construction. The user owns the scope; one thread
-// builds the model and makes its values. Unsupported operations throw a UserError (or a LibTorch error, if
-// memory is read without an operator) with the remedy.
+// Builds a model that fits on no single rank. While a DeferredInit lives, tensors that its thread makes get
+// no memory: the operators that compute their values are recorded, and run when the values are requested, one
+// storage at a time, with the same bits as in plain construction. The user owns the scope; one thread builds
+// the model and makes the values. Unsupported operations throw a UserError, or a LibTorch error if memory is
+// read without an operator; the message says what to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// Operators on its tensors are recorded after the scope too: model->apply(init), model->to(dtype). Inside
-/// the scope these tensors are plain: torch::tensor(3), torch::randperm(n), results computed from plain
-/// tensors only, and all tensors made under an InterceptionPause.
+/// Operators on its tensors are recorded after the scope too: model->apply(init), model->to(dtype). Some
+/// tensors made inside the scope are not deferred: torch::tensor(3), torch::randperm(n), results computed
+/// from plain tensors alone, and everything made under an InterceptionPause.
 class DeferredInit {
  public:
   DeferredInit();
@@ -30,14 +30,14 @@ class DeferredInit {
   RecordingScope scope_;
 };
 
-/// Whether the tensor has no values yet.
+/// Whether the tensor is deferred: it has no memory for its values.
 bool is_deferred(const at::Tensor& tensor);
 
-/// Writes the values of a deferred tensor to `place`, which has memory, the same sizes, strides and dtype.
-/// The tensor stays deferred. Takes memory only for intermediate results.
+/// Writes the values of a deferred tensor to `place`, a CPU tensor with memory and the same sizes, strides
+/// and dtype. The tensor stays deferred. Allocates memory only for intermediate results.
 void make_values(const at::Tensor& deferred, at::Tensor& place);
 
-/// A new plain tensor with the values of a deferred one, of the same sizes and strides.
+/// Returns the values of a deferred tensor in a new plain tensor of the same sizes and strides.
 at::Tensor make_tensor(const at::Tensor& deferred);
 
 }  // namespace zerorun

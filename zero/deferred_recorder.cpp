@@ -54,7 +54,7 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> values, Visit visit) {
   }
 }
 
-// Puts `tensor` where the slot says; lists must be the stack's own.
+// Puts `tensor` at the given position; the stack's lists must be its own copies.
 void put(torch::jit::Stack& stack, size_t index, std::optional<size_t> item, at::Tensor tensor) {
   if (item) {
     stack[index].toList().set(*item, std::move(tensor));
@@ -106,7 +106,7 @@ at::Tensor meta_like(const at::Tensor& tensor) {
   return meta;
 }
 
-// The device that the operator is asked to put its results on is replaced by Meta.
+// Replaces the device on which the operator is to put its results by Meta.
 void redirect_to_meta(const c10::OperatorHandle& op, torch::jit::Stack& arguments) {
   for (c10::IValue& value : arguments) {
     if (!value.isDevice()) continue;
@@ -128,8 +128,7 @@ bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& argumen
   return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
 }
 
-// t_(), set_(), resize_(): they change a tensor and not what is in its storage, except for a resize that
-// needs a larger one.
+// t_(), set_(), resize_(): they change a tensor but not its storage, unless a resize needs a larger storage.
 void change_view(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                  const std::vector<TapeSlot>& deferred, torch::jit::Stack* stack) {
   InterceptionPause pause;
@@ -148,7 +147,7 @@ bool writes_any(const std::vector<TapeSlot>& slots) {
   return std::any_of(slots.begin(), slots.end(), [](const TapeSlot& slot) { return slot.written; });
 }
 
-// Random numbers are drawn as plain construction would draw them, and thrown away.
+// Draws the random numbers that plain construction would draw, and discards them.
 torch::jit::Stack run_on_scratch(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   arguments.front() = allocate_like(arguments.front().toTensor());
@@ -169,7 +168,7 @@ at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
   return deferred_owner_of(tensor) ? allocate_like(tensor) : tensor;
 }
 
-// What a trial showed must be what a tape can hold.
+// Refuses an operator whose trial showed effects that the tape cannot hold.
 void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& deferred,
                  const torch::jit::Stack& inputs, const torch::jit::Stack& results) {
   for (const TapeSlot& slot : deferred) {
@@ -187,8 +186,8 @@ void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& def
   if (!all_plain(results)) refuse(op, "its result is not a dense tensor");
 }
 
-// Learns what the operator's results will look like: from a trial on tensors without data, or, where it has
-// no Meta kernel, on zeros.
+// Finds the geometry of the operator's results by a trial on tensors without data or, if it has no Meta
+// kernel, on zeros.
 torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stack& values,
                            const std::vector<TapeSlot>& deferred) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -228,9 +227,9 @@ TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner
                     static_cast<int64_t>(deferred.nbytes()) == nbytes};
 }
 
-// What the arguments of an operator are.
+// The arguments of an operator, sorted by kind.
 struct DeferredRecorder::Arguments {
-  torch::jit::Stack values;  // as they came, lists copied
+  torch::jit::Stack values;  // as passed, lists copied
   std::vector<TapeSlot> deferred;
   std::vector<at::Tensor> real;
   bool writes_real = false;
@@ -267,7 +266,7 @@ TapeOperator DeferredRecorder::new_entry(const c10::OperatorHandle& op, const Ar
                      .made = {},
                      .random = {},
                      .default_dtype = c10::get_default_dtype_as_scalartype()};
-  // A deferred tensor on its own tape would keep the tape alive for good.
+  // A tape that held its own deferred tensors would never be destroyed.
   for (const TapeSlot& slot : seen.deferred) put(entry.arguments, slot.index, slot.item, at::Tensor());
   for (const at::Tensor& tensor : seen.real) {
     if (tensor.is_inference()) {
@@ -369,7 +368,6 @@ c10::Storage DeferredRecorder::new_storage(int64_t nbytes) {
   return make_owned_storage(*owner.release(), nbytes, c10::kCPU, kNoMemory);
 }
 
-// Returns the bytes of what it has deferred.
 int64_t DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,
                                         torch::jit::Stack& results) {
   int64_t bytes = 0;

@@ -1,6 +1,7 @@
 // Records the operators of a build scope instead of running them, and returns tensors without memory as their
-// results. Operators on real tensors only run as usual; an operator that needs values which do not exist yet
-// throws a UserError. Owned jointly by the deferred tensors; called by the building thread.
+// results. Real tensors, and operators on real tensors alone, are not affected. Throws UserError for
+// operators that need values that do not exist yet. Deferred tensors share its ownership; the building thread
+// calls it.
 #pragma once
 
 #include <memory>
@@ -14,15 +15,15 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// Owns the storage of a deferred tensor.
+/// The owner of a deferred tensor's storage.
 struct DeferredOwner : StorageOwner {
   std::shared_ptr<DeferredRecorder> tape_owner;
   StorageId storage = 0;
 };
 
-/// Null if the tensor is not deferred.
+/// Null when the tensor is not deferred.
 const DeferredOwner* deferred_owner_of(const at::Tensor& tensor);
-/// The deferred tensor as the tape knows it.
+/// The deferred tensor's place on the tape.
 TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner);
 
 class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from_this<DeferredRecorder> {
@@ -30,7 +31,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
   const OperatorTape& tape() const { return tape_; }
-  /// Ends the scope: from now on an operator that autograd would differentiate counts as a use of the model.
+  /// Call this when the scope ends: from then on, operators that autograd would record count as a use of the
+  /// model and are refused, except copies.
   void end_building() { building_ = false; }
 
  private:
@@ -42,7 +44,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
                       torch::jit::Stack* stack);
   void record_deferred(const c10::OperatorHandle& op, const Arguments& seen, torch::jit::Stack* stack);
 
-  /// Replaces results with deferred tensors, which it records in `entry`, and frees the results' memory.
+  /// Replaces results by deferred tensors, which it adds to `entry`, and frees the memory of the results.
+  /// Returns how many bytes the storages of the deferred tensors have.
   int64_t defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
   c10::Storage new_storage(int64_t nbytes);
 

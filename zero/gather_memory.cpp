@@ -45,7 +45,7 @@ bool GatherMemory::take_planned(int bucket, int64_t offset) {
 void GatherMemory::take_unplanned(int bucket) {
   if (take_shared(bucket)) return;
   at::Tensor& memory = places_[bucket].memory;
-  if (communicator_->world_size() == 1 && !buckets_->shard_is_brought(bucket)) {
+  if (communicator_->world_size() == 1 && !buckets_->shard_is_fetched(bucket)) {
     memory = buckets_->shard(bucket);
     return;
   }
@@ -56,7 +56,7 @@ void GatherMemory::take_unplanned(int bucket) {
   count(static_cast<int64_t>(memory.nbytes()));
 }
 
-// The events of the bucket's own users are about to be used again, hence the wait for those.
+// Also waits for the bucket's own users in any place, because their events are about to be recorded again.
 void GatherMemory::wait_for_last_uses(int bucket) {
   Place& place = places_[bucket];
   const auto size = static_cast<uintptr_t>(place.memory.nbytes());
@@ -115,7 +115,7 @@ void GatherMemory::free_arena() {
   arena_.reset();
 }
 
-// This rank's part of the buffer.
+// The bytes of this rank's slice of the buffer.
 int64_t GatherMemory::shared_bytes(int bucket) const {
   return buckets_->layout(bucket).slice_numel * size_of(buckets_->dtype());
 }

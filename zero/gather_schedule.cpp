@@ -18,7 +18,7 @@ namespace {
 constexpr int kInitial = -1;  // the position before the first use
 constexpr int kNone = -1;     // no index, no offset
 
-// The trace and what every plan for it needs to know. A position equal to the number of uses means "never".
+// The trace, and facts about it that every plan needs. A position equal to the number of uses means "never".
 struct Trace {
   std::span<const std::vector<int>> uses;
   std::span<const int64_t> numel;          // by bucket
@@ -83,7 +83,8 @@ class DemandPass {
   }
 
  private:
-  // The reuse distance counts the uses strictly between: none of them is of the bucket itself.
+  // The reuse distance counts the elements of the uses strictly between, none of which uses the bucket
+  // itself.
   void release_ended(int k) {
     for (size_t i = 0; i < trace_.uses[k - 1].size(); ++i) {
       const int next = trace_.next_use[k - 1][i];
@@ -93,7 +94,7 @@ class DemandPass {
     }
   }
 
-  // What this use needs has the nearest next use of all, so that it is last in line to go.
+  // The buckets of this use have the nearest next use of all, so they come last in the order of release.
   void make_room(int k) {
     int64_t missing = 0;
     for (int bucket : trace_.uses[k]) missing += live_[bucket] == kNone ? trace_.numel[bucket] : 0;
@@ -136,7 +137,7 @@ class DemandPass {
 void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& residencies) {
   std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: after its earlier stay
   std::vector<int64_t> due(trace.length());                 // by use: the elements of `ahead` that are for it
-  int64_t ahead = 0;  // elements started but not used yet, with the gather at hand
+  int64_t ahead = 0;  // elements started but not used yet, including this gather
   int position = kInitial;
   for (Stay& residency : residencies) {
     if (position < residency.use) {
@@ -146,14 +147,15 @@ void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& reside
     const auto must_wait = [&] { return position < residency.use && ahead > prefetch; };
     while (position < earliest[residency.bucket] || must_wait()) ahead -= due[++position];
     residency.start = position;
-    earliest[residency.bucket] = residency.release + 1;  // in the step of the release it would only undo it
+    earliest[residency.bucket] = residency.release + 1;  // a gather in the step of the release would undo it
   }
 }
 
-// Finds places for residencies in one arena. The best placement is NP-hard to find: cheap rules are tried.
-class Placement {
+// Finds places for residencies in one arena. The best placement is NP-hard to find, so this tries cheap
+// rules.
+class ArenaPacking {
  public:
-  explicit Placement(const std::vector<Stay>& residencies)
+  explicit ArenaPacking(const std::vector<Stay>& residencies)
       : residencies_(residencies), count_(std::ssize(residencies)), offsets_(count_), present_(count_) {}
 
   // Returns the smallest arena found and sets `offsets` to the places in it.
@@ -173,10 +175,11 @@ class Placement {
  private:
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
 
-  // The tightest gap among those `taken` (by rising offset; some may share space, being there at different
-  // times). With a ceiling: right below it, or in the highest gap. After all of them when there is no gap.
+  // Returns an offset in the tightest gap between those `taken` (by rising offset; they may overlap, if they
+  // are in memory at different times). With a ceiling: right below it, or at the top of the highest gap. If
+  // nothing fits: after all of them.
   int64_t find_gap(const std::vector<int>& taken, int64_t numel, int64_t ceiling = kEndless) const {
-    int64_t end = 0;  // of what was passed
+    int64_t end = 0;  // of the residencies passed
     int64_t chosen = kNone;
     int64_t chosen_gap = kEndless;
     const auto consider = [&](int64_t next) {
@@ -193,8 +196,9 @@ class Placement {
     return chosen == kNone ? end : chosen;
   }
 
-  // As a running allocator would. With a ceiling, every other residency is placed from there downwards, which
-  // suits operand sets that straddle two buckets: what stays is at one end, the rest is free in one piece.
+  // Places residencies in order of start, like an allocator at run time. With a ceiling, every second one is
+  // placed from there downwards. That suits operand sets that straddle two buckets: the bucket that stays is
+  // at one end, and the rest is free in one piece.
   int64_t place_by_start(int64_t ceiling) {
     std::vector<int> taken;
     const auto offset_of = [&](int index) { return offsets_[index]; };
@@ -213,7 +217,7 @@ class Placement {
     return arena;
   }
 
-  // Largest first, each into the tightest gap that those placed before it leave. Needs `present_`.
+  // Places the largest residencies first, each in the tightest gap. Needs `present_`.
   int64_t place_by_size() {
     std::vector<int> order(count_);
     std::iota(order.begin(), order.end(), 0);
@@ -241,19 +245,20 @@ class Placement {
   const std::vector<Stay>& residencies_;  // by rising start
   const int count_;
   std::vector<int64_t> offsets_;
-  std::vector<std::vector<int>> present_;  // by residency: those there when it starts
-  int64_t peak_ = 0;                       // most elements there at once: no arena can be smaller
+  std::vector<std::vector<int>> present_;  // by residency: those in memory when it starts
+  int64_t peak_ = 0;                       // most elements in memory at once: no arena can be smaller
 };
 
-// One plan, whatever the arena that it needs.
+// One plan, within the bound on the arena or not.
 struct Draft {
   std::vector<Stay> residencies;  // ordered by (use, bucket), which is also the order of starts
   std::vector<int64_t> offsets;
   int64_t arena_numel = std::numeric_limits<int64_t>::max();
 };
 
-// The first draft whose arena keeps to the bound, else the one with the smallest. Fragmentation may need more
-// space than what is there at once: then less is kept and, if that does not help, less is fetched ahead.
+// The first draft whose arena keeps to the bound, else the one with the smallest arena. Fragmentation may
+// make the arena larger than the buckets that are in memory at once: then this lowers max_live first and, if
+// that does not help, prefetch.
 Draft draft_within_bound(const Trace& trace, const GatherLimits& limits) {
   const int64_t bound = std::max(limits.max_live, trace.largest_use) + limits.prefetch;
   GatherLimits lower = limits;
@@ -264,7 +269,7 @@ Draft draft_within_bound(const Trace& trace, const GatherLimits& limits) {
       lower.max_live = limits.max_live * sixteenths / 16;
       Draft draft{.residencies = DemandPass(trace, lower).run(), .offsets = {}};
       start_early(trace, lower.prefetch, draft.residencies);
-      draft.arena_numel = Placement(draft.residencies).run(trace, draft.offsets);
+      draft.arena_numel = ArenaPacking(draft.residencies).run(trace, draft.offsets);
       if (draft.arena_numel < smallest.arena_numel) smallest = std::move(draft);
       if (smallest.arena_numel <= bound) return smallest;
     }
@@ -279,7 +284,7 @@ GatherPlan plan_gathers(std::span<const std::vector<int>> uses, std::span<const 
   ZR_CHECK(limits.max_live >= 0 && limits.max_reuse_distance >= 0 && limits.prefetch >= 0,
            "a limit is negative");
   const Trace trace = study(uses, bucket_numel);
-  GatherLimits useful = limits;  // more than the whole model serves nothing, and sums stay within range
+  GatherLimits useful = limits;  // more than the whole model has no effect; the cap keeps sums within range
   useful.max_live = std::min(limits.max_live, trace.total_numel);
   useful.prefetch = std::min(limits.prefetch, trace.total_numel);
   const Draft draft = draft_within_bound(trace, useful);

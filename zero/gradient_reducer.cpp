@@ -13,11 +13,11 @@
 namespace zerorun {
 namespace {
 
-// Reductions that may be under way behind the bucket being filled. The sums are computed by whoever waits,
-// and two buckets later the other ranks' gradients are usually there.
+// Reductions that may be in flight while a bucket is being filled. The thread that waits computes the sums,
+// and two buckets later the other ranks' gradients have usually arrived.
 constexpr int kSlackWithOverlap = 2;
 
-// The largest bucket that is not there for a lone large parameter, if there is one.
+// Elements of the largest bucket with several parameters or, if there is none, of the largest bucket.
 int64_t common_bucket_numel(const Buckets& buckets) {
   int64_t shared = 0;
   int64_t lone = 0;
@@ -31,7 +31,7 @@ int64_t common_bucket_numel(const Buckets& buckets) {
 
 }  // namespace
 
-// Calls the hook that was there before, then hands the gradient over.
+// Calls the parameter's earlier hook, then passes the gradient to the reducer.
 struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
   Hook(std::shared_ptr<GradientReducer*> reducer, int parameter,
        std::unique_ptr<PostAccumulateGradHook> earlier)
@@ -69,7 +69,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
     auto hook = std::make_unique<Hook>(self_, static_cast<int>(index), std::move(slot));
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::move(hook));
-    tensor.mutable_grad().reset();  // what a backward before initialize() left is no part of this training
+    tensor.mutable_grad().reset();  // gradients from before initialize() are not part of this training
   }
 }
 
@@ -110,7 +110,7 @@ int GradientReducer::slack() const {
   return options_.overlap ? kSlackWithOverlap : 0;
 }
 
-// Without accumulation sums need no fp32 of their own: what has arrived has the same value in both.
+// Without accumulation separate fp32 sums would only repeat the values of the reduced gradients.
 bool GradientReducer::reduced_in_sums() const {
   return !options_.policy.reduce_every_backward && options_.accumulation != options_.communication &&
          (options_.accumulates || options_.accumulation != Dtype::fp32);
@@ -129,10 +129,11 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
   return device_->allocate(numel, scalar_type(dtype));
 }
 
-// For a window that was not expected to need them.
+// For a window with more backwards than the config says.
 void GradientReducer::make_sums() {
-  const bool departed = std::ranges::any_of(states_, &BucketState::departed);  // the rest is late anyway
-  if (departed || options_.accumulation == options_.communication) return;
+  const bool reduction_started =
+      std::ranges::any_of(states_, &BucketState::reduction_started);  // the rest is late anyway
+  if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
     states_[bucket].sums = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
@@ -146,7 +147,7 @@ void GradientReducer::start_backward(bool boundary) {
   in_backward_ = true;
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
-    for (BucketState& state : states_) state.departed = false;
+    for (BucketState& state : states_) state.reduction_started = false;
   }
   plan_.start_backward();
 }
@@ -164,23 +165,23 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
         "the gradient of parameter " + buckets_->parameters()[parameter].name +
         " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
   }
-  if (!buckets_->in_place(parameter)) return;  // step() names it
+  if (!buckets_->in_place(parameter)) return;  // step() reports it
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
   ++window_arrivals_;
 
   plan_.note_gradient(parameter);
-  depart_ready();
+  start_ready_reductions();
 }
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   const int bucket = buckets_->bucket_of(parameter);
   BucketState& state = states_[bucket];
-  if (state.departed) {
+  if (state.reduction_started) {
     start_writing(state);
     if (!state.late.defined()) {
       state.late = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
     }
-    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, 1, finding(parameter));
+    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, 1, finite_check(parameter));
     return;
   }
   const bool travels = !state.sums.defined();
@@ -189,14 +190,14 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer.memory : state.sums);
   const float factor = travels ? options_.factor : 1;
   if (std::exchange(written_[parameter], 1) != 0) {
-    device_->add_scaled(place, gradient, factor, finding(parameter));
+    device_->add_scaled(place, gradient, factor, finite_check(parameter));
   } else {
-    device_->copy_scaled(place, gradient, factor, finding(parameter));
+    device_->copy_scaled(place, gradient, factor, finite_check(parameter));
   }
 }
 
-// Even, with the number behind it for what is too large.
-Finding GradientReducer::finding(int parameter) const {
+// The number is even; the odd one after it means: too large.
+FiniteCheck GradientReducer::finite_check(int parameter) const {
   const auto parameters = static_cast<int64_t>(written_.size());
   return {.tally = tally_, .number = 2 * (window_arrivals_ * parameters + parameter + 1)};
 }
@@ -213,7 +214,7 @@ void GradientReducer::take_buffer(int bucket) {
   streams_->wait(state.buffer.free, streams_->current(), Handover::free);
 }
 
-// The current stream writes to the bucket's memory: after those that did so before.
+// Orders the current stream's writes to the bucket's memory after all earlier uses.
 void GradientReducer::start_writing(BucketState& state) {
   const StreamId stream = streams_->current();
   if (state.writers.has(stream)) return;
@@ -223,12 +224,12 @@ void GradientReducer::start_writing(BucketState& state) {
   state.writers.add(stream);
 }
 
-void GradientReducer::depart_ready() {
+void GradientReducer::start_ready_reductions() {
   if (!reducing_) return;
-  while (const auto bucket = plan_.take_complete()) depart(*bucket);
+  while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
-// All that this rank has for the bucket is in its buffer afterwards, and nothing else.
+// Afterwards the buffer holds all gradients that this rank has for the bucket, and zeros for the rest.
 void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
   take_buffer(bucket);
@@ -240,7 +241,7 @@ void GradientReducer::complete_buffer(int bucket) {
       device_->zero(place);
     } else if (state.sums.defined()) {
       const at::Tensor sum = buckets_->piece(parameter, state.sums);
-      device_->copy_scaled(place, sum, options_.factor, finding(parameter));
+      device_->copy_scaled(place, sum, options_.factor, finite_check(parameter));
     }
   }
   if (pooled()) buckets_->clear_padding(bucket, state.buffer.memory);
@@ -248,34 +249,34 @@ void GradientReducer::complete_buffer(int bucket) {
   state.writers.clear();
 }
 
-void GradientReducer::depart(int bucket) {
+void GradientReducer::start_reduction(int bucket) {
   complete_buffer(bucket);
   BucketState& state = states_[bucket];
-  state.departed = true;
-  Flight flight{.bucket = bucket,
-                .work = nullptr,
-                .is_gather = false,
-                .buffer = {.memory = state.buffer.memory, .free = {}},
-                .arrived = {},
-                .is_first = !std::exchange(state.has_sums, true)};
-  if (pooled()) flight.buffer = std::exchange(state.buffer, {});
-  at::Tensor own = buckets_->slice(bucket, flight.buffer.memory, communicator_->rank());
-  if (options_.policy.reduce_every_backward && flight.is_first &&
+  state.reduction_started = true;
+  PendingReduction pending{.bucket = bucket,
+                           .work = nullptr,
+                           .is_gather = false,
+                           .buffer = {.memory = state.buffer.memory, .free = {}},
+                           .arrived = {},
+                           .is_first = !std::exchange(state.has_sums, true)};
+  if (pooled()) pending.buffer = std::exchange(state.buffer, {});
+  at::Tensor own = buckets_->slice(bucket, pending.buffer.memory, communicator_->rank());
+  if (options_.policy.reduce_every_backward && pending.is_first &&
       options_.accumulation == options_.communication) {
     own = gradient(bucket);
   } else if (pooled()) {
-    flight.arrived = options_.policy.replicate_update ? flight.buffer.memory : own;
+    pending.arrived = options_.policy.replicate_update ? pending.buffer.memory : own;
   }
   {
     StreamScope scope(*streams_, Lane::reduce);
     streams_->wait(state.complete, streams_->current(), Handover::written);
     start_summing(bucket);
-    flight.work =
-        communicator_->reduce_scatter(own, flight.buffer.memory, "gradients of " + buckets_->label(bucket));
+    pending.work =
+        communicator_->reduce_scatter(own, pending.buffer.memory, "gradients of " + buckets_->label(bucket));
   }
-  flights_.push_back(std::move(flight));
+  pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // Where streams order what follows, nobody has to wait with it.
+  // With streams, retiring does not block, and the stream orders what follows.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();
@@ -287,48 +288,48 @@ void GradientReducer::retire_one_reduction() {
 }
 
 void GradientReducer::retire_oldest() {
-  Flight flight = std::move(flights_.front());
-  flights_.pop_front();
+  PendingReduction pending = std::move(pending_.front());
+  pending_.pop_front();
   StreamScope scope(*streams_, Lane::reduce);
-  flight.work->wait();
-  if (!flight.is_gather) {
+  pending.work->wait();
+  if (!pending.is_gather) {
     --reductions_in_flight_;
     if (options_.policy.replicate_update) {
-      at::Tensor own = buckets_->slice(flight.bucket, flight.buffer.memory, communicator_->rank());
-      flight.is_gather = true;
-      flight.work = communicator_->all_gather(flight.buffer.memory, own,
-                                              "gradients of " + buckets_->label(flight.bucket));
-      flights_.push_back(std::move(flight));
+      at::Tensor own = buckets_->slice(pending.bucket, pending.buffer.memory, communicator_->rank());
+      pending.is_gather = true;
+      pending.work = communicator_->all_gather(pending.buffer.memory, own,
+                                               "gradients of " + buckets_->label(pending.bucket));
+      pending_.push_back(std::move(pending));
       return;
     }
   }
-  if (flight.arrived.defined()) {
-    start_summing(flight.bucket);
-    // Sums that are not finite are found by the norm.
-    const at::Tensor& reduced = gradient(flight.bucket);
-    if (flight.is_first) {
-      device_->copy_scaled(reduced, flight.arrived, 1);
+  if (pending.arrived.defined()) {
+    start_summing(pending.bucket);
+    // The norm finds sums that are not finite.
+    const at::Tensor& reduced = gradient(pending.bucket);
+    if (pending.is_first) {
+      device_->copy_scaled(reduced, pending.arrived, 1);
     } else {
-      device_->add_scaled(reduced, flight.arrived, 1);
+      device_->add_scaled(reduced, pending.arrived, 1);
     }
   }
-  if (at_boundary_) send_to_host(flight.bucket);
+  if (at_boundary_) send_to_host(pending.bucket);
   if (!pooled()) return;
-  streams_->record(flight.buffer.free, streams_->current());
-  pool_.give_back(std::move(flight.buffer));
+  streams_->record(pending.buffer.free, streams_->current());
+  pool_.give_back(std::move(pending.buffer));
 }
 
 void GradientReducer::finish_backward() {
   in_backward_ = false;
-  if (reducing_) depart_rest();
+  if (reducing_) start_remaining_reductions();
   plan_.finish_backward();
 }
 
-void GradientReducer::depart_rest() {
-  while (const auto bucket = plan_.take()) depart(*bucket);
+void GradientReducer::start_remaining_reductions() {
+  while (const auto bucket = plan_.take()) start_reduction(*bucket);
   if (plan_.made()) return;
   plan_.make(*communicator_);
-  // Buffers that only the unplanned order needed are not kept.
+  // Frees buffers that only the unplanned order needed.
   finish_reduction();
   pool_.trim(slack() + 1);
 }

@@ -49,19 +49,19 @@ void GradientReducer::resume_window(const WindowSoFar& window) {
 }
 
 void GradientReducer::finish_reduction() {
-  while (!flights_.empty()) retire_oldest();
+  while (!pending_.empty()) retire_oldest();
   streams_->record(reduced_, streams_->of(Lane::reduce));
   streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
-// The current stream writes to the bucket's sums: after they have left.
+// Makes the current stream, which will write to the bucket's sums, wait for their copy to the host.
 void GradientReducer::start_summing(int bucket) {
   if (!options_.to_host) return;
   streams_->wait(states_[bucket].left, streams_->current(), Handover::left);
   states_[bucket].is_sent = false;
 }
 
-// What the current stream has made of the sums.
+// Copies the sums to the host, as the current stream leaves them.
 void GradientReducer::send_to_host(int bucket) {
   if (!options_.to_host) return;
   BucketState& state = states_[bucket];
@@ -74,7 +74,7 @@ void GradientReducer::send_to_host(int bucket) {
 }
 
 int64_t GradientReducer::finish_window(bool notice) {
-  depart_rest();  // where the last backward was not known to be the last, all are still here
+  start_remaining_reductions();  // if no backward was at the boundary, no bucket has reduction_started
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
   int64_t& notices = late[states_.size()];
@@ -98,7 +98,8 @@ void GradientReducer::reduce_late(int bucket) {
     state.writers.clear();
     for (int parameter : buckets_->layout(bucket).parameters) {
       const at::Tensor late = buckets_->piece(parameter, state.late);
-      device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor, finding(parameter));
+      device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor,
+                           finite_check(parameter));
     }
     state.late.reset();
   }
@@ -111,12 +112,12 @@ void GradientReducer::reduce_late(int bucket) {
 }
 
 void GradientReducer::start_window() {
-  ZR_CHECK(flights_.empty(), "gradients still under way after the step");
+  ZR_CHECK(pending_.empty(), "gradients still under way after the step");
   plan_.begin_again();
   window_arrivals_ = 0;
   for (BucketState& state : states_) {
     state.has_sums = false;
-    state.departed = false;
+    state.reduction_started = false;
     state.is_sent = false;
     streams_->wait(state.left, streams_->current(), Handover::left);
   }

@@ -65,7 +65,7 @@ void add(TouchedList& touched, const at::Tensor& tensor, bool written) {
   touched.push_back({owner, written, &tensor});
 }
 
-// native_batch_norm and its kin write these without saying so in their schemas.
+// native_batch_norm and its kin write these, but their schemas do not say so.
 bool is_running_statistic(const std::string& argument) {
   return argument == "running_mean" || argument == "running_var";
 }
@@ -153,8 +153,8 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
 
-// Made of other operators by LibTorch, above autograd, and not of them alone: with cuDNN they read the
-// storages of weights themselves. They go past autograd, where their parts arrive again, to the fallback.
+// LibTorch decomposes these operators above autograd, but with cuDNN they also read the storages of weights
+// directly. So they bypass autograd to reach the fallback; the operators they call go through autograd again.
 bool reads_storages(const std::string& name) {
   static constexpr std::string_view recurrent[] = {"aten::lstm", "aten::gru", "aten::rnn_tanh",
                                                    "aten::rnn_relu"};
@@ -176,7 +176,8 @@ void install_interception() {
                           ", by which the engine hears of operators on parameters, is in use by LibTorch or "
                           "another library of this program");
     }
-    // Registrations last as long as these; the process needs them to its very end.
+    // Registrations last as long as these objects, which are never destroyed: the process needs them to its
+    // end.
     static auto& libraries = *new std::map<std::pair<std::string, c10::DispatchKey>, torch::Library>;
     auto library = [](const std::string& name, c10::DispatchKey key) -> torch::Library& {
       return libraries

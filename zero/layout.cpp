@@ -29,7 +29,7 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
   ZR_CHECK(world_size >= 1 && alignment >= 1,
            "world size " + std::to_string(world_size) + ", alignment " + std::to_string(alignment));
   Layout layout;
-  layout.placements.resize(parameters.size());
+  layout.locations.resize(parameters.size());
   std::map<std::pair<int, bool>, int> open;  // group, partitioned -> the bucket being filled
 
   auto place = [&](int index) {
@@ -45,7 +45,7 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
                                 .parameters = {}});
     }
     BucketLayout& bucket = layout.buckets[entry->second];
-    layout.placements[index] = {.bucket = entry->second, .offset = bucket.numel};
+    layout.locations[index] = {.bucket = entry->second, .offset = bucket.numel};
     bucket.parameters.push_back(index);
     bucket.numel += numel;
   };

@@ -28,7 +28,7 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// While it lives, the operator's surroundings are as they were when it was recorded.
+// While it lives, the default dtype and the operator's generator are as when the operator was recorded.
 class RecordedSurroundings {
  public:
   explicit RecordedSurroundings(const TapeOperator& entry) : default_dtype_(c10::get_default_dtype()) {
@@ -54,7 +54,7 @@ class RecordedSurroundings {
   std::optional<GeneratorState> current_;
 };
 
-// The operator defines the whole storage of the slot without looking at what was there.
+// Whether the operator writes the slot's whole storage without reading it.
 bool overwrites(const TapeOperator& entry, const TapeSlot& slot) {
   if (!slot.written || slot.index != 0 || slot.item || !slot.tensor.covers) return false;
   const std::string& name = entry.op.operator_name().name;
@@ -79,7 +79,8 @@ class Replay {
   }
 
  private:
-  // Backwards from the end: an operator needs the last writers of what it reads, or writes in part.
+  // Goes backwards from the end: an operator needs the last writers of the storages that it reads, or writes
+  // only in part.
   void choose_steps() {
     std::set<size_t, std::greater<>> open;
     auto need = [&](StorageId storage, size_t before) {
@@ -103,7 +104,7 @@ class Replay {
   void run_step(size_t step, const TapeOperator& entry) {
     check_captured(entry);
     torch::jit::Stack stack = entry.arguments;
-    std::set<size_t> copied;  // lists: the tape's own must keep its gaps
+    std::set<size_t> copied;  // lists; those of the tape must stay unfilled
     for (const TapeSlot& slot : entry.deferred) {
       at::Tensor tensor = tensor_on(memory_of(slot.tensor.storage), slot.tensor);
       if (!slot.item) {
@@ -138,7 +139,7 @@ class Replay {
     }
   }
 
-  // x * 0.02 where nothing else needs x: x *= 0.02 gives the same bits and saves a tensor of memory.
+  // For x * 0.02, if nothing else needs x: x *= 0.02 gives the same bits and saves a tensor of memory.
   std::optional<c10::OperatorHandle> in_place_form(size_t step, const TapeOperator& entry) const {
     if (entry.made.size() != 1 || entry.made[0].item || entry.op.schema().returns().size() != 1 ||
         entry.deferred.empty()) {
@@ -254,13 +255,13 @@ std::optional<size_t> OperatorTape::last_writer(StorageId storage, size_t before
 }
 
 void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
-  // Ranks may be threads of one process, and its default generator is one.
+  // Ranks may be threads of one process, which has a single default generator.
   static std::mutex one_at_a_time;
   std::lock_guard lock(one_at_a_time);
   InterceptionPause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Replay(*this, target, memory).run();
-  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // of results on the way
+  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // of intermediate results
 }
 
 }  // namespace zerorun

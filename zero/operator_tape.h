@@ -1,7 +1,7 @@
-// The recorded operators that compute the values of deferred tensors, in order, and the replay of those that
-// one storage needs. The tape knows storages by number and holds none of their data, only the real tensors
-// that operators read and generator states (5 KB per random operator). Owned by the recorder of a build
-// scope; one thread at a time.
+// Records the operators that compute the values of tensors without memory, in order, and replays those that
+// one storage needs. The tape identifies storages by number and holds none of their data; it holds the real
+// tensors that operators read, and generator states (5 KB per random operator). Owned by the recorder of a
+// build scope; one thread at a time.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -23,15 +23,15 @@ struct TapeTensor {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   int64_t offset = 0;   // in elements
-  bool covers = false;  // each byte of the storage belongs to one element
+  bool covers = false;  // each byte of the storage belongs to exactly one element
 
   bool same_geometry(const TapeTensor& other) const;
 };
 
-/// Where the arguments or results of an operator hold a tensor of the tape.
+/// The position of a tensor of the tape among an operator's arguments or results.
 struct TapeSlot {
   size_t index = 0;
-  std::optional<size_t> item;  // position in the list at `index`; absent: the value itself
+  std::optional<size_t> item;  // of the list at `index`; else the value itself
   bool written = false;
   TapeTensor tensor;
 };
@@ -49,23 +49,23 @@ struct GeneratorState {
 
 struct TapeOperator {
   c10::OperatorHandle op;
-  torch::jit::Stack arguments;  // None in the places that `deferred` lists
+  torch::jit::Stack arguments;  // with undefined tensors at the positions in `deferred`
   std::vector<TapeSlot> deferred;
   std::vector<CapturedTensor> captured;
   std::vector<TapeSlot> made;            // results on storages that this operator creates
-  std::optional<GeneratorState> random;  // the generator that the operator draws from
+  std::optional<GeneratorState> random;  // its generator, before it draws
   at::ScalarType default_dtype = at::kFloat;
 };
 
-/// The CPU generator's state; set_state's inverse, under the generator's lock.
+/// Reads the CPU generator's state under the generator's lock.
 GeneratorState save_state(const at::Generator& generator);
 
 /// A tensor with memory on the storage.
 at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
-/// A storage with its own memory, which returns to the system when the storage is destroyed.
+/// A storage with zero-filled memory of its own, which goes back to the system with the storage.
 c10::Storage allocate_storage(int64_t nbytes);
 
-/// Zeros on such a storage, with the geometry of `tensor`.
+/// A tensor of zeros on such a storage, with the sizes, strides and dtype of `tensor`.
 at::Tensor allocate_like(const at::Tensor& tensor);
 
 class OperatorTape {
@@ -73,8 +73,9 @@ class OperatorTape {
   StorageId add_storage(int64_t nbytes);
   void add(TapeOperator entry);
 
-  /// Runs the operators that `target` needs, on `memory` of its size. Restores every generator's state; other
-  /// threads must not draw from the tape's generators meanwhile, but may replay tapes of their own.
+  /// Runs the operators that `target` needs; its values go to `memory`, which must have its size. Restores
+  /// the state of every generator. Meanwhile other threads must not draw from the tape's generators, but may
+  /// replay tapes of their own.
   void replay(StorageId target, const c10::Storage& memory) const;
 
   int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
@@ -84,7 +85,7 @@ class OperatorTape {
 
  private:
   std::vector<int64_t> nbytes_;               // by StorageId
-  std::vector<std::vector<size_t>> writers_;  // by StorageId: numbers of operators, ascending
+  std::vector<std::vector<size_t>> writers_;  // by StorageId; ascending
   std::vector<TapeOperator> operators_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A wait shorter than this found its gather ready: for the report only, no decision depends on it.
+// A gather is reported as ready if the wait for it is shorter than this. No decision depends on it.
 constexpr std::chrono::microseconds kReady(50);
 
 }  // namespace
@@ -33,7 +33,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
     bucket_numel_.push_back(buckets.layout(bucket).numel);
     streams_->record(states_[bucket].shard_written, streams_->current());
     states_[bucket].kind = buckets.kind(bucket);
-    brings_shards_ = brings_shards_ || buckets.shard_is_brought(bucket);
+    fetches_shards_ = fetches_shards_ || buckets.shard_is_fetched(bucket);
     if (states_[bucket].kind.comes_and_goes) {
       passing_.push_back(bucket);
       comes_and_goes_numel_ += bucket_numel_.back();
@@ -45,7 +45,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
   buckets.listen(this);
 }
 
-// Whole buckets stay with the model, so their values must arrive.
+// The model keeps the values of whole buckets, so their gathers must finish.
 Residency::~Residency() {
   for (int bucket : staying_) {
     if (states_[bucket].kind.around_uses) continue;
@@ -65,15 +65,15 @@ Residency::~Residency() {
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
   c10::SmallVector<int, 6> passing;  // those that come and go
-  bool pinned = true;  // by an operator that this one is a part of, or by a scope: no use of its own
+  bool pinned = true;                // by an enclosing operator or a scope, so this is not a new use
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = states_[bucket].kind;
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
-    // What is written once more may be written again: it is shared when somebody reads it.
-    const bool goes_on_writing = questions_.empty() && item.written && written_before(bucket);
+    // A bucket that the program writes repeatedly is shared when an operator reads it, not before.
+    const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;
     passing.push_back(bucket);
@@ -183,15 +183,15 @@ void Residency::move(int bucket, State to, std::string reason) {
   state.state = to;
 }
 
-// What is in files or with the host comes to its place among the others' slices.
+// First copies a shard in files or in host memory to its position in the gathered bucket.
 std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   const at::Tensor& memory = memory_.of(bucket);
   at::Tensor own = buckets_->shard(bucket);
-  if (buckets_->shard_is_brought(bucket)) {
+  if (buckets_->shard_is_fetched(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
     if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
       buckets_->with_shard(bucket, ValueUse::read,
-                           [] {});  // the slice is still there: keeps to the planned reads
+                           [] {});  // the slice is still there; opens it only to keep to the planned reads
     } else {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
     }
@@ -200,7 +200,7 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
                                    std::move(reason));
 }
 
-// On the gathers' stream, behind the last update of the shards and the last uses of the places.
+// On the gather stream, after the last updates of the shards and the last uses of the memory.
 void Residency::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
   StreamScope scope(*streams_, Lane::gather);
@@ -225,11 +225,11 @@ void Residency::release(int bucket) {
   if (memory_.is_copy(bucket)) drop_copy(bucket);
   memory_.give_back(bucket);
   if (once) buckets_->shared_gathers()->give_back_pages();
-  current_.clear();  // the next operator on it is a use of its own
+  current_.clear();  // so that the next operator counts as a new use
   live_numel_ -= bucket_numel_[bucket];
 }
 
-// The current stream uses the values from now on.
+// Call this before the current stream uses the values.
 void Residency::join(int bucket) {
   const StreamId stream = streams_->current();
   StreamUsers& users = memory_.users(bucket);
@@ -249,7 +249,7 @@ void Residency::finish_gather(int bucket) {
 }
 
 bool Residency::traced() const {
-  if (communicator_->world_size() == 1 && !brings_shards_) return false;  // gathering costs nothing
+  if (communicator_->world_size() == 1 && !fetches_shards_) return false;  // gathering costs nothing
   return training_ || comes_and_goes_numel_ > limits_.max_live;
 }
 
@@ -285,9 +285,9 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
   current_.assign(buckets.begin(), buckets.end());
 }
 
-// Of the iteration that begins.
+// For the iteration that begins.
 void Residency::plan_reads() {
-  if (!brings_shards_) return;
+  if (!fetches_shards_) return;
   reads_.clear();
   auto add = [&](const GatherPlan::Gather& gather) { reads_.push_back({gather.bucket, 0}); };
   std::ranges::for_each(trace().plan().initial, add);
@@ -316,7 +316,7 @@ void Residency::gather_on_demand(std::span<const int> buckets, const std::string
   start_gathers(starts);
 }
 
-// What was used longest ago goes first.
+// Releases the least recently used buckets first.
 void Residency::make_room(std::span<const int> buckets) {
   int64_t missing = 0;
   for (int bucket : buckets) {
@@ -337,7 +337,7 @@ void Residency::make_room(std::span<const int> buckets) {
 
 void Residency::finish_iteration() {
   std::lock_guard lock(mutex_);
-  hear_who_wrote();
+  finish_writer_queries();
   release_unpinned();
   if (has_writes()) share_writes();
   for (int bucket : staying_) {
@@ -357,9 +357,9 @@ void Residency::release_unpinned() {
   }
 }
 
-// The module says itself in which mode it is: a change between two uses begins an iteration of the other
-// trace, or of none. Without a plan the arena stays where it and all that may be gathered beside it keep the
-// limits.
+// The module's training mode may change between two uses: then an iteration of the other trace, or one
+// without a trace, begins. Without a plan the arena is freed, unless it and all other gathered memory
+// together stay within the limit.
 void Residency::set_training(bool training) {
   if (training == training_) return;
   finish_iteration();
@@ -371,7 +371,7 @@ void Residency::set_training(bool training) {
   }
 }
 
-// What is not planned takes its place, so that both together keep the limits. Stays while a scope keeps a
+// Unplanned gathers need the arena's memory to stay within the limits. The arena stays while a scope holds a
 // bucket in it.
 void Residency::free_arena() {
   release_unpinned();

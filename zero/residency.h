@@ -42,17 +42,17 @@
 
 namespace zerorun {
 
-/// How a scope that held buckets has ended.
+/// How a scope that held buckets ended.
 enum class ScopeEnd {
-  read,       // writes by operators of all ranks stay, even if some ranks left the scope by an exception
+  read,       // values that all ranks wrote by operators stay, even if some ranks threw an exception
   written,    // the modifier rank wrote, and all ranks have the values
-  abandoned,  // an exception came before all ranks had them
+  abandoned,  // an exception came before all ranks had the values
 };
 
 class Residency final : public OperatorListener {
  public:
-  /// All arguments outlive it; `buckets` are marked. `in_training` chooses between the traces of training and
-  /// of inference.
+  /// `buckets`, which are marked, and `communicator` must outlive this. `in_training` selects the trace:
+  /// training's or inference's.
   Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
             std::function<bool()> in_training);
   ~Residency();
@@ -62,33 +62,35 @@ class Residency final : public OperatorListener {
   void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
   void leave(std::span<const Touched> touched) noexcept override;
 
-  /// `before_write` is called before a write of the program reaches this rank's slice of a bucket, by any
-  /// thread and under this object's lock; not for updates, which the engine makes itself.
-  void tell_before_writes(std::function<void(int bucket)> before_write) {
+  /// Calls `before_write` before the program's writes reach this rank's slice of a bucket, with the lock held
+  /// and on any thread. Not called for updates: the engine starts those itself.
+  void set_before_write(std::function<void(int bucket)> before_write) {
     before_write_ = std::move(before_write);
   }
-  /// Whether the program has written values that other ranks do not have yet.
+  /// Whether the program may have written values that other ranks have not received.
   bool has_pending_writes() const {
     std::lock_guard lock(mutex_);
     return has_writes();
   }
 
-  /// Ends the iteration: partitioned buckets are released (their writes reach the shards), and the gathers of
-  /// whole buckets are complete.
+  /// Ends the iteration: releases partitioned buckets that no scope holds (the program's writes reach the
+  /// shards) and waits for the gathers of whole ones.
   void finish_iteration();
 
-  /// Call before the current stream updates the bucket's shard.
+  /// Call this before the current stream updates the bucket's shard.
   void start_update(int bucket);
-  /// Call after it. `gathers`: starts the all-gather of a whole bucket, for which its first use waits.
+  /// Call this after the update. `gathers`: starts the all-gather of a whole or shared bucket; its first use
+  /// waits for it.
   void finish_update(int bucket, bool gathers);
-  /// Makes the current stream wait for all gathers under way.
+  /// Makes values that are being gathered available to the current stream, and whole shared buckets
+  /// accessible without operators.
   void synchronize();
 
-  /// Gathers the buckets and keeps them until unhold(). A collective: all ranks hold the same buckets.
+  /// Keeps buckets in memory until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
-  /// All ranks pass the same `end`, except for `abandoned`.
+  /// All ranks pass the same `end`, except that some may pass `abandoned`.
   void unhold(std::span<const int> buckets, ScopeEnd end);
-  /// All values of a held bucket, 1-D, for the current stream to write to.
+  /// All values of a bucket that is held, 1-D, for the current stream to write to.
   at::Tensor start_write(int bucket);
 
   ResidencyReport report() const;
@@ -100,11 +102,11 @@ class Residency final : public OperatorListener {
     BucketKind kind;
     State state = State::sharded;
     int pins = 0;                // operators and scopes that use the memory now
-    bool open = false;           // the copy of a shared bucket is accessible outside of scopes too
+    bool open = false;           // raw access to the copy of a shared bucket is allowed outside of scopes too
     bool held_clean = false;     // the copy was made for a scope
     std::unique_ptr<Work> work;  // while gathering
     int64_t last_use = 0;        // by clock_
-    Event shard_written;         // the last write to the shard
+    Event shard_written;         // the shard has its values
     Event gathered;
   };
 
@@ -113,11 +115,11 @@ class Residency final : public OperatorListener {
     std::string reason;
   };
 
-  // Asks which ranks wrote to shared, partitioned buckets in a scope that has ended. Every rank takes part,
-  // however the scope ended; the answers are awaited at the next point that all ranks come to.
-  struct Question {
+  // Which ranks wrote to shared, partitioned buckets in a scope that has ended. All ranks start the
+  // all-reduce, however the scope ended, and wait for it later, at a point that all of them reach.
+  struct WriterQuery {
     std::vector<int> buckets;
-    at::Tensor writers;  // by bucket: number of ranks that have written
+    at::Tensor writers;  // by bucket: the number of ranks that have written
     std::unique_ptr<Work> work;
   };
 
@@ -126,7 +128,8 @@ class Residency final : public OperatorListener {
     std::span<const Touched> touched;
   };
 
-  /// Whether raw access to the parameters throws even if all values are in memory.
+  /// Whether raw access to the parameters throws unless the bucket is pinned, even if all values are in
+  /// memory.
   bool guarded(int bucket) const {
     const BucketState& state = states_[bucket];
     return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
@@ -149,12 +152,12 @@ class Residency final : public OperatorListener {
   void share(int bucket);
   void end_scope(int bucket, ScopeEnd end);
   void end_read(int bucket);
-  void ask_who_wrote(std::vector<int> buckets);
-  void hear_who_wrote();
+  void start_writer_query(std::vector<int> buckets);
+  void finish_writer_queries();
   void share_writes();
   bool written_before(int bucket) const;
   /// Whether share_writes() may have something to do.
-  bool has_writes() const { return copies_made_ > 0 || !questions_.empty(); }
+  bool has_writes() const { return copies_made_ > 0 || !writer_queries_.empty(); }
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
   void follow(std::span<const GatherPlan::Gather> gathers);
@@ -166,7 +169,8 @@ class Residency final : public OperatorListener {
   std::string describe(const OperatorUse& use) const;
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
-  /// Whether uses are recorded and planned: not if everything may stay in memory.
+  /// Whether uses are recorded and gathers planned: not if gathers cost nothing, nor in inference if all
+  /// buckets may stay in memory.
   bool traced() const;
   void plan_reads();
 
@@ -177,25 +181,25 @@ class Residency final : public OperatorListener {
   GatherLimits limits_;
   std::vector<int64_t> bucket_numel_;
   int64_t comes_and_goes_numel_ = 0;
-  bool brings_shards_ = false;  // from files, or from the host
+  bool fetches_shards_ = false;  // some shards are in files or in host memory
 
   std::function<bool()> in_training_;
   std::function<void(int)> before_write_ = [](int) {};
 
   mutable std::recursive_mutex mutex_;  // guards all below
-  std::vector<BucketState> states_;     // one a bucket
+  std::vector<BucketState> states_;     // one per bucket
   std::vector<int> passing_;            // buckets that come and go
   std::vector<int> staying_;            // the other buckets
   GatherMemory memory_;
   GatherTrace training_trace_;
   GatherTrace inference_trace_;
-  bool training_ = true;      // the current iteration follows training's trace
+  bool training_ = true;      // the current iteration follows the training trace
   std::vector<int> current_;  // the buckets of the current use
-  int copies_made_ = 0;       // of buckets in shared memory, not yet dropped
-  std::vector<Question> questions_;
+  int copies_made_ = 0;       // copies of shared buckets that exist now
+  std::vector<WriterQuery> writer_queries_;
   std::vector<ChunkOfSlice> reads_;  // shards, in the order of the plan
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;  // of buckets that come and go and have memory now
+  int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
   Event shard_copied_;      // to or from a buffer of a slice in files
   CopyWatch escaped_copies_;
   ResidencyReport report_;

@@ -1,5 +1,5 @@
-// What changes the values of parameters: updates by the optimizer, writes by the program, and scopes, in
-// which it may write without being seen.
+// The changes of parameter values: updates by the optimizer, writes by the program's operators, and scopes,
+// in which the program's writes are not seen.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace zerorun {
 
-// The shard is read by gathers; where it is a part of what they bring, or all of it, by every user too. The
-// host itself updates what it has.
+// Makes the update wait for gathers, which read the shard, and for users of the gathered memory, which may
+// contain it. If the host updates the shard, the host itself waits.
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
   const StreamId stream = streams_->current();
   BucketState& state = states_[bucket];
   streams_->wait(state.shard_written, stream, Handover::updated);
   streams_->wait(state.gathered, stream, Handover::gathered);
-  if (streams_->asynchronous() && buckets_->shard_is_brought(bucket)) {
+  if (streams_->asynchronous() && buckets_->shard_is_fetched(bucket)) {
     streams_->await(state.shard_written, communicator_->timeout(),
                     "what was written to " + buckets_->label(bucket));
     streams_->await(state.gathered, communicator_->timeout(), "the gather of " + buckets_->label(bucket));
@@ -56,13 +56,13 @@ void Residency::finish_update(int bucket, bool gathers) {
 
 void Residency::hold(std::span<const int> buckets) {
   std::lock_guard lock(mutex_);
-  hear_who_wrote();
+  finish_writer_queries();
   std::vector<int> passing;
   for (int bucket : buckets) {
     const BucketState& state = states_[bucket];
     if (!state.kind.comes_and_goes) continue;
     passing.push_back(bucket);
-    // What all ranks wrote before the scope is to be in all slices.
+    // Writes that all ranks made before the scope must reach all slices.
     if (state.kind.copied_for_writes && state.state == State::dirty && state.pins == 0)
       move(bucket, State::sharded);
   }
@@ -70,7 +70,7 @@ void Residency::hold(std::span<const int> buckets) {
   for (int bucket : buckets) {
     BucketState& state = states_[bucket];
     if (state.state == State::gathering) move(bucket, State::resident);
-    // What all ranks wrote before the scope stays, should the scope be abandoned.
+    // Writes that all ranks made before the scope must stay if the scope is abandoned.
     if (state.kind.comes_and_goes && state.state == State::dirty && state.pins == 0) {
       write_back(bucket);
       move(bucket, State::resident);
@@ -80,7 +80,7 @@ void Residency::hold(std::span<const int> buckets) {
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
-    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);  // a scope's writes are not seen
+    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);  // writes in a scope are not seen
     pin(bucket);
     join(bucket);
   }
@@ -103,7 +103,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
       end_scope(bucket, end);
     }
   }
-  if (!asked.empty()) ask_who_wrote(std::move(asked));
+  if (!asked.empty()) start_writer_query(std::move(asked));
 }
 
 void Residency::end_scope(int bucket, ScopeEnd end) {
@@ -123,26 +123,26 @@ void Residency::end_scope(int bucket, ScopeEnd end) {
   }
 }
 
-void Residency::ask_who_wrote(std::vector<int> buckets) {
+void Residency::start_writer_query(std::vector<int> buckets) {
   at::Tensor writers = at::zeros({static_cast<int64_t>(buckets.size())}, at::kLong);
   for (size_t i = 0; i < buckets.size(); ++i) {
     writers.mutable_data_ptr<int64_t>()[i] = states_[buckets[i]].state == State::dirty;
   }
   auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
-  // Where this rank has not written the answer is known, and its copy of no more use.
+  // If this rank has not written, the answer is known: not all ranks have. It no longer needs its copy.
   for (int bucket : buckets) {
     if (states_[bucket].held_clean && states_[bucket].state != State::dirty) end_read(bucket);
   }
-  questions_.push_back({std::move(buckets), std::move(writers), std::move(work)});
+  writer_queries_.push_back({std::move(buckets), std::move(writers), std::move(work)});
 }
 
-// What only some ranks have written is lost, like what one writes in its gathered copy of others' slices.
-void Residency::hear_who_wrote() {
-  for (Question& question : std::exchange(questions_, {})) {
-    question.work->wait();
-    const auto* writers = question.writers.const_data_ptr<int64_t>();
-    for (size_t i = 0; i < question.buckets.size(); ++i) {
-      const int bucket = question.buckets[i];
+// Writes that only some ranks made are lost, like writes to other ranks' slices of gathered memory.
+void Residency::finish_writer_queries() {
+  for (WriterQuery& query : std::exchange(writer_queries_, {})) {
+    query.work->wait();
+    const auto* writers = query.writers.const_data_ptr<int64_t>();
+    for (size_t i = 0; i < query.buckets.size(); ++i) {
+      const int bucket = query.buckets[i];
       const bool clean_before = std::exchange(states_[bucket].held_clean, false);
       if (writers[i] == communicator_->world_size()) {
         share(bucket);
@@ -195,13 +195,13 @@ void Residency::drop_copy(int bucket) {
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 
-// A scope that this rank has only read in, or whose writes are lost.
+// Ends a scope in which this rank has only read, or whose writes are lost.
 void Residency::end_read(int bucket) {
   drop_copy(bucket);
   if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);
 }
 
-// What this rank has written to its copy reaches the slice of it that all read. A collective.
+// Copies this rank's slice of its private copy to the memory that all ranks read. A collective.
 void Residency::share(int bucket) {
   if (states_[bucket].kind.comes_and_goes) return move(bucket, State::sharded);
   communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
@@ -216,21 +216,21 @@ void Residency::share(int bucket) {
   open_copy(bucket);
 }
 
-// Whether the program has written to it outside of scopes, and the others have not got that yet.
+// Whether the program has written to the bucket and other ranks have not received that yet.
 bool Residency::written_before(int bucket) const {
   return memory_.is_copy(bucket) && states_[bucket].state == State::dirty;
 }
 
-// All ranks write to partitioned parameters, and use them, so that all come to this.
+// A collective: all ranks write to and use partitioned parameters alike, so all of them call this.
 void Residency::share_writes() {
-  hear_who_wrote();
+  finish_writer_queries();
   for (int bucket : staying_) {
     const BucketState& state = states_[bucket];
     if (state.kind.around_uses && state.pins == 0 && written_before(bucket)) share(bucket);
   }
 }
 
-// What the program has written to the gathered values reaches this rank's slice.
+// Copies this rank's slice of the gathered values, to which the program has written, to its shard.
 void Residency::write_back(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   const at::Tensor& memory = memory_.of(bucket);
@@ -244,7 +244,8 @@ void Residency::write_back(int bucket) {
   streams_->record(states_[bucket].shard_written, streams_->current());
 }
 
-// On the current stream. A buffer of what is in files is free for others at once.
+// Copies on the current stream. If the shard is in files, waits for the copy, since the shard's buffer may be
+// reused as soon as this returns.
 void Residency::copy_shard(int bucket, ValueUse use, const at::Tensor& to, const at::Tensor& from) {
   buckets_->with_shard(bucket, use, [&] {
     device_->copy(to, from);

@@ -27,9 +27,9 @@ class SharedGathers {
   /// A collective; the communicator outlives it.
   SharedGathers(int buckets, Communicator& communicator);
 
-  /// Makes the bucket's buffer, 1-D and zero-filled; undefined where there is no room for it. A collective.
+  /// Makes the bucket's buffer, 1-D and zero-filled; undefined if there is no room for it. A collective.
   const at::Tensor& make_buffer(int bucket, int64_t numel, at::ScalarType dtype);
-  /// Undefined where each rank gathers the bucket into memory of its own.
+  /// Undefined if each rank gathers the bucket into private memory.
   const at::Tensor& buffer(int bucket) const { return buckets_[bucket].buffer; }
 
   /// This rank starts a gather of the bucket. Returns whether it has to read its slice into the buffer.
@@ -44,7 +44,7 @@ class SharedGathers {
  private:
   struct Bucket {
     at::Tensor buffer;
-    int64_t started = 0;     // gathers
+    int64_t started = 0;     // number of gathers
     bool has_pages = false;  // this rank's slice takes memory
   };
 

@@ -1,5 +1,5 @@
-// State of slices that is kept in files, as tensors that have memory while they are open. Owned by the slice
-// store; any thread.
+// Tensors for the state of slices that is kept in files; they have memory only while they are open. Owned by
+// the slice store; any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,24 +22,24 @@ struct ChunkOfSlice {
 
 class SliceFiles {
  public:
-  /// `slices`: by bucket; slices without states or elements get no file. Throws UserError as StateFiles does.
+  /// `slices`: by bucket; those without states or elements get no file. Throws UserError like StateFiles.
   SliceFiles(FileSystem& files, StateFilesOptions options, const std::vector<SliceContents>& slices);
 
   bool has(int bucket) const { return slice_of_[bucket] >= 0; }
   int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }
-  /// The chunk's range in the slice.
+  /// The chunk's place in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// A chunk of the bucket's state number `state`: 1-D, without memory unless it is open.
+  /// The chunk of the bucket's state number `state`: 1-D, with memory only while it is open.
   at::Tensor tensor(int bucket, size_t state, int chunk) const;
 
   // These throw TrainingError if a disk fails.
 
-  /// Announces the order in which chunks will be opened. Ignores chunks of buckets without a file.
+  /// Sets the order in which chunks will be opened from now on. Skips buckets without a file.
   void plan(std::span<const ChunkOfSlice> chunks);
-  /// `overwrites`: the caller writes all of the chunk, so it need not be read.
+  /// `overwrites`: the caller will write the whole chunk, so it is not read from the file.
   void open(int bucket, int chunk, bool overwrites = false);
   void close(int bucket, int chunk, bool changed);
-  /// close() for use while an exception propagates.
+  /// Like close(), while an exception propagates: logs errors of its own.
   void abandon(int bucket, int chunk, bool changed) noexcept;
   void finish_generation();
   LentSlot lend(int bucket);

@@ -54,7 +54,7 @@ at::Tensor SliceStore::slice_of(int bucket, const at::Tensor& flat, int rank) co
 }
 
 Range SliceStore::range_in_slice(int parameter, int rank) const {
-  const auto [bucket, offset] = layout_.placements[parameter];
+  const auto [bucket, offset] = layout_.locations[parameter];
   const int64_t slice = layout(bucket).slice_numel;
   const int64_t begin = std::max(offset, rank * slice);
   const int64_t end = std::min(offset + numels_[parameter], (rank + 1) * slice);
@@ -76,7 +76,7 @@ SliceContents SliceStore::contents_of(int bucket, std::vector<SliceState> states
     if (numel == 0) continue;
     contents.parts.push_back(
         {.parameter = names[parameter],
-         .begin = std::max<int64_t>(rank_ * contents.numel - layout_.placements[parameter].offset, 0),
+         .begin = std::max<int64_t>(rank_ * contents.numel - layout_.locations[parameter].offset, 0),
          .begin_in_slice = begin,
          .numel = numel});
   }

@@ -1,19 +1,19 @@
-// All state of the slices of buckets, by bucket and name: values, master weights, gradients and optimizer
-// state. It is the only owner of that memory: buckets, the gradient reducer and optimizers put tensors here
-// and borrow them; code that counts, saves or moves state finds all of it here. Owned by the engine, filled
-// by initialize(); any thread may read.
+// The training state of bucket slices, by bucket and name: values, master weights, gradients and optimizer
+// state. The only owner of that memory: buckets, the gradient reducer and optimizers put it here and borrow
+// it, and code that counts, saves or moves state finds all of it here. Owned by the engine, filled by
+// initialize(); any thread may read.
 //
 // [Note: who writes] One writer at a time, in turn:
-//   value     the optimizer, in its rank's slice (in every slice if the stage updates all of them); between
-//             steps the program, by operators and scopes (zero/residency.h)
-//   master    the optimizer; before it Buckets::follow_writes, with what the program wrote
+//   value     the optimizer writes this rank's slice (all slices if the stage updates all on each rank);
+//             between steps the program, by operators and scopes (zero/residency.h)
+//   master    the optimizer; before each update Buckets::follow_writes(), with the program's writes
 //   gradient  the reducer, until finish_window() returns; then the optimizer, until start_window()
 //   moment    the optimizer
 //
-// [Note: chunks] Master weights and moments in files come to memory in chunks: consecutive elements of the
-// slice, with all of these states. Values come as whole slices from files of their own, since they are needed
-// at other times. Readers and writers open a chunk before and close it afterwards; for state that is always
-// in memory that does nothing, and the slice is one chunk.
+// [Note: chunks] Master weights and moments in files are read into memory by chunks: consecutive elements of
+// the slice, with all of these states. Values are read as whole slices, from files of their own, since they
+// are needed at other times. Callers open before they read or write and close afterwards. For state that is
+// always in memory this does nothing, and the slice is one chunk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,12 +43,12 @@ inline constexpr const char* kGradient = "gradient";
 /// The part of a bucket that this rank keeps.
 enum class Extent { slice, bucket };
 
-/// Where a state is kept.
+/// Where it is stored.
 enum class Home {
-  device,  // in the rank's own memory, where it computes
-  shared,  // in memory that the ranks of the host share; each owns its slice
-  host,    // in host memory, while the rank computes on a GPU
-  file,    // in files; in memory only around its uses
+  device,  // private memory of the rank, on the device where it computes
+  shared,  // memory that the ranks of the host share; each rank owns its slice
+  host,    // host memory, of a rank that computes on another device
+  file,    // files; read into memory around uses
 };
 
 struct StateTensor {
@@ -56,12 +56,12 @@ struct StateTensor {
   std::string name;  // "value", "master", "gradient", or as torch.optim names it: "exp_avg"
   Extent extent;
   Home home;
-  at::Tensor memory;  // 1-D, of the length that `extent` says; undefined if its home is a file
-  at::Tensor own;     // this rank's slice of it; values in files have memory only while they are open
-  std::vector<at::Tensor> chunks = {};  // of state that comes from files in chunks: 1-D, memory while open
+  at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if its home is a file
+  at::Tensor own;     // this rank's slice; values in files have memory only while open
+  std::vector<at::Tensor> chunks = {};  // of state that is read by chunks: 1-D, likewise
 };
 
-/// A state of a bucket's slice, other than its values, to be kept in files: fp32, zeros at first.
+/// A state of a bucket's slice to be kept in files, other than values: fp32, initially zero.
 struct StateInFile {
   StateKind kind;
   std::string name;
@@ -70,14 +70,14 @@ struct StateInFile {
 enum class ValueUse {
   read,
   change,
-  overwrite,  // writes all of the slice without reading it
+  overwrite,  // all of the slice, without reading it
 };
 
-/// The part of one parameter that a rank's slice has, in one of the slice's tensors.
+/// The part of one parameter in a rank's slice, in one of the slice's states.
 struct StatePiece {
   const StateTensor* state;
   at::Tensor values;  // 1-D
-  int64_t begin;      // offset of its first element in the parameter
+  int64_t begin;      // its first element, counted from the parameter's first
 };
 
 class SliceStore {
@@ -91,23 +91,23 @@ class SliceStore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Takes over `memory` under a name that the bucket does not have yet. The result stays valid.
+  /// Takes ownership of `memory`. The bucket must have no state of this name. The reference stays valid.
   const StateTensor& put(int bucket, StateKind kind, std::string name, Extent extent, at::Tensor memory,
                          Home home = Home::device);
   bool has(int bucket, std::string_view name) const { return find(bucket, name) != nullptr; }
-  /// The bucket's state of this name, which exists.
+  /// The bucket's state of this name, which must exist.
   const StateTensor& at(int bucket, std::string_view name) const;
   /// `rank`'s slice of the state, which this rank must keep.
   at::Tensor slice(int bucket, std::string_view name, int rank) const;
 
-  /// Keeps the listed states, by bucket, in files from now on, under names that the bucket does not have yet.
+  /// Keeps `states`, listed by bucket, in files from now on; the buckets must have no states of these names.
   /// `names`: of the layout's parameters. Throws UserError.
   void keep_in_files(FileSystem& files, StateFilesOptions options,
                      std::span<const std::vector<StateInFile>> states, std::span<const std::string> names);
-  /// The same for the values of these buckets, of which this rank keeps its slice.
+  /// Likewise keeps this rank's slices of the values of `buckets`.
   void keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
                             std::span<const int> buckets, std::span<const std::string> names);
-  /// Of master weights and moments; null if all are in memory.
+  /// The files of master weights and moments; null if all are in memory.
   SliceFiles* files() { return files_.get(); }
   const SliceFiles* files() const { return files_.get(); }
   SliceFiles* value_files() { return value_files_.get(); }
@@ -119,7 +119,7 @@ class SliceStore {
 
   /// The number of chunks of the bucket's slice: [Note: chunks].
   int chunks(int bucket) const;
-  /// The chunk's range in the slice.
+  /// The chunk's place in the slice.
   Range chunk_range(int bucket, int chunk) const;
   /// The chunk of this rank's slice of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
@@ -128,7 +128,7 @@ class SliceStore {
   void close_chunk(int bucket, int chunk, bool changed);
   void open_values(int bucket, ValueUse use);
   void close_values(int bucket, ValueUse use);
-  /// Calls visit(chunk) for each chunk of the bucket while the chunk is open. Does not open values.
+  /// Calls visit(chunk) for each chunk of the bucket while the chunk is open; does not open values.
   template <typename Visit>
   void for_each_chunk(int bucket, bool changes, const Visit& visit) {
     for (int chunk = 0; chunk < chunks(bucket); ++chunk) {
@@ -157,32 +157,32 @@ class SliceStore {
 
   /// `rank`'s slice of a tensor laid out like the bucket.
   at::Tensor slice_of(int bucket, const at::Tensor& flat, int rank) const;
-  /// The part of `rank`'s slice that belongs to the parameter, counted from the slice's first element.
+  /// The parameter's part of `rank`'s slice, counted from the slice's first element.
   Range range_in_slice(int parameter, int rank) const;
 
-  /// Calls visit(bucket, state) for every state, bucket by bucket.
+  /// Calls visit(bucket, state) for all states, bucket by bucket.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     for (int bucket = 0; bucket < count(); ++bucket) {
       for (const StateTensor& state : states_[bucket]) visit(bucket, state);
     }
   }
-  /// Calls visit(StatePiece) for the parts of the parameter in this rank's slice, open for reading. Over all
-  /// ranks the pieces of a name cover each element once.
+  /// Calls visit(StatePiece) for the parameter's part of each state of this rank's slice, which it opens for
+  /// reading. Over all ranks the pieces of one name cover each element once.
   template <typename Visit>
   void for_each_piece(int parameter, const Visit& visit) {
     if (range_in_slice(parameter, rank_).numel == 0) return;
-    const int bucket = layout_.placements[parameter].bucket;
+    const int bucket = layout_.locations[parameter].bucket;
     with_values(bucket, ValueUse::read, [&] {
       for_each_chunk(bucket, /*changes=*/false,
                      [&](int chunk) { for_each_piece_of(chunk, parameter, visit); });
     });
   }
-  /// The same for one chunk, which the caller opens. State without chunks is visited with the first chunk.
+  /// Likewise for one chunk, which the caller opens. State without chunks counts as part of the first chunk.
   template <typename Visit>
   void for_each_piece_of(int chunk, int parameter, const Visit& visit) const {
     const Range range = range_in_slice(parameter, rank_);
-    const auto [bucket, offset] = layout_.placements[parameter];
+    const auto [bucket, offset] = layout_.locations[parameter];
     const int64_t begin = std::max<int64_t>(rank_ * layout(bucket).slice_numel - offset, 0);
     for (const StateTensor& state : states_[bucket]) {
       if (!state.chunks.empty()) {
@@ -197,7 +197,7 @@ class SliceStore {
       }
     }
   }
-  /// Bytes of memory that the state takes on this rank. Shared memory counts 1/world size, files count 0.
+  /// Bytes of memory that the state takes on this rank. Shared memory counts 1/world size; files count 0.
   int64_t bytes(const StateTensor& state) const;
 
  private:

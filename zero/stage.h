@@ -1,4 +1,4 @@
-// What a ZeRO stage means; no other file depends on the stage's number. Pure.
+// The meaning of the ZeRO stages, in one place: the properties that the rest of the runtime asks for. Pure.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace zerorun {
 
 struct StagePolicy {
-  /// Every backward reduces gradients, and this rank keeps only its slice (else: whole gradients accumulate
-  /// locally and are reduced at the accumulation boundary).
+  /// Gradients are reduced by every backward and only this rank's slice is kept (else: whole gradients
+  /// accumulate locally and are reduced at the accumulation boundary).
   bool reduce_every_backward;
   /// Reduced gradients are gathered again, so every rank updates all parameters (else: each rank updates its
   /// slice, then updated parameters are gathered).
@@ -23,7 +23,7 @@ constexpr StagePolicy policy_of(int stage) {
           .partition_parameters = stage == 3};
 }
 
-/// Bytes of model states for one parameter, before division among ranks.
+/// Bytes that training keeps for one parameter, before anything is divided among ranks.
 struct BytesPerParameter {
   int64_t value = 4;
   int64_t gradient = 4;
@@ -31,8 +31,9 @@ struct BytesPerParameter {
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
-/// Model-state bytes per rank: every rank keeps the values of `whole_parameters` and its part of the other
-/// parameters' values, except those of `in_files`. ZeRO (Rajbhandari et al. 2020), section 3.
+/// Model-state bytes per rank. Every rank keeps the values of `whole_parameters` parameters and its part of
+/// the other values, except those of `in_files` parameters, which count 0. ZeRO (Rajbhandari et al. 2020),
+/// section 3.
 constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int64_t in_files,
                                    int world_size, StagePolicy policy, const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);

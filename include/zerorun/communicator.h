@@ -1,4 +1,4 @@
-// The other ranks: Communicator, and connect(), which joins them by the environment that a launcher sets.
+// Communicator, and connect(), which joins the other ranks using the environment that a launcher sets.
 #pragma once
 
 #include "comm/communicator.h"

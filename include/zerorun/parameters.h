@@ -1,4 +1,5 @@
-// Parameters that no rank has in full: DeferredInit builds a model of them, GatheredParameters gives access.
+// Partitioned parameters: DeferredInit builds a model that no rank holds in full, GatheredParameters gives
+// access to its parameters.
 #pragma once
 
 #include "engine/gathered_parameters.h"

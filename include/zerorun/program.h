@@ -1,5 +1,5 @@
-// The frame of a program: run_program() makes errors one message and an exit code, UserError is one of the
-// user's making. Needs no LibTorch.
+// The frame of a program: run_program() turns errors into one message and an exit code, UserError reports a
+// user's mistake. Needs no LibTorch.
 #pragma once
 
 #include "base/cores.h"

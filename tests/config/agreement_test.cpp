@@ -44,8 +44,8 @@ class SchemaJudge {
 
 std::string told(const CheckedConfig& checked) {
   std::string text;
-  for (const Finding& finding : checked.diagnostics.findings())
-    text += checked.diagnostics.headline(finding) + "\n";
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages())
+    text += checked.diagnostics.headline(diagnostic) + "\n";
   return text.empty() ? "nothing" : text;
 }
 

@@ -106,8 +106,8 @@ TEST_CASE("without a number of ranks, sizes that no number can satisfy are refus
     INFO(text);
     const auto checked = zerorun::check_config(text, "conf");
     CHECK(checked.refused() == (row.expected[0] != '\0'));
-    for (const auto& finding : checked.diagnostics.findings()) {
-      if (finding.severity == zerorun::Severity::error) CHECK(finding.mistake.expected == row.expected);
+    for (const auto& diagnostic : checked.diagnostics.messages()) {
+      if (diagnostic.severity == zerorun::Severity::error) CHECK(diagnostic.mistake.expected == row.expected);
     }
   }
 }
@@ -115,11 +115,11 @@ TEST_CASE("without a number of ranks, sizes that no number can satisfy are refus
 TEST_CASE("where all three batch sizes are fixed, the number of ranks that fits is told") {
   const std::string text = batch_text("12", "3", "2");
   const auto checked = zerorun::check_config(text, "conf");
-  REQUIRE(checked.diagnostics.findings().size() == 1);
-  CHECK(checked.diagnostics.headline(checked.diagnostics.findings()[0]) ==
+  REQUIRE(checked.diagnostics.messages().size() == 1);
+  CHECK(checked.diagnostics.headline(checked.diagnostics.messages()[0]) ==
         "conf:1:22: note: train_batch_size: 12 is train_micro_batch_size_per_gpu 3 x "
         "gradient_accumulation_steps 2 x 2 ranks: a run needs just as many");
-  CHECK(zerorun::check_config(text, "conf", {.world_size = 2}).diagnostics.findings().empty());
+  CHECK(zerorun::check_config(text, "conf", {.world_size = 2}).diagnostics.messages().empty());
   const auto found = refusals(text, 3);
   REQUIRE(found.size() == 1);
   CHECK(found[0].remedy == "leave out one of the three batch sizes, or change one, or run 2 ranks");

@@ -54,8 +54,8 @@ CheckOptions options_for(std::string_view text) {
 
 std::string told(const CheckedConfig& checked) {
   std::string all;
-  for (const Finding& finding : checked.diagnostics.findings())
-    all += checked.diagnostics.headline(finding) + "\n";
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages())
+    all += checked.diagnostics.headline(diagnostic) + "\n";
   return all;
 }
 
@@ -77,25 +77,25 @@ Position place_of(std::string_view text, std::size_t offset) {
 /// Findings are in file order, point into the file, and cannot move a terminal's cursor.
 void must_point_into(std::string_view text, const CheckedConfig& checked) {
   std::size_t last = 0;
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    const Position& at = finding.at();
-    const std::string shown = checked.diagnostics.render(finding);
-    if (at.offset > text.size()) fail("a finding lies behind the end", text, shown);
-    if (at.offset < last) fail("findings are out of order", text, shown);
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    const Position& at = diagnostic.at();
+    const std::string shown = checked.diagnostics.render(diagnostic);
+    if (at.offset > text.size()) fail("a diagnostic lies behind the end", text, shown);
+    if (at.offset < last) fail("messages are out of order", text, shown);
     last = at.offset;
     const Position expected = place_of(text, at.offset);
     if (at.line != expected.line || at.column != expected.column)
       fail("line or column is wrong", text, shown);
-    if (finding.text.empty() || !shown.starts_with(origin)) fail("a finding says nothing", text, shown);
+    if (diagnostic.text.empty() || !shown.starts_with(origin)) fail("a diagnostic says nothing", text, shown);
     for (const unsigned char c : shown) {
-      if ((c < 0x20 && c != '\n') || c == 0x7f) fail("a finding holds a control character", text, shown);
+      if ((c < 0x20 && c != '\n') || c == 0x7f) fail("a diagnostic holds a control character", text, shown);
     }
   }
 }
 
 int count_warnings(const CheckedConfig& checked) {
   return static_cast<int>(
-      std::ranges::count(checked.diagnostics.findings(), Severity::warning, &Finding::severity));
+      std::ranges::count(checked.diagnostics.messages(), Severity::warning, &Diagnostic::severity));
 }
 
 /// The shown form of an accepted configuration is one itself, with the same meaning and no more warnings.

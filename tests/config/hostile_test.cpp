@@ -19,7 +19,7 @@ namespace zerorun::test {
 namespace {
 
 constexpr std::size_t longest_message = 1000;
-constexpr std::size_t most_findings = 1000;  // of one severity
+constexpr std::size_t most_messages = 1000;  // of one severity
 
 std::string repeated(std::string_view part, int count) {
   std::string text;
@@ -82,8 +82,8 @@ bool is_at_or_in(const std::string& path, const std::string& outer) {
 /// The paths of the errors.
 std::multiset<std::string> errors_in(const CheckedConfig& checked) {
   std::multiset<std::string> paths;
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    if (finding.severity == Severity::error) paths.insert(finding.mistake.path);
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    if (diagnostic.severity == Severity::error) paths.insert(diagnostic.mistake.path);
   }
   return paths;
 }
@@ -96,14 +96,15 @@ bool is_printable(std::string_view text) {
 }
 
 void check_messages(const CheckedConfig& checked) {
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    const std::string message = checked.diagnostics.headline(finding);
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    const std::string message = checked.diagnostics.headline(diagnostic);
     INFO(message.substr(0, longest_message));
     CHECK(message.size() <= longest_message);
     CHECK(is_printable(message));
-    CHECK(checked.diagnostics.render(finding).size() <= message.size() + longest_message);
-    CHECK(message.find(finding.mistake.path.empty() ? "top level" : finding.mistake.path.substr(0, 100)) !=
-          std::string::npos);
+    CHECK(checked.diagnostics.render(diagnostic).size() <= message.size() + longest_message);
+    CHECK(message.find(diagnostic.mistake.path.empty()
+                           ? "top level"
+                           : diagnostic.mistake.path.substr(0, 100)) != std::string::npos);
   }
 }
 
@@ -155,11 +156,11 @@ TEST_CASE("a run starts with any JSON value at any key, or says why not") {
 TEST_CASE("deep nesting is refused where it becomes too deep") {
   for (const std::string open : {"[", "{\"a\":"}) {
     const CheckedConfig checked = check_config("{\"a\": " + repeated(open, 100000), "conf");
-    const auto findings = checked.diagnostics.findings();
-    REQUIRE(findings.size() == 1);
-    CHECK(findings[0].severity == Severity::error);
-    CHECK_THAT(findings[0].text, Catch::Contains("at most 100 levels of nesting"));
-    CHECK(findings[0].at().offset == 6 + 99 * open.size());
+    const auto messages = checked.diagnostics.messages();
+    REQUIRE(messages.size() == 1);
+    CHECK(messages[0].severity == Severity::error);
+    CHECK_THAT(messages[0].text, Catch::Contains("at most 100 levels of nesting"));
+    CHECK(messages[0].at().offset == 6 + 99 * open.size());
     check_messages(checked);
   }
 }
@@ -189,27 +190,27 @@ std::string many_keys(const std::string& stem, int count, const std::string& val
 TEST_CASE("of very many mistakes the first are told, and the others counted") {
   const int count = 20000;
   const CheckedConfig checked = check_config(many_keys("gradient_cliping", count, "1"), "conf");
-  const auto findings = checked.diagnostics.findings();
-  CHECK(findings.size() == most_findings);
-  CHECK(checked.diagnostics.left_out(Severity::error) == count - most_findings);
+  const auto messages = checked.diagnostics.messages();
+  CHECK(messages.size() == most_messages);
+  CHECK(checked.diagnostics.left_out(Severity::error) == count - most_messages);
   CHECK(checked.diagnostics.left_out(Severity::warning) == 0);
-  CHECK(findings.front().mistake.path == "gradient_cliping0");
-  CHECK(findings.back().mistake.path == "gradient_cliping" + std::to_string(most_findings - 1));
+  CHECK(messages.front().mistake.path == "gradient_cliping0");
+  CHECK(messages.back().mistake.path == "gradient_cliping" + std::to_string(most_messages - 1));
   CHECK_THAT(user_error([&] { checked.diagnostics.throw_if_any(); }),
              Catch::EndsWith("\nconf: and 19000 more errors"));
   const CheckedConfig eased =
       check_config(many_keys("leftover_of_another_program_", count, "1"), "conf", {.compat = true});
   // Keys beyond the first thousand are not checked for typos, so all of them stay errors.
-  CHECK(eased.diagnostics.findings().size() == 2 * most_findings);
-  CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_findings);
+  CHECK(eased.diagnostics.messages().size() == 2 * most_messages);
+  CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_messages);
 }
 
 TEST_CASE("one key very many times is refused as often, and very many remarks are taken") {
   std::string text = "{";
   for (int i = 0; i < 20000; ++i) text += "\"train_batch_size\": 1, ";
   const CheckedConfig checked = check_config(text + "}", "conf");
-  CHECK(checked.diagnostics.findings().size() + checked.diagnostics.left_out(Severity::error) == 19999);
-  CHECK(check_config(many_keys("_", 20000, "[{}]"), "conf").diagnostics.findings().empty());
+  CHECK(checked.diagnostics.messages().size() + checked.diagnostics.left_out(Severity::error) == 19999);
+  CHECK(check_config(many_keys("_", 20000, "[{}]"), "conf").diagnostics.messages().empty());
 }
 
 }  // namespace

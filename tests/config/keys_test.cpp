@@ -39,13 +39,13 @@ std::vector<std::string> names_of(const KeyFact& fact) {
   return paths;
 }
 
-std::vector<Finding> findings(const std::string& text) {
-  return check_config(text, "conf").diagnostics.findings();
+std::vector<Diagnostic> messages(const std::string& text) {
+  return check_config(text, "conf").diagnostics.messages();
 }
 
-bool any_names(const std::vector<Finding>& found, const std::string& path, Severity severity) {
-  return std::any_of(found.begin(), found.end(), [&](const Finding& finding) {
-    return finding.mistake.path == path && finding.severity == severity;
+bool any_names(const std::vector<Diagnostic>& found, const std::string& path, Severity severity) {
+  return std::any_of(found.begin(), found.end(), [&](const Diagnostic& diagnostic) {
+    return diagnostic.mistake.path == path && diagnostic.severity == severity;
   });
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("each default fits its own row") {
     if (fact->fallback.empty() || fact->path.find('*') != std::string_view::npos) continue;
     const std::string path(fact->path);
     INFO(path);
-    const auto found = findings(config_with(path, std::string(fact->fallback), type_for(*fact)));
+    const auto found = messages(config_with(path, std::string(fact->fallback), type_for(*fact)));
     CHECK(!any_names(found, path, Severity::error));
   }
 }
@@ -114,7 +114,7 @@ TEST_CASE("each key is read, by all its names: a value of a wrong kind is refuse
       INFO(path);
       const bool list = fact->type == KeyType::number_list || fact->type == KeyType::integer_list;
       const bool of_any_length = fact->per_group || (list && fact->length == 0);
-      CHECK(any_names(findings(config_with(path, "[[]]", type_for(*fact))),
+      CHECK(any_names(messages(config_with(path, "[[]]", type_for(*fact))),
                       path + (of_any_length ? "[0]" : ""), Severity::error));
       ++read;
     }
@@ -130,7 +130,7 @@ TEST_CASE("\"auto\" is listed for the keys that may have it and refused for all 
     if (any_text || fact->path.find('*') != std::string_view::npos) continue;
     for (const std::string& path : names_of(*fact)) {
       INFO(path);
-      const auto found = findings(config_with(path, "\"auto\"", type_for(*fact)));
+      const auto found = messages(config_with(path, "\"auto\"", type_for(*fact)));
       const bool takes = fact->automatic != Automatic::nobody;
       automatic += takes ? 1 : 0;
       CHECK(any_names(found, path, Severity::error) == !takes);
@@ -264,7 +264,7 @@ TEST_CASE("what \"auto\" stands for is one line for a file") {
       R"({"train_batch_size": "auto", "optimizer": {"type": "Adam", "params": {"lr": "auto",
     "eps": "auto"}}, "zero_optimization": {"reduce_bucket_size": "auto", "reduce_scatter": "auto",
     "overlap_comm": "auto"}})";
-  const auto found = findings(text);
+  const auto found = messages(text);
   REQUIRE(found.size() == 1);
   CHECK(found[0].severity == Severity::note);
   CHECK(found[0].mistake.path == "train_batch_size");

@@ -193,9 +193,9 @@ TEST_CASE("optimizers: one that is not offered is refused with the nearest that 
     CHECK(found.remedy == "write \"" + std::string(nearest) + "\", the nearest that it does");
   }
   const CheckedConfig checked = check_config(with(optimizer_text("NAdam", "")), "conf");
-  REQUIRE(checked.diagnostics.findings().size() == 1);
+  REQUIRE(checked.diagnostics.messages().size() == 1);
   CHECK(checked.refused());
-  CHECK(checked.diagnostics.findings()[0].mistake.remedy == "write \"Adam\", the nearest that it does");
+  CHECK(checked.diagnostics.messages()[0].mistake.remedy == "write \"Adam\", the nearest that it does");
 }
 
 TEST_CASE("optimizers: each that is not offered has a nearest one that is") {

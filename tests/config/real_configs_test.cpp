@@ -42,15 +42,15 @@ std::vector<RealConfig> real_configs() {
 
 std::string told(const CheckedConfig& checked) {
   std::string text;
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    if (finding.severity != Severity::note) text += checked.diagnostics.headline(finding) + "\n";
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    if (diagnostic.severity != Severity::note) text += checked.diagnostics.headline(diagnostic) + "\n";
   }
   return text;
 }
 
-const Finding* find_named(const std::vector<Finding>& findings, const std::string& path) {
-  for (const Finding& finding : findings) {
-    if (finding.severity != Severity::note && finding.mistake.path == path) return &finding;
+const Diagnostic* find_named(const std::vector<Diagnostic>& messages, const std::string& path) {
+  for (const Diagnostic& diagnostic : messages) {
+    if (diagnostic.severity != Severity::note && diagnostic.mistake.path == path) return &diagnostic;
   }
   return nullptr;
 }
@@ -68,22 +68,22 @@ std::string place_of_deprecated(const std::string& key) {
 
 /// Findings that are not a key's mistake: features that ZeroRun lacks, and cases that the labels do not
 /// cover.
-bool is_feature(const Finding& finding) {
-  const std::string& found = finding.mistake.found;
-  if (finding.severity == Severity::error) {
+bool is_feature(const Diagnostic& diagnostic) {
+  const std::string& found = diagnostic.mistake.found;
+  if (diagnostic.severity == Severity::error) {
     return found.ends_with("which ZeroRun does not offer") || found == "neither" ||
-           finding.mistake.path == "scheduler.params.warmup_num_steps";
+           diagnostic.mistake.path == "scheduler.params.warmup_num_steps";
   }
-  return finding.text.find("known and not offered: ") != std::string::npos ||
-         finding.text.find(" changes nothing: ") != std::string::npos;
+  return diagnostic.text.find("known and not offered: ") != std::string::npos ||
+         diagnostic.text.find(" changes nothing: ") != std::string::npos;
 }
 
 /// The outcome by the mistakes alone.
 std::string outcome_of(const CheckedConfig& checked) {
   std::string outcome = "passed";
-  for (const Finding& finding : checked.diagnostics.findings()) {
-    if (finding.severity == Severity::note || is_feature(finding)) continue;
-    if (finding.severity == Severity::error) return "refused";
+  for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
+    if (diagnostic.severity == Severity::note || is_feature(diagnostic)) continue;
+    if (diagnostic.severity == Severity::error) return "refused";
     outcome = "warned";
   }
   return outcome;
@@ -120,19 +120,20 @@ TEST_CASE("what public configurations ask for and a run has not is refused or wa
   int offloading = 0;
   int told_of = 0;
   for (const RealConfig& config : real_configs()) {
-    const auto findings = check_config(config.text(), config.file).diagnostics.findings();
-    for (const Finding& finding : findings) {
-      if (finding.severity == Severity::note || !is_feature(finding)) continue;
-      if (finding.severity == Severity::error) refused.push_back(config.file + " " + finding.mistake.path);
+    const auto messages = check_config(config.text(), config.file).diagnostics.messages();
+    for (const Diagnostic& diagnostic : messages) {
+      if (diagnostic.severity == Severity::note || !is_feature(diagnostic)) continue;
+      if (diagnostic.severity == Severity::error)
+        refused.push_back(config.file + " " + diagnostic.mistake.path);
     }
     const CheckedConfig checked = check_config(config.text(), config.file);
     if (checked.settings.get<std::string>("zero_optimization.offload_param.device").value_or("none") ==
         "none")
       continue;
     ++offloading;
-    told_of += std::ranges::any_of(findings, [](const Finding& finding) {
-      return finding.text.find("known and not offered") != std::string::npos &&
-             finding.mistake.path.find("offload_param") != std::string::npos;
+    told_of += std::ranges::any_of(messages, [](const Diagnostic& diagnostic) {
+      return diagnostic.text.find("known and not offered") != std::string::npos &&
+             diagnostic.mistake.path.find("offload_param") != std::string::npos;
     });
   }
   CHECK(refused == Keys{"035.json sparse_attention", "167.json train_batch_size",
@@ -147,12 +148,12 @@ TEST_CASE("every unknown, deprecated or mistyped key of a public configuration i
   int named = 0;
   for (const RealConfig& config : real_configs()) {
     const CheckedConfig checked = check_config(config.text(), config.file);
-    const auto findings = checked.diagnostics.findings();
+    const auto messages = checked.diagnostics.messages();
     const auto check_named = [&](const std::string& key, const std::string& path, bool is_error) {
       INFO(config.file << ": " << key << ", told:\n" << told(checked));
-      const Finding* finding = find_named(findings, path);
-      REQUIRE(finding);
-      if (is_error) CHECK(finding->severity == Severity::error);
+      const Diagnostic* diagnostic = find_named(messages, path);
+      REQUIRE(diagnostic);
+      if (is_error) CHECK(diagnostic->severity == Severity::error);
       ++named;
     };
     for (const std::string& key : config.unknown) check_named(key, key, true);
@@ -168,12 +169,13 @@ TEST_CASE("nothing but the known mistakes of a public configuration is an error 
     for (const Keys* keys : {&config.unknown, &config.deprecated, &config.mistyped}) {
       for (const std::string& key : *keys) known[key] = true;
     }
-    for (const Finding& finding : check_config(config.text(), config.file).diagnostics.findings()) {
-      if (finding.severity == Severity::note) continue;
-      INFO(config.file << ":" << finding.at().line << ": " << finding.mistake.path << ": " << finding.text);
+    for (const Diagnostic& diagnostic : check_config(config.text(), config.file).diagnostics.messages()) {
+      if (diagnostic.severity == Severity::note) continue;
+      INFO(config.file << ":" << diagnostic.at().line << ": " << diagnostic.mistake.path << ": "
+                       << diagnostic.text);
       // A misspelled choice, which the labels do not cover.
-      const bool is_choice = config.file == "166.json" && finding.mistake.path == "scheduler.type";
-      CHECK((known.contains(finding.mistake.path) || is_choice || is_feature(finding)));
+      const bool is_choice = config.file == "166.json" && diagnostic.mistake.path == "scheduler.type";
+      CHECK((known.contains(diagnostic.mistake.path) || is_choice || is_feature(diagnostic)));
     }
   }
 }
@@ -181,14 +183,14 @@ TEST_CASE("nothing but the known mistakes of a public configuration is an error 
 TEST_CASE("remarks of public configurations are not spoken of") {
   int remarks = 0;
   for (const RealConfig& config : real_configs()) {
-    const auto findings = check_config(config.text(), config.file).diagnostics.findings();
+    const auto messages = check_config(config.text(), config.file).diagnostics.messages();
     for (const std::string& key : config.remarks) {
       ++remarks;
       CHECK(config.text().find("\"" + std::string(name_of(key)) + "\"") != std::string::npos);
-      for (const Finding& finding : findings) {
-        INFO(config.file << ": " << key << ": " << finding.text);
-        CHECK(finding.mistake.path != key);
-        CHECK_FALSE(finding.mistake.path.starts_with(key + "."));
+      for (const Diagnostic& diagnostic : messages) {
+        INFO(config.file << ": " << key << ": " << diagnostic.text);
+        CHECK(diagnostic.mistake.path != key);
+        CHECK_FALSE(diagnostic.mistake.path.starts_with(key + "."));
       }
     }
   }
@@ -206,9 +208,9 @@ TEST_CASE("with compat, leftovers in public configurations are warnings and typo
     INFO(config.file << " with compat:\n" << told(eased_check));
     const bool is_refused = outcome_of(strict) == "refused";
     if (!is_refused) CHECK(outcome_of(eased_check) == outcome_of(strict));
-    // The same findings, some of them milder.
-    const auto before = strict.diagnostics.findings();
-    const auto after = eased_check.diagnostics.findings();
+    // The same messages, some of them milder.
+    const auto before = strict.diagnostics.messages();
+    const auto after = eased_check.diagnostics.messages();
     REQUIRE(before.size() == after.size());
     for (std::size_t i = 0; i < before.size(); ++i) {
       CHECK(before[i].text == after[i].text);

@@ -119,12 +119,12 @@ TEST_CASE("what a run refuses is an error in a check, sections too") {
     REQUIRE(found.size() == 1);
     CHECK(found[0].path == path);
     int errors = 0;
-    for (const Finding& finding : check_config(with(settings), "conf").diagnostics.findings()) {
-      if (finding.severity != Severity::error) continue;
+    for (const Diagnostic& diagnostic : check_config(with(settings), "conf").diagnostics.messages()) {
+      if (diagnostic.severity != Severity::error) continue;
       ++errors;
-      CHECK(finding.mistake.path == path);
-      CHECK(finding.mistake.expected == found[0].expected);
-      CHECK(finding.mistake.remedy == found[0].remedy);
+      CHECK(diagnostic.mistake.path == path);
+      CHECK(diagnostic.mistake.expected == found[0].expected);
+      CHECK(diagnostic.mistake.remedy == found[0].remedy);
     }
     CHECK(errors == 1);
   }
@@ -142,7 +142,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
         R"("hybrid_engine": {"enabled": false, "max_out_tokens": 1})"}) {
     INFO(settings);
     CHECK(told(settings).empty());
-    CHECK(check_config(with(settings), "conf").diagnostics.findings().empty());
+    CHECK(check_config(with(settings), "conf").diagnostics.messages().empty());
   }
   // The section is on, but nothing in it is.
   check_warning(R"("data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,

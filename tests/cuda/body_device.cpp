@@ -49,7 +49,7 @@ void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done)
   }
 }
 
-// Returns the finding that the threads report together.
+// Returns the finite_check that the threads report together.
 template <template <typename, typename> typename Body>
 uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64_t number, int64_t threads) {
   uint64_t slot = 0;
@@ -92,15 +92,15 @@ void add_squares_of(const cuda::Squares<T>& squares, Tally& tally) {
 }  // namespace
 
 void BodyDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                             const Finding& finding) {
-  const uint64_t told = scale<cuda::CopyScaled>(to, from, factor, finding.number, threads_);
-  cuda::keep_larger(tally_in(finding.tally).gradient, told);
+                             const FiniteCheck& finite_check) {
+  const uint64_t told = scale<cuda::CopyScaled>(to, from, factor, finite_check.number, threads_);
+  cuda::keep_larger(tally_in(finite_check.tally).gradient, told);
 }
 
 void BodyDevice::add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                            const Finding& finding) {
-  const uint64_t told = scale<cuda::AddScaled>(to, from, factor, finding.number, threads_);
-  cuda::keep_larger(tally_in(finding.tally).gradient, told);
+                            const FiniteCheck& finite_check) {
+  const uint64_t told = scale<cuda::AddScaled>(to, from, factor, finite_check.number, threads_);
+  cuda::keep_larger(tally_in(finite_check.tally).gradient, told);
 }
 
 void BodyDevice::copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) {

@@ -12,9 +12,9 @@ class BodyDevice : public CpuDevice {
   explicit BodyDevice(int64_t threads) : threads_(threads) {}
 
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                   const Finding& finding) override;
+                   const FiniteCheck& finite_check) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                  const Finding& finding) override;
+                  const FiniteCheck& finite_check) override;
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override;
   void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) override;

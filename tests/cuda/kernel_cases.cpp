@@ -115,18 +115,18 @@ struct Scaling {
   float factor;
 };
 
-// Results of copies and sums, with and without a finding, into other memory and in place.
+// Results of copies and sums, with and without a finite_check, into other memory and in place.
 Results scaled(Device& device, const Scaling& given) {
   Results results;
   const at::Tensor tally = new_tally(device);
-  const Finding finding{tally, 5};
+  const FiniteCheck finite_check{tally, 5};
   const at::Tensor from = put(device, given.from, given.from_offset);
   for (const bool adds : {false, true}) {
     for (const bool asks : {false, true}) {
       const at::Tensor to = put(device, given.to, given.to_offset);
-      if (adds && asks) device.add_scaled(to, from, given.factor, finding);
+      if (adds && asks) device.add_scaled(to, from, given.factor, finite_check);
       if (adds && !asks) device.add_scaled(to, from, given.factor);
-      if (!adds && asks) device.copy_scaled(to, from, given.factor, finding);
+      if (!adds && asks) device.copy_scaled(to, from, given.factor, finite_check);
       if (!adds && !asks) device.copy_scaled(to, from, given.factor);
       results.push_back(get(device, to));
     }

@@ -27,8 +27,8 @@ constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
 // One rank: its clock, the collectives on its streams, and its watchdog.
 struct Rank {
   explicit Rank(int rank, int world_size = 1, StorePointer store = nullptr)
-      : testimony(store ? std::make_shared<Testimony>(store, rank) : nullptr),
-        courier(courier_to(testimony, world_size)),
+      : wait_board(store ? std::make_shared<WaitBoard>(store, rank) : nullptr),
+        courier(courier_to(wait_board, world_size)),
         messages(courier.get()),
         watchdog({.rank = rank, .world_size = world_size, .timeout = 10s, .now = [this] { return now; }},
                  probe, std::move(courier)) {}
@@ -36,7 +36,7 @@ struct Rank {
   // On return the store has this rank's messages; answers are read at the next look().
   void look() {
     watchdog.poll();
-    if (messages) REQUIRE(messages->settle(60s));
+    if (messages) REQUIRE(messages->drain(60s));
   }
   size_t begin(const CollectiveCall& call) {
     const size_t slot = watchdog.take();
@@ -76,7 +76,7 @@ struct Rank {
 
   Clock::time_point now;
   FakeProbe probe;
-  std::shared_ptr<Testimony> testimony;
+  std::shared_ptr<WaitBoard> wait_board;
   std::unique_ptr<StoreCourier> courier;  // moved into the watchdog
   StoreCourier* messages;
   NcclWatchdog watchdog;
@@ -200,10 +200,10 @@ TEST_CASE("watchdog: what was slow and has ended is taken back") {
   Rank second(1, 2, store);
   const size_t slot = second.run(call_of("bucket 4"));
   second.pass(5s);
-  CHECK(first.testimony->statements(2)->at(1).at(0).words == "all_gather of bucket 4");
+  CHECK(first.wait_board->read_all(2)->at(1).at(0).words == "all_gather of bucket 4");
   second.probe.has_finished.insert(slot);
   second.pass(1s);
-  CHECK(first.testimony->statements(2)->at(1).empty());
+  CHECK(first.wait_board->read_all(2)->at(1).empty());
   first.run(call_of("bucket 5"));
   first.pass(10s);
   CHECK_THAT(first.error(), Contains("rank 1 did not take part"));

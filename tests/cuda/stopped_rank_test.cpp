@@ -37,7 +37,7 @@ StorePointer join(int rank, int port) {
 std::string wait_in_vain(const StorePointer& store) {
   EndlessProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 3s}, probe,
-                        std::make_unique<StoreCourier>(std::make_shared<Testimony>(store, 1), 2));
+                        std::make_unique<StoreCourier>(std::make_shared<WaitBoard>(store, 1), 2));
   watchdog.start();
   const at::Tensor tensor = at::zeros({8});
   const CollectiveCall call{Collective::all_gather, tensor, tensor, 0, "bucket 3", {}};

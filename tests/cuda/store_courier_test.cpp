@@ -28,7 +28,7 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
   for (const int rank : {0, 1}) {
     FakeProbe probe;
     NcclWatchdog watchdog({.rank = rank, .world_size = 2, .timeout = 200ms, .period = 1ms}, probe,
-                          courier_to(std::make_shared<Testimony>(store_over(store), rank), 2));
+                          courier_to(std::make_shared<WaitBoard>(store_over(store), rank), 2));
     watchdog.start();
     const size_t slot = watchdog.take();
     probe.has_started.insert(slot);
@@ -54,11 +54,11 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
   CHECK(store.use_count() == 1);
 }
 
-TEST_CASE("watchdog: a store that stands still keeps nobody from finding what NCCL reports") {
+TEST_CASE("watchdog: a store that stands still keeps nobody from finite_check what NCCL reports") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
   FakeProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 60s}, probe,
-                        courier_to(std::make_shared<Testimony>(store_over(store), 1), 2));
+                        courier_to(std::make_shared<WaitBoard>(store_over(store), 1), 2));
   watchdog.begin(watchdog.take(), std::vector{call_of("bucket 3")});
   const auto patience = Clock::now() + 60s;
   while (store->calls() == 0 && Clock::now() < patience) watchdog.poll();
@@ -71,33 +71,33 @@ TEST_CASE("watchdog: a store that stands still keeps nobody from finding what NC
 
 TEST_CASE("courier: what is said again while the store is slow is told once, and the last of it") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
-  StoreCourier courier(std::make_shared<Testimony>(store_over(store), 1), 2);
-  courier.state({{"first", "first"}});
+  StoreCourier courier(std::make_shared<WaitBoard>(store_over(store), 1), 2);
+  courier.publish({{"first", "first"}});
   const auto patience = Clock::now() + 60s;
   while (store->calls() == 0 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
-  for (int i = 0; i < 10; ++i) courier.state({{"again", "again " + std::to_string(i)}});
-  courier.ask_told();
-  CHECK_FALSE(courier.settle(10ms));
-  CHECK_FALSE(courier.take_told());
-  CHECK_FALSE(courier.statements(10ms));
+  for (int i = 0; i < 10; ++i) courier.publish({{"again", "again " + std::to_string(i)}});
+  courier.ask_posted();
+  CHECK_FALSE(courier.drain(10ms));
+  CHECK_FALSE(courier.take_posted());
+  CHECK_FALSE(courier.read_all(10ms));
   store->go_on();
-  CHECK(courier.settle(60s));
+  CHECK(courier.drain(60s));
   CHECK(store->calls() == 4);  // two statements, a look at the other rank's, one at the message to all
-  CHECK(courier.take_told() == std::string());
-  CHECK_FALSE(courier.take_told());
+  CHECK(courier.take_posted() == std::string());
+  CHECK_FALSE(courier.take_posted());
 }
 
 TEST_CASE("courier: what is left there is told before it stops") {
   const StorePointer store = new_store();
-  const auto testimony = std::make_shared<Testimony>(store, 1);
+  const auto wait_board = std::make_shared<WaitBoard>(store, 1);
   {
-    StoreCourier courier(testimony, 2);
-    courier.state({{"bucket 3", "all_gather of bucket 3"}});
-    courier.tell_all("news");
+    StoreCourier courier(wait_board, 2);
+    courier.publish({{"bucket 3", "all_gather of bucket 3"}});
+    courier.post_for_all("news");
   }
-  CHECK(testimony.use_count() == 1);
-  CHECK(testimony->told_to_all() == "news");
-  CHECK(Testimony(store, 0).statements(2)->at(1).at(0).words == "all_gather of bucket 3");
+  CHECK(wait_board.use_count() == 1);
+  CHECK(wait_board->posted_for_all() == "news");
+  CHECK(WaitBoard(store, 0).read_all(2)->at(1).at(0).words == "all_gather of bucket 3");
 }
 
 }  // namespace zerorun

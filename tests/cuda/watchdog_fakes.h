@@ -67,9 +67,9 @@ class StoreThatStandsStill : public c10d::HashStore {
   std::atomic<int> calls_ = 0;
 };
 
-inline std::unique_ptr<StoreCourier> courier_to(std::shared_ptr<const Testimony> testimony, int world_size) {
-  if (!testimony) return nullptr;
-  return std::make_unique<StoreCourier>(std::move(testimony), world_size);
+inline std::unique_ptr<StoreCourier> courier_to(std::shared_ptr<const WaitBoard> wait_board, int world_size) {
+  if (!wait_board) return nullptr;
+  return std::make_unique<StoreCourier>(std::move(wait_board), world_size);
 }
 
 inline CollectiveCall call_of(const std::string& label, Collective kind = Collective::all_gather,

@@ -18,7 +18,7 @@ struct Snapshot {
 };
 
 // Afterwards no update is under way to this rank, and no slice is gathered.
-void settle(StateTraining& training) {
+void finish_open_step(StateTraining& training) {
   if (training.state->residency) training.state->residency->finish_iteration();
 }
 
@@ -28,7 +28,7 @@ at::Tensor part_of(const StateTensor& state) {
 }
 
 Snapshot take(StateTraining& training) {
-  settle(training);
+  finish_open_step(training);
   Snapshot snapshot;
   training.state->store.for_each(
       [&](int, const StateTensor& state) { snapshot.slices.push_back(part_of(state).clone()); });
@@ -37,7 +37,7 @@ Snapshot take(StateTraining& training) {
 }
 
 void put_back(StateTraining& training, const Snapshot& snapshot, const std::string& forgotten = "") {
-  settle(training);
+  finish_open_step(training);
   Communicator& communicator = *training.state->communicator;
   communicator.barrier("nobody reads")->wait();
   size_t next = 0;

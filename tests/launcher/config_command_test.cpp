@@ -101,7 +101,7 @@ TEST_CASE("check ends with 0 for clean files, 1 for warnings with --werror, 2 fo
   CHECK(shop.config("check clean.json refused.json warned.json").exit_code == 2);
 }
 
-TEST_CASE("check tells all findings of each file in the order of lines, then their numbers") {
+TEST_CASE("check tells all messages of each file in the order of lines, then their numbers") {
   const Outcome outcome = Shop().config("check refused.json clean.json warned.json");
   CHECK(outcome.err.empty());
   const auto errors = headlines(outcome.out, "error");
@@ -168,22 +168,22 @@ TEST_CASE("check --json tells everything to machines") {
   CHECK(told.at("errors") == 2);
   CHECK(told.at("warnings") == 1);
   CHECK(told.at("notes") == 0);
-  const json& findings = told.at("findings");
-  REQUIRE(findings.size() == 3);
-  CHECK(findings[0].at("file") == "refused.json");
-  CHECK(findings[0].at("line") == 3);
-  CHECK(findings[0].at("column") == 3);
-  CHECK(findings[0].at("severity") == "error");
-  CHECK(findings[0].at("path") == "gradient_cliping");
-  CHECK(findings[0].at("expected") == "a known key");
-  CHECK(findings[0].at("found") == "\"gradient_cliping\"");
-  CHECK(findings[0].at("remedy") == "did you mean \"gradient_clipping\"?");
-  CHECK_THAT(findings[0].at("message").get<std::string>(), StartsWith("expected a known key, found "));
-  CHECK(findings[1].at("path") == "zero_optimization.stage");
-  CHECK(findings[1].at("line") == 4);
-  CHECK(findings[2].at("file") == "warned.json");
-  CHECK(findings[2].at("severity") == "warning");
-  CHECK(json::parse(shop.config("check --json - <clean.json").out).at("findings").empty());
+  const json& messages = told.at("messages");
+  REQUIRE(messages.size() == 3);
+  CHECK(messages[0].at("file") == "refused.json");
+  CHECK(messages[0].at("line") == 3);
+  CHECK(messages[0].at("column") == 3);
+  CHECK(messages[0].at("severity") == "error");
+  CHECK(messages[0].at("path") == "gradient_cliping");
+  CHECK(messages[0].at("expected") == "a known key");
+  CHECK(messages[0].at("found") == "\"gradient_cliping\"");
+  CHECK(messages[0].at("remedy") == "did you mean \"gradient_clipping\"?");
+  CHECK_THAT(messages[0].at("message").get<std::string>(), StartsWith("expected a known key, found "));
+  CHECK(messages[1].at("path") == "zero_optimization.stage");
+  CHECK(messages[1].at("line") == 4);
+  CHECK(messages[2].at("file") == "warned.json");
+  CHECK(messages[2].at("severity") == "warning");
+  CHECK(json::parse(shop.config("check --json - <clean.json").out).at("messages").empty());
 }
 
 TEST_CASE("check --json stays JSON whatever bytes the file holds") {

@@ -72,14 +72,14 @@ class RecordingKernels : public CpuDevice {
   }
   // Findings update their slots atomically, so for ordering they count as reads.
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                   const Finding& finding) override {
-    uses({from, finding.tally}, {to}, "copy_scaled");
-    CpuDevice::copy_scaled(to, from, factor, finding);
+                   const FiniteCheck& finite_check) override {
+    uses({from, finite_check.tally}, {to}, "copy_scaled");
+    CpuDevice::copy_scaled(to, from, factor, finite_check);
   }
   void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
-                  const Finding& finding) override {
-    uses({from, finding.tally}, {to}, "add_scaled");
-    CpuDevice::add_scaled(to, from, factor, finding);
+                  const FiniteCheck& finite_check) override {
+    uses({from, finite_check.tally}, {to}, "add_scaled");
+    CpuDevice::add_scaled(to, from, factor, finite_check);
   }
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) override {
     uses({from}, {to}, "copy_scaled");

@@ -38,7 +38,7 @@ class LayoutCheck {
       : input_(input), layout_(layout), alignment_(input.alignment) {}
 
   std::string run() {
-    if (layout_.placements.size() != input_.parameters.size()) return "one placement a parameter";
+    if (layout_.locations.size() != input_.parameters.size()) return "one placement a parameter";
     placed_.assign(input_.parameters.size(), 0);
     for (size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) check_bucket(static_cast<int>(bucket));
     for (size_t index = 0; index < placed_.size(); ++index) {
@@ -66,7 +66,7 @@ class LayoutCheck {
     int64_t aligned = 0;
     for (int index : bucket.parameters) {
       const LayoutParameter& parameter = input_.parameters[index];
-      const Placement& placement = layout_.placements[index];
+      const ParameterLocation& placement = layout_.locations[index];
       const std::string what = name + "parameter " + std::to_string(index) + " ";
       ++placed_[index];
       expect(placement.bucket == number, what + "says which bucket");
@@ -192,10 +192,10 @@ TEST_CASE("layout: offsets, slices and order of a small model, worked out by han
   REQUIRE(layout.buckets.size() == 1);
   const BucketLayout& bucket = layout.buckets[0];
   CHECK(bucket.parameters == std::vector<int>{3, 2, 1, 0});
-  CHECK(layout.placements[3].offset == 0);
-  CHECK(layout.placements[2].offset == 48);
-  CHECK(layout.placements[1].offset == 48);
-  CHECK(layout.placements[0].offset == 64);
+  CHECK(layout.locations[3].offset == 0);
+  CHECK(layout.locations[2].offset == 48);
+  CHECK(layout.locations[1].offset == 48);
+  CHECK(layout.locations[0].offset == 64);
   CHECK(bucket.slice_numel == 32);  // ceil(80 / 3) = 27, rounded up to a multiple of 16
   CHECK(bucket.numel == 96);
 }

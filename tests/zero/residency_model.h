@@ -75,7 +75,7 @@ class Model {
 
   /// For each element of the parameter: its owner's rank + 1.
   at::Tensor owners(int parameter) const {
-    const auto [bucket, offset] = state.store.layout().placements[parameter];
+    const auto [bucket, offset] = state.store.layout().locations[parameter];
     const at::Tensor places = numbered(specs(kind)[parameter].sizes, static_cast<double>(offset));
     return places.div(static_cast<double>(state.store.layout(bucket).slice_numel), "floor") + 1;
   }

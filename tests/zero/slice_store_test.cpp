@@ -17,7 +17,7 @@ namespace {
 constexpr int kRanks = 3;
 SliceStore three_ranks_store(int rank) {
   Layout layout{
-      .placements = {{.bucket = 0, .offset = 0}, {.bucket = 0, .offset = 5}, {0, 5}},
+      .locations = {{.bucket = 0, .offset = 0}, {.bucket = 0, .offset = 5}, {0, 5}},
       .buckets = {
           {.group = 0, .partitioned = false, .numel = 12, .slice_numel = 4, .parameters = {0, 1, 2}}}};
   return {std::move(layout), {5, 0, 6}, rank, kRanks};
@@ -175,7 +175,7 @@ TEST_CASE("slice store: over all ranks the pieces have every element of every pa
         }
         for (size_t index = 0; index < specs.size(); ++index) {
           const at::Tensor values = given_values(specs, static_cast<int>(index)).flatten();
-          const auto [bucket, offset] = layout.placements[index];
+          const auto [bucket, offset] = layout.locations[index];
           flats[bucket].narrow(0, offset, values.numel()).copy_(values);
         }
         std::vector<SliceStore> stores;

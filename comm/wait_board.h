@@ -14,23 +14,23 @@
 namespace zerorun {
 
 /// A collective that a rank waits for: `agreed` must be the same on all ranks, `words` is for messages.
-struct Statement {
+struct PendingCollective {
   std::string agreed;  // "all_gather of bucket 3, 128 elements"
   std::string words;   // "all_gather of bucket 3 for aten::addmm on h.0.weight"
 };
 /// `numel`: elements of this rank's part.
-Statement statement_of(const CollectiveCall& call, int64_t numel);
+PendingCollective pending_collective_of(const CollectiveCall& call, int64_t numel);
 
 /// By rank, the collectives that it waits for; nothing at all if the store is gone.
-using Statements = std::optional<std::vector<std::vector<Statement>>>;
+using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
 /// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
 /// reports its own error and perhaps exits.
 inline constexpr std::chrono::milliseconds kTimeToRead(250);
 
-class Testimony {
+class WaitBoard {
  public:
-  Testimony(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
+  WaitBoard(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
 
   /// Call when a wait has failed: the connections are no longer usable.
   void mark_broken() { broken_ = true; }
@@ -42,16 +42,16 @@ class Testimony {
 
   /// Publishes what this rank waits for now, replacing what it published before. Never throws: the store
   /// may be gone with rank 0.
-  void state(const std::vector<Statement>& waiting) const;
+  void publish(const std::vector<PendingCollective>& waiting) const;
   /// What each rank has published; nothing for this rank.
-  Statements statements(int world_size) const;
+  PendingCollectives read_all(int world_size) const;
 
   /// A text from one rank to all others, replacing the last one; and that text, empty if there is none.
-  void tell_all(const std::string& text) const;
-  std::string told_to_all() const;
+  void post_for_all(const std::string& text) const;
+  std::string posted_for_all() const;
 
  private:
-  std::optional<std::string> compare(const Statement& mine, const std::vector<int>& ranks) const;
+  std::optional<std::string> compare(const PendingCollective& mine, const std::vector<int>& ranks) const;
 
   StorePointer store_;
   int rank_;
@@ -59,9 +59,9 @@ class Testimony {
 };
 
 /// The error of a rank that has waited in vain for `mine`, from what all ranks have published.
-std::string explain_missed(int rank, const Statement& mine, const Statements& all,
+std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
                            std::chrono::milliseconds timeout);
 /// The error if the store does not answer, so that it is unknown what the other ranks wait for.
-std::string explain_missed_in_silence(const Statement& mine, std::chrono::milliseconds timeout);
+std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

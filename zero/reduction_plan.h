@@ -1,5 +1,5 @@
-// The order in which buckets are reduced, and whether the next one is complete: [Note: departure] in
-// zero/gradient_reducer.h. Owned by the gradient reducer, used under its lock.
+// Decides which bucket's reduce-scatter starts next, and whether the bucket is complete: [Note: order of
+// reductions] in zero/gradient_reducer.h. Owned by the gradient reducer, used under its lock.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace zerorun {
 
-class DeparturePlan {
+class ReductionPlan {
  public:
-  /// `buckets` outlive it. Until a plan is made, buckets are taken as if gradients came from the last
-  /// parameter to the first, so that no bucket waits for one that has parameters of all layers.
-  explicit DeparturePlan(const Buckets& buckets);
+  /// `buckets` must outlive it. Until a plan is made, buckets are reduced as if gradients arrived from the
+  /// last parameter to the first, so that a bucket with parameters of all layers holds back no other.
+  explicit ReductionPlan(const Buckets& buckets);
 
   void start_backward();
   /// From now on each parameter is expected to get as many gradients as in any backward so far.
   void finish_backward();
   void note_gradient(int parameter);
 
-  /// The next bucket, if it has all expected gradients.
+  /// Takes the next bucket in the order, if it has all its expected gradients.
   std::optional<int> take_complete();
-  /// The next bucket, complete or not; nothing if all were taken.
+  /// Takes the next bucket in the order, complete or not. Returns nothing if all have been taken.
   std::optional<int> take();
-  /// Starts again with the first bucket.
+  /// Starts over with the first bucket.
   void begin_again() { next_ = 0; }
 
   bool made() const { return made_; }
@@ -40,13 +40,13 @@ class DeparturePlan {
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
-    int expected = 1;  // the most in any backward so far
+    int expected = 1;  // the most that it got in any backward
   };
 
   const Buckets* buckets_;
   std::vector<BucketState> states_;
   std::vector<ParameterState> parameters_;
-  std::vector<int> order_;  // of reductions
+  std::vector<int> order_;  // of the reductions
   size_t next_ = 0;         // position in it
   int64_t arrivals_ = 0;
   bool made_ = false;

@@ -1,4 +1,4 @@
-#include "zero/departure_plan.h"
+#include "zero/reduction_plan.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -10,7 +10,7 @@
 
 namespace zerorun {
 
-DeparturePlan::DeparturePlan(const Buckets& buckets)
+ReductionPlan::ReductionPlan(const Buckets& buckets)
     : buckets_(&buckets),
       states_(buckets.trained_count()),
       parameters_(buckets.trained().size()),
@@ -20,7 +20,7 @@ DeparturePlan::DeparturePlan(const Buckets& buckets)
                            [&](int bucket) { return std::ranges::min(buckets.layout(bucket).parameters); });
 }
 
-void DeparturePlan::start_backward() {
+void ReductionPlan::start_backward() {
   arrivals_ = 0;
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) {
     const auto& parameters = buckets_->layout(static_cast<int>(bucket)).parameters;
@@ -29,28 +29,28 @@ void DeparturePlan::start_backward() {
   for (ParameterState& state : parameters_) state.arrivals = 0;
 }
 
-void DeparturePlan::finish_backward() {
+void ReductionPlan::finish_backward() {
   for (ParameterState& state : parameters_) state.expected = std::max(state.expected, state.arrivals);
 }
 
-void DeparturePlan::note_gradient(int parameter) {
+void ReductionPlan::note_gradient(int parameter) {
   ParameterState& state = parameters_[parameter];
   BucketState& bucket = states_[buckets_->bucket_of(parameter)];
   bucket.completed_at = ++arrivals_;
   if (++state.arrivals == state.expected) --bucket.missing;
 }
 
-std::optional<int> DeparturePlan::take_complete() {
+std::optional<int> ReductionPlan::take_complete() {
   if (next_ == order_.size() || states_[order_[next_]].missing > 0) return {};
   return order_[next_++];
 }
 
-std::optional<int> DeparturePlan::take() {
+std::optional<int> ReductionPlan::take() {
   if (next_ == order_.size()) return {};
   return order_[next_++];
 }
 
-void DeparturePlan::make(Communicator& communicator) {
+void ReductionPlan::make(Communicator& communicator) {
   const int count = buckets_->trained_count();
   std::vector<int> own_order(count);
   std::iota(own_order.begin(), own_order.end(), 0);
@@ -62,7 +62,8 @@ void DeparturePlan::make(Communicator& communicator) {
     return key(a) < key(b);
   });
 
-  // Position on rank 0, and on how many ranks some parameter of the bucket had not exactly one gradient.
+  // By bucket: its position on rank 0; then the number of ranks on which one of its parameters did not get
+  // exactly one gradient.
   at::Tensor votes = at::zeros({2 * count}, at::kLong);
   int64_t* data = votes.mutable_data_ptr<int64_t>();
   for (int position = 0; position < count && communicator.rank() == 0; ++position) {
@@ -71,7 +72,7 @@ void DeparturePlan::make(Communicator& communicator) {
   for (size_t index = 0; index < parameters_.size(); ++index) {
     if (parameters_[index].arrivals != 1) data[count + buckets_->bucket_of(static_cast<int>(index))] = 1;
   }
-  communicator.all_reduce(votes, "the plan of departures")->wait();
+  communicator.all_reduce(votes, "the order of reductions")->wait();
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
     return std::tuple(data[count + a] > 0, data[a]) < std::tuple(data[count + b] > 0, data[b]);
   });

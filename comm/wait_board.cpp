@@ -1,4 +1,4 @@
-#include "comm/testimony.h"
+#include "comm/wait_board.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,47 +12,48 @@
 namespace zerorun {
 namespace {
 
-constexpr char kToldToAll[] = "told";
+constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
-// Longer than anybody waits for whoever asks the store (cuda/nccl_watchdog.cpp).
+// Longer than anyone waits for the thread that calls the store (cuda/nccl_watchdog.cpp).
 constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {
   return "waiting/" + std::to_string(rank);
 }
 
-// Two lines a statement.
-std::string encoded(const std::vector<Statement>& statements) {
+// Two lines per statement.
+std::string encoded(const std::vector<PendingCollective>& statements) {
   std::string text;
-  for (const Statement& statement : statements) text += statement.agreed + "\n" + statement.words + "\n";
+  for (const PendingCollective& statement : statements)
+    text += statement.agreed + "\n" + statement.words + "\n";
   return text;
 }
 
-std::vector<Statement> decoded(const std::string& text) {
+std::vector<PendingCollective> decoded(const std::string& text) {
   std::istringstream lines(text);
-  std::vector<Statement> statements;
-  for (Statement one; std::getline(lines, one.agreed) && std::getline(lines, one.words);) {
+  std::vector<PendingCollective> statements;
+  for (PendingCollective one; std::getline(lines, one.agreed) && std::getline(lines, one.words);) {
     statements.push_back(one);
   }
   return statements;
 }
 
-bool contains(const std::vector<Statement>& statements, const Statement& mine) {
+bool contains(const std::vector<PendingCollective>& statements, const PendingCollective& mine) {
   return std::ranges::any_of(statements, [&](const auto& other) { return other.agreed == mine.agreed; });
 }
 
 }  // namespace
 
-Statement statement_of(const CollectiveCall& call, int64_t numel) {
+PendingCollective pending_collective_of(const CollectiveCall& call, int64_t numel) {
   return {std::string(name_of(call.kind)) + " of " + call.label + ", " + std::to_string(numel) + " elements",
           describe(call)};
 }
 
-std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
+std::optional<std::string> WaitBoard::disagreement(const CollectiveCall& call,
                                                    const std::vector<int>& ranks) const {
   std::optional<std::string> found;
   try {
-    found = compare(statement_of(call, call.input.numel()), ranks);
+    found = compare(pending_collective_of(call, call.input.numel()), ranks);
   } catch (const CommError&) {
     // The store has gone with rank 0, or does not answer.
   }
@@ -60,31 +61,32 @@ std::optional<std::string> Testimony::disagreement(const CollectiveCall& call,
   return found;
 }
 
-// Says what this rank waits for, and finds the first of `ranks` that waits for something else.
-std::optional<std::string> Testimony::compare(const Statement& mine, const std::vector<int>& ranks) const {
+// Publishes what this rank waits for, and describes the first of `ranks` that waits for something else.
+std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
+                                              const std::vector<int>& ranks) const {
   const Deadline deadline(kPatience);
   store_->set(key(rank_), encoded({mine}), deadline);
   for (int other : ranks) {
     const auto said = store_->await(key(other), deadline);
-    if (!said) break;  // it has nothing to say
-    const std::vector<Statement> theirs = decoded(*said);
+    if (!said) break;  // nothing by the deadline
+    const std::vector<PendingCollective> theirs = decoded(*said);
     if (theirs.empty() || contains(theirs, mine)) continue;
     return describe_disagreement(rank_, mine.words, other, theirs.front().words);
   }
   return std::nullopt;
 }
 
-void Testimony::state(const std::vector<Statement>& waiting) const {
+void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {
   try {
     store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
   } catch (const CommError&) {
-    // Whoever asks finds that the store has gone.
+    // Whoever reads the statements finds that the store has gone.
   }
 }
 
-Statements Testimony::statements(int world_size) const {
+PendingCollectives WaitBoard::read_all(int world_size) const {
   const Deadline deadline(kLimit);
-  std::vector<std::vector<Statement>> all(world_size);
+  std::vector<std::vector<PendingCollective>> all(world_size);
   try {
     for (int rank = 0; rank < world_size; ++rank) {
       if (rank == rank_) continue;
@@ -96,23 +98,23 @@ Statements Testimony::statements(int world_size) const {
   return all;
 }
 
-void Testimony::tell_all(const std::string& text) const {
+void WaitBoard::post_for_all(const std::string& text) const {
   try {
-    store_->set(kToldToAll, text, Deadline(kLimit));
+    store_->set(kPostedForAll, text, Deadline(kLimit));
   } catch (const CommError&) {
-    // As above.
+    // As in state().
   }
 }
 
-std::string Testimony::told_to_all() const {
+std::string WaitBoard::posted_for_all() const {
   try {
-    return store_->find(kToldToAll, Deadline(kLimit)).value_or("");
+    return store_->find(kPostedForAll, Deadline(kLimit)).value_or("");
   } catch (const CommError&) {
     return "";
   }
 }
 
-std::string explain_missed(int rank, const Statement& mine, const Statements& all,
+std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
                            std::chrono::milliseconds timeout) {
   if (!all) {
     return missed_end(mine.words, timeout) +
@@ -137,7 +139,7 @@ std::string explain_missed(int rank, const Statement& mine, const Statements& al
          "NCCL_DEBUG=INFO tells what NCCL does";
 }
 
-std::string explain_missed_in_silence(const Statement& mine, std::chrono::milliseconds timeout) {
+std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout) {
   return missed_end(mine.words, timeout) + ", and " + words_of_silence("rank 0");
 }
 

@@ -1,5 +1,5 @@
 // The order in which buckets depart, by hand: orders of arrival in, orders of departure out.
-#include "zero/departure_plan.h"
+#include "zero/reduction_plan.h"
 
 #include <catch2/catch.hpp>
 
@@ -20,20 +20,20 @@ void expect_order(const std::vector<int>& found, const std::vector<int>& expecte
 }
 
 // Takes all buckets that are complete and next in order.
-std::vector<int> take_complete(DeparturePlan& plan) {
+std::vector<int> take_complete(ReductionPlan& plan) {
   std::vector<int> taken;
   while (const auto bucket = plan.take_complete()) taken.push_back(*bucket);
   return taken;
 }
 
-std::vector<int> take_rest(DeparturePlan& plan) {
+std::vector<int> take_rest(ReductionPlan& plan) {
   std::vector<int> taken;
   while (const auto bucket = plan.take()) taken.push_back(*bucket);
   return taken;
 }
 
 // A backward in which gradients for these buckets' parameters arrive and no bucket is taken.
-void backward(DeparturePlan& plan, const std::vector<int>& arrivals) {
+void backward(ReductionPlan& plan, const std::vector<int>& arrivals) {
   plan.start_backward();
   for (const int bucket : arrivals) plan.note_gradient(3 - bucket);
   plan.finish_backward();
@@ -44,7 +44,7 @@ void backward(DeparturePlan& plan, const std::vector<int>& arrivals) {
 TEST_CASE("departure plan: before there is a plan buckets go from the last parameter on, when complete") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     expect(!plan.made(), "a plan before make()");
     plan.start_backward();
     expect_order(take_complete(plan), {}, "nothing has arrived");
@@ -68,7 +68,7 @@ TEST_CASE(
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}, false, 1}, {{1}}, {{1}}, {{1}, false, 1}}, communicator, {}, 1000);
     expect(state.buckets.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     plan.start_backward();
     plan.note_gradient(3);
     plan.note_gradient(2);
@@ -85,7 +85,7 @@ TEST_CASE("departure plan: a bucket is complete when each of its parameters has 
     // One bucket of parameters 2, 1 and 0.
     RankState state({{{1}}, {{1}}, {{1}}}, communicator, {}, 1000);
     expect(state.buckets.count() == 1, "the test needs one bucket");
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     plan.start_backward();
     plan.note_gradient(0);
     plan.note_gradient(2);
@@ -100,7 +100,7 @@ TEST_CASE("departure plan: frozen buckets have no part in it") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}}, {{1}}, {{1}, false, kFrozen}}, communicator, {});
     expect(state.buckets.count() == 3, "the test needs three buckets");
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     plan.start_backward();
     expect_order(take_rest(plan), {0, 1}, "trained buckets only");
   });
@@ -110,7 +110,7 @@ TEST_CASE("departure plan: all ranks go by rank 0's order of completion") {
   for (int ranks = 1; ranks <= 3; ++ranks) {
     check_on_ranks(ranks, false, [](Communicator& communicator) {
       RankState state(kFour, communicator, {});
-      DeparturePlan plan(state.buckets);
+      ReductionPlan plan(state.buckets);
       const std::vector<std::vector<int>> orders = {{2, 0, 3, 1}, {0, 1, 2, 3}, {3, 2, 1, 0}};
       backward(plan, orders[communicator.rank()]);
       plan.make(communicator);
@@ -132,7 +132,7 @@ TEST_CASE("departure plan: a bucket completes with the last gradient of its para
     // Bucket 0: parameters 3 and 2. Bucket 1: parameters 1 and 0.
     RankState state(kFour, communicator, {}, 2 * kAlignment);
     expect(state.buckets.count() == 2, "the test needs two buckets");
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     plan.start_backward();
     for (const int parameter : {3, 1, 0, 2}) plan.note_gradient(parameter);
     plan.finish_backward();
@@ -163,7 +163,7 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
     INFO(scenario.name);
     check_on_ranks(2, false, [&](Communicator& communicator) {
       RankState state(kFour, communicator, {});
-      DeparturePlan plan(state.buckets);
+      ReductionPlan plan(state.buckets);
       backward(plan, scenario.arrivals[communicator.rank()]);
       plan.make(communicator);
       expect_order(take_rest(plan), scenario.order, scenario.name);
@@ -174,7 +174,7 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
 TEST_CASE("departure plan: as many gradients are expected as any backward has brought") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
-    DeparturePlan plan(state.buckets);
+    ReductionPlan plan(state.buckets);
     plan.start_backward();
     for (const int bucket : {0, 0, 0, 1}) plan.note_gradient(3 - bucket);
     expect_order(take_complete(plan), {0, 1}, "one gradient is expected at first");
