@@ -195,17 +195,14 @@ void check_checksum(json& value, const std::string& place) {
   value["checksum"] = recorded;
 }
 
-void check_range(const StateRange& range, const Manifest& manifest, const std::string& where) {
-  const auto parameter = manifest.parameters.find(range.parameter);
+// Elements of a parameter. Throws UserError if its shape and strides are no shape and strides.
+int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
   int64_t numel = 1;
-  if (parameter != manifest.parameters.end()) {
-    for (const int64_t size : parameter->second.shape) {
-      if (size < 0 || __builtin_mul_overflow(numel, size, &numel)) numel = -1;
-    }
-  }
-  if (parameter != manifest.parameters.end() && range.begin <= numel && range.numel <= numel - range.begin)
-    return;
-  throw UserError(where + ": a range of " + range.parameter + " that it does not have");
+  bool is_valid = parameter.shape.size() == parameter.strides.size();
+  for (const int64_t size : parameter.shape)
+    is_valid = is_valid && size >= 0 && !__builtin_mul_overflow(numel, size, &numel);
+  if (!is_valid) throw UserError(where + ": expected a shape from 0 up, and as many strides");
+  return numel;
 }
 
 // Throws UserError for contradictions that no reader could resolve.
@@ -214,12 +211,19 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
     throw UserError(place + ": numbers of " + std::to_string(manifest.numbers.size()) + " ranks, expected " +
                     std::to_string(manifest.world_size));
   }
+  std::map<std::string, int64_t> numels;
+  for (const auto& [name, parameter] : manifest.parameters)
+    numels[name] = numel_of(parameter, place + ": parameter " + name);
   for (const auto& [name, file] : manifest.files) {
     const std::string where = place + ": file \"" + name + "\"";
     if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
       throw UserError(where + ": expected the name of a file of the checkpoint's folder");
     }
-    for (const StateRange& range : file.ranges) check_range(range, manifest, where);
+    for (const StateRange& range : file.ranges) {
+      const auto numel = numels.find(range.parameter);
+      if (numel == numels.end() || range.begin > numel->second || range.numel > numel->second - range.begin)
+        throw UserError(where + ": a range of " + range.parameter + " that it does not have");
+    }
   }
 }
 

@@ -31,16 +31,6 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   check_done(files.sync_folder(above), above, "synced");
 }
 
-// The step of a tag that ZeroRun has named itself.
-std::optional<int64_t> step_of(const std::string& tag) {
-  constexpr size_t kMostDigits = 18;
-  const std::string prefix = kStepTag;
-  const std::string digits = tag.starts_with(prefix) ? tag.substr(prefix.size()) : "";
-  const bool is_number = !digits.empty() && digits.size() <= kMostDigits &&
-                         std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c) != 0; });
-  return is_number ? std::optional<int64_t>(std::stoll(digits)) : std::nullopt;
-}
-
 // With a trailing slash the folder would be its own parent.
 fs::path without_slash(fs::path folder) {
   return folder.has_filename() ? folder : folder.parent_path();
@@ -63,6 +53,15 @@ void check_tag(const std::string& tag) {
   throw UserError("checkpoint tag \"" + tag +
                   "\": expected the name of a folder, without '/' and new lines, at most " +
                   std::to_string(kLongestTag) + " bytes, not \"latest\", and no '.' in front");
+}
+
+std::optional<int64_t> step_of_tag(const std::string& tag) {
+  constexpr size_t kMostDigits = 18;
+  const std::string prefix = kStepTag;
+  const std::string digits = tag.starts_with(prefix) ? tag.substr(prefix.size()) : "";
+  const bool is_number = !digits.empty() && digits.size() <= kMostDigits &&
+                         std::ranges::all_of(digits, [](unsigned char c) { return std::isdigit(c) != 0; });
+  return is_number ? std::optional<int64_t>(std::stoll(digits)) : std::nullopt;
 }
 
 fs::path partial_folder(const fs::path& directory, const std::string& tag) {
@@ -112,23 +111,26 @@ void Publication::remove_old(int64_t keep_last) noexcept {
   }
 }
 
-// Renames a tag before its files are removed, so that it disappears at once: a tag with some files left would
-// be taken for a whole one.
+// Renames the tag before its files are removed: a tag with some files left would be taken for a whole one.
+void remove_tag(FileSystem& files, const fs::path& directory, const std::string& tag) {
+  const fs::path gone = partial_folder(directory, tag);
+  remove_flat_folder(files, gone);
+  check_done(files.rename(directory / tag, gone), directory / tag, "removed");
+  check_done(files.sync_folder(directory), directory, "synced");
+  remove_flat_folder(files, gone);
+}
+
 void Publication::remove_tags(int64_t keep_last) {
   std::map<int64_t, std::string> by_step;
   for (const std::string& tag : published_tags(*files_, directory_)) {
-    if (const auto step = step_of(tag)) by_step[*step] = tag;
+    if (const auto step = step_of_tag(tag)) by_step[*step] = tag;
   }
   const auto latest = latest_tag(*files_, directory_);
   auto left = static_cast<int64_t>(by_step.size());
   for (const auto& [step, tag] : by_step) {
     if (left-- <= keep_last) return;
     if (tag == tag_ || tag == latest) continue;
-    const fs::path gone = partial_folder(directory_, tag);
-    remove_flat_folder(*files_, gone);
-    check_done(files_->rename(directory_ / tag, gone), directory_ / tag, "removed");
-    check_done(files_->sync_folder(directory_), directory_, "synced");
-    remove_flat_folder(*files_, gone);
+    remove_tag(*files_, directory_, tag);
   }
 }
 

@@ -20,6 +20,10 @@ void check_tag(const std::string& tag);
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag);
 
 inline constexpr const char* kStepTag = "global_step";  // with a number: tags that ZeroRun chooses itself
+/// The step of a tag that ZeroRun has named itself.
+std::optional<int64_t> step_of_tag(const std::string& tag);
+/// Removes a published tag: it disappears at once, so that no crash leaves a part of it. Throws UserError.
+void remove_tag(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
 
 /// A tag that is being written. Files go to folder(); each writer syncs its own.
 class Publication {

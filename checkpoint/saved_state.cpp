@@ -44,6 +44,14 @@ std::string SavedState::dtype_of(const std::string& parameter, const std::string
   return places ? places->front().range.dtype : "";
 }
 
+std::vector<std::string> SavedState::states_of(const std::string& parameter) const {
+  std::vector<std::string> states;
+  for (auto at = places_.lower_bound({parameter, ""}); at != places_.end() && at->first.first == parameter;
+       ++at)
+    states.push_back(at->first.second);
+  return states;
+}
+
 StateFileReader& SavedState::reader_of(const std::string& file) {
   constexpr size_t kMostOpen = 16;
   if (!readers_.contains(file) && readers_.size() == kMostOpen) {

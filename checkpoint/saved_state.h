@@ -24,6 +24,8 @@ class SavedState {
   const Manifest& manifest() const { return manifest_; }
   /// The dtype of the state in the checkpoint; empty if the checkpoint does not have the state.
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
+  /// The states of the parameter that the checkpoint has, sorted by name.
+  std::vector<std::string> states_of(const std::string& parameter) const;
   /// Reads `numel` elements from `begin` on, in that dtype. Throws UserError if some are in no file, or
   /// damaged.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,

@@ -109,8 +109,10 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     if (options.communicator_for) communicator = options.communicator_for(std::move(communicator));
     Gpt2 model = load_model();
     Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
+    if (!options.resume_from.empty()) engine.load_checkpoint(options.resume_from);
+    if (options.before_training) options.before_training(*model, rank);
     communicator->volume().reset();
-    for (int64_t step = 0; step < options.steps; ++step) {
+    for (int64_t step = options.first_step; step < options.steps; ++step) {
       const std::vector<double> lrs = engine.get_lr();
       try {
         for (int64_t micro = 0; micro < micro_steps; ++micro) {

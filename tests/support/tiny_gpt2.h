@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,15 +22,20 @@ const std::vector<uint8_t>& golden_text();
 struct RunOptions {
   int world_size = 2;
   int64_t steps = 10;
-  std::optional<int64_t> bucket_numel;
+  std::optional<int64_t> bucket_numel = {};
   /// Two parameter groups: this weight decay for tensors of two or more dimensions, none for the others.
-  std::optional<double> group_weight_decay;
+  std::optional<double> group_weight_decay = {};
   /// At these steps every rank multiplies its loss by infinity before backward.
   std::vector<int64_t> inject_inf_steps = {};
   /// Returns the communicator for a rank's training, given the rank-threads' communicator.
   std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator>)> communicator_for = {};
   /// As in run_ranks().
   std::optional<bool> shares_memory = {};
+  /// Loads the latest checkpoint of this folder and trains from `first_step` on.
+  std::filesystem::path resume_from = {};
+  int64_t first_step = 0;
+  /// Called on every rank before the first step, on its own thread: no place for Catch2's assertions.
+  std::function<void(torch::nn::Module&, int rank)> before_training = {};
 };
 
 struct RunResult {

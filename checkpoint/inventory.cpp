@@ -1,0 +1,141 @@
+#include "checkpoint/inventory.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/publication.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kPartialSuffix = ".partial";
+
+int64_t bytes_in(const fs::path& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto size = entry.file_size(error);
+    if (!error) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+fs::file_time_type time_of(const fs::path& folder) {
+  std::error_code error;
+  const auto written = fs::last_write_time(folder / kManifestName, error);
+  return error ? fs::last_write_time(folder, error) : written;
+}
+
+// Whether a folder's name is that of a tag that is being written: ".global_step5.partial".
+bool is_partial(const std::string& name) {
+  return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
+}
+
+InventoryTag describe(FileSystem& files, const fs::path& folder, const std::string& name) {
+  InventoryTag tag{.tag = name, .folder = folder, .bytes = bytes_in(folder), .written = time_of(folder)};
+  if (is_partial(name)) {
+    tag.tag = name.substr(1, name.size() - 1 - kPartialSuffix.size());
+    tag.state = TagState::unfinished;
+    return tag;
+  }
+  try {
+    const fs::path manifest = folder / kManifestName;
+    tag.manifest = parse_manifest(read_text(files, manifest).value_or(""), manifest.string());
+  } catch (const UserError& error) {
+    tag.state = TagState::damaged;
+    tag.problem = error.what();
+  }
+  return tag;
+}
+
+std::optional<std::string> readable_latest(FileSystem& files, const fs::path& directory) {
+  try {
+    return latest_tag(files, directory);
+  } catch (const UserError&) {
+    return std::nullopt;  // `latest` names nothing that can be a tag
+  }
+}
+
+// Bytes of the files in `removed` that no other folder has under another name.
+int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
+  struct Links {
+    nlink_t found = 0;
+    nlink_t all = 0;
+    int64_t bytes = 0;
+  };
+  std::map<std::pair<dev_t, ino_t>, Links> files;
+  for (const InventoryTag& tag : removed) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(tag.folder, error)) {
+      struct stat status = {};
+      if (::lstat(entry.path().c_str(), &status) != 0) continue;
+      Links& links = files[{status.st_dev, status.st_ino}];
+      links = {links.found + 1, status.st_nlink, static_cast<int64_t>(status.st_size)};
+    }
+  }
+  int64_t bytes = 0;
+  for (const auto& [identity, links] : files) bytes += links.found == links.all ? links.bytes : 0;
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory) {
+  const auto names = files.list(directory);
+  if (!names) throw UserError(directory.string() + ": cannot be read: expected a folder of checkpoints");
+  const auto latest = readable_latest(files, directory);
+  std::vector<InventoryTag> tags;
+  for (const std::string& name : *names) {
+    const auto entries = files.list(directory / name);
+    if (!entries) continue;
+    const bool has_manifest = std::ranges::find(*entries, kManifestName) != entries->end();
+    if (!is_partial(name) && (!has_manifest || name.front() == '.')) continue;
+    tags.push_back(describe(files, directory / name, name));
+    tags.back().is_latest = !is_partial(name) && latest == name;
+  }
+  std::ranges::stable_sort(tags, {}, [](const InventoryTag& tag) {
+    return std::pair(tag.state, tag.manifest ? -tag.manifest->generation : 0);
+  });
+  return tags;
+}
+
+PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOptions& options) {
+  PrunePlan plan;
+  int64_t newest = 0;
+  for (InventoryTag& tag : list_tags(files, directory)) {
+    if (tag.state != TagState::complete) continue;
+    const auto step = step_of_tag(tag.tag);
+    const bool is_kept = !step || tag.is_latest || newest < options.keep ||
+                         (options.keep_every > 0 && *step % options.keep_every == 0);
+    newest += step ? 1 : 0;
+    (is_kept ? plan.kept : plan.removed).push_back(std::move(tag));
+  }
+  plan.freed_bytes = freed_bytes(plan.removed);
+  return plan;
+}
+
+fs::path checkpoint_folder(FileSystem& files, const fs::path& path, const std::string& tag) {
+  const auto names = files.list(path);
+  if (!names) throw UserError(path.string() + ": cannot be read: expected the folder of a checkpoint");
+  if (tag.empty() && std::ranges::find(*names, kManifestName) != names->end()) return path;
+  if (!tag.empty()) {
+    check_tag(tag);
+    if (files.list(path / tag)) return path / tag;
+  } else if (const auto latest = latest_tag(files, path)) {
+    return path / *latest;
+  }
+  std::string found;
+  for (const std::string& published : published_tags(files, path)) found += " " + published;
+  throw UserError(
+      path.string() +
+      (tag.empty() ? ": no checkpoint: it has neither manifest.json nor latest" : ": no tag " + tag) +
+      (found.empty() ? "" : "; its tags are" + found));
+}
+
+}  // namespace zerorun

@@ -1,0 +1,177 @@
+#include "checkpoint/safetensors_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/state_header.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+std::string shard_name(const std::string& stem, size_t index, size_t count) {
+  if (count == 1) return stem + ".safetensors";
+  constexpr size_t kNumberBytes = 64;
+  char numbers[kNumberBytes];
+  std::snprintf(numbers, sizeof(numbers), "-%05zu-of-%05zu.safetensors", index + 1, count);
+  return stem + numbers;
+}
+
+std::string index_name(const std::string& stem) {
+  return stem + ".safetensors.index.json";
+}
+
+// Whether it is a file that an export under this stem writes: "model-00001-of-00003.safetensors".
+bool is_exported(const std::string& name, const std::string& stem) {
+  if (name == stem + ".safetensors" || name == index_name(stem)) return true;
+  constexpr std::string_view kPattern = "-00000-of-00000.safetensors";
+  if (!name.starts_with(stem) || name.size() != stem.size() + kPattern.size()) return false;
+  return std::ranges::equal(name.substr(stem.size()), kPattern, [](char found, char expected) {
+    return expected == '0' ? found >= '0' && found <= '9' : found == expected;
+  });
+}
+
+// The length, then the header, padded with spaces so that the data is aligned.
+std::string header_of(std::span<const TensorToStore> tensors) {
+  nlohmann::ordered_json header = {
+      {"__metadata__", {{"format", "pt"}}}};  // transformers insists on this entry
+  std::string text = header.dump();
+  text.pop_back();
+  int64_t end = 0;
+  for (const TensorToStore& tensor : tensors) {
+    const nlohmann::ordered_json entry = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {end, end + tensor.bytes()}}};
+    text += "," + nlohmann::json(tensor.name).dump() + ":" + entry.dump();
+    end += tensor.bytes();
+  }
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+}
+
+}  // namespace
+
+int64_t TensorToStore::bytes() const {
+  int64_t bytes = element_bytes(dtype);
+  for (const int64_t size : shape) bytes *= size;
+  return bytes;
+}
+
+SafetensorsFolder::SafetensorsFolder(FileSystem& files, fs::path folder, std::vector<TensorToStore> tensors,
+                                     int64_t max_shard_bytes, std::string stem)
+    : files_(&files), folder_(std::move(folder)), stem_(std::move(stem)), tensors_(std::move(tensors)) {
+  if (tensors_.empty()) throw UserError(folder_.string() + ": no tensors to write");
+  const int made = files_->make_folder(folder_);
+  if (made != -EEXIST) check_done(made, folder_, "made");
+  plan_shards(max_shard_bytes);
+  begin_shard();
+}
+
+SafetensorsFolder::~SafetensorsFolder() {
+  if (finished_) return;
+  file_.reset();
+  for (size_t index = 0; index <= current_ && index < shards_.size(); ++index)
+    files_->remove_file(partial(shards_[index].name));
+}
+
+// As huggingface_hub's split_state_dict_into_shards_factory does: tensors in order, a new shard when the next
+// would exceed the limit.
+void SafetensorsFolder::plan_shards(int64_t max_shard_bytes) {
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    const int64_t bytes = tensors_[index].bytes();
+    if (shards_.empty() || shards_.back().bytes + bytes > max_shard_bytes)
+      shards_.push_back({.name = {}, .first = index, .end = index, .bytes = 0});
+    shards_.back().end = index + 1;
+    shards_.back().bytes += bytes;
+  }
+  for (size_t index = 0; index < shards_.size(); ++index)
+    shards_[index].name = shard_name(stem_, index, shards_.size());
+}
+
+void SafetensorsFolder::begin_shard() {
+  const Shard& shard = shards_[current_];
+  const fs::path path = partial(shard.name);
+  const int removed = files_->remove_file(path);
+  if (removed != -ENOENT) check_done(removed, path, "removed");
+  file_.emplace(OpenFile::create(*files_, path));
+  const std::string header = header_of(std::span(tensors_).subspan(shard.first, shard.end - shard.first));
+  header_bytes_ = static_cast<int64_t>(header.size());
+  file_->write(std::as_bytes(std::span(header)), 0);
+  written_ = 0;
+}
+
+void SafetensorsFolder::end_shard() {
+  file_->sync();
+  file_.reset();
+  ++current_;
+}
+
+void SafetensorsFolder::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (written_ == shards_[current_].bytes) {
+      ZR_CHECK(current_ + 1 < shards_.size(), "more bytes than the tensors have");
+      end_shard();
+      begin_shard();
+    }
+    const auto count =
+        std::min<int64_t>(static_cast<int64_t>(bytes.size()), shards_[current_].bytes - written_);
+    file_->write(bytes.first(static_cast<size_t>(count)), header_bytes_ + written_);
+    written_ += count;
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+}
+
+std::vector<std::string> SafetensorsFolder::finish() {
+  while (written_ == shards_[current_].bytes) {
+    end_shard();
+    if (current_ == shards_.size()) break;
+    begin_shard();
+  }
+  ZR_CHECK(current_ == shards_.size(), "fewer bytes than the tensors have");
+  remove_earlier_export();
+  std::vector<std::string> names;
+  for (const Shard& shard : shards_) {
+    check_done(files_->rename(partial(shard.name), folder_ / shard.name), folder_ / shard.name, "written");
+    names.push_back(shard.name);
+  }
+  finished_ = true;
+  if (shards_.size() > 1) {
+    write_index();
+    names.push_back(index_name(stem_));
+  }
+  check_done(files_->sync_folder(folder_), folder_, "synced");
+  return names;
+}
+
+// Names the index last: a folder without it is not taken for a whole model.
+void SafetensorsFolder::write_index() const {
+  int64_t total = 0;
+  nlohmann::json files = nlohmann::json::object();
+  for (const Shard& shard : shards_) {
+    total += shard.bytes;
+    for (size_t index = shard.first; index < shard.end; ++index) files[tensors_[index].name] = shard.name;
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", files}};
+  const std::string name = index_name(stem_);
+  const fs::path path = partial(name);
+  const int removed = files_->remove_file(path);
+  if (removed != -ENOENT) check_done(removed, path, "removed");
+  write_text(*files_, path, index.dump(2) + "\n");
+  check_done(files_->rename(path, folder_ / name), folder_ / name, "written");
+}
+
+void SafetensorsFolder::remove_earlier_export() const {
+  for (const std::string& name : files_->list(folder_).value_or(std::vector<std::string>())) {
+    if (!is_exported(name, stem_)) continue;
+    const bool is_replaced =
+        std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
+    if (!is_replaced) check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
+  }
+}
+
+}  // namespace zerorun

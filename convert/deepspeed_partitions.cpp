@@ -1,0 +1,55 @@
+#include "convert/deepspeed_partitions.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+[[noreturn]] void fail_short(const PartitionedState& state, size_t rank, int64_t needed) {
+  const SourceTensor& source = *state.by_rank[rank];
+  throw UserError(source.file->path().string() + ": " + state.name + " has " +
+                  std::to_string(source.tensor.numel) + " elements of rank " + std::to_string(rank) +
+                  "'s partition, the parameters' shapes need " + std::to_string(needed));
+}
+
+}  // namespace
+
+std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel) {
+  // Rank 0's partition is the first to be filled, so it has padding only if it has everything.
+  const int64_t partition = state.by_rank.front()->tensor.numel;
+  std::vector<SourcePiece> pieces;
+  const int64_t end = begin + numel;
+  while (begin < end) {
+    const size_t last = state.by_rank.size() - 1;
+    const size_t rank = partition == 0 ? last : std::min(static_cast<size_t>(begin / partition), last);
+    const int64_t offset = begin - static_cast<int64_t>(rank) * partition;
+    const int64_t stored = state.by_rank[rank]->tensor.numel;
+    const int64_t needed =
+        rank == last ? offset + (end - begin) : std::min(partition, offset + (end - begin));
+    if (needed > stored) fail_short(state, rank, needed);
+    pieces.push_back({state.by_rank[rank], offset, needed - offset});
+    begin += needed - offset;
+  }
+  return pieces;
+}
+
+int64_t share_of(int64_t numel, size_t ranks) {
+  const auto count = static_cast<int64_t>(ranks);
+  return numel / count + (numel % count != 0 ? 1 : 0);
+}
+
+std::vector<SourcePiece> pieces_by_rank(const PartitionedState& state, int64_t begin, int64_t numel) {
+  const int64_t share = share_of(numel, state.by_rank.size());
+  std::vector<SourcePiece> pieces;
+  for (size_t rank = 0; numel > 0; ++rank) {
+    const int64_t count = std::min(share, numel);
+    if (state.by_rank[rank]->tensor.numel - begin < count) fail_short(state, rank, begin + count);
+    pieces.push_back({state.by_rank[rank], begin, count});
+    numel -= count;
+  }
+  return pieces;
+}
+
+}  // namespace zerorun

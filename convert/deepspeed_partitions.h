@@ -1,0 +1,45 @@
+// Where DeepSpeed's ranks keep the elements of a parameter: the flat partitions of stages 1 and 2, and those
+// of stage 3. Pure; any thread. docs/interchange.md
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "convert/torch_file.h"
+
+namespace zerorun {
+
+/// A tensor of one of the files.
+struct SourceTensor {
+  TorchFile* file = nullptr;
+  TorchTensor tensor;
+};
+using SourceTensorPtr = std::shared_ptr<const SourceTensor>;
+
+/// Consecutive elements of a tensor.
+struct SourcePiece {
+  SourceTensorPtr source;
+  int64_t begin = 0;  // elements from the tensor's first, in memory order
+  int64_t numel = 0;
+};
+
+/// One state of a parameter group, as its ranks store it.
+struct PartitionedState {
+  std::string name;  // "exp_avg", for messages with its file
+  std::vector<SourceTensorPtr> by_rank;
+};
+
+/// Stages 1 and 2: the group's parameters lie one after the other in one flat tensor, which is cut into
+/// partitions of equal length, the last ones perhaps stored without their padding. Returns the pieces of
+/// `numel` elements from `begin` on. Throws UserError if the partitions do not have them.
+std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel);
+
+/// Stage 3: each parameter is cut into as many pieces as there are ranks, and every rank's pieces lie one
+/// after the other, from `begin` on for this parameter.
+std::vector<SourcePiece> pieces_by_rank(const PartitionedState& state, int64_t begin, int64_t numel);
+/// Elements of a parameter that each rank stores at stage 3, padding included.
+int64_t share_of(int64_t numel, size_t ranks);
+
+}  // namespace zerorun

@@ -1,0 +1,172 @@
+#include "convert/export_checkpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/narrow_floats.h"
+#include "checkpoint/safetensors_folder.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int64_t kChunkNumel = int64_t{1} << 18;
+
+std::optional<Dtype> training_dtype(const std::string& spelled) {
+  if (spelled == "F32") return Dtype::fp32;
+  if (spelled == "BF16") return Dtype::bf16;
+  if (spelled == "F16") return Dtype::fp16;
+  return std::nullopt;
+}
+
+const char* spelled(Dtype dtype) {
+  return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
+}
+
+// A tensor of the export, and where it comes from.
+struct Source {
+  std::string parameter;
+  std::string state;
+  std::string dtype;  // in the checkpoint
+  int64_t numel = 0;
+};
+
+int64_t numel_of(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Throws UserError if an element would lie outside of the parameter's own.
+void check_strides(const std::string& name, const SavedParameter& parameter, int64_t numel) {
+  __int128 last = 0;
+  bool is_valid = parameter.strides.size() == parameter.shape.size();
+  for (size_t dim = 0; is_valid && dim < parameter.shape.size(); ++dim) {
+    is_valid = parameter.strides[dim] >= 0;
+    last += static_cast<__int128>(parameter.shape[dim] - 1) * parameter.strides[dim];
+  }
+  if (numel == 0 || (is_valid && last < numel)) return;
+  throw UserError("the checkpoint's strides of " + name + " do not fit its shape");
+}
+
+bool is_contiguous(const SavedParameter& parameter) {
+  int64_t expected = 1;
+  for (size_t dim = parameter.shape.size(); dim-- > 0;) {
+    if (parameter.shape[dim] == 0) return true;
+    if (parameter.shape[dim] != 1 && parameter.strides[dim] != expected) return false;
+    expected *= parameter.shape[dim];
+  }
+  return true;
+}
+
+// Reorders elements from memory order to row-major order.
+std::vector<std::byte> in_row_major_order(const SavedParameter& parameter,
+                                          std::span<const std::byte> elements, size_t element_bytes) {
+  std::vector<std::byte> ordered(elements.size());
+  for (size_t index = 0; index < ordered.size() / element_bytes; ++index) {
+    int64_t offset = 0;
+    auto rest = static_cast<int64_t>(index);
+    for (size_t dim = parameter.shape.size(); dim-- > 0; rest /= parameter.shape[dim])
+      offset += rest % parameter.shape[dim] * parameter.strides[dim];
+    std::memcpy(&ordered[index * element_bytes], &elements[static_cast<size_t>(offset) * element_bytes],
+                element_bytes);
+  }
+  return ordered;
+}
+
+class Exporter {
+ public:
+  Exporter(SavedState& saved, const ExportOptions& options) : saved_(saved), options_(options) {
+    for (const auto& [name, parameter] : saved.manifest().parameters) {
+      if (parameter.excluded) {
+        result_.left_out.push_back(name);
+        continue;
+      }
+      const std::string state = saved.dtype_of(name, "master").empty() ? "value" : "master";
+      const int64_t numel = numel_of(parameter.shape);
+      const std::string dtype = numel == 0 ? "F32" : saved.dtype_of(name, state);
+      if (dtype.empty()) throw UserError("the checkpoint has no values of " + name);
+      check_strides(name, parameter, numel);
+      TensorToStore& tensor = tensors_.emplace_back();
+      tensor.name = name;
+      tensor.dtype = training_dtype(dtype) ? spelled(options.dtype) : dtype;
+      tensor.shape = parameter.shape;
+      sources_.push_back({name, state, dtype, numel});
+      result_.bytes += tensor.bytes();
+    }
+    result_.tensors = static_cast<int64_t>(tensors_.size());
+  }
+
+  ExportedModel run(FileSystem& files, const std::filesystem::path& folder) && {
+    SafetensorsFolder output(files, folder, tensors_, options_.max_shard_bytes);
+    for (const Source& source : sources_) {
+      const SavedParameter& parameter = saved_.manifest().parameters.at(source.parameter);
+      if (is_contiguous(parameter)) {
+        write_contiguous(source, output);
+      } else {
+        write_strided(source, parameter, output);
+      }
+    }
+    result_.files = output.finish();
+    return std::move(result_);
+  }
+
+ private:
+  void write_contiguous(const Source& source, SafetensorsFolder& output) {
+    const int64_t size = element_bytes(source.dtype);
+    for (int64_t begin = 0; begin < source.numel; begin += kChunkNumel) {
+      const int64_t count = std::min(kChunkNumel, source.numel - begin);
+      read_.resize(static_cast<size_t>(count * size));
+      saved_.read(source.parameter, source.state, begin, count, read_);
+      write_converted(source, read_, output);
+    }
+  }
+
+  void write_strided(const Source& source, const SavedParameter& parameter, SafetensorsFolder& output) {
+    const int64_t size = element_bytes(source.dtype);
+    std::vector<std::byte> elements(static_cast<size_t>(source.numel * size));
+    saved_.read(source.parameter, source.state, 0, source.numel, elements);
+    elements = in_row_major_order(parameter, elements, static_cast<size_t>(size));
+    for (size_t at = 0; at < elements.size(); at += static_cast<size_t>(kChunkNumel * size)) {
+      const auto rest = std::span(elements).subspan(at);
+      write_converted(source, rest.first(std::min(rest.size(), static_cast<size_t>(kChunkNumel * size))),
+                      output);
+    }
+  }
+
+  void write_converted(const Source& source, std::span<const std::byte> elements, SafetensorsFolder& output) {
+    written_ += static_cast<int64_t>(elements.size());
+    const auto from = training_dtype(source.dtype);
+    if (!from || *from == options_.dtype) {
+      output.write(elements);
+    } else {
+      const auto numel = static_cast<int64_t>(elements.size()) / size_of(*from);
+      wide_.resize(static_cast<size_t>(numel));
+      narrow_.resize(static_cast<size_t>(numel * size_of(options_.dtype)));
+      widen(elements.data(), *from, wide_.data(), numel);
+      narrow(wide_.data(), narrow_.data(), options_.dtype, numel);
+      output.write(narrow_);
+    }
+    options_.progress(written_);
+  }
+
+  SavedState& saved_;
+  const ExportOptions& options_;
+  std::vector<TensorToStore> tensors_;
+  std::vector<Source> sources_;  // of each tensor
+  ExportedModel result_;
+  int64_t written_ = 0;
+  std::vector<std::byte> read_;
+  std::vector<float> wide_;
+  std::vector<std::byte> narrow_;
+};
+
+}  // namespace
+
+ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
+                                const ExportOptions& options) {
+  return Exporter(saved, options).run(files, folder);
+}
+
+}  // namespace zerorun

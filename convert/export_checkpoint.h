@@ -1,0 +1,35 @@
+// Exports a checkpoint's parameters and buffers as a folder that Hugging Face's loaders read. Used by one
+// thread. Memory: a few MiB; a parameter that is not contiguous is held whole.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/saved_state.h"
+
+namespace zerorun {
+
+struct ExportOptions {
+  Dtype dtype = Dtype::fp32;  // of tensors in fp32, bf16 and fp16; others keep theirs
+  int64_t max_shard_bytes = int64_t{5'000'000'000};
+  /// Called with the bytes written so far.
+  std::function<void(int64_t)> progress = [](int64_t) {};
+};
+
+struct ExportedModel {
+  std::vector<std::string> files;
+  int64_t tensors = 0;
+  int64_t bytes = 0;                  // of data
+  std::vector<std::string> left_out;  // parameters that are in no file of the checkpoint
+};
+
+/// Weights come from fp32 master weights if the checkpoint has them. Tied parameters are written once, under
+/// their first name. Throws UserError.
+ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
+                                const ExportOptions& options);
+
+}  // namespace zerorun

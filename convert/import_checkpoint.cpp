@@ -1,0 +1,114 @@
+#include "convert/import_checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/publication.h"
+#include "checkpoint/state_file.h"
+
+namespace zerorun {
+namespace {
+
+int64_t numel_of(const SourceState& state) {
+  int64_t numel = 0;
+  for (const SourcePiece& piece : state.pieces) numel += piece.numel;
+  return numel;
+}
+
+// Writes the states one after the other into files of at most kImportFileBytes.
+class FileWriter {
+ public:
+  FileWriter(FileSystem& files, const std::filesystem::path& folder, const ImportOptions& options,
+             Manifest& manifest)
+      : files_(files), folder_(folder), options_(options), manifest_(manifest) {}
+
+  void add(const std::string& parameter, const std::string& name, const SourceState& state) {
+    const int64_t size = element_bytes(state.dtype);
+    const int64_t numel = numel_of(state);
+    for (int64_t begin = 0; begin < numel;) {
+      const int64_t room = (kImportFileBytes - file_bytes_) / size;
+      if (room < std::min(numel - begin, kLeastNumel)) {
+        flush();
+        continue;
+      }
+      const int64_t count = std::min(room, numel - begin);
+      auto memory = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(count * size));
+      const std::span<std::byte> bytes(memory.get(), static_cast<size_t>(count * size));
+      read(state, begin, bytes);
+      RangeToWrite& added = file_.ranges.emplace_back();
+      added.range.parameter = parameter;
+      added.range.state = name;
+      added.range.dtype = state.dtype;
+      added.range.begin = begin;
+      added.range.numel = count;
+      added.source = std::make_shared<PinnedBytes>(bytes);
+      memory_.push_back(std::move(memory));
+      file_bytes_ += rounded_up(count * size, kTensorAlignment);
+      begin += count;
+    }
+  }
+
+  void flush() {
+    if (file_.ranges.empty()) return;
+    constexpr size_t kNameBytes = 64;
+    char name[kNameBytes];
+    std::snprintf(name, sizeof(name), "imported-%05d.safetensors", count_++);
+    file_.name = name;
+    file_.metadata = {{"format", "zerorun"}, {"version", "1"}};
+    manifest_.files[file_.name] = write_state_file(files_, folder_, file_);
+    bytes_ += manifest_.files[file_.name].bytes;
+    options_.progress(bytes_);
+    file_ = {};
+    file_bytes_ = 0;
+    memory_.clear();
+  }
+
+  int64_t bytes() const { return bytes_; }
+  int64_t count() const { return count_; }
+
+ private:
+  static constexpr int64_t kLeastNumel = 4096;  // a shorter piece of a longer state waits for the next file
+
+  FileSystem& files_;
+  const std::filesystem::path& folder_;
+  const ImportOptions& options_;
+  Manifest& manifest_;
+  FileToWrite file_ = {};
+  int64_t file_bytes_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;  // of the file's ranges
+  int count_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
+                                     const std::filesystem::path& directory, const ImportOptions& options) {
+  const std::string tag = options.tag.empty() ? source.tag : options.tag;
+  Publication publication(files, directory, tag);
+  Manifest manifest{.tag = tag,
+                    .generation = source.facts.generation,
+                    .world_size = source.facts.world_size,
+                    .stage = source.stage,
+                    .precision = source.facts.precision,
+                    .optimizer = source.facts.optimizer,
+                    .parameters = {},
+                    .files = {},
+                    .numbers = std::vector<RestartValues>(static_cast<size_t>(source.facts.world_size),
+                                                          source.facts.numbers),
+                    .client_state = source.facts.client_state};
+  FileWriter writer(files, publication.folder(), options, manifest);
+  for (const auto& [name, parameter] : source.parameters) {
+    manifest.parameters[name] = parameter.facts;
+    for (const auto& [state_name, state] : parameter.states) writer.add(name, state_name, state);
+  }
+  writer.flush();
+  publication.publish(to_json(manifest), /*save_latest=*/true);
+  publication.remove_old(/*keep_last=*/0);
+  return {.folder = directory / tag, .bytes = writer.bytes(), .files = writer.count()};
+}
+
+}  // namespace zerorun

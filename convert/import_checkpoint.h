@@ -1,0 +1,34 @@
+// Writes a checkpoint of ZeroRun with what a checkpoint of DeepSpeed has. Used by one thread. Memory is
+// bounded by kImportFileBytes and the sources' descriptions.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "checkpoint/file_system.h"
+#include "convert/deepspeed_checkpoint.h"
+
+namespace zerorun {
+
+inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data of one file, which is held in memory
+
+struct ImportOptions {
+  std::string tag;  // empty: the source's
+  /// Called with the bytes written so far.
+  std::function<void(int64_t)> progress = [](int64_t) {};
+};
+
+struct ImportedCheckpoint {
+  std::filesystem::path folder;
+  int64_t bytes = 0;
+  int64_t files = 0;
+};
+
+/// Publishes `source` as a tag in `directory`, which `latest` then names. Throws UserError; then `directory`
+/// has no new tag.
+ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
+                                     const std::filesystem::path& directory, const ImportOptions& options);
+
+}  // namespace zerorun

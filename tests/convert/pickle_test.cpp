@@ -1,0 +1,117 @@
+// Tests the reader of pickles: values of each opcode (bytes as Python 3.11's pickle.dumps writes them), and
+// pickles that would run something, never end, or take memory without bound.
+#include "convert/pickle.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "convert/pickle_fields.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+Pickle parse(const std::string& bytes) {
+  return Pickle(std::as_bytes(std::span(bytes)), "x.pt");
+}
+
+std::string json_of(const std::string& bytes) {
+  const Pickle pickle = parse(bytes);
+  return to_json(PickledField{"x.pt", pickle.root()}).dump();
+}
+
+std::string refusal(const std::string& bytes) {
+  return user_error([&] { json_of(bytes); });
+}
+
+template <size_t size>
+std::string text(const char (&bytes)[size]) {
+  return std::string(bytes, size - 1);
+}
+
+}  // namespace
+
+TEST_CASE("Values that pickle protocols 2 and 4 write are read") {
+  // pickle.dumps({"a": [1, -2, 300, 70000, 2**40, -2**40], "b": (1.5, None, True, False), "c": "\u00e9"}, 2)
+  CHECK(json_of(text("\x80\x02}q\x00(X\x01\x00\x00\x00"
+                     "aq\x01]q\x02(K\x01J\xfe\xff\xff\xffM,\x01Jp\x11\x01\x00\x8a\x06\x00\x00\x00\x00\x00\x01"
+                     "\x8a\x06\x00\x00\x00\x00\x00\xff"
+                     "eX\x01\x00\x00\x00"
+                     "bq\x03(G?\xf8\x00\x00\x00\x00\x00\x00N\x88\x89tq\x04X\x01\x00\x00\x00"
+                     "cq\x05X\x02\x00\x00\x00\xc3\xa9q\x06u.")) ==
+        R"({"a":[1,-2,300,70000,1099511627776,-1099511627776],"b":[1.5,null,true,false],"c":"é"})");
+  // pickle.dumps([{1, 2}, b"\x00\xff", 2**70], 4)
+  CHECK(json_of(text("\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00]\x94(\x8f\x94(K\x01K\x02\x90"
+                     "C\x02\x00\xff\x94\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x40"
+                     "e.")) == R"([[1,2],"00ff","0x400000000000000000"])");
+}
+
+TEST_CASE("An ordered dictionary is a dictionary, and its attributes are kept beside") {
+  const std::string bytes = text(
+      "\x80\x02"
+      "ccollections\nOrderedDict\nq\x00)Rq\x01X\x01\x00\x00\x00kq\x02K\x07s}X\x01\x00\x00\x00mK\x01sb.");
+  const Pickle pickle = parse(bytes);
+  CHECK(pickle.root().is(PickleKind::dict));
+  CHECK(pickle.root().find("k")->integer() == 7);
+  CHECK(pickle.root().state()->find("m")->integer() == 1);
+}
+
+TEST_CASE("Calls and classes are kept by name and never carried out") {
+  const TemporaryFolder folder;
+  const std::string victim = (folder / "victim").string();
+  // pickle of os.system("touch VICTIM"), as pickle.dumps writes an object whose __reduce__ returns that
+  const std::string command = "touch " + victim;
+  const std::string bytes = text(
+                                "\x80\x02"
+                                "cposix\nsystem\nq\x00X") +
+                            std::string(1, static_cast<char>(command.size())) + text("\x00\x00\x00") +
+                            command + text("q\x01\x85q\x02Rq\x03.");
+  CHECK(json_of(bytes) == R"({"class":"posix.system","arguments":[")" + command + R"("]})");
+  CHECK_FALSE(std::filesystem::exists(victim));
+  CHECK(json_of(text("\x80\x02"
+                     "cm\nC\n)\x81}X\x01\x00\x00\x00xK\x05sb.")) ==
+        R"({"class":"m.C","arguments":[],"state":{"x":5}})");
+}
+
+TEST_CASE("A pickle that is cut off, or uses the stack wrongly, is an error with its place") {
+  const std::string whole = text(
+      "\x80\x02}q\x00(X\x01\x00\x00\x00"
+      "aq\x01]q\x02(K\x01K\x02"
+      "eX\x01\x00\x00\x00"
+      "bq\x03K\x01K\x02\x86q\x04u.");
+  CHECK(json_of(whole) == R"({"a":[1,2],"b":[1,2]})");
+  for (size_t length = 0; length < whole.size(); ++length)
+    CHECK_THAT(refusal(whole.substr(0, length)), Contains("x.pt: the pickle"));
+  CHECK_THAT(refusal(text("\x80\x02R.")), Contains("empty stack"));
+  CHECK_THAT(refusal(text("\x80\x02(K\x01(R.")), Contains("empty stack"));
+  CHECK_THAT(refusal(text("\x80\x02t.")), Contains("no mark"));
+  CHECK_THAT(refusal(text("\x80\x02h\x07.")), Contains("memo 7"));
+  CHECK_THAT(refusal(text("\x80\x02K\x01K\x02.")), Contains("another stack than one value"));
+  CHECK_THAT(refusal(text("\x80\x02K\x01K\x02"
+                          "a.")),
+             Contains("takes none"));
+  CHECK_THAT(refusal(text("\x80\x02}(K\x01u.")), Contains("without a value"));
+  CHECK_THAT(refusal(text("\x80\x02X\xff\xff\xff\xff")), Contains("beyond its end"));
+  CHECK_THAT(refusal(text("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff")), Contains("beyond its end"));
+  CHECK_THAT(refusal(text("\x80\x01N.")), Contains("protocol 1"));
+  CHECK_THAT(refusal(text("\x80\x02\x82\x01.")), Contains("opcode 0x82"));  // EXT1: a registered class
+  CHECK_THAT(refusal("I1\n."), Contains("opcode 0x49"));
+}
+
+TEST_CASE("Values that contain themselves, or share values without end, are refused when they are walked") {
+  CHECK_THAT(refusal(text("\x80\x02]q\x00h\x00"
+                          "a.")),
+             Contains("contains itself"));
+  std::string doubling = text("\x80\x02]q\x00");  // a list of twice the list before: 2^60 values
+  for (int level = 0; level < 60; ++level) doubling += text("h\x00h\x00\x86q\x00");
+  CHECK_THAT(refusal(doubling + "."), Contains("another stack"));
+  doubling = text("\x80\x02]q\x00");
+  for (int level = 0; level < 60; ++level) doubling += text("0h\x00h\x00\x86q\x00");
+  CHECK_THAT(refusal(doubling + "."), Contains("more than a million values"));
+  const std::string deep = text("\x80\x02") + std::string(100'000, ']') + std::string(99'999, 'a') + ".";
+  CHECK_THAT(refusal(deep), Contains("nested more than 100 deep"));
+}
+
+}  // namespace zerorun::testing
