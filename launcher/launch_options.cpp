@@ -27,6 +27,7 @@ constexpr char kExamples[] = R"(Examples:
   zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
   zerorun --num_gpus 2 --device cpu build/bin/mlp --deepspeed ds_config.json
   zerorun config --help                           check, show and compare configurations
+  zerorun checkpoint --help                       list, verify, compare, prune, export and import checkpoints
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
 ZERORUN_JOB, ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with

@@ -1,11 +1,12 @@
 // zerorun: starts the ranks of a training job and stays with them until the last one has ended; `zerorun
-// config` looks at configurations.
+// config` looks at configurations, `zerorun checkpoint` at checkpoints.
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <variant>
 
 #include "base/error.h"
+#include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
@@ -20,18 +21,21 @@ int tell(const std::exception& error, int exit_code) {
   return exit_code;
 }
 
+int flushed(int exit_code) {
+  return std::fflush(stdout) == 0 ? exit_code : kFailure;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (zerorun::is_config_command(argc, argv)) {
-      const int exit_code = zerorun::run_config_command(argc, argv);
-      return std::fflush(stdout) == 0 ? exit_code : kFailure;
-    }
+    if (zerorun::is_config_command(argc, argv)) return flushed(zerorun::run_config_command(argc, argv));
+    if (zerorun::is_checkpoint_command(argc, argv))
+      return flushed(zerorun::run_checkpoint_command(argc, argv));
     auto parsed = zerorun::parse_launch_options(argc, argv);
     if (const auto* information = std::get_if<zerorun::Information>(&parsed)) {
       std::fputs(information->text.c_str(), stdout);
-      return std::fflush(stdout) == 0 ? 0 : kFailure;
+      return flushed(0);
     }
     return zerorun::launch(std::get<zerorun::LaunchOptions>(parsed), argc, argv);
   } catch (const zerorun::UserError& error) {

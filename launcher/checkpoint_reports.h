@@ -1,0 +1,35 @@
+// What `zerorun checkpoint` prints, as text for people and as JSON. Pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/comparison.h"
+#include "checkpoint/inventory.h"
+#include "checkpoint/saved_state.h"
+#include "checkpoint/verification.h"
+
+namespace zerorun {
+
+/// "1.50 GB", by powers of 1000.
+std::string readable_bytes(int64_t bytes);
+
+std::string to_text(const std::vector<InventoryTag>& tags);
+nlohmann::ordered_json to_json(const std::vector<InventoryTag>& tags);
+
+/// `parameters`: those to show, by name.
+std::string to_text(const SavedState& saved, const std::vector<std::string>& parameters);
+nlohmann::ordered_json to_json(const SavedState& saved, const std::vector<std::string>& parameters);
+
+std::string to_text(const Verification& result, const std::string& folder, double seconds);
+nlohmann::ordered_json to_json(const Verification& result, const std::string& folder);
+
+std::string to_text(const CheckpointComparison& result);
+nlohmann::ordered_json to_json(const CheckpointComparison& result);
+
+std::string to_text(const PrunePlan& plan, bool is_dry_run);
+nlohmann::ordered_json to_json(const PrunePlan& plan, bool is_dry_run);
+
+}  // namespace zerorun
