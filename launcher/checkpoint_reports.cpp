@@ -104,17 +104,15 @@ std::string readable_bytes(int64_t bytes) {
 
 std::string to_text(const std::vector<InventoryTag>& tags) {
   if (tags.empty()) return "no checkpoints\n";
-  std::vector<std::vector<std::string>> rows = {{"tag", "step", "written", "size", "settings", ""}};
+  std::vector<std::vector<std::string>> rows = {{"tag", "", "step", "written", "size", "settings"}};
   for (const InventoryTag& tag : tags) {
-    const bool is_complete = tag.state == TagState::complete;
-    rows.push_back({tag.tag, is_complete ? std::to_string(tag.manifest->generation) : "-",
-                    time_text(tag.written), readable_bytes(tag.bytes),
-                    is_complete
-                        ? settings_text(*tag.manifest)
-                        : std::string(name_of(tag.state)) + ": " +
-                              (tag.state == TagState::damaged ? tag.problem
-                                                              : "being written, or left by a run that died"),
-                    tag.is_latest ? "latest" : ""});
+    std::string settings = std::string(name_of(tag.state)) + ": ";
+    if (tag.state == TagState::complete) settings = settings_text(*tag.manifest);
+    if (tag.state == TagState::damaged) settings += tag.problem;
+    if (tag.state == TagState::unfinished) settings += "being written, or left by a run that died";
+    rows.push_back({tag.tag, tag.is_latest ? "latest" : "",
+                    tag.manifest ? std::to_string(tag.manifest->generation) : "-", time_text(tag.written),
+                    readable_bytes(tag.bytes), settings});
   }
   return table(rows);
 }

@@ -1,6 +1,4 @@
 // Runs `zerorun config check|show|diff|schema|reference` as users do.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
@@ -9,12 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/temporary_folder.h"
+#include "tests/launcher/command_folder.h"
 
 using Catch::Matchers::Contains;
 using Catch::Matchers::EndsWith;
 using Catch::Matchers::StartsWith;
 using nlohmann::json;
+using zerorun::testing::Outcome;
 using zerorun::testing::read_file;
 using zerorun::testing::TemporaryFolder;
 
@@ -38,36 +37,16 @@ constexpr char kRefused[] = R"({
 }
 )";
 
-struct Outcome {
-  int exit_code;
-  std::string out;
-  std::string err;
-};
-
 /// A folder of configurations in which zerorun runs.
-class Shop {
+class ConfigFolder : public zerorun::testing::CommandFolder {
  public:
-  Shop() {
+  ConfigFolder() {
     write("clean.json", kClean);
     write("warned.json", kWarned);
     write("refused.json", kRefused);
   }
 
-  void write(const std::string& name, const std::string& text) const { folder_.write(name, text); }
-
-  /// Runs `zerorun config ARGUMENTS`; a shell parses the arguments.
-  Outcome config(const std::string& arguments) const {
-    const std::string folder = (folder_ / "").string();
-    const std::string command =
-        "cd '" + folder + "' && '" ZERORUN_BINARY_DIR "/bin/zerorun' config " + arguments + " >.out 2>.err";
-    const int status = std::system(command.c_str());
-    INFO(command);
-    REQUIRE(WIFEXITED(status));
-    return {WEXITSTATUS(status), read_file(folder_ / ".out"), read_file(folder_ / ".err")};
-  }
-
- private:
-  TemporaryFolder folder_;
+  Outcome config(const std::string& arguments) const { return run("config " + arguments); }
 };
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -89,20 +68,20 @@ std::vector<std::string> headlines(const std::string& out, const std::string& se
 }  // namespace
 
 TEST_CASE("check ends with 0 for clean files, 1 for warnings with --werror, 2 for errors") {
-  const Shop shop;
-  CHECK(shop.config("check clean.json").exit_code == 0);
-  CHECK(shop.config("check --werror clean.json").exit_code == 0);
-  CHECK(shop.config("check warned.json").exit_code == 0);
-  CHECK(shop.config("check --werror warned.json").exit_code == 1);
-  CHECK(shop.config("check refused.json").exit_code == 2);
-  CHECK(shop.config("check --werror refused.json warned.json").exit_code == 2);
-  CHECK(shop.config("check clean.json warned.json").exit_code == 0);
-  CHECK(shop.config("check --werror clean.json warned.json").exit_code == 1);
-  CHECK(shop.config("check clean.json refused.json warned.json").exit_code == 2);
+  const ConfigFolder folder;
+  CHECK(folder.config("check clean.json").exit_code == 0);
+  CHECK(folder.config("check --werror clean.json").exit_code == 0);
+  CHECK(folder.config("check warned.json").exit_code == 0);
+  CHECK(folder.config("check --werror warned.json").exit_code == 1);
+  CHECK(folder.config("check refused.json").exit_code == 2);
+  CHECK(folder.config("check --werror refused.json warned.json").exit_code == 2);
+  CHECK(folder.config("check clean.json warned.json").exit_code == 0);
+  CHECK(folder.config("check --werror clean.json warned.json").exit_code == 1);
+  CHECK(folder.config("check clean.json refused.json warned.json").exit_code == 2);
 }
 
 TEST_CASE("check tells all messages of each file in the order of lines, then their numbers") {
-  const Outcome outcome = Shop().config("check refused.json clean.json warned.json");
+  const Outcome outcome = ConfigFolder().config("check refused.json clean.json warned.json");
   CHECK(outcome.err.empty());
   const auto errors = headlines(outcome.out, "error");
   REQUIRE(errors.size() == 2);
@@ -124,10 +103,10 @@ TEST_CASE("check tells all messages of each file in the order of lines, then the
 }
 
 TEST_CASE("the caret stands under the column, behind tabs and characters of several bytes too") {
-  const Shop shop;
-  shop.write("wide.json",
-             "{\"train_batch_size\": 1, \"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
-  const auto lines = lines_of(shop.config("check refused.json wide.json").out);
+  const ConfigFolder folder;
+  folder.write("wide.json",
+               "{\"train_batch_size\": 1, \"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
+  const auto lines = lines_of(folder.config("check refused.json wide.json").out);
   int carets = 0;
   for (std::size_t i = 2; i < lines.size(); ++i) {
     if (lines[i].empty() || lines[i].back() != '^') continue;
@@ -144,25 +123,26 @@ TEST_CASE("the caret stands under the column, behind tabs and characters of seve
   }
   CHECK(carets == 3);
   // A tab, which would shift the caret, is shown as a space.
-  CHECK_THAT(shop.config("check refused.json").out, Contains(" |  \"zero_optimization\": {\"stage\": 4}\n"));
+  CHECK_THAT(folder.config("check refused.json").out,
+             Contains(" |  \"zero_optimization\": {\"stage\": 4}\n"));
 }
 
 TEST_CASE("check reads a configuration from stdin, however long that goes on") {
-  const Shop shop;
-  const Outcome refused = shop.config("check - <refused.json");
+  const ConfigFolder folder;
+  const Outcome refused = folder.config("check - <refused.json");
   CHECK(refused.exit_code == 2);
   CHECK_THAT(refused.out,
              StartsWith("stdin:3:3: error: ") && EndsWith("\nstdin: 2 errors, 0 warnings, 0 notes\n"));
-  CHECK(shop.config("check - <clean.json").exit_code == 0);
-  const Outcome endless = shop.config("check - </dev/zero");
+  CHECK(folder.config("check - <clean.json").exit_code == 0);
+  const Outcome endless = folder.config("check - </dev/zero");
   CHECK(endless.exit_code == 2);
   CHECK_THAT(endless.err, Contains("more than 16 MiB"));
-  CHECK(shop.config("check - </dev/null").exit_code == 2);
+  CHECK(folder.config("check - </dev/null").exit_code == 2);
 }
 
 TEST_CASE("check --json tells everything to machines") {
-  const Shop shop;
-  const Outcome outcome = shop.config("check --json clean.json refused.json warned.json");
+  const ConfigFolder folder;
+  const Outcome outcome = folder.config("check --json clean.json refused.json warned.json");
   CHECK(outcome.exit_code == 2);
   const json told = json::parse(outcome.out);
   CHECK(told.at("errors") == 2);
@@ -183,43 +163,43 @@ TEST_CASE("check --json tells everything to machines") {
   CHECK(messages[1].at("line") == 4);
   CHECK(messages[2].at("file") == "warned.json");
   CHECK(messages[2].at("severity") == "warning");
-  CHECK(json::parse(shop.config("check --json - <clean.json").out).at("messages").empty());
+  CHECK(json::parse(folder.config("check --json - <clean.json").out).at("messages").empty());
 }
 
 TEST_CASE("check --json stays JSON whatever bytes the file holds") {
-  const Shop shop;
-  shop.write("bytes.json", "{\"\xFF\xFE\x01\": \"\x80\"}");
-  const Outcome outcome = shop.config("check --json bytes.json");
+  const ConfigFolder folder;
+  folder.write("bytes.json", "{\"\xFF\xFE\x01\": \"\x80\"}");
+  const Outcome outcome = folder.config("check --json bytes.json");
   CHECK(outcome.exit_code == 2);
   CHECK(json::parse(outcome.out).at("errors") == 1);
 }
 
 TEST_CASE("--world multiplies the batch sizes") {
-  const Shop shop;
-  shop.write("batch.json", R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3})");
-  CHECK(shop.config("check batch.json").exit_code == 0);
-  CHECK(shop.config("check --world 4 batch.json").exit_code == 0);
-  const Outcome outcome = shop.config("check --world 5 batch.json");
+  const ConfigFolder folder;
+  folder.write("batch.json", R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3})");
+  CHECK(folder.config("check batch.json").exit_code == 0);
+  CHECK(folder.config("check --world 4 batch.json").exit_code == 0);
+  const Outcome outcome = folder.config("check --world 5 batch.json");
   CHECK(outcome.exit_code == 2);
   CHECK_THAT(outcome.out, StartsWith("batch.json:1:22: error: train_batch_size: ") && Contains("5 ranks"));
-  const json two = json::parse(shop.config("show --world 2 batch.json").out, nullptr, true, true);
+  const json two = json::parse(folder.config("show --world 2 batch.json").out, nullptr, true, true);
   CHECK(two.at("train_batch_size") == 12);
   CHECK(two.at("gradient_accumulation_steps") == 2);
-  const json eight = json::parse(shop.config("show --world 8 clean.json").out, nullptr, true, true);
+  const json eight = json::parse(folder.config("show --world 8 clean.json").out, nullptr, true, true);
   CHECK(eight.at("train_batch_size") == 8 * 2 * 3);
 }
 
 TEST_CASE("--model-hidden gives the sizes that follow from it") {
-  const Shop shop;
-  shop.write("auto.json", R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3,
+  const ConfigFolder folder;
+  folder.write("auto.json", R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3,
     "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
     "stage3_param_persistence_threshold": "auto"}})");
-  const json zero = json::parse(shop.config("show --model-hidden 4097 auto.json").out, nullptr, true, true)
+  const json zero = json::parse(folder.config("show --model-hidden 4097 auto.json").out, nullptr, true, true)
                         .at("zero_optimization");
   CHECK(zero.at("reduce_bucket_size") == 16785409);           // 4097 x 4097
   CHECK(zero.at("stage3_prefetch_bucket_size") == 15106868);  // 0.9 of that, rounded down
   CHECK(zero.at("stage3_param_persistence_threshold") == 40970);
-  const Outcome open = shop.config("check auto.json");
+  const Outcome open = folder.config("check auto.json");
   CHECK(open.exit_code == 0);
   CHECK(headlines(open.out, "note").size() == 1);
   CHECK_THAT(open.out,
@@ -227,12 +207,12 @@ TEST_CASE("--model-hidden gives the sizes that follow from it") {
                       "model's hidden size when a run starts: zero_optimization.reduce_bucket_size, "
                       "zero_optimization.stage3_prefetch_bucket_size, "
                       "zero_optimization.stage3_param_persistence_threshold\n"));
-  CHECK(headlines(shop.config("check --quiet auto.json").out, "note").empty());
+  CHECK(headlines(folder.config("check --quiet auto.json").out, "note").empty());
 }
 
 TEST_CASE("what show prints is a clean configuration with the same meaning") {
-  const Shop shop;
-  shop.write("large.json", R"({
+  const ConfigFolder folder;
+  folder.write("large.json", R"({
     "train_batch_size": "auto", // follows from the others
     "train_micro_batch_size_per_gpu": 5,
     "fp16": {"enabled": "true", "initial_scale_power": 12, "hysteresis": 3},
@@ -242,21 +222,21 @@ TEST_CASE("what show prints is a clean configuration with the same meaning") {
     "zero_optimization": {"stage": 3.0, "cpu_offload": false, "reduce_bucket_size": 15099494.4, "overlap_comm": true},
     "gradient_clipping": true,
   })");
-  shop.write("brain.json", R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": "true"},
+  folder.write("brain.json", R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": "true"},
     "communication_data_type": "FP32", "gradient_allreduce_op": "sum", "data_types": {"buffer_dtype": "bf16"}})");
   for (const std::string name : {"clean.json", "warned.json", "large.json", "brain.json"}) {
     for (const std::string options : {"", "--world 6 --model-hidden 768 "}) {
       INFO(name << " " << options);
-      const Outcome shown = shop.config("show " + options + name);
+      const Outcome shown = folder.config("show " + options + name);
       REQUIRE(shown.exit_code == 0);
-      shop.write("shown.json", shown.out);
-      const Outcome checked = shop.config("check --werror " + options + "shown.json");
+      folder.write("shown.json", shown.out);
+      const Outcome checked = folder.config("check --werror " + options + "shown.json");
       INFO(shown.out << checked.out);
       CHECK(checked.exit_code == 0);
-      const Outcome compared = shop.config("diff " + options + name + " shown.json");
+      const Outcome compared = folder.config("diff " + options + name + " shown.json");
       CHECK(compared.exit_code == 0);
       CHECK(compared.out == "no difference in meaning\n");
-      CHECK(json::parse(shop.config("diff --json " + options + name + " shown.json").out)
+      CHECK(json::parse(folder.config("diff --json " + options + name + " shown.json").out)
                 .at("differences")
                 .empty());
     }
@@ -264,7 +244,7 @@ TEST_CASE("what show prints is a clean configuration with the same meaning") {
 }
 
 TEST_CASE("show tells where each value comes from") {
-  const std::string out = Shop().config("show clean.json").out;
+  const std::string out = ConfigFolder().config("show clean.json").out;
   int from_file = 0, defaults = 0;
   for (const std::string& line : lines_of(out)) {
     if (line.find("\"lr\": ") != std::string::npos) CHECK_THAT(line, EndsWith("// line 4"));
@@ -277,10 +257,10 @@ TEST_CASE("show tells where each value comes from") {
 }
 
 TEST_CASE("show tells the dtypes, and loss scaling only where training is or could be in fp16") {
-  const Shop shop;
+  const ConfigFolder folder;
   const auto shown = [&](const std::string& precision) {
-    shop.write("precision.json", "{\"train_micro_batch_size_per_gpu\": 2, " + precision + "}");
-    return json::parse(shop.config("show precision.json").out, nullptr, true, true);
+    folder.write("precision.json", "{\"train_micro_batch_size_per_gpu\": 2, " + precision + "}");
+    return json::parse(folder.config("show precision.json").out, nullptr, true, true);
   };
   const std::string scaling = "\"initial_scale_power\": 10, \"hysteresis\": 3";
   const json on = shown("\"fp16\": {\"enabled\": true, " + scaling + "}");
@@ -305,40 +285,40 @@ TEST_CASE("show tells the dtypes, and loss scaling only where training is or cou
 }
 
 TEST_CASE("diff tells settings that differ, and nothing of spelling, order or defaults written out") {
-  const Shop shop;
-  shop.write("spelled.json", R"({
+  const ConfigFolder folder;
+  folder.write("spelled.json", R"({
   // the same as clean.json
   "zero_optimization": {"reduce_bucket_size": 5e8, "stage": 2.0},
   "_note": "any", "gradient_clipping": 1.0,
   "optimizer": {"params": {"lr": 0.0001, "betas": [0.9, 0.999]}, "type": "adamw"},
   "gradient_accumulation_steps": "3", "train_micro_batch_size_per_gpu": 2,
 })");
-  const Outcome same = shop.config("diff clean.json spelled.json");
+  const Outcome same = folder.config("diff clean.json spelled.json");
   INFO(same.out << same.err);
   CHECK(same.exit_code == 0);
   CHECK(same.out == "no difference in meaning\n");
 
-  shop.write("other.json", R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+  folder.write("other.json", R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
     "optimizer": {"type": "AdamW", "params": {"lr": 2e-4}}, "zero_optimization": {"stage": 1}})");
-  const Outcome different = shop.config("diff clean.json other.json");
+  const Outcome different = folder.config("diff clean.json other.json");
   CHECK(different.exit_code == 1);
   CHECK_THAT(different.out, Contains("optimizer.params.lr\n  clean.json: 1e-04 (line 4)\n"
                                      "  other.json: 2e-04 (line 2)\n"));
   CHECK_THAT(different.out, Contains("zero_optimization.stage\n  clean.json: 2 (line 5)\n"
                                      "  other.json: 1 (line 2)\n"));
   const json differences =
-      json::parse(shop.config("diff --json clean.json other.json").out).at("differences");
+      json::parse(folder.config("diff --json clean.json other.json").out).at("differences");
   REQUIRE(differences.size() == 2);
   CHECK(differences[0] == json{{"path", "optimizer.params.lr"}, {"first", 1e-4}, {"second", 2e-4}});
   CHECK(differences[1] == json{{"path", "zero_optimization.stage"}, {"first", 2}, {"second", 1}});
 }
 
 TEST_CASE("show and diff refuse what check refuses, on stderr") {
-  const Shop shop;
+  const ConfigFolder folder;
   for (const std::string arguments :
        {"show refused.json", "diff clean.json refused.json", "diff refused.json clean.json"}) {
     INFO(arguments);
-    const Outcome outcome = shop.config(arguments);
+    const Outcome outcome = folder.config(arguments);
     CHECK(outcome.exit_code == 2);
     CHECK(outcome.out.empty());
     CHECK(headlines(outcome.err, "error").size() == 2);
@@ -346,28 +326,28 @@ TEST_CASE("show and diff refuse what check refuses, on stderr") {
 }
 
 TEST_CASE("with --compat leftovers are warnings, and typos stay errors") {
-  const Shop shop;
-  shop.write("old.json", R"({"train_micro_batch_size_per_gpu": 2, "disable_fused_adam": true})");
-  CHECK(shop.config("check old.json").exit_code == 2);
-  const Outcome outcome = shop.config("check --compat old.json");
+  const ConfigFolder folder;
+  folder.write("old.json", R"({"train_micro_batch_size_per_gpu": 2, "disable_fused_adam": true})");
+  CHECK(folder.config("check old.json").exit_code == 2);
+  const Outcome outcome = folder.config("check --compat old.json");
   CHECK(outcome.exit_code == 0);
   CHECK_THAT(outcome.out, Contains("warning: disable_fused_adam: "));
-  CHECK(shop.config("check --compat --werror old.json").exit_code == 1);
-  CHECK(shop.config("check --compat refused.json").exit_code == 2);
+  CHECK(folder.config("check --compat --werror old.json").exit_code == 1);
+  CHECK(folder.config("check --compat refused.json").exit_code == 2);
 }
 
 TEST_CASE("schema prints a JSON Schema and reference a page, both with every section") {
-  const Shop shop;
-  const Outcome schema = shop.config("schema");
+  const ConfigFolder folder;
+  const Outcome schema = folder.config("schema");
   CHECK(schema.exit_code == 0);
   CHECK(json::parse(schema.out).at("properties").contains("zero_optimization"));
-  const Outcome page = shop.config("reference");
+  const Outcome page = folder.config("reference");
   CHECK(page.exit_code == 0);
   CHECK_THAT(page.out, StartsWith("# ") && Contains("`zero_optimization`"));
 }
 
 TEST_CASE("a mistake on the command line is one message and exit code 2") {
-  const Shop shop;
+  const ConfigFolder folder;
   struct Case {
     std::string arguments, told;
   };
@@ -389,16 +369,16 @@ TEST_CASE("a mistake on the command line is one message and exit code 2") {
       {"schema clean.json", "clean.json"},
   };
   for (const auto& [arguments, told] : cases) {
-    const Outcome outcome = shop.config(arguments);
+    const Outcome outcome = folder.config(arguments);
     INFO(arguments << ": " << outcome.out << outcome.err);
     CHECK(outcome.exit_code == 2);
     CHECK_THAT(outcome.err, StartsWith("zerorun: ") && Contains(told));
     CHECK(lines_of(outcome.err).size() == 1);
   }
-  const Outcome both = shop.config("check missing.json refused.json");
+  const Outcome both = folder.config("check missing.json refused.json");
   CHECK(both.exit_code == 2);
   CHECK(!headlines(both.out, "error").empty());  // the second file is checked nevertheless
-  const Outcome help = shop.config("--help");
+  const Outcome help = folder.config("--help");
   CHECK(help.exit_code == 0);
   CHECK_THAT(help.out, Contains("check") && Contains("diff") && Contains("Exit code"));
 }
