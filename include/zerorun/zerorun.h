@@ -6,3 +6,4 @@
 #include <zerorun/engine.h>        // initialize, Engine
 #include <zerorun/parameters.h>    // DeferredInit, GatheredParameters: partitioned parameters
 #include <zerorun/program.h>       // run_program, UserError
+#include <zerorun/safetensors.h>   // SafetensorsReader, SafetensorsFolder: weights in files

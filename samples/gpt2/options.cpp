@@ -71,7 +71,8 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   app.add_option("--seed", options.model.seed, "of initial weights, order of samples, and generated text");
   app.add_option("--data", options.data, "text to train on (default: ZeroRun's own sources)")
       ->type_name("FILE...");
-  app.add_option("--init", options.init, "initial weights, .safetensors")->type_name("FILE");
+  app.add_option("--init", options.init, "initial weights: a .safetensors file, or a Hugging Face folder")
+      ->type_name("PATH");
   app.add_option("--save", options.save, "where to write the trained weights, .safetensors")
       ->type_name("FILE");
   app.add_option("--save-dir", options.save_dir, "folder for checkpoints, one at the end")->type_name("DIR");

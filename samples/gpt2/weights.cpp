@@ -1,15 +1,14 @@
 #include "samples/gpt2/weights.h"
 
 #include <zerorun/program.h>
+#include <zerorun/safetensors.h>
 
-#include <map>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "samples/gpt2/safetensors.h"
 
 namespace zerorun {
 namespace {
@@ -52,9 +51,9 @@ std::string name_in(const SafetensorsReader& reader, const std::string& paramete
   return {};
 }
 
-at::Tensor read_tensor(SafetensorsReader& reader, const std::string& name) {
+at::Tensor read_tensor(const SafetensorsReader& reader, const std::string& name) {
   const TensorInfo& info = reader.tensors().at(name);
-  const std::string where = reader.file().string() + ": tensor '" + name + "': ";
+  const std::string where = reader.file_of(info).string() + ": tensor '" + name + "': ";
   const std::optional<at::ScalarType> type = scalar_type(info.dtype);
   if (!type) throw UserError(where + "expected F32, F16 or BF16, found " + info.dtype);
   std::vector<std::byte> bytes = reader.read(name);
@@ -62,40 +61,40 @@ at::Tensor read_tensor(SafetensorsReader& reader, const std::string& name) {
       .to(at::kFloat, false, /*copy=*/true);
 }
 
-void check_superfluous(SafetensorsReader& reader, const std::set<std::string>& used) {
+void check_superfluous(const SafetensorsReader& reader, const std::set<std::string>& used) {
   for (const auto& [name, info] : reader.tensors()) {
     if (used.contains(name) || is_mask(name) || name == kHead) continue;
-    throw UserError(reader.file().string() + ": tensor '" + name + "' (" + to_string(info) +
+    throw UserError(reader.file_of(info).string() + ": tensor '" + name + "' (" + to_string(info) +
                     ") is no parameter of this model: give the model the size that the file has (--layers)");
   }
 }
 
 // Throws UserError if the file's head differs from its token embedding, to which this model's head is tied.
-void check_head(SafetensorsReader& reader, const std::string& embedding) {
+void check_head(const SafetensorsReader& reader, const std::string& embedding) {
   if (embedding.empty() || !reader.tensors().contains(kHead)) return;
   if (at::equal(read_tensor(reader, kHead), read_tensor(reader, embedding))) return;
-  throw UserError(reader.file().string() + ": tensor '" + kHead + "' differs from '" + embedding +
-                  "': expected a model whose head is tied to its embedding");
+  throw UserError(reader.file_of(reader.tensors().at(kHead)).string() + ": tensor '" + kHead +
+                  "' differs from '" + embedding + "': expected a model whose head is tied to its embedding");
 }
 
 }  // namespace
 
-void load_weights(torch::nn::Module& model, const std::filesystem::path& file) {
+void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
-  SafetensorsReader reader(file);
+  const SafetensorsReader reader(path);
   std::set<std::string> used;
   for (auto& parameter : model.named_parameters()) {
     const std::string name = name_in(reader, parameter.key());
     const std::vector<int64_t> shape = parameter->sizes().vec();
     if (name.empty()) {
-      throw UserError(file.string() + ": tensor '" + parameter.key() + "' is missing (expected " +
-                      to_string(shape) + "; the file has " + std::to_string(reader.tensors().size()) +
-                      " tensors)");
+      throw UserError(path.string() + ": tensor '" + parameter.key() + "' is missing (expected " +
+                      to_string(shape) + "; found " + std::to_string(reader.tensors().size()) + " tensors)");
     }
     const TensorInfo& info = reader.tensors().at(name);
     if (info.shape != shape) {
-      throw UserError(file.string() + ": tensor '" + name + "': expected shape " + to_string(shape) +
-                      ", found " + to_string(info.shape) + ": give the model the size that the file has");
+      throw UserError(reader.file_of(info).string() + ": tensor '" + name + "': expected shape " +
+                      to_string(shape) + ", found " + to_string(info.shape) +
+                      ": give the model the size that the file has");
     }
     parameter->copy_(read_tensor(reader, name));
     used.insert(name);
@@ -105,16 +104,20 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& file) {
 }
 
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file) {
+  if (file.extension() != ".safetensors")
+    throw UserError(file.string() + ": expected the name of a .safetensors file");
   at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> whole;  // keeps the memory that `tensors` refers to
-  std::map<std::string, TensorToWrite> tensors;
-  for (const auto& parameter : model.named_parameters()) {
-    const at::Tensor& tensor = whole[parameter.key()] = parameter->detach().to(at::kCPU).contiguous();
-    tensors[parameter.key()] = {dtype_name(tensor.scalar_type()),
-                                tensor.sizes().vec(),
-                                {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}};
+  const auto parameters = model.named_parameters();
+  std::vector<TensorToStore> tensors;
+  for (const auto& parameter : parameters)
+    tensors.push_back({parameter.key(), dtype_name(parameter->scalar_type()), parameter->sizes().vec()});
+  SafetensorsFolder folder(local_file_system(), file.has_parent_path() ? file.parent_path() : ".", tensors,
+                           std::numeric_limits<int64_t>::max(), file.stem().string());
+  for (const auto& parameter : parameters) {
+    const at::Tensor values = parameter->detach().to(at::kCPU).contiguous();
+    folder.write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
   }
-  write_safetensors(file, tensors);
+  folder.finish();
 }
 
 }  // namespace zerorun

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
+#include "checkpoint/safetensors_reader.h"
 #include "checkpoint/saved_state.h"
-#include "samples/gpt2/safetensors.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {

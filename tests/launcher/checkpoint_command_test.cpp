@@ -11,7 +11,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/state_file.h"
-#include "samples/gpt2/safetensors.h"
+#include "checkpoint/safetensors_reader.h"
 #include "tests/launcher/command_folder.h"
 
 namespace zerorun::testing {

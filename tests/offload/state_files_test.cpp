@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checksums.h"
-#include "samples/gpt2/safetensors.h"
+#include "checkpoint/safetensors_reader.h"
 #include "tests/checkpoint/faulty_file_system.h"
 #include "tests/offload/faulty_transfers.h"
 #include "tests/support/temporary_folder.h"

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "checkpoint/safetensors_reader.h"
 #include "samples/gpt2/model.h"
-#include "samples/gpt2/safetensors.h"
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/weights.h"
 #include "tests/support/tiny_gpt2.h"

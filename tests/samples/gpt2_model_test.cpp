@@ -1,9 +1,10 @@
 #include <catch2/catch.hpp>
 
+#include "checkpoint/safetensors_reader.h"
 #include "samples/gpt2/generate.h"
 #include "samples/gpt2/model.h"
-#include "samples/gpt2/safetensors.h"
 #include "samples/gpt2/weights.h"
+#include "tests/support/safetensors_files.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {

@@ -1,9 +1,11 @@
-#include "samples/gpt2/safetensors.h"
-
+// Tests the reader of safetensors files and folders, and the writer: what others write is read, what is
+// written follows the format, and files that lie about their contents are refused.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/safetensors_reader.h"
+#include "tests/support/safetensors_files.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -83,22 +85,53 @@ TEST_CASE("a failed write leaves the old file and nothing else") {
   const TemporaryFolder folder;
   const std::string data = "AAAA";
   const std::map<std::string, TensorToWrite> tensors = {{"a", {"F32", {1}, std::as_bytes(std::span(data))}}};
-  std::filesystem::create_directory(folder / "taken");
-  folder.write("taken/file", "old");
+  std::filesystem::create_directories(folder / "taken.safetensors");
+  folder.write("taken.safetensors/file", "old");
   // Renaming a file to a folder's name fails after everything has been written.
-  CHECK_THAT(user_error([&] { write_safetensors(folder / "taken", tensors); }),
+  CHECK_THAT(user_error([&] { write_safetensors(folder / "taken.safetensors", tensors); }),
              Contains("cannot be written"));
-  CHECK_THAT(user_error([&] { write_safetensors(folder / "none" / "x", tensors); }),
-             Contains("cannot be written"));
-  CHECK(read_file(folder / "taken/file") == "old");
-  const std::filesystem::directory_iterator entries((folder / "taken").parent_path());
+  CHECK_THAT(user_error([&] { write_safetensors(folder / "none" / "below" / "x.safetensors", tensors); }),
+             Contains("cannot be made"));
+  CHECK(read_file(folder / "taken.safetensors/file") == "old");
+  const std::filesystem::directory_iterator entries((folder / "taken.safetensors").parent_path());
   CHECK(std::distance(begin(entries), end(entries)) == 1);
+}
+
+TEST_CASE("a folder of shards is read by its index, which must be right") {
+  const TemporaryFolder folder;
+  const std::string first = "AAAABBBB", second = "CCCC";
+  write_safetensors(folder / "m/one.safetensors", {{"a", {"F32", {2}, std::as_bytes(std::span(first))}}});
+  write_safetensors(folder / "m/two.safetensors", {{"b", {"F32", {1}, std::as_bytes(std::span(second))}}});
+  auto index = [&](const std::string& map) {
+    folder.write("m/model.safetensors.index.json", "{\"metadata\":{},\"weight_map\":" + map + "}");
+    return user_error([&] { SafetensorsReader{folder / "m"}; });
+  };
+  CHECK(index(R"({"a":"one.safetensors","b":"two.safetensors"})") == "no error");
+  const SafetensorsReader reader(folder / "m");
+  CHECK(reader.tensors().size() == 2);
+  CHECK(reader.file_of(reader.tensors().at("b")).filename() == "two.safetensors");
+  std::string part(4, ' ');
+  reader.read(reader.tensors().at("a"), 4, std::as_writable_bytes(std::span(part)));
+  CHECK(part == "BBBB");
+  CHECK_THAT(index(R"({"a":"two.safetensors","b":"two.safetensors"})"),
+             Contains("tensor 'a' is not in two.safetensors"));
+  CHECK_THAT(index(R"({"a":"one.safetensors","c":"two.safetensors"})"), Contains("tensor 'c' is not in"));
+  CHECK_THAT(index(R"({"a":"three.safetensors"})"), Contains("three.safetensors: no such file"));
+  CHECK_THAT(index(R"({"a":"../m/one.safetensors"})"),
+             Contains("expected the name of a file in this folder"));
+  CHECK_THAT(index(R"({"a":3})"), Contains("expected the name of a file in this folder"));
+  CHECK_THAT(index("3"), Contains("expected a \"weight_map\""));
+  CHECK_THAT(index("{"), Contains("not valid JSON"));
+  write_safetensors(folder / "m/two.safetensors", {{"a", {"F32", {1}, std::as_bytes(std::span(second))}}});
+  CHECK_THAT(index(R"({"a":"one.safetensors","b":"two.safetensors"})"),
+             Contains("tensor 'a' is in") && Contains("too"));
 }
 
 TEST_CASE("files that are none name the path") {
   const TemporaryFolder folder;
   CHECK_THAT(user_error([&] { SafetensorsReader{folder / "absent"}; }), Contains("absent: no such file"));
-  CHECK_THAT(user_error([&] { SafetensorsReader{folder / ""}; }), Contains("not a file"));
+  CHECK_THAT(user_error([&] { SafetensorsReader{folder / ""}; }),
+             Contains("a folder with model.safetensors or"));
   CHECK_THAT(user_error([&] { SafetensorsReader{folder.write("empty", "")}; }), Contains("it has 0 bytes"));
   CHECK_THAT(user_error([&] { SafetensorsReader{folder.write("text", "plain text, no tensors")}; }),
              Contains("announce a header of"));

@@ -1,20 +1,16 @@
-#include "samples/gpt2/safetensors.h"
-
-#include <unistd.h>
-#include <zerorun/program.h>
+#include "checkpoint/safetensors_reader.h"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
+
+#include "base/error.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
@@ -121,16 +117,30 @@ void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t d
   }
 }
 
-// Returns 0, or the errno of what failed.
-int write_pieces(const fs::path& file, const std::vector<std::span<const std::byte>>& pieces) {
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(file.c_str(), "wb"), std::fclose);
-  if (!stream) return errno;
-  for (const auto& piece : pieces) {
-    if (!piece.empty() && std::fwrite(piece.data(), 1, piece.size(), stream.get()) != piece.size())
-      return errno;
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+// Opens a file that must exist. Throws UserError.
+OpenFile open_file(FileSystem& files, const fs::path& path) {
+  const int number = files.open(path);
+  if (number == -ENOENT) throw UserError(path.string() + ": no such file (expected a .safetensors file)");
+  check_done(number, path, "opened");
+  files.close(number);
+  return OpenFile::open(files, path);
+}
+
+// The files that an index names, without repetition. Throws UserError for a name that leads elsewhere.
+std::set<std::string> files_of_index(const json& index, const std::string& where) {
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (map == index.end() || !map->is_object()) throw UserError(where + "expected a \"weight_map\"");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map->items()) {
+    const auto* name = file.get_ptr<const std::string*>();
+    if (!name || name->empty() || name->front() == '.' || name->find('/') != std::string::npos)
+      throw UserError(where + "tensor '" + tensor + "': expected the name of a file in this folder");
+    names.insert(*name);
   }
-  if (std::fflush(stream.get()) != 0 || ::fsync(::fileno(stream.get())) != 0) return errno;
-  return std::fclose(stream.release()) == 0 ? 0 : errno;
+  return names;
 }
 
 }  // namespace
@@ -145,73 +155,77 @@ std::string to_string(const TensorInfo& info) {
   return info.dtype + " " + to_string(info.shape);
 }
 
-SafetensorsReader::SafetensorsReader(fs::path file) : file_(std::move(file)) {
-  const std::string where = file_.string() + ": ";
-  std::error_code error;
-  const fs::file_status status = fs::status(file_, error);
-  if (!fs::exists(status)) throw UserError(where + "no such file (expected a .safetensors file)");
-  if (!fs::is_regular_file(status)) throw UserError(where + "not a file (expected a .safetensors file)");
-  stream_.open(file_, std::ios::binary);
-  if (!stream_) throw UserError(where + "cannot be opened: " + std::strerror(errno));
-  const uint64_t file_bytes = fs::file_size(file_);
+SafetensorsReader::SafetensorsReader(const fs::path& path, FileSystem& files) {
+  const auto names = files.list(path);
+  auto has = [&](const char* name) { return std::ranges::find(*names, name) != names->end(); };
+  if (!names) {
+    add_file(files, path);
+  } else if (has(kModelFile)) {
+    add_file(files, path / kModelFile);
+  } else if (has(kIndexFile)) {
+    add_indexed_files(files, path / kIndexFile);
+  } else {
+    throw UserError(path.string() + ": expected a .safetensors file, or a folder with " + kModelFile +
+                    " or " + kIndexFile);
+  }
+}
 
-  std::array<char, kLengthBytes> length_bytes{};
-  if (file_bytes < kLengthBytes || !stream_.read(length_bytes.data(), kLengthBytes)) {
+void SafetensorsReader::add_indexed_files(FileSystem& files, const fs::path& path) {
+  const std::string where = path.string() + ": ";
+  const json index = json::parse(read_text(files, path).value_or(""), nullptr, /*allow_exceptions=*/false);
+  if (index.is_discarded()) throw UserError(where + "not valid JSON");
+  for (const std::string& name : files_of_index(index, where)) add_file(files, path.parent_path() / name);
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || file_of(found->second).filename() != file.get_ref<const std::string&>())
+      throw UserError(where + "tensor '" + tensor + "' is not in " + file.get<std::string>());
+  }
+}
+
+void SafetensorsReader::add_file(FileSystem& files, const fs::path& path) {
+  const std::string where = path.string() + ": ";
+  files_.push_back(open_file(files, path));
+  const OpenFile& file = files_.back();
+  const auto file_bytes = static_cast<uint64_t>(file.size());
+  std::array<std::byte, kLengthBytes> length_bytes{};
+  if (file_bytes < kLengthBytes) {
     throw UserError(where + "not a safetensors file: it has " + std::to_string(file_bytes) + " bytes");
   }
+  file.read(length_bytes, 0);
   const auto header_bytes = std::bit_cast<uint64_t>(length_bytes);
   if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - kLengthBytes) {
     throw UserError(where + "not a safetensors file, or cut off: its first 8 bytes announce a header of " +
                     std::to_string(header_bytes) + " bytes, the file has " + std::to_string(file_bytes));
   }
   std::string text(header_bytes, '\0');
-  if (!stream_.read(text.data(), static_cast<std::streamsize>(header_bytes))) {
-    throw UserError(where + "cannot be read: " + std::strerror(errno));
-  }
+  file.read(std::as_writable_bytes(std::span(text)), kLengthBytes);
   const json header = parse_header(text, where);
+  std::map<std::string, TensorInfo> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == kMetadata) continue;
-    tensors_.emplace(name, parse_tensor(entry, where + "tensor '" + name + "': "));
+    TensorInfo info = parse_tensor(entry, where + "tensor '" + name + "': ");
+    info.file = files_.size() - 1;
+    tensors.emplace(name, std::move(info));
   }
-  data_start_ = kLengthBytes + header_bytes;
-  check_coverage(tensors_, file_bytes - data_start_, where);
+  data_starts_.push_back(kLengthBytes + header_bytes);
+  check_coverage(tensors, file_bytes - data_starts_.back(), where);
+  for (const auto& [name, info] : tensors) {
+    const auto [present, is_new] = tensors_.emplace(name, info);
+    if (!is_new)
+      throw UserError(where + "tensor '" + name + "' is in " + file_of(present->second).string() + " too");
+  }
 }
 
-std::vector<std::byte> SafetensorsReader::read(const std::string& name) {
+std::vector<std::byte> SafetensorsReader::read(const std::string& name) const {
   const TensorInfo& info = tensors_.at(name);
   std::vector<std::byte> bytes(info.end - info.begin);
-  stream_.seekg(static_cast<std::streamoff>(data_start_ + info.begin));
-  if (!stream_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()))) {
-    throw UserError(file_.string() + ": tensor '" + name +
-                    "' cannot be read: the file has changed meanwhile");
-  }
+  read(info, 0, bytes);
   return bytes;
 }
 
-void write_safetensors(const fs::path& file, const std::map<std::string, TensorToWrite>& tensors) {
-  json header = {{kMetadata, {{"format", "pt"}}}};  // Hugging Face's loader insists on this entry
-  uint64_t end = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const std::optional<uint64_t> element_bytes = element_size(tensor.dtype);
-    ZR_CHECK(element_bytes && byte_size(*element_bytes, tensor.shape) == tensor.bytes.size(), name);
-    header[name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {end, end + tensor.bytes.size()}}};
-    end += tensor.bytes.size();
-  }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
-  const uint64_t header_bytes = text.size();
-
-  std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&header_bytes, 1)),
-                                                    std::as_bytes(std::span(text))};
-  for (const auto& [name, tensor] : tensors) pieces.push_back(tensor.bytes);
-  const fs::path temporary = file.string() + ".tmp" + std::to_string(::getpid());
-  int error = write_pieces(temporary, pieces);
-  if (error == 0 && std::rename(temporary.c_str(), file.c_str()) != 0) error = errno;
-  if (error != 0) {
-    std::remove(temporary.c_str());
-    throw UserError(file.string() + ": cannot be written: " + std::strerror(error));
-  }
+void SafetensorsReader::read(const TensorInfo& info, uint64_t begin, std::span<std::byte> into) const {
+  ZR_CHECK(begin <= info.end - info.begin && into.size() <= info.end - info.begin - begin, to_string(info));
+  files_[info.file].read(into, static_cast<int64_t>(data_starts_[info.file] + info.begin + begin));
 }
 
 }  // namespace zerorun
