@@ -243,6 +243,19 @@ void write_text(FileSystem& files, const fs::path& path, const std::string& text
   file.sync();
 }
 
+// A folder's name is durable once its parent is synced.
+void make_folders(FileSystem& files, const fs::path& folder) {
+  const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  int made = files.make_folder(folder);
+  if (made == -ENOENT && folder.has_parent_path()) {
+    make_folders(files, above);
+    made = files.make_folder(folder);
+  }
+  if (made == -EEXIST) return;
+  check_done(made, folder, "made");
+  check_done(files.sync_folder(above), above, "synced");
+}
+
 void remove_flat_folder(FileSystem& files, const fs::path& folder) {
   const auto names = files.list(folder);
   if (!names) return;

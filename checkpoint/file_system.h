@@ -103,6 +103,8 @@ void check_done(int result, const std::filesystem::path& path, const std::string
 std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
 /// Creates `path`, which must not exist, with `text`, and syncs it.
 void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
+/// Creates `folder` and its missing parents, so that no crash can undo it.
+void make_folders(FileSystem& files, const std::filesystem::path& folder);
 /// Removes a folder and the files in it, if it exists.
 void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
 

@@ -18,19 +18,6 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kPartialLatest = ".latest.partial";
 constexpr size_t kLongestTag = 200;
 
-// Creates `folder` and its missing parents. A folder's name is durable once its parent is synced.
-void make_folders(FileSystem& files, const fs::path& folder) {
-  const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
-  int made = files.make_folder(folder);
-  if (made == -ENOENT && folder.has_parent_path()) {
-    make_folders(files, above);
-    made = files.make_folder(folder);
-  }
-  if (made == -EEXIST) return;
-  check_done(made, folder, "made");
-  check_done(files.sync_folder(above), above, "synced");
-}
-
 // With a trailing slash the folder would be its own parent.
 fs::path without_slash(fs::path folder) {
   return folder.has_filename() ? folder : folder.parent_path();

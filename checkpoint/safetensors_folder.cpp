@@ -66,8 +66,7 @@ SafetensorsFolder::SafetensorsFolder(FileSystem& files, fs::path folder, std::ve
                                      int64_t max_shard_bytes, std::string stem)
     : files_(&files), folder_(std::move(folder)), stem_(std::move(stem)), tensors_(std::move(tensors)) {
   if (tensors_.empty()) throw UserError(folder_.string() + ": no tensors to write");
-  const int made = files_->make_folder(folder_);
-  if (made != -EEXIST) check_done(made, folder_, "made");
+  make_folders(*files_, folder_);
   plan_shards(max_shard_bytes);
   begin_shard();
 }
@@ -97,7 +96,7 @@ void SafetensorsFolder::begin_shard() {
   const Shard& shard = shards_[current_];
   const fs::path path = partial(shard.name);
   const int removed = files_->remove_file(path);
-  if (removed != -ENOENT) check_done(removed, path, "removed");
+  if (removed != -ENOENT && removed != -ENOTDIR) check_done(removed, path, "removed");
   file_.emplace(OpenFile::create(*files_, path));
   const std::string header = header_of(std::span(tensors_).subspan(shard.first, shard.end - shard.first));
   header_bytes_ = static_cast<int64_t>(header.size());

@@ -19,4 +19,8 @@ std::filesystem::path save_checkpoint(EngineState& state, const std::filesystem:
 RestoredCheckpoint load_checkpoint(EngineState& state, const std::filesystem::path& directory,
                                    const std::string& tag, const RestoreOptions& options, FileSystem& files);
 
+/// Engine::save_16bit_model().
+void save_16bit_model(EngineState& state, const std::filesystem::path& directory, const std::string& filename,
+                      bool exclude_frozen, FileSystem& files);
+
 }  // namespace zerorun

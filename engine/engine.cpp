@@ -189,6 +189,11 @@ RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& director
   return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
 }
 
+void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,
+                              bool exclude_frozen) {
+  zerorun::save_16bit_model(*state_, directory, filename, exclude_frozen, local_file_system());
+}
+
 void Engine::offload_states(const std::vector<OffloadedState>& states) {
   std::vector<StateKind> kinds;
   for (const OffloadedState state : states) kinds.push_back(kind_of(state));

@@ -110,6 +110,13 @@ class Engine {
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
 
+  /// Writes the model's parameters and buffers, in the dtype that the model runs in, to one safetensors file
+  /// that Hugging Face's loaders read; an earlier file stays until the new one is complete. Gathers bucket by
+  /// bucket, so no rank holds more than one gathered bucket at a time. Tied parameters are written once,
+  /// under their first name. A collective, allowed where save_checkpoint() is. Throws UserError on all ranks.
+  void save_16bit_model(const std::filesystem::path& directory,
+                        const std::string& filename = "model.safetensors", bool exclude_frozen = false);
+
   /// Moves this rank's optimizer states from its GPU's memory to the host's while the program needs that
   /// memory for something else (generating text between updates). Parameters stay, so forward passes run.
   /// Until reload_states(), backward(), step(), save_checkpoint() and load_checkpoint() are refused. A

@@ -91,7 +91,7 @@ static constexpr KeyFact rows[] = {
     boolean(".stage3_gather_16bit_weights_on_model_save", "false",
             "gather whole parameters when the model is saved")
         .also("gather_16bit_weights_on_model_save")
-        .no_effect("the program saves its weights itself, whole, inside a GatheredParameters scope"),
+        .no_effect("save_16bit_model() gathers bucket by bucket, whatever this key says"),
     integer(".stage3_module_granularity_threshold", "0", "gather small modules as one")
         .also("module_granularity_threshold")
         .least(0)

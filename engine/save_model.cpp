@@ -1,0 +1,112 @@
+#include <c10/core/GradMode.h>
+
+#include <exception>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/safetensors_folder.h"
+#include "comm/agreement.h"
+#include "engine/checkpoint_contents.h"
+#include "engine/checkpoints.h"
+
+namespace zerorun {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kExtension = ".safetensors";
+
+std::string stem_of(const std::string& filename) {
+  const fs::path name = filename;
+  if (name.extension() == kExtension && name.filename() == name && filename.front() != '.')
+    return name.stem().string();
+  throw UserError("save_16bit_model: expected a file name that ends with " + std::string(kExtension) +
+                  ", found \"" + filename + "\"");
+}
+
+bool is_written(const NamedTensor& other, bool exclude_frozen) {
+  return other.is_buffer || !exclude_frozen;
+}
+
+std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, bool exclude_frozen) {
+  std::vector<TensorToStore> tensors;
+  auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    tensors.push_back({name, spelled(tensor.scalar_type()), tensor.sizes().vec()});
+  };
+  for (int bucket = 0; bucket < buckets; ++bucket) {
+    for (const int index : state.buckets.layout(bucket).parameters)
+      add(state.buckets.parameters()[index].name, state.buckets.parameters()[index].tensor);
+  }
+  for (const NamedTensor& other : state.others) {
+    if (is_written(other, exclude_frozen)) add(other.name, other.tensor);
+  }
+  return tensors;
+}
+
+// Only rank 0 has a file. What fails there is kept until all ranks have gathered everything.
+class ModelFile {
+ public:
+  explicit ModelFile(bool is_writer) : is_writer_(is_writer) {}
+
+  template <typename Action>
+  void run(const Action& action) {
+    if (!is_writer_ || failure_) return;
+    try {
+      action();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+  void open(FileSystem& files, const fs::path& directory, std::vector<TensorToStore> tensors,
+            const std::string& stem) {
+    run([&] {
+      folder_.emplace(files, directory, std::move(tensors), std::numeric_limits<int64_t>::max(), stem);
+    });
+  }
+  void write(const at::Tensor& tensor) {
+    run([&] {
+      const at::Tensor values = tensor.detach().to(at::kCPU, false, /*copy=*/true).contiguous();
+      folder_->write({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+    });
+  }
+  void finish() {
+    run([&] { folder_->finish(); });
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  bool is_writer_;
+  std::optional<SafetensorsFolder> folder_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+void save_16bit_model(EngineState& state, const fs::path& directory, const std::string& filename,
+                      bool exclude_frozen, FileSystem& files) {
+  c10::NoGradGuard no_grad;
+  state.finish_open_step();
+  const std::string label = "saving the model to " + (directory / filename).string();
+  const int buckets = exclude_frozen ? state.buckets.trained_count() : state.buckets.count();
+  std::string stem;
+  on_all_ranks(*state.communicator, label, [&] {
+    state.check_between_steps("save_16bit_model");
+    stem = stem_of(filename);
+  });
+  ModelFile file(state.communicator->rank() == 0);
+  file.open(files, directory, tensors_of(state, buckets, exclude_frozen), stem);
+  for (int bucket = 0; bucket < buckets; ++bucket) {
+    const int held[] = {bucket};
+    if (state.residency) state.residency->hold(held);
+    for (const int index : state.buckets.layout(bucket).parameters)
+      file.write(state.buckets.parameters()[index].tensor);
+    if (state.residency) state.residency->unhold(held, ScopeEnd::read);
+  }
+  for (const NamedTensor& other : state.others) {
+    if (is_written(other, exclude_frozen)) file.write(other.tensor);
+  }
+  on_all_ranks(*state.communicator, label, [&] { file.finish(); });
+}
+
+}  // namespace zerorun
