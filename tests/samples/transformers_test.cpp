@@ -1,0 +1,97 @@
+// What is exported is what Python's transformers loads, and the other way round: logits agree. Skipped where
+// no Python with torch, safetensors and transformers is found (ZERORUN_PYTHON names one).
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <cstdlib>
+
+#include "checkpoint/safetensors_reader.h"
+#include "samples/gpt2/model.h"
+#include "samples/gpt2/weights.h"
+#include "tests/support/safetensors_files.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+constexpr Gpt2Options kOptions{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32};
+
+// Ends the program as skipped if there is none.
+std::string find_python() {
+  const char* const given = std::getenv("ZERORUN_PYTHON");
+  for (const std::string& python :
+       {std::string(given ? given : ""),
+        std::string(ZERORUN_SOURCE_DIR "/.deps/peers/environment/bin/python"), std::string("python3")}) {
+    if (python.empty()) continue;
+    const std::string command =
+        "'" + python + "' -c 'import torch, safetensors, transformers' >/dev/null 2>&1";
+    if (std::system(command.c_str()) == 0) return python;
+  }
+  std::printf("skipped: no Python with torch, safetensors and transformers (name one by ZERORUN_PYTHON)\n");
+  std::exit(77);
+}
+
+void run(const std::string& command) {
+  INFO(command);
+  REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
+}
+
+at::Tensor read_tensor(const std::filesystem::path& file, const std::string& name) {
+  const SafetensorsReader reader(file);
+  std::vector<std::byte> bytes = reader.read(name);
+  return at::from_blob(bytes.data(), reader.tensors().at(name).shape, at::kFloat).clone();
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  REQUIRE(a.sizes() == b.sizes());
+  return (a - b).abs().max().item<double>();
+}
+
+}  // namespace
+
+TEST_CASE("Logits of an exported model are those that transformers computes, and the other way round") {
+  const std::string python = find_python();
+  const TemporaryFolder folder;
+  const std::string root = (folder / "").string();
+  at::set_num_threads(1);
+  const at::Tensor tokens =
+      torch::randint(256, {2, 32}, at::detail::createCPUGenerator(3), torch::TensorOptions(at::kLong));
+  write_safetensors(
+      folder / "tokens.safetensors",
+      {{"tokens",
+        {"I64", {2, 32}, {static_cast<const std::byte*>(tokens.const_data_ptr()), tokens.nbytes()}}}});
+
+  folder.write("ds_config.json", R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})");
+  const std::string bin = ZERORUN_BINARY_DIR "/bin/";
+  run(bin + "zerorun --num_gpus 2 --device cpu " + bin + "gpt2 --deepspeed " + root +
+      "ds_config.json --layers 2 --hidden 64 --heads 4 --seq 32 --steps 5 --generate 0 --save-dir " + root +
+      "saved --data " ZERORUN_SOURCE_DIR "/README.md 2>/dev/null");
+  run(bin + "zerorun checkpoint export " + root + "saved " + root + "model --max-shard-size 100KB");
+  folder.write("model/config.json",
+               R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2,
+    "n_embd": 64, "n_head": 4, "vocab_size": 256, "n_positions": 32, "activation_function": "gelu_new",
+    "bos_token_id": 0, "eos_token_id": 0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0})");
+  REQUIRE(std::filesystem::exists(folder / "model/model.safetensors.index.json"));
+  run("'" + python + "' " ZERORUN_SOURCE_DIR "/tests/samples/transformers_check.py " + root + " 2>" + root +
+      "log || { cat " + root + "log >&2; false; }");
+
+  torch::NoGradGuard no_grad;
+  Gpt2 model(kOptions);
+  const at::Tensor untrained = model->forward(tokens);
+  load_weights(*model, folder / "model");
+  const at::Tensor trained = read_tensor(folder / "logits.safetensors", "logits");
+  CHECK(difference(model->forward(tokens), trained) <= 1e-5);
+  CHECK(difference(untrained, trained) > 1e-2);
+  for (const char* name : {"back", "back_sharded", "back_bf16"}) {
+    INFO(name);
+    load_weights(*model, folder / name);
+    const std::string expected = name == std::string("back_bf16") ? "back_bf16_logits" : "back_logits";
+    CHECK(difference(model->forward(tokens), read_tensor(folder / (expected + ".safetensors"), "logits")) <=
+          1e-5);
+  }
+  CHECK(std::filesystem::exists(folder / "back_sharded/model.safetensors.index.json"));
+}
+
+}  // namespace zerorun::testing
