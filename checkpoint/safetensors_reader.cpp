@@ -43,50 +43,133 @@ std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int6
   return bytes;
 }
 
-json parse_header(const std::string& text, const std::string& where) {
-  std::set<std::string> names;
-  auto refuse_duplicates = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth == 1 && event == json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second) {
-      throw UserError(where + "tensor '" + parsed.get<std::string>() + "' is there twice");
-    }
-    return true;
-  };
-  json header;
-  try {
-    header = json::parse(text, refuse_duplicates);
-  } catch (const json::exception& error) {
-    throw UserError(where + "the header is not valid JSON: " + error.what());
-  }
-  if (!header.is_object()) throw UserError(where + "the header is not a JSON object");
-  return header;
-}
-
-TensorInfo parse_tensor(const json& entry, const std::string& where) {
-  auto is_count = [](const json& value) {
-    return value.is_number_unsigned() && value.get<uint64_t>() < 1ull << 62;
-  };
-  auto are_counts = [&](const json& value) {
-    return value.is_array() && std::all_of(value.begin(), value.end(), is_count);
-  };
-  if (!entry.is_object() || entry.size() != 3 || !entry.contains("dtype") || !entry["dtype"].is_string() ||
-      !entry.contains("shape") || !are_counts(entry["shape"]) || !entry.contains("data_offsets") ||
-      !are_counts(entry["data_offsets"]) || entry["data_offsets"].size() != 2) {
-    throw UserError(where + "expected dtype, shape and two data_offsets, found " +
-                    entry.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200));
-  }
-  TensorInfo info{entry["dtype"].get<std::string>(), entry["shape"].get<std::vector<int64_t>>(),
-                  entry["data_offsets"][0].get<uint64_t>(), entry["data_offsets"][1].get<uint64_t>()};
+// Throws UserError unless the dtype is known and the tensor's bytes fit its offsets.
+void check_size(const TensorInfo& info, const std::string& where) {
   const std::optional<uint64_t> element_bytes = element_size(info.dtype);
   if (!element_bytes) throw UserError(where + "unknown dtype '" + info.dtype + "'");
   const std::optional<uint64_t> bytes = byte_size(*element_bytes, info.shape);
-  if (info.begin > info.end || bytes != info.end - info.begin) {
-    throw UserError(where + to_string(info) + " takes " +
-                    (bytes ? std::to_string(*bytes) : "more than 2^64") +
-                    " bytes, but its data_offsets are [" + std::to_string(info.begin) + ", " +
-                    std::to_string(info.end) + "]");
-  }
-  return info;
+  if (info.begin <= info.end && bytes == info.end - info.begin) return;
+  throw UserError(where + to_string(info) + " takes " + (bytes ? std::to_string(*bytes) : "more than 2^64") +
+                  " bytes, but its data_offsets are [" + std::to_string(info.begin) + ", " +
+                  std::to_string(info.end) + "]");
 }
+
+// Reads a header without building a JSON document: a hostile one costs no more time and memory than its
+// length.
+class HeaderReader : public nlohmann::json_sax<json> {
+ public:
+  explicit HeaderReader(const std::string& where) : where_(where) {}
+
+  std::map<std::string, TensorInfo> take() && { return std::move(tensors_); }
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(json::number_integer_t) override { return value(); }
+  bool number_float(json::number_float_t, const std::string&) override { return value(); }
+  bool binary(json::binary_t&) override { return value(); }
+  bool number_unsigned(json::number_unsigned_t number) override {
+    if (part_ != Part::shape && part_ != Part::offsets) return value();
+    if (number >= uint64_t{1} << 62) fail();
+    (part_ == Part::shape ? info_.shape : offsets_).push_back(static_cast<int64_t>(number));
+    return true;
+  }
+  bool string(std::string& text) override {
+    if (part_ != Part::tensor || key_ != "dtype") return value();
+    info_.dtype = std::move(text);
+    return true;
+  }
+  bool start_object(size_t) override {
+    switch (part_) {
+      case Part::outside:
+        part_ = Part::header;
+        return true;
+      case Part::header:
+        part_ = name_ == kMetadata ? Part::metadata : Part::tensor;
+        depth_ = 1;
+        return true;
+      case Part::metadata:
+        ++depth_;
+        return true;
+      default:
+        fail();
+    }
+  }
+  bool key(std::string& key) override {
+    if (part_ == Part::header) return begin_entry(key);
+    if (part_ != Part::tensor) return true;
+    key_ = std::move(key);
+    if (!keys_.insert(key_).second) fail();
+    return true;
+  }
+  bool end_object() override {
+    if (part_ == Part::metadata && --depth_ == 0) part_ = Part::header;
+    if (part_ == Part::tensor) end_tensor();
+    return true;
+  }
+  bool start_array(size_t) override {
+    if (part_ == Part::metadata) {
+      ++depth_;
+    } else if (part_ == Part::tensor && (key_ == "shape" || key_ == "data_offsets")) {
+      part_ = key_ == "shape" ? Part::shape : Part::offsets;
+    } else {
+      fail();
+    }
+    return true;
+  }
+  bool end_array() override {
+    if (part_ == Part::metadata) --depth_;
+    if (part_ == Part::shape || part_ == Part::offsets) part_ = Part::tensor;
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const json::exception& error) override {
+    throw UserError(where_ + "the header is not valid JSON: " + error.what());
+  }
+
+ private:
+  enum class Part { outside, header, metadata, tensor, shape, offsets };
+
+  [[noreturn]] void fail() const {
+    if (part_ == Part::outside) throw UserError(where_ + "the header is not a JSON object");
+    throw UserError(tensor_place() + "expected dtype, shape and two data_offsets, and nothing else");
+  }
+  std::string tensor_place() const { return where_ + "tensor '" + name_ + "': "; }
+
+  // A value that no tensor has.
+  bool value() const {
+    if (part_ != Part::metadata) fail();
+    return true;
+  }
+
+  bool begin_entry(std::string& name) {
+    name_ = std::move(name);
+    const bool is_known = name_ == kMetadata ? std::exchange(has_metadata_, true) : tensors_.contains(name_);
+    if (is_known) throw UserError(where_ + "tensor '" + name_ + "' is there twice");
+    info_ = {};
+    offsets_.clear();
+    keys_.clear();
+    return true;
+  }
+
+  void end_tensor() {
+    if (keys_ != std::set<std::string>{"data_offsets", "dtype", "shape"} || offsets_.size() != 2) fail();
+    info_.begin = static_cast<uint64_t>(offsets_[0]);
+    info_.end = static_cast<uint64_t>(offsets_[1]);
+    check_size(info_, tensor_place());
+    tensors_.emplace(name_, std::move(info_));
+    part_ = Part::header;
+  }
+
+  const std::string& where_;
+  std::map<std::string, TensorInfo> tensors_;
+  Part part_ = Part::outside;
+  int64_t depth_ = 0;  // in the metadata
+  bool has_metadata_ = false;
+  std::string name_;  // of the entry
+  std::string key_;   // in a tensor's entry
+  std::set<std::string> keys_;
+  TensorInfo info_;
+  std::vector<int64_t> offsets_;
+};
 
 // Throws UserError unless the tensors cover the data once: no overlap, no hole, nothing left over.
 void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t data_bytes,
@@ -199,18 +282,14 @@ void SafetensorsReader::add_file(FileSystem& files, const fs::path& path) {
   }
   std::string text(header_bytes, '\0');
   file.read(std::as_writable_bytes(std::span(text)), kLengthBytes);
-  const json header = parse_header(text, where);
-  std::map<std::string, TensorInfo> tensors;
-  for (const auto& [name, entry] : header.items()) {
-    if (name == kMetadata) continue;
-    TensorInfo info = parse_tensor(entry, where + "tensor '" + name + "': ");
-    info.file = files_.size() - 1;
-    tensors.emplace(name, std::move(info));
-  }
+  HeaderReader header(where);
+  json::sax_parse(text, &header);
+  std::map<std::string, TensorInfo> tensors = std::move(header).take();
+  for (auto& [name, info] : tensors) info.file = files_.size() - 1;
   data_starts_.push_back(kLengthBytes + header_bytes);
   check_coverage(tensors, file_bytes - data_starts_.back(), where);
-  for (const auto& [name, info] : tensors) {
-    const auto [present, is_new] = tensors_.emplace(name, info);
+  for (auto& [name, info] : tensors) {
+    const auto [present, is_new] = tensors_.emplace(name, std::move(info));
     if (!is_new)
       throw UserError(where + "tensor '" + name + "' is in " + file_of(present->second).string() + " too");
   }

@@ -17,7 +17,7 @@
 
 namespace zerorun {
 
-inline constexpr int64_t kSafetensorsMemoryFactor = 64;
+inline constexpr int64_t kSafetensorsMemoryFactor = 16;
 
 struct TensorInfo {
   std::string dtype;  // as the format spells it: "F32", "BF16", ...

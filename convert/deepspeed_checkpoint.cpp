@@ -162,9 +162,10 @@ class Reader {
     if (state.value.size() / 2 != names.size())
       throw UserError(state.place + ": " + std::to_string(state.value.size() / 2) +
                       " parameters, the module has " + std::to_string(names.size()));
+    const NumberedFields by_index = numbered(state);
     int64_t steps = 0;
     for (size_t index = 0; index < names.size(); ++index) {
-      const PickledField group = integer_entry(state, static_cast<int64_t>(index));
+      const PickledField& group = entry(by_index, state, index);
       SourceParameter& parameter = result_.parameters.at(names[index]);
       for (const auto& [name, value] : group.entries()) {
         if (name == "step") {
@@ -182,14 +183,23 @@ class Reader {
     numbers()["steps.optimizer"] = steps;
   }
 
-  // The entry of a dict whose keys are integers.
-  static PickledField integer_entry(const PickledField& dict, int64_t key) {
+  using NumberedFields = std::map<int64_t, PickledField>;
+
+  // The entries of a dict whose keys are integers.
+  static NumberedFields numbered(const PickledField& dict) {
+    NumberedFields fields;
+    if (!dict.value.is(PickleKind::dict)) throw UserError(dict.place + ": expected a dict");
     for (size_t index = 0; index + 1 < dict.value.size(); index += 2) {
-      const PickleValue found = dict.value.item(index);
-      if (found.is(PickleKind::integer) && found.integer() == key)
-        return {dict.place + "[" + std::to_string(key) + "]", dict.value.item(index + 1)};
+      const int64_t key = PickledField{dict.place, dict.value.item(index)}.integer();
+      fields.insert_or_assign(
+          key, PickledField{dict.place + "[" + std::to_string(key) + "]", dict.value.item(index + 1)});
     }
-    throw UserError(dict.place + ": no entry " + std::to_string(key));
+    return fields;
+  }
+  static const PickledField& entry(const NumberedFields& fields, const PickledField& dict, size_t key) {
+    const auto found = fields.find(static_cast<int64_t>(key));
+    if (found == fields.end()) throw UserError(dict.place + ": no entry " + std::to_string(key));
+    return found->second;
   }
 
   // A number, or a tensor of one.
@@ -222,24 +232,28 @@ class Reader {
       throw UserError(first.place + ": \"" + weights + "\" is missing: expected a checkpoint of ZeRO stage " +
                       std::to_string(result_.stage) + " (DeepSpeed 0.9 or newer)");
     add_groups(first.need(base).need("param_groups"), numbers());
+    std::vector<GroupStates> states(groups_.size());
     int64_t steps = 0;
-    for (size_t group = 0; group < groups_.size(); ++group) {
-      GroupStates states;
-      for (TorchFile* file : optimizers_) {
-        const PickledField saved = optimizer_of(*file);
-        append(states, state_of_weights(), tensor_of(file, saved.need(weights).item(group)));
-        const PickledField moments =
-            integer_entry(saved.need(base).need("state"), static_cast<int64_t>(group));
-        for (const auto& [name, value] : moments.entries()) {
+    for (TorchFile* file : optimizers_) {
+      const PickledField saved = optimizer_of(*file);
+      const PickledField partitions = saved.need(weights);
+      const PickledField base_states = saved.need(base).need("state");
+      const NumberedFields moments = numbered(base_states);
+      for (size_t group = 0; group < groups_.size(); ++group) {
+        append(states[group], state_of_weights(), tensor_of(file, partitions.item(group)));
+        for (const auto& [name, value] : entry(moments, base_states, group).entries()) {
           if (name == "step") {
             steps = std::max(steps, step_of(file, value));
           } else if (file->tensor(value.value, value.place)) {
-            append(states, name, tensor_of(file, value));
+            append(states[group], name, tensor_of(file, value));
           }
         }
       }
-      add_group(groups_[group], group, states);
     }
+    const auto paddings = first.find("param_alignment_paddings");
+    for (size_t group = 0; group < groups_.size(); ++group)
+      add_group(groups_[group], states[group],
+                paddings_of(paddings, group, groups_[group].parameters.size()));
     numbers()["steps.optimizer"] = steps;
   }
 
@@ -249,7 +263,7 @@ class Reader {
     state.by_rank.push_back(std::move(source));
   }
 
-  void add_group(const ShapeGroup& group, size_t index, const GroupStates& states) {
+  void add_group(const ShapeGroup& group, const GroupStates& states, const std::vector<int64_t>& paddings) {
     for (const auto& [name, state] : states) {
       if (state.by_rank.size() != optimizers_.size())
         throw UserError(group.place + ": " + name + " is in the files of some ranks only");
@@ -258,7 +272,6 @@ class Reader {
           throw UserError(source->file->path().string() + ": " + name + " has another dtype than on rank 0");
       }
     }
-    const std::vector<int64_t> paddings = alignment_paddings(index, group.parameters.size());
     int64_t begin = 0;
     for (size_t at = 0; at < group.parameters.size(); ++at) {
       const auto& [name, shape] = group.parameters[at];
@@ -276,8 +289,8 @@ class Reader {
   }
 
   // Stages 1 and 2: elements between a parameter and the next. zero_to_fp32.py of DeepSpeed 0.19 skips them.
-  std::vector<int64_t> alignment_paddings(size_t group, size_t parameters) const {
-    const auto paddings = optimizer_of(*optimizers_.front()).find("param_alignment_paddings");
+  static std::vector<int64_t> paddings_of(const std::optional<PickledField>& paddings, size_t group,
+                                          size_t parameters) {
     if (!paddings) return std::vector<int64_t>(parameters, 0);
     const PickledField field = paddings->item(group);
     std::vector<int64_t> counts = field.integers();

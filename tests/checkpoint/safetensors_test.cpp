@@ -169,6 +169,18 @@ TEST_CASE("malformed headers say what is wrong") {
              Contains("more than 2^64"));
 }
 
+// Quadratic work would take minutes here.
+TEST_CASE("a header of very many tensors is read, and one of very many brackets refused") {
+  std::string header = "{";
+  constexpr size_t kTensors = 300'000;
+  for (size_t index = 0; index < kTensors; ++index)
+    header += (index > 0 ? "," : "") + entry("t" + std::to_string(index), "U8", "[1]", index, index + 1);
+  CHECK(message_for(header + "}", std::string(kTensors, 'x')) == "no error");
+  CHECK_THAT(message_for("{\"a\":" + std::string(10'000'000, '['), ""), Contains("expected dtype, shape"));
+  CHECK_THAT(message_for("{\"__metadata__\":" + std::string(1'000'000, '[') + "}", ""),
+             Contains("expected dtype") || Contains("not valid JSON"));
+}
+
 TEST_CASE("tensors cover the data once") {
   const std::string data(16, 'x');
   CHECK_THAT(message_for("{" + entry("a", "F32", "[4]", 0, 16) + "}", data.substr(1)),
