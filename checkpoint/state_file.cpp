@@ -37,7 +37,7 @@ class BlockWriter {
       std::memcpy(into.data(), bytes.data() + from, into.size());
     });
   }
-  void add(PinnedBytes& source, int64_t offset, int64_t bytes) {
+  void add(MemorySnapshot& source, int64_t offset, int64_t bytes) {
     fill(bytes, [&](int64_t from, std::span<std::byte> into) { source.take(offset + from, into); });
   }
   /// Adds zeros until the file has `bytes` bytes.

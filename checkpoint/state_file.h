@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "checkpoint/file_system.h"
-#include "checkpoint/pinned_bytes.h"
+#include "checkpoint/memory_snapshot.h"
 #include "checkpoint/state_header.h"
 
 namespace zerorun {
 
 struct RangeToWrite {
   StateRange range;  // its offset is computed when the file is written
-  std::shared_ptr<PinnedBytes> source;
+  std::shared_ptr<MemorySnapshot> source;
   int64_t source_offset = 0;  // where the range begins in `source`, in bytes
 };
 

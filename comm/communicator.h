@@ -126,7 +126,7 @@ class Communicator {
   /// possible, which costs less. They are enqueued when this returns, not before: until then do not record
   /// events after them or wait for them. Other threads must not start collectives meanwhile. Not nestable.
   template <typename Body>
-  void together(const Body& body) {
+  void group(const Body& body) {
     Group group(*this);
     body();
     group.close();

@@ -47,14 +47,15 @@ struct alignas(64) ControlBlock::Header {
 struct alignas(64) ControlBlock::Rank {
   Word bell;
   Word sleepers;
-  Word taken;                                 // 1 once a process has taken this rank
-  alignas(64) std::atomic<uint64_t> waiting;  // 0, or number + 1 with the kind in the bits above
+  Word taken;  // 1 once a process has taken this rank
+  alignas(
+      64) std::atomic<uint64_t> waiting;  // 0: none; else the top byte is the kind, the rest the number + 1
   Word failed;
 };
 
 struct alignas(64) ControlBlock::Slot {
   std::atomic<uint64_t> posted;    // number + 1
-  std::atomic<uint64_t> finished;  // likewise
+  std::atomic<uint64_t> finished;  // number + 1
   Posting posting;
   char label[192];
   char reason[256];

@@ -37,7 +37,7 @@ struct Mark {
 };
 
 // How other ranks find this rank's memory.
-struct Introduction {
+struct SegmentHandles {
   pid_t pid = 0;
   int arena = -1;
   size_t arena_bytes = 0;
@@ -50,12 +50,12 @@ struct Introduction {
     words << pid << ' ' << arena << ' ' << arena_bytes << ' ' << number << ' ' << control << ' ' << blocks;
     return words.str();
   }
-  static Introduction read(const std::string& text) {
-    Introduction introduction;
+  static SegmentHandles read(const std::string& text) {
+    SegmentHandles handles;
     std::istringstream words(text);
-    words >> introduction.pid >> introduction.arena >> introduction.arena_bytes >> introduction.number >>
-        introduction.control >> introduction.blocks;
-    return introduction;
+    words >> handles.pid >> handles.arena >> handles.arena_bytes >> handles.number >> handles.control >>
+        handles.blocks;
+    return handles;
   }
 };
 
@@ -64,7 +64,7 @@ Mark& mark_in(const SharedSegment& segment) {
 }
 
 // Adds the process to the watch first: if its arena then has the mark, the watch holds the right process.
-SharedSegment open_arena(const Introduction& theirs, const Mark& mark, ProcessWatch& processes) {
+SharedSegment open_arena(const SegmentHandles& theirs, const Mark& mark, ProcessWatch& processes) {
   processes.add(theirs.pid);
   SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
   segment.close_descriptor();
@@ -77,7 +77,7 @@ struct Own {
   SharedSegment arena;
   SharedSegment control;  // on rank 0 only
   SharedSegment blocks;   // likewise
-  Introduction introduction;
+  SegmentHandles handles;
 };
 
 Own make_own(int rank, int world_size, uint64_t job) {
@@ -93,29 +93,29 @@ Own make_own(int rank, int world_size, uint64_t job) {
   std::random_device random;
   const uint64_t number = uint64_t{random()} << 32 | random();
   mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
-  own.introduction = {.pid = getpid(),
-                      .arena = own.arena.descriptor(),
-                      .arena_bytes = own.arena.bytes(),
-                      .number = number,
-                      .control = own.control.descriptor(),
-                      .blocks = own.blocks.descriptor()};
+  own.handles = {.pid = getpid(),
+                 .arena = own.arena.descriptor(),
+                 .arena_bytes = own.arena.bytes(),
+                 .number = number,
+                 .control = own.control.descriptor(),
+                 .blocks = own.blocks.descriptor()};
   return own;
 }
 
-std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& introductions, int rank, uint64_t job,
+std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_rank, int rank, uint64_t job,
                                     Own own) {
-  const int world_size = static_cast<int>(introductions.size());
+  const int world_size = static_cast<int>(handles_by_rank.size());
   ProcessWatch processes(rank);
   std::vector<SharedSegment> lent(world_size);
   for (int other = 0; other < world_size; ++other) {
     if (other == rank) {
       processes.add(getpid());
     } else {
-      const Introduction theirs = Introduction::read(introductions[other]);
+      const SegmentHandles theirs = SegmentHandles::read(handles_by_rank[other]);
       lent[other] = open_arena(theirs, {.job = job, .rank = other, .number = theirs.number}, processes);
     }
   }
-  const Introduction first = Introduction::read(introductions[0]);
+  const SegmentHandles first = SegmentHandles::read(handles_by_rank[0]);
   SharedSegment control =
       rank == 0 ? std::move(own.control)
                 : SharedSegment::open(first.pid, first.control, ControlBlock::bytes(world_size), true);
@@ -163,10 +163,10 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
   }
   obstacle = first_obstacle(exchange("made", report));
   if (!obstacle.empty()) return nullptr;
-  const std::vector<std::string> introductions = exchange("introduction", own.introduction.text());
+  const std::vector<std::string> handles_by_rank = exchange("handles", own.handles.text());
   std::unique_ptr<HostRanks> ranks;
   try {
-    ranks = open_all(introductions, rank, joined.job, std::move(own));
+    ranks = open_all(handles_by_rank, rank, joined.job, std::move(own));
   } catch (const Error& error) {
     report = error.what();
   }

@@ -96,7 +96,7 @@ template <typename Talk>
 std::invoke_result_t<Talk, c10d::Store&> JobStore::talk(Talk talk, const Deadline& deadline) const {
   if (!line_->take(deadline)) throw StoreError(words_of_silence(line_->keeper), true);
   std::shared_ptr<void> turn(nullptr, [line = line_](void*) { line->free(); });
-  auto result = start_talk([line = line_, turn = std::move(turn), talk = std::move(talk)]() mutable {
+  auto result = run_detached([line = line_, turn = std::move(turn), talk = std::move(talk)]() mutable {
     const std::shared_ptr<void> ours = std::move(turn);  // frees the line before the caller gets its answer
     return talk(*line->connection);
   });

@@ -87,7 +87,7 @@ std::string first_line(const char* message);
 /// Starts `talk` with a store in a thread of its own. The caller waits for the answer only until its
 /// deadline and then abandons the thread, so `talk` must own everything that it uses.
 template <typename Talk>
-std::future<Answer<std::invoke_result_t<Talk>>> start_talk(Talk talk) {
+std::future<Answer<std::invoke_result_t<Talk>>> run_detached(Talk talk) {
   using Told = Answer<std::invoke_result_t<Talk>>;
   std::packaged_task<Told()> task([talk = std::move(talk)]() mutable -> Told {
     try {

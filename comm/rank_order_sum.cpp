@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/narrow_floats.h"
-#include "comm/past_caches.h"
+#include "comm/nontemporal.h"
 #include "device/dtypes.h"
 
 namespace zerorun {
@@ -52,7 +52,7 @@ void sum(T* output, int64_t numel, std::span<const void* const> slices) {
 
 // For outputs too large to stay in a cache.
 template <typename T>
-void sum_past_caches(T* output, int64_t numel, std::span<const void* const> slices) {
+void nontemporal_sum(T* output, int64_t numel, std::span<const void* const> slices) {
   constexpr int64_t kChunk = 64;
   constexpr size_t kBytes = kChunk * sizeof(T);
   const size_t last = slices.size() - 1;
@@ -65,14 +65,14 @@ void sum_past_caches(T* output, int64_t numel, std::span<const void* const> slic
       const T* slice = static_cast<const T*>(slices[rank]) + begin;
       ask_ahead(slice, kBytes);
       if (rank == last) {
-        add_past_caches(output + begin, so_far, slice, kChunk);
+        nontemporal_add(output + begin, so_far, slice, kChunk);
       } else {
         add(total.data(), so_far, slice, kChunk);
       }
       so_far = total.data();
     }
   }
-  finish_past_caches();
+  nontemporal_fence();
   for (int64_t i = whole; i < numel; ++i) {
     T value = static_cast<const T*>(slices[0])[i];
     for (size_t rank = 1; rank < slices.size(); ++rank) value += static_cast<const T*>(slices[rank])[i];
@@ -86,7 +86,7 @@ void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   // An output that is also an input is in the cache already.
   const bool apart = std::ranges::find(slices, static_cast<const void*>(values)) == slices.end();
   if (apart && slices.size() > 1 && output.nbytes() >= kPastCaches && may_pass_caches(values)) {
-    sum_past_caches(values, output.numel(), slices);
+    nontemporal_sum(values, output.numel(), slices);
   } else {
     sum(values, output.numel(), slices);
   }

@@ -9,7 +9,7 @@
 
 #include "base/cores.h"
 #include "base/error.h"
-#include "comm/past_caches.h"
+#include "comm/nontemporal.h"
 #include "comm/rank_order_sum.h"
 
 namespace zerorun {

@@ -96,7 +96,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   options.timeout = deadline.remaining();
   if (options.isServer) options.masterListenFd = listening.release();
   const std::string own = hexadecimal(seal.job());
-  auto opening = start_talk([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
+  auto opening = run_detached([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
     if (environment.agent_store) return {store, own};  // this store serves others too
     if (options.isServer) store->c10d::Store::set(kJobKey, own);

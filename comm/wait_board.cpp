@@ -21,25 +21,25 @@ std::string key(int rank) {
   return "waiting/" + std::to_string(rank);
 }
 
-// Two lines per statement.
-std::string encoded(const std::vector<PendingCollective>& statements) {
+// Two lines per collective.
+std::string encoded(const std::vector<PendingCollective>& collectives) {
   std::string text;
-  for (const PendingCollective& statement : statements)
-    text += statement.agreed + "\n" + statement.words + "\n";
+  for (const PendingCollective& collective : collectives)
+    text += collective.agreed + "\n" + collective.words + "\n";
   return text;
 }
 
 std::vector<PendingCollective> decoded(const std::string& text) {
   std::istringstream lines(text);
-  std::vector<PendingCollective> statements;
+  std::vector<PendingCollective> collectives;
   for (PendingCollective one; std::getline(lines, one.agreed) && std::getline(lines, one.words);) {
-    statements.push_back(one);
+    collectives.push_back(one);
   }
-  return statements;
+  return collectives;
 }
 
-bool contains(const std::vector<PendingCollective>& statements, const PendingCollective& mine) {
-  return std::ranges::any_of(statements, [&](const auto& other) { return other.agreed == mine.agreed; });
+bool contains(const std::vector<PendingCollective>& collectives, const PendingCollective& mine) {
+  return std::ranges::any_of(collectives, [&](const auto& other) { return other.agreed == mine.agreed; });
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {
   try {
     store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
   } catch (const CommError&) {
-    // Whoever reads the statements finds that the store has gone.
+    // Ranks that read the collectives find that the store has gone.
   }
 }
 
@@ -102,7 +102,7 @@ void WaitBoard::post_for_all(const std::string& text) const {
   try {
     store_->set(kPostedForAll, text, Deadline(kLimit));
   } catch (const CommError&) {
-    // As in state().
+    // As in publish().
   }
 }
 

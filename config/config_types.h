@@ -95,7 +95,7 @@ struct MuonConfig {
   double weight_decay = 0.0;
   double momentum = 0.95;
   NewtonSchulz newton_schulz = NewtonSchulz::gram;
-  AdamConfig others;  // for the parameters that AdamW updates
+  AdamConfig adamw;  // for the parameters that AdamW updates
   friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
 };
 

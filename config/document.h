@@ -24,13 +24,13 @@ struct Member;
 
 struct Value {
   ValueKind kind = ValueKind::null;
-  Position at = {};
-  std::string literal = {};  // null, booleans, numbers, strings: as written in the file, quotes included
+  Position at;
+  std::string literal;  // null, booleans, numbers, strings: as written in the file, quotes included
   bool boolean = false;
   double number = 0.0;
-  std::string text = {};             // of a string, decoded
-  std::vector<Value> items = {};     // of an array
-  std::vector<Member> members = {};  // of an object, in the order of the file
+  std::string text;             // of a string, decoded
+  std::vector<Value> items;     // of an array
+  std::vector<Member> members;  // of an object, in the order of the file
 
   /// The member's value, or null.
   const Value* find(std::string_view key) const;

@@ -110,10 +110,10 @@ MuonConfig resolve_muon(const Resolution& resolution) {
   settings.derive("optimizer.params.muon_lr", lr);
   settings.derive("optimizer.params.adam_lr", has_lr ? lr : muon_default_adam_lr);
   MuonConfig muon = with_common(resolution, defaults);
-  muon.others = with_common(resolution, AdamConfig{});
-  muon.others.bias_correction = true;
+  muon.adamw = with_common(resolution, AdamConfig{});
+  muon.adamw.bias_correction = true;
   resolution.read("optimizer.params.muon_lr", muon.lr);
-  resolution.read("optimizer.params.adam_lr", muon.others.lr);
+  resolution.read("optimizer.params.adam_lr", muon.adamw.lr);
   if (settings.get<std::string>("optimizer.params.ns_method") == "standard") {
     muon.newton_schulz = NewtonSchulz::standard;
   }

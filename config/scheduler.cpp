@@ -38,7 +38,7 @@ void require(const Resolution& resolution, const std::string& type, const std::s
 }
 
 /// Warns that the schedule ignores the optimizer's lr. `name`: the schedule's own parameter for it.
-void tell_of_lr(const Resolution& resolution, const std::string& type, std::string_view name) {
+void warn_of_ignored_lr(const Resolution& resolution, const std::string& type, std::string_view name) {
   constexpr std::string_view key = "optimizer.params.lr";
   const Settings& settings = resolution.settings;
   const auto lr = settings.get<double>(key);
@@ -63,7 +63,7 @@ WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
   read(resolution, "warmup_min_lr", schedule.min_lr);
   // Read before derive(): groups may have other learning rates than the one that is shown.
   schedule.max_lr = per_group(settings, "warmup_max_lr");
-  tell_of_lr(resolution, type, "warmup_max_lr");
+  warn_of_ignored_lr(resolution, type, "warmup_max_lr");
   const auto lr = settings.get<double>("optimizer.params.lr");
   if (lr && settings.find("optimizer")) settings.derive(param("warmup_max_lr"), *lr);
   return schedule;
@@ -75,7 +75,7 @@ WarmupDecayLr read_warmup_decay(const Resolution& resolution, const std::string&
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
   read(resolution, "warmup_max_lr", schedule.max_lr);
-  tell_of_lr(resolution, type, "warmup_max_lr");
+  warn_of_ignored_lr(resolution, type, "warmup_max_lr");
   schedule.total_num_steps = read_total(resolution, type);
   return schedule;
 }
@@ -104,7 +104,7 @@ OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
   require(resolution, type, "cycle_max_lr", "0.001");
   read(resolution, "cycle_min_lr", schedule.min_lr);
   read(resolution, "cycle_max_lr", schedule.max_lr);
-  tell_of_lr(resolution, type, "cycle_max_lr");
+  warn_of_ignored_lr(resolution, type, "cycle_max_lr");
   resolution.read(param("cycle_first_step_size"), schedule.first_step_size);
   schedule.second_step_size = resolution.settings.get<int64_t>(param("cycle_second_step_size"));
   resolution.read(param("cycle_first_stair_count"), schedule.first_stair_count);
@@ -122,7 +122,7 @@ OneCycle read_one_cycle(const Resolution& resolution, const std::string& type) {
 LrRangeTest read_lr_range_test(const Resolution& resolution, const std::string& type) {
   LrRangeTest schedule;
   read(resolution, "lr_range_test_min_lr", schedule.min_lr);
-  tell_of_lr(resolution, type, "lr_range_test_min_lr");
+  warn_of_ignored_lr(resolution, type, "lr_range_test_min_lr");
   resolution.read(param("lr_range_test_step_size"), schedule.step_size);
   resolution.read(param("lr_range_test_step_rate"), schedule.step_rate);
   resolution.read(param("lr_range_test_staircase"), schedule.staircase);

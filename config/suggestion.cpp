@@ -12,15 +12,15 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_shown_places = 2;  // a name found in more sections is no hint
+constexpr std::size_t max_shown_places = 2;  // a name that more sections have is not suggested
 constexpr std::size_t max_tried_members = 100;
-constexpr std::size_t min_telling_part = 6;  // letters
+constexpr std::size_t min_shared_part = 6;  // letters
 
 /// Names that other programs use for a key, or that are mistaken for one.
 struct Synonym {
   std::string_view names;
-  std::string_view meant;   // the path of the key, or
-  std::string_view remedy;  // what to do
+  std::string_view meant;   // the path of the key that was meant; empty if there is none
+  std::string_view remedy;  // what to do where `meant` is empty
   std::string_view section = "*";
 };
 
@@ -69,7 +69,7 @@ bool is_present(const KeyFact& fact) {
 /// The shortest present key of the section that contains `part`; empty if `part` is too short to be a hint.
 std::string_view shortest_with(std::string_view section, std::string_view part) {
   std::string_view best;
-  if (part.size() < min_telling_part) return best;
+  if (part.size() < min_shared_part) return best;
   const std::string lower = in_lower_case(part);
   for (const std::string_view name : keys_of(section)) {
     if (!best.empty() && name.size() >= best.size()) continue;

@@ -191,8 +191,11 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
   const std::string text = std::visit([](const auto& held) { return to_json(held); }, argument);
   Diagnostics diagnostics("argument", text);
   const auto document = read_document("{\"value\": " + text + "}", diagnostics);
+  if (document) return check_value(fact, document->members.front().value);
   // An array with a number that is not finite is no JSON: it counts as empty.
-  return check_value(fact, document ? document->members.front().value : Value{.kind = ValueKind::array});
+  Value empty;
+  empty.kind = ValueKind::array;
+  return check_value(fact, empty);
 }
 
 std::string expected_of(const KeyFact& fact) {

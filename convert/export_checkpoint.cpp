@@ -15,14 +15,14 @@ namespace {
 
 constexpr int64_t kChunkNumel = int64_t{1} << 18;
 
-std::optional<Dtype> training_dtype(const std::string& spelled) {
-  if (spelled == "F32") return Dtype::fp32;
-  if (spelled == "BF16") return Dtype::bf16;
-  if (spelled == "F16") return Dtype::fp16;
+std::optional<Dtype> training_dtype(const std::string& safetensors_name) {
+  if (safetensors_name == "F32") return Dtype::fp32;
+  if (safetensors_name == "BF16") return Dtype::bf16;
+  if (safetensors_name == "F16") return Dtype::fp16;
   return std::nullopt;
 }
 
-const char* spelled(Dtype dtype) {
+const char* safetensors_name(Dtype dtype) {
   return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
 }
 
@@ -90,7 +90,7 @@ class Exporter {
       check_strides(name, parameter, numel);
       TensorToStore& tensor = tensors_.emplace_back();
       tensor.name = name;
-      tensor.dtype = training_dtype(dtype) ? spelled(options.dtype) : dtype;
+      tensor.dtype = training_dtype(dtype) ? safetensors_name(options.dtype) : dtype;
       tensor.shape = parameter.shape;
       sources_.push_back({name, state, dtype, numel});
       result_.bytes += tensor.bytes();

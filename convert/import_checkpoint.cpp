@@ -44,7 +44,7 @@ class FileWriter {
       added.range.dtype = state.dtype;
       added.range.begin = begin;
       added.range.numel = count;
-      added.source = std::make_shared<PinnedBytes>(bytes);
+      added.source = std::make_shared<MemorySnapshot>(bytes);
       memory_.push_back(std::move(memory));
       file_bytes_ += rounded_up(count * size, kTensorAlignment);
       begin += count;

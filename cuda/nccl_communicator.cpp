@@ -66,11 +66,11 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.gpu = pci_address(device);
   mine.nccl_version = features.version;
   mine.several_communicators = nccl_orders_launches();
-  mine.own_memory = nccl_has_memory();
+  mine.nccl_mem_alloc = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
   // NCCL does not document registered memory for ranks that share a GPU.
-  registers_ = !shared && agree(peers, &Peer::own_memory);
+  registers_ = !shared && agree(peers, &Peer::nccl_mem_alloc);
   windows_ = features.windows;
 
   comms_ = std::make_shared<NcclComms>(device);

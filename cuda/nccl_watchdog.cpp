@@ -10,12 +10,12 @@ namespace zerorun {
 namespace {
 
 // A collective that runs longer than this is published to the other ranks: a rank whose timeout expires
-// needs this rank's statement.
+// needs what this rank publishes.
 std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
 }
 
-// How long a rank after a timeout tries to read the other ranks' statements.
+// How long a rank after a timeout tries to read what the other ranks publish.
 std::chrono::milliseconds patience_with_store(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(3));
 }
@@ -61,7 +61,7 @@ NcclWatchdog::Record& NcclWatchdog::begin_record(size_t slot, State state) {
   ZR_CHECK(record.state == State::free, "slot " + std::to_string(slot));
   record.state = state;
   record.started.reset();
-  record.stated = false;
+  record.published = false;
   under_way_.push_back(slot);
   if (under_way_.size() == 1) wake_.notify_all();
   return record;
@@ -101,22 +101,22 @@ void NcclWatchdog::end(size_t slot) {
 void NcclWatchdog::end_record(size_t slot) {
   Record& record = records_[slot];
   record.state = State::free;
-  if (record.stated) pending_changed_ = true;
+  if (record.published) pending_changed_ = true;
   under_way_.erase(std::ranges::find(under_way_, slot));
   free_.push_back(slot);
 }
 
-PendingCollective NcclWatchdog::Record::statement() const {
+PendingCollective NcclWatchdog::Record::pending() const {
   if (state == State::on_host) return {label, label};
   const std::string others = more == 0 ? "" : " and " + std::to_string(more) + " more";
   PendingCollective one = pending_collective_of({kind, {}, {}, 0, label, reason}, numel);
   return {one.agreed + others, one.words + others};
 }
 
-std::vector<PendingCollective> NcclWatchdog::stated() const {
+std::vector<PendingCollective> NcclWatchdog::published() const {
   std::vector<PendingCollective> all;
   for (size_t slot : under_way_) {
-    if (records_[slot].stated) all.push_back(records_[slot].statement());
+    if (records_[slot].published) all.push_back(records_[slot].pending());
   }
   return all;
 }
@@ -127,7 +127,7 @@ std::string NcclWatchdog::words_of_oldest() const {
   auto oldest =
       std::ranges::find_if(under_way_, [&](size_t slot) { return records_[slot].started.has_value(); });
   if (oldest == under_way_.end()) oldest = under_way_.begin();
-  return oldest == under_way_.end() ? "the communicator" : records_[*oldest].statement().words;
+  return oldest == under_way_.end() ? "the communicator" : records_[*oldest].pending().words;
 }
 
 // Returns the first operation that has timed out.
@@ -145,8 +145,8 @@ std::optional<PendingCollective> NcclWatchdog::look_at_all() {
     if (!record.started && probe_.started(slot)) record.started = now;
     if (!record.started) continue;
     const auto waited = now - *record.started;
-    if (!record.stated && waited >= slow(options_.timeout)) record.stated = pending_changed_ = true;
-    if (!missed && waited >= options_.timeout) missed = record.statement();
+    if (!record.published && waited >= slow(options_.timeout)) record.published = pending_changed_ = true;
+    if (!missed && waited >= options_.timeout) missed = record.pending();
   }
   return missed;
 }
@@ -158,7 +158,7 @@ void NcclWatchdog::poll() {
     const std::lock_guard lock(mutex_);
     if (broken_) return;
     missed = look_at_all();
-    if (std::exchange(pending_changed_, false)) to_tell = stated();
+    if (std::exchange(pending_changed_, false)) to_tell = published();
   }
   // Not under the lock, since NCCL has locks of its own.
   if (to_tell && courier_) courier_->publish(std::move(*to_tell));
@@ -198,7 +198,7 @@ void NcclWatchdog::explain_and_break(const PendingCollective& missed) {
   const auto all = courier_->read_all(patience_with_store(options_.timeout));
   if (!all) return break_for(explain_missed_in_silence(missed, options_.timeout));
   const bool others_wait =
-      *all && std::ranges::any_of(**all, [](const auto& statements) { return !statements.empty(); });
+      *all && std::ranges::any_of(**all, [](const auto& pending) { return !pending.empty(); });
   if (options_.rank == 0 && others_wait) std::this_thread::sleep_for(kTimeToRead);
   break_for(explain_missed(options_.rank, missed, *all, options_.timeout));
 }
@@ -207,7 +207,7 @@ void NcclWatchdog::fail(size_t slot, const std::string& reason) {
   std::string words;
   {
     const std::lock_guard lock(mutex_);
-    words = records_[slot].statement().words;
+    words = records_[slot].pending().words;
   }
   break_for(words + ": " + reason);
 }

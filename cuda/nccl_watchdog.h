@@ -102,15 +102,15 @@ class NcclWatchdog {
     size_t more = 0;
     int64_t numel = 0;
     std::optional<Clock::time_point> started;
-    bool stated = false;  // published to the other ranks
+    bool published = false;  // to the other ranks
 
-    PendingCollective statement() const;
+    PendingCollective pending() const;
   };
 
   Record& begin_record(size_t slot, State state);
   void end_record(size_t slot);
   std::optional<PendingCollective> look_at_all();
-  std::vector<PendingCollective> stated() const;
+  std::vector<PendingCollective> published() const;
   std::string words_of_oldest() const;
   void compare_histories();
   void explain_and_break(const PendingCollective& missed);

@@ -23,7 +23,7 @@ struct Packed {
   std::array<char, 24> gpu;
   int32_t nccl_version;
   int32_t several_communicators;
-  int32_t own_memory;
+  int32_t nccl_mem_alloc;
 };
 static_assert(std::is_trivially_copyable_v<Packed>);
 
@@ -40,7 +40,7 @@ Packed packed(const Peer& peer) {
   pack(result.gpu, peer.gpu);
   result.nccl_version = peer.nccl_version;
   result.several_communicators = peer.several_communicators;
-  result.own_memory = peer.own_memory;
+  result.nccl_mem_alloc = peer.nccl_mem_alloc;
   return result;
 }
 
@@ -50,7 +50,7 @@ Peer unpacked(const Packed& packed) {
           packed.gpu.data(),
           packed.nccl_version,
           packed.several_communicators != 0,
-          packed.own_memory != 0};
+          packed.nccl_mem_alloc != 0};
 }
 
 void check_versions(const std::vector<Peer>& peers) {

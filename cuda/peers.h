@@ -16,7 +16,7 @@ struct Peer {
   std::string gpu;   // PCI address: "0000:3b:00.0"
   int nccl_version = 0;
   bool several_communicators = false;  // it can use several communicators at once
-  bool own_memory = false;             // ncclMemAlloc() works
+  bool nccl_mem_alloc = false;         // ncclMemAlloc() works
 };
 
 /// A Peer with this machine's host name and boot id.

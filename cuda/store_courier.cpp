@@ -11,21 +11,21 @@ struct Errands {
   std::optional<std::vector<PendingCollective>> to_publish;
   std::optional<std::string> to_tell;
   bool ask_posted = false;
-  bool ask_statements = false;
+  bool wants_collectives = false;
 
-  bool any() const { return to_publish || to_tell || ask_posted || ask_statements; }
+  bool any() const { return to_publish || to_tell || ask_posted || wants_collectives; }
 };
 
 struct Answers {
   std::optional<std::string> posted;
-  std::optional<PendingCollectives> statements;
+  std::optional<PendingCollectives> collectives;
 };
 
 Answers run_errands(const Errands& errands, const WaitBoard& wait_board, int world_size) {
   Answers answers;
   if (errands.to_publish) wait_board.publish(*errands.to_publish);
   if (errands.to_tell) wait_board.post_for_all(*errands.to_tell);
-  if (errands.ask_statements) answers.statements = wait_board.read_all(world_size);
+  if (errands.wants_collectives) answers.collectives = wait_board.read_all(world_size);
   if (errands.ask_posted) answers.posted = wait_board.posted_for_all();
   return answers;
 }
@@ -67,7 +67,7 @@ void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const WaitBoard&
     lock.lock();
     mailbox->away = false;
     if (errands.ask_posted) mailbox->answers.posted = std::move(answers.posted);
-    if (errands.ask_statements) mailbox->answers.statements = std::move(answers.statements);
+    if (errands.wants_collectives) mailbox->answers.collectives = std::move(answers.collectives);
     mailbox->changed.notify_all();
   }
   mailbox->ended = true;
@@ -99,11 +99,11 @@ std::optional<std::string> StoreCourier::take_posted() {
 
 std::optional<PendingCollectives> StoreCourier::read_all(std::chrono::milliseconds patience) {
   std::unique_lock lock(mailbox_->mutex);
-  mailbox_->answers.statements.reset();
-  mailbox_->errands.ask_statements = true;
+  mailbox_->answers.collectives.reset();
+  mailbox_->errands.wants_collectives = true;
   mailbox_->changed.notify_all();
-  mailbox_->changed.wait_for(lock, patience, [this] { return mailbox_->answers.statements.has_value(); });
-  return std::exchange(mailbox_->answers.statements, std::nullopt);
+  mailbox_->changed.wait_for(lock, patience, [this] { return mailbox_->answers.collectives.has_value(); });
+  return std::exchange(mailbox_->answers.collectives, std::nullopt);
 }
 
 bool StoreCourier::drain(std::chrono::milliseconds patience) {

@@ -32,8 +32,8 @@ class StoreCourier {
   void ask_posted();
   std::optional<std::string> take_posted();
 
-  /// The statements of all ranks, read after this rank's last one has been sent. None if the store does not
-  /// answer within `patience`.
+  /// What all ranks have published, read after this rank's last message has been sent. None if the store does
+  /// not answer within `patience`.
   std::optional<PendingCollectives> read_all(std::chrono::milliseconds patience);
 
   /// Waits until all messages are sent and answered; false if that takes longer than `patience`.

@@ -22,10 +22,10 @@ const char* name_of(Handover handover) {
       return "measured";
     case Handover::saved:
       return "saved";
-    case Handover::leaving:
-      return "leaving";
-    case Handover::left:
-      return "left";
+    case Handover::to_host:
+      return "to_host";
+    case Handover::on_host:
+      return "on_host";
   }
   return "?";
 }

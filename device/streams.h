@@ -38,8 +38,8 @@ enum class Handover : uint8_t {
   reduced,   // reduced gradients: reduction -> norm and update
   measured,  // a step's facts: norm -> copy to the host
   saved,     // a checkpoint's state: its writer -> copy to the host -> its next writer
-  leaving,   // reduced gradients for an update on the host: reduction -> copy to the host
-  left,      // the same gradients: copy to the host -> their next writer
+  to_host,   // reduced gradients for an update on the host: reduction -> copy to the host
+  on_host,   // the same gradients: copy to the host -> their next writer
 };
 inline constexpr int kHandovers = 11;
 const char* name_of(Handover handover);

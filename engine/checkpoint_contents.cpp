@@ -101,7 +101,7 @@ std::map<std::string, SavedParameter> saved_parameters(const EngineState& state)
     saved[name] = {
         .shape = tensor.sizes().vec(), .strides = tensor.strides().vec(), .trained = group != kFrozen};
   }
-  for (const auto& [name, tensor, dtype, is_buffer] : state.others) {
+  for (const auto& [name, tensor, dtype, is_buffer] : state.unbucketed) {
     saved[name] = {.shape = tensor.sizes().vec(),
                    .strides = at::empty(tensor.sizes(), at::kByte).strides().vec(),
                    .trained = false};

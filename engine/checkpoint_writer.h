@@ -36,8 +36,8 @@ struct CheckpointPart {
   bool save_latest = true;
   int64_t keep_last = 0;  // 0: all
   std::vector<FileToWrite> files;
-  Manifest manifest;                                            // without files; `numbers`: this rank's
-  std::vector<std::vector<std::weak_ptr<PinnedBytes>>> pinned;  // by bucket
+  Manifest manifest;                                               // without files; `numbers`: this rank's
+  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned;  // by bucket
   std::string failure = {};  // why this rank has no part, as failure_of() returns it
 };
 
@@ -96,7 +96,7 @@ class CheckpointWriter {
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three
-  std::vector<std::vector<std::weak_ptr<PinnedBytes>>> pinned_;
+  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned_;
   std::map<std::string, PublishedFile> published_;
   std::set<std::string> outdated_;         // names of published files whose content has changed since
   std::atomic<bool> reads_state_ = false;  // pinned state is still to be written

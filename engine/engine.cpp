@@ -286,7 +286,7 @@ BytesByCategory Engine::bytes_by_category() const {
     bytes.buckets += slices->files().buffer_bytes();
     bytes.in_files += slices->files().file_bytes();
   }
-  for (const NamedTensor& other : state_->others)
+  for (const NamedTensor& other : state_->unbucketed)
     bytes.buffers += static_cast<int64_t>(other.tensor.nbytes());
   auto category = [&](int bucket, StateKind kind) -> int64_t& {
     switch (kind) {

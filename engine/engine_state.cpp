@@ -130,7 +130,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
-  others = std::move(parameters.others);
+  unbucketed = std::move(parameters.unbucketed);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
   if (residency) residency->set_before_write([this](int bucket) { before_write(bucket); });

@@ -103,8 +103,8 @@ struct EngineState {
   std::vector<int> shards_to_update;  // by bucket: those that the current update has not reached yet
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
-  std::optional<LossScaler> scaler;  // fp16
-  std::vector<NamedTensor> others;   // buffers, and frozen parameters outside of buckets
+  std::optional<LossScaler> scaler;     // fp16
+  std::vector<NamedTensor> unbucketed;  // buffers, and frozen parameters outside of buckets
   StepTimer timer;
   StepOutcome outcome;
   bool open_step = false;  // the last step is not concluded yet

@@ -136,7 +136,7 @@ class Restore {
 
   /// Rank 0 reads the buffers and frozen parameters that every rank has whole.
   void read_module() const {
-    for (const auto& [name, tensor, dtype, is_buffer] : state_->others) {
+    for (const auto& [name, tensor, dtype, is_buffer] : state_->unbucketed) {
       if (tensor.numel() == 0 || !is_there(name)) continue;
       const std::string source = source_of_values(names_.at(name));
       at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(names_.at(name), source)));
@@ -346,7 +346,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   if (state.residency) close_slices(state, /*gathers=*/communicator.world_size() > 1);
   // At stage 0 raw access must go on: waits for the gathers.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
-  for (const NamedTensor& other : state.others) broadcast_tensor(other, 0, communicator);
+  for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, communicator);
   state.buckets.bump_versions();
   on_all_ranks(communicator, label, [&] {
     if (failure) std::rethrow_exception(failure);

@@ -77,14 +77,14 @@ bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
 
 // Chooses the dtypes of tensors outside of buckets: frozen parameters get that of the trained ones, as in
 // DeepSpeed.
-void choose_conversions(std::vector<NamedTensor>& others, size_t first_buffer,
+void choose_conversions(std::vector<NamedTensor>& unbucketed, size_t first_buffer,
                         const PrecisionConfig& precision) {
-  for (size_t index = 0; index < others.size(); ++index) {
-    if (!others[index].tensor.is_floating_point()) continue;
+  for (size_t index = 0; index < unbucketed.size(); ++index) {
+    if (!unbucketed[index].tensor.is_floating_point()) continue;
     if (index >= first_buffer) {
-      others[index].dtype = precision.buffers;
+      unbucketed[index].dtype = precision.buffers;
     } else if (precision.training != Dtype::fp32) {
-      others[index].dtype = precision.training;
+      unbucketed[index].dtype = precision.training;
     }
   }
 }
@@ -118,7 +118,7 @@ void check_no_shared_memory(const ModelParameters& model) {
   };
   for (const auto& [name, tensor, group] : model.trained) add(name, tensor, true);
   for (const auto& [name, tensor, group] : model.frozen) add(name, tensor, true);
-  for (const NamedTensor& other : model.others) add(other.name, other.tensor, false);
+  for (const NamedTensor& other : model.unbucketed) add(other.name, other.tensor, false);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
@@ -175,7 +175,7 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({item.key(), tensor, kFrozen});
       } else {
-        result.others.push_back({.name = item.key(), .tensor = tensor});
+        result.unbucketed.push_back({.name = item.key(), .tensor = tensor});
       }
       continue;
     }
@@ -194,13 +194,13 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
   }
   if (result.trained.empty())
     throw UserError("the model has no parameter that requires grad: nothing to train");
-  const size_t frozen = result.others.size();
+  const size_t frozen = result.unbucketed.size();
   for (const auto& item : model.named_buffers()) {
     if (item.value().defined())
-      result.others.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
+      result.unbucketed.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
   }
-  choose_conversions(result.others, frozen, config.precision);
-  for (const NamedTensor& other : result.others) check_shared(other);
+  choose_conversions(result.unbucketed, frozen, config.precision);
+  for (const NamedTensor& other : result.unbucketed) check_shared(other);
   check_no_shared_memory(result);
   return result;
 }
@@ -216,7 +216,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
     description += " " + std::to_string(group);
   }
   for (const auto& [name, tensor, group] : model.frozen) describe(name, tensor);
-  for (const NamedTensor& other : model.others) describe(other.name, other.tensor);
+  for (const NamedTensor& other : model.unbucketed) describe(other.name, other.tensor);
 
   at::Tensor prints = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* data = prints.mutable_data_ptr<int64_t>();
@@ -240,7 +240,7 @@ void broadcast_tensor(const NamedTensor& named, int root, Communicator& communic
 }
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
-  for (const NamedTensor& other : model.others) {
+  for (const NamedTensor& other : model.unbucketed) {
     at::Tensor tensor = other.tensor;  // copies the handle: set_data() changes the model's own tensor
     if (is_deferred(tensor)) {
       tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));

@@ -25,7 +25,7 @@ struct NamedTensor {
 struct ModelParameters {
   std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
   std::vector<NamedParameter> frozen;   // those that are partitioned, in group kFrozen
-  std::vector<NamedTensor> others;      // buffers and frozen parameters that stay whole
+  std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
@@ -42,7 +42,7 @@ void check_ranks_agree(const ModelParameters& model, const std::string& settings
 
 /// Copies `root`'s values to all ranks.
 void broadcast_tensor(const NamedTensor& tensor, int root, Communicator& communicator);
-/// Moves model.others to the rank's device, converts them, and copies rank 0's values to all ranks.
+/// Moves model.unbucketed to the rank's device, converts them, and copies rank 0's values to all ranks.
 void broadcast_others(const ModelParameters& model, Communicator& communicator);
 
 }  // namespace zerorun

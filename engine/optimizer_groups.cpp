@@ -19,8 +19,8 @@ template <typename Optimizer>
 void override_by(const ParameterGroup& group, Optimizer& optimizer) {
   optimizer.lr = group.lr.value_or(optimizer.lr);
   optimizer.weight_decay = group.weight_decay.value_or(optimizer.weight_decay);
-  if constexpr (requires { optimizer.others; }) {
-    override_by(group, optimizer.others);
+  if constexpr (requires { optimizer.adamw; }) {
+    override_by(group, optimizer.adamw);
     return;
   }
   if constexpr (HasBetas<Optimizer>) {

@@ -116,10 +116,10 @@ void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, Fi
 }
 
 FileToWrite file_of_bucket(EngineState& state, int bucket, const std::optional<WindowSoFar>& window,
-                           std::vector<std::weak_ptr<PinnedBytes>>& pinned) {
+                           std::vector<std::weak_ptr<MemorySnapshot>>& pinned) {
   const int rank = state.communicator->rank();
   const bool is_frozen = bucket >= state.buckets.trained_count();
-  std::map<const StateTensor*, std::shared_ptr<PinnedBytes>> sources;
+  std::map<const StateTensor*, std::shared_ptr<MemorySnapshot>> sources;
   FileToWrite file{
       .name = name_of_file(bucket, rank),
       .metadata = metadata_of({{"bucket", std::to_string(bucket)},
@@ -191,7 +191,7 @@ at::Tensor on_host(const at::Tensor& tensor, bool copy) {
 
 FileToWrite file_of_buffers(const EngineState& state) {
   FileToWrite file{.name = kBuffersFile, .metadata = metadata_of(), .ranges = {}};
-  for (const NamedTensor& other : state.others) {
+  for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) file.ranges.push_back(whole_range(other, on_host(other.tensor, true)));
   }
   return file;
@@ -203,7 +203,7 @@ FileToWrite file_of_frozen(const EngineState& state) {
   FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
   std::vector<uint64_t> digests;
-  for (const NamedTensor& other : state.others) {
+  for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) continue;
     const at::Tensor& contiguous = values.emplace_back(on_host(other.tensor, false));
     digests.push_back(
@@ -213,7 +213,7 @@ FileToWrite file_of_frozen(const EngineState& state) {
   const PublishedFile* published = state.checkpoints.published(file.name);
   if (published && published->digest == file.digest) file.published = *published;
   auto next = values.begin();
-  for (const NamedTensor& other : state.others) {
+  for (const NamedTensor& other : state.unbucketed) {
     if (other.is_buffer) continue;
     const at::Tensor& contiguous = *next++;
     const bool copies = !file.published && contiguous.is_alias_of(other.tensor);
@@ -276,7 +276,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
   if (!options.exclude_frozen) return part;
   for (const NamedParameter& parameter : state.buckets.parameters())
     part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;
-  for (const NamedTensor& other : state.others)
+  for (const NamedTensor& other : state.unbucketed)
     part.manifest.parameters[other.name].excluded = !other.is_buffer;
   return part;
 }

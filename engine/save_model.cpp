@@ -38,7 +38,7 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
     for (const int index : state.buckets.layout(bucket).parameters)
       add(state.buckets.parameters()[index].name, state.buckets.parameters()[index].tensor);
   }
-  for (const NamedTensor& other : state.others) {
+  for (const NamedTensor& other : state.unbucketed) {
     if (is_written(other, exclude_frozen)) add(other.name, other.tensor);
   }
   return tensors;
@@ -103,7 +103,7 @@ void save_16bit_model(EngineState& state, const fs::path& directory, const std::
       file.write(state.buckets.parameters()[index].tensor);
     if (state.residency) state.residency->unhold(held, ScopeEnd::read);
   }
-  for (const NamedTensor& other : state.others) {
+  for (const NamedTensor& other : state.unbucketed) {
     if (is_written(other, exclude_frozen)) file.write(other.tensor);
   }
   on_all_ranks(*state.communicator, label, [&] { file.finish(); });

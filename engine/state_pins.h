@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/pinned_bytes.h"
+#include "checkpoint/memory_snapshot.h"
 #include "device/device.h"
 
 namespace zerorun {
@@ -20,7 +20,7 @@ enum class CopyTime {
 };
 
 /// The bytes of `tensor`, which they keep alive; in the host's memory and contiguous.
-std::shared_ptr<PinnedBytes> pinned(at::Tensor tensor);
+std::shared_ptr<MemorySnapshot> pinned(at::Tensor tensor);
 
 class StatePins {
  public:
@@ -30,7 +30,7 @@ class StatePins {
   /// Begins a new snapshot. The previous one may no longer be read.
   void begin();
   /// `tensor`: contiguous, on the device. The result keeps the bytes alive.
-  std::shared_ptr<PinnedBytes> pin(const at::Tensor& tensor, CopyTime time);
+  std::shared_ptr<MemorySnapshot> pin(const at::Tensor& tensor, CopyTime time);
   /// Everything of the snapshot is pinned.
   void end();
 

@@ -42,7 +42,7 @@ struct ChildPlan {
   const char* file;
   char* const* arguments;
   char* const* environment;
-  int in, out, err, failure, handed_down;
+  int in, out, err, failure, inherited;
   pid_t launcher;
 };
 
@@ -55,7 +55,7 @@ struct ChildPlan {
   ::dup2(plan.in, 0);
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
-  if (plan.handed_down >= 0) ::fcntl(plan.handed_down, F_SETFD, 0);
+  if (plan.inherited >= 0) ::fcntl(plan.inherited, F_SETFD, 0);
   ::execve(plan.file, plan.arguments, plan.environment);
   const int error = errno;
   [[maybe_unused]] ssize_t written = ::write(plan.failure, &error, sizeof error);
@@ -74,7 +74,7 @@ struct ChildPlan {
 }  // namespace
 
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const UniqueFd& handed_down,
+                       const std::vector<std::string>& environment, const UniqueFd& inherited,
                        const Signals& signals, const Guardian& guardian) {
   Pipe out = open_pipe(rank);
   Pipe err = open_pipe(rank);
@@ -86,7 +86,7 @@ RankProcess start_rank(int rank, const std::string& file, const std::vector<std:
   const std::vector<char*> environment_pointers = pointers(environment);
   const ChildPlan plan = {
       file.c_str(),        argument_pointers.data(), environment_pointers.data(), in.get(),
-      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     handed_down.get(),
+      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     inherited.get(),
       ::getpid()};
   const pid_t pid = ::fork();
   if (pid < 0) out_of_resources(rank, "no process");

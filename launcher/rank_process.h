@@ -19,11 +19,11 @@ struct RankProcess {
   UniqueFd err;
 };
 
-/// `file` is what is run, `arguments` begins with the name that the program sees as its own. It inherits
-/// `handed_down` under its number, if that is open. Throws UserError if the system cannot run the file, Error
-/// if it is out of processes or descriptors.
+/// Runs `file` with `arguments`, the first of which is the program's own name. If `inherited` is open, the
+/// program gets it under the same descriptor number. Throws UserError if the system cannot run the file,
+/// Error if it is out of processes or descriptors.
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const UniqueFd& handed_down,
+                       const std::vector<std::string>& environment, const UniqueFd& inherited,
                        const Signals& signals, const Guardian& guardian);
 
 }  // namespace zerorun

@@ -207,7 +207,7 @@ std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& 
   std::vector<OptimizerConfig> split;
   for (const OptimizerConfig& group : groups) {
     split.push_back(group);
-    split.emplace_back(std::get<MuonConfig>(group).others);
+    split.emplace_back(std::get<MuonConfig>(group).adamw);
   }
   return split;
 }

@@ -8,18 +8,18 @@
 namespace zerorun {
 namespace {
 
-int64_t capacity(const TravelBuffer& buffer) {
+int64_t capacity(const CommunicationBuffer& buffer) {
   return static_cast<int64_t>(buffer.memory.storage().nbytes()) / buffer.memory.element_size();
 }
 
 }  // namespace
 
-TravelBuffer BufferPool::take(int64_t numel) {
+CommunicationBuffer BufferPool::take(int64_t numel) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (capacity(*it) >= numel && (best == free_.end() || capacity(*it) < capacity(*best))) best = it;
   }
-  TravelBuffer buffer;
+  CommunicationBuffer buffer;
   if (best != free_.end()) {
     buffer = std::move(*best);
     free_.erase(best);
@@ -33,7 +33,7 @@ TravelBuffer BufferPool::take(int64_t numel) {
 
 void BufferPool::reserve(int count) {
   for (int made = 0; made < count; ++made) {
-    TravelBuffer buffer = own(communicator_->allocate(common_numel_, dtype_));
+    CommunicationBuffer buffer = own(communicator_->allocate(common_numel_, dtype_));
     buffer.reserved = true;
     give_back(std::move(buffer));
   }
@@ -42,15 +42,15 @@ void BufferPool::reserve(int count) {
 void BufferPool::trim(int count) {
   std::ranges::stable_sort(free_, std::greater<>(), capacity);
   int larger = 0;
-  std::erase_if(free_, [&](const TravelBuffer& buffer) {
+  std::erase_if(free_, [&](const CommunicationBuffer& buffer) {
     const bool stays = buffer.reserved || (capacity(buffer) > common_numel_ && larger++ < count);
     if (!stays) bytes_ -= static_cast<int64_t>(buffer.memory.storage().nbytes());
     return !stays;
   });
 }
 
-TravelBuffer BufferPool::own(at::Tensor memory) {
-  TravelBuffer buffer{.memory = std::move(memory), .free = {}};
+CommunicationBuffer BufferPool::own(at::Tensor memory) {
+  CommunicationBuffer buffer{.memory = std::move(memory), .free = {}};
   Streams& streams = communicator_->device().streams();
   streams.record(buffer.free, streams.current());
   bytes_ += static_cast<int64_t>(buffer.memory.nbytes());

@@ -11,7 +11,7 @@
 namespace zerorun {
 
 /// A communication buffer and the event after which it may be written again.
-struct TravelBuffer {
+struct CommunicationBuffer {
   at::Tensor memory;  // 1-D
   Event free;
   bool reserved = false;  // trim() does not free it
@@ -26,8 +26,8 @@ class BufferPool {
 
   /// A buffer of `numel` elements with arbitrary contents: the smallest free one that is large enough (among
   /// equals the one given back first), or a new one. Not a collective.
-  TravelBuffer take(int64_t numel);
-  void give_back(TravelBuffer buffer) { free_.push_back(std::move(buffer)); }
+  CommunicationBuffer take(int64_t numel);
+  void give_back(CommunicationBuffer buffer) { free_.push_back(std::move(buffer)); }
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
@@ -38,12 +38,12 @@ class BufferPool {
   int64_t bytes() const { return bytes_; }  // of free buffers and those in use
 
  private:
-  TravelBuffer own(at::Tensor memory);
+  CommunicationBuffer own(at::Tensor memory);
 
   Communicator* communicator_;
   at::ScalarType dtype_;
   int64_t common_numel_;
-  std::vector<TravelBuffer> free_;
+  std::vector<CommunicationBuffer> free_;
   int64_t bytes_ = 0;
 };
 

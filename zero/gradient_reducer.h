@@ -131,11 +131,11 @@ class GradientReducer {
   struct Hook;
 
   struct BucketState {
-    TravelBuffer buffer;    // gradients to reduce; if pooled, without memory between uses
-    StreamUsers writers;    // streams that have written gradients of the bucket since its last reduction
-    Event complete;         // its reduction may start
-    at::Tensor sums;        // of this rank over micro-steps, if not kept in `buffer`
-    bool has_sums = false;  // its gradient() holds sums of this window
+    CommunicationBuffer buffer;  // gradients to reduce; if pooled, without memory between uses
+    StreamUsers writers;         // streams that have written gradients of the bucket since its last reduction
+    Event complete;              // its reduction may start
+    at::Tensor sums;             // of this rank over micro-steps, if not kept in `buffer`
+    bool has_sums = false;       // its gradient() holds sums of this window
     bool reduction_started = false;  // further gradients are late
     at::Tensor late;                 // defined only while it holds late gradients
     at::Tensor on_host;              // defined only if `to_host`
@@ -147,9 +147,9 @@ class GradientReducer {
     int bucket;
     std::unique_ptr<Work> work;
     bool is_gather;
-    TravelBuffer buffer;  // what is reduced or gathered
-    at::Tensor arrived;   // sums over ranks that are to go to gradient(); undefined if they are in it already
-    bool is_first;        // they replace its values (else: are added)
+    CommunicationBuffer buffer;  // what is reduced or gathered
+    at::Tensor arrived;  // sums over ranks that are to go to gradient(); undefined if they are in it already
+    bool is_first;       // they replace its values (else: are added)
   };
 
   int slack() const;

@@ -57,7 +57,7 @@ void GradientReducer::finish_reduction() {
 // Makes the current stream, which will write to the bucket's sums, wait for their copy to the host.
 void GradientReducer::start_summing(int bucket) {
   if (!options_.to_host) return;
-  streams_->wait(states_[bucket].left, streams_->current(), Handover::left);
+  streams_->wait(states_[bucket].left, streams_->current(), Handover::on_host);
   states_[bucket].is_sent = false;
 }
 
@@ -67,7 +67,7 @@ void GradientReducer::send_to_host(int bucket) {
   BucketState& state = states_[bucket];
   streams_->record(state.summed, streams_->current());
   StreamScope scope(*streams_, Lane::copy);
-  streams_->wait(state.summed, streams_->current(), Handover::leaving);
+  streams_->wait(state.summed, streams_->current(), Handover::to_host);
   device_->copy(state.on_host, store_->at(bucket, kGradient).own);
   streams_->record(state.left, streams_->current());
   state.is_sent = true;
@@ -119,7 +119,7 @@ void GradientReducer::start_window() {
     state.has_sums = false;
     state.reduction_started = false;
     state.is_sent = false;
-    streams_->wait(state.left, streams_->current(), Handover::left);
+    streams_->wait(state.left, streams_->current(), Handover::on_host);
   }
   streams_->record(consumed_, streams_->current());
 }

@@ -208,7 +208,7 @@ void Residency::start_gathers(std::span<Start> starts) {
     for (Start& start : starts) move(start.bucket, State::gathering, std::move(start.reason));
   };
   if (starts.size() > 1) {
-    communicator_->together(start_all);
+    communicator_->group(start_all);
   } else {
     start_all();
   }

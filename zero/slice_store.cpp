@@ -111,10 +111,10 @@ void SliceStore::keep_in_files(FileSystem& files, StateFilesOptions options,
 
 void SliceStore::keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
                                       std::span<const int> buckets, std::span<const std::string> names) {
-  const char* spelled = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
+  const char* safetensors_name = dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
   std::vector<SliceContents> slices(count());
   for (const int bucket : buckets)
-    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = spelled}}, names);
+    slices[bucket] = contents_of(bucket, {{.name = kValue, .dtype = safetensors_name}}, names);
   value_files_ = std::make_unique<SliceFiles>(files, std::move(options), slices);
   for (const int bucket : buckets) {
     ZR_CHECK(value_files_->chunks(bucket) == 1, "values come as whole slices");

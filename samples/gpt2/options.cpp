@@ -92,6 +92,8 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   if (!parse_arguments(app, argc, argv)) return std::nullopt;
   check_ranges(options);
   check_output("--save", options.save);
+  if (!options.save.empty() && fs::path(options.save).extension() != ".safetensors")
+    throw UserError("--save " + options.save + ": expected the name of a .safetensors file");
   check_output("--csv", options.csv);
   const bool saves = options.save_every > 0 || options.keep_last > 0 || options.save_on_sigterm;
   if (saves && options.save_dir.empty()) {

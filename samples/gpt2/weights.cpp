@@ -104,8 +104,6 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
 }
 
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file) {
-  if (file.extension() != ".safetensors")
-    throw UserError(file.string() + ": expected the name of a .safetensors file");
   at::NoGradGuard no_grad;
   const auto parameters = model.named_parameters();
   std::vector<TensorToStore> tensors;

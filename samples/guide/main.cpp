@@ -96,7 +96,7 @@ void checkpoints() {
   train(engine, model, 5);
   engine.save_checkpoint("runs/1", "", {.client_state = R"({"epoch": 3})"});  // returns while it is written
   train(engine, model, 5);
-  engine.wait_for_checkpoint();  // from here on no crash can take it away
+  engine.wait_for_checkpoint();  // from here on no crash can lose it
 
   Net other(256);
   Engine resumed = zerorun::initialize(*other, "stage3.json");  // another stage; other ranks would do too
@@ -107,7 +107,7 @@ void checkpoints() {
 }
 
 void termination() {
-  zerorun::survive_termination();  // SIGTERM ends training behind a step, on all ranks alike
+  zerorun::survive_termination();  // SIGTERM ends training after a step, on all ranks
   Net model(256);
   Engine engine = zerorun::initialize(*model, "stage2.json");
   for (int step = 0; step < 3 && !engine.should_stop(); ++step) train(engine, model, 1);
@@ -161,7 +161,11 @@ int main(int argc, char** argv) {
                                                                    {"freeing_memory", freeing_memory}};
     const std::string name = argc > 1 ? argv[1] : "";
     const auto section = sections.find(name);
-    if (section == sections.end()) throw zerorun::UserError("no section \"" + name + "\" in the guide");
+    if (section == sections.end()) {
+      std::string names;
+      for (const auto& [known, run] : sections) names += " " + known;
+      throw zerorun::UserError("no section \"" + name + "\" in the guide, expected one of:" + names);
+    }
     section->second();
     return 0;
   });

@@ -30,7 +30,7 @@ RangeToWrite range(const std::string& parameter, const std::string& state, int64
            .dtype = "F32",
            .begin = begin,
            .numel = static_cast<int64_t>(values.size())},
-          std::make_shared<PinnedBytes>(std::as_bytes(std::span(values)))};
+          std::make_shared<MemorySnapshot>(std::as_bytes(std::span(values)))};
 }
 
 std::vector<float> read(StateFileReader& reader, const StateRange& range, int64_t begin, int64_t numel) {

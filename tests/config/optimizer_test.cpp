@@ -78,17 +78,17 @@ TEST_CASE("optimizers: Lamb has the defaults of DeepSpeed") {
 TEST_CASE("optimizers: Muon has the defaults of DeepSpeed, and a learning rate for the rest") {
   const MuonConfig muon = optimizer<MuonConfig>("Muon");
   CHECK(muon.lr == 0.02);
-  CHECK(muon.others.lr == 3e-4);
-  CHECK(muon.others.beta1 == 0.9);
-  CHECK(muon.others.beta2 == 0.95);
-  CHECK(muon.others.eps == 1e-10);
+  CHECK(muon.adamw.lr == 3e-4);
+  CHECK(muon.adamw.beta1 == 0.9);
+  CHECK(muon.adamw.beta2 == 0.95);
+  CHECK(muon.adamw.eps == 1e-10);
   CHECK(muon.momentum == 0.95);
   CHECK(muon.newton_schulz == NewtonSchulz::gram);
-  CHECK(optimizer<MuonConfig>("Muon", R"("lr": 0.5)").others.lr == 0.5);
+  CHECK(optimizer<MuonConfig>("Muon", R"("lr": 0.5)").adamw.lr == 0.5);
   const MuonConfig both =
       optimizer<MuonConfig>("Muon", R"("lr": 0.5, "muon_lr": 0.25, "ns_method": "standard")");
   CHECK(both.lr == 0.25);
-  CHECK(both.others.lr == 0.5);
+  CHECK(both.adamw.lr == 0.5);
   CHECK(both.newton_schulz == NewtonSchulz::standard);
 }
 

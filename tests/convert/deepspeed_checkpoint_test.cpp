@@ -11,6 +11,7 @@
 #include "checkpoint/state_header.h"
 #include "convert/import_checkpoint.h"
 #include "tests/convert/deepspeed_cases.h"
+#include "tests/convert/fixture_hash.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -19,14 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 using nlohmann::json;
-
-std::string fnv1a(std::span<const std::byte> bytes) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 1099511628211ULL;
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016lx", static_cast<unsigned long>(hash));
-  return text;
-}
 
 int64_t numel_of(const json& truth) {
   int64_t numel = 1;

@@ -2,11 +2,40 @@
 // pickles that would run something, never end, or take memory without bound.
 #include "convert/pickle.h"
 
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "convert/pickle_fields.h"
 #include "tests/support/temporary_folder.h"
+
+namespace {
+
+// Bytes that operator new has given out and not got back, and the most of them at a time.
+std::atomic<int64_t> allocated = 0;
+std::atomic<int64_t> peak = 0;
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  void* const memory = std::malloc(bytes);
+  if (!memory) throw std::bad_alloc();
+  const int64_t now = allocated += static_cast<int64_t>(::malloc_usable_size(memory));
+  if (now > peak) peak = now;
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  if (memory) allocated -= static_cast<int64_t>(::malloc_usable_size(memory));
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  operator delete(memory);
+}
 
 namespace zerorun::testing {
 namespace {
@@ -112,6 +141,40 @@ TEST_CASE("Values that contain themselves, or share values without end, are refu
   CHECK_THAT(refusal(doubling + "."), Contains("more than a million values"));
   const std::string deep = text("\x80\x02") + std::string(100'000, ']') + std::string(99'999, 'a') + ".";
   CHECK_THAT(refusal(deep), Contains("nested more than 100 deep"));
+}
+
+TEST_CASE("A pickle takes no more memory than the stated factor, whatever it is made of") {
+  constexpr size_t kRepeats = 300'000;
+  const std::vector<std::pair<std::string, std::string>> shapes = {
+      {"values on the stack", "N"},
+      {"marks", "("},
+      {"empty lists", "]"},
+      {"empty dicts", "}"},
+      {"empty sets", "\x8f"},
+      {"nested tuples of one", "\x85"},
+      {"empty tuples", ")"},
+      {"small integers", text("K\x01")},
+      {"memoized values", text("N\x94")},
+      {"lists of one", "]Na"},
+      {"dicts of one", "}NNs"},
+      {"empty texts", text("\x8c\x00")},
+      {"short texts", text("\x8c\x10") + "sixteen letters!"},
+      {"globals", "ca\nb\n"},
+      {"objects", "ca\nb\n)R"},
+      {"persistent ids", "NQ"},
+  };
+  for (const auto& [name, part] : shapes) {
+    INFO(name);
+    std::string bytes = text("\x80\x04N");
+    for (size_t repeat = 0; repeat < kRepeats; ++repeat) bytes += part;
+    bytes += ".";
+    const int64_t before = allocated;
+    peak = before;
+    CHECK_THAT(user_error([&] { parse(bytes); }),
+               Contains("another stack than one value") || Contains("no error"));
+    CHECK(peak - before <= kPickleMemoryFactor * static_cast<int64_t>(bytes.size()));
+    CHECK(peak - before > static_cast<int64_t>(bytes.size()) / 100);  // the counter counts
+  }
 }
 
 }  // namespace zerorun::testing

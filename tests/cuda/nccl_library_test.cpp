@@ -113,7 +113,7 @@ TEST_CASE("peers: ranks learn of each other's machines and GPUs") {
       CHECK(peers[rank].gpu == wanted[rank].gpu);
       CHECK(peers[rank].nccl_version == wanted[rank].nccl_version);
       CHECK(peers[rank].several_communicators == wanted[rank].several_communicators);
-      CHECK(peers[rank].own_memory == wanted[rank].own_memory);
+      CHECK(peers[rank].nccl_mem_alloc == wanted[rank].nccl_mem_alloc);
     }
   }
 }

@@ -209,7 +209,7 @@ TEST_CASE("What cannot be saved is told on all ranks, and training goes on") {
   REQUIRE_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(adam(), stage, "bf16", communicator);
     training.step(0);
-    training.state->others.push_back(
+    training.state->unbucketed.push_back(
         {.name = "phases", .tensor = torch::zeros({3}, at::kComplexFloat), .is_buffer = true});
     training.engine->save_checkpoint(folder / "a");
     {
@@ -219,7 +219,7 @@ TEST_CASE("What cannot be saved is told on all ranks, and training goes on") {
     training.step(1);
     expect_throws([&] { training.engine->wait_for_checkpoint(); }, "dtype ComplexFloat cannot be saved",
                   "a buffer");
-    training.state->others.pop_back();
+    training.state->unbucketed.pop_back();
     training.engine->save_checkpoint(folder / "a");
     training.engine->wait_for_checkpoint();
   }));

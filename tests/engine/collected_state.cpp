@@ -20,7 +20,7 @@ void CollectedState::add(StateTraining& training) {
       whole.narrow(0, piece.begin, piece.values.numel()).copy_(piece.values);
     });
   }
-  for (const NamedTensor& other : state.others)
+  for (const NamedTensor& other : state.unbucketed)
     whole_["exact of " + other.name] = other.tensor.to(at::kFloat).flatten().clone();
 }
 

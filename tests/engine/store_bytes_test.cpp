@@ -25,7 +25,7 @@ void check_bytes(const StateTraining& training, const Recording& recording, cons
   store.for_each([&](int, const StateTensor& state) { kept += store.bytes(state); });
   const BytesByCategory bytes = training.engine->bytes_by_category();
   int64_t beside = 0;  // tensors that stay in the program's memory
-  for (const NamedTensor& other : training.state->others)
+  for (const NamedTensor& other : training.state->unbucketed)
     beside += static_cast<int64_t>(other.tensor.nbytes());
   expect(bytes.model_states() + bytes.buffers - beside == kept,
          when + ": the categories are not what is kept");

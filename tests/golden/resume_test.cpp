@@ -8,6 +8,7 @@
 
 #include "convert/import_checkpoint.h"
 #include "tests/convert/deepspeed_cases.h"
+#include "tests/convert/fixture_hash.h"
 #include "tests/golden/replay.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_gpt2.h"
@@ -17,13 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-std::string fnv1a(const at::Tensor& values) {
-  uint64_t hash = 14695981039346656037ULL;
-  const auto* bytes = static_cast<const uint8_t*>(values.const_data_ptr());
-  for (size_t at = 0; at < values.nbytes(); ++at) hash = (hash ^ bytes[at]) * 1099511628211ULL;
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016lx", static_cast<unsigned long>(hash));
-  return text;
+std::string hash_of(const at::Tensor& values) {
+  return fnv1a({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
 // By parameter: what the weights should be and what they are, as FNV-1a.
@@ -41,7 +37,7 @@ Hashes expected_weights(const json& truth) {
 Hashes weights_of(torch::nn::Module& model) {
   Hashes hashes;
   for (const auto& parameter : model.named_parameters())
-    hashes[parameter.key()] = fnv1a(parameter->detach().clone());
+    hashes[parameter.key()] = hash_of(parameter->detach().clone());
   return hashes;
 }
 

@@ -10,8 +10,8 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/publication.h"
-#include "checkpoint/state_file.h"
 #include "checkpoint/safetensors_reader.h"
+#include "checkpoint/state_file.h"
 #include "tests/launcher/command_folder.h"
 
 namespace zerorun::testing {
@@ -54,7 +54,7 @@ void add_file(Manifest& manifest, const fs::path& folder, const std::string& nam
   file.name = name;
   RangeToWrite& added = file.ranges.emplace_back();
   added.range = range;
-  added.source = std::make_shared<PinnedBytes>(std::as_bytes(values));
+  added.source = std::make_shared<MemorySnapshot>(std::as_bytes(values));
   manifest.files[name] = write_state_file(local_file_system(), folder, file);
 }
 

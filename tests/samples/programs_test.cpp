@@ -29,6 +29,7 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
       {config + "--data " + none, "none: the file is empty"},
       {config + "--data " + none + "x", "nonex: no such file"},
       {config + "--save " + none + "/x/y", "--save"},
+      {config + "--save weights.bin", "--save weights.bin: expected the name of a .safetensors file"},
       {config + "--csv " + (folder / "").string(), "is a directory"},
       {config + "--batch 0", "--batch"},
       {config + "--lr -1", "--lr"},
@@ -171,16 +172,16 @@ TEST_CASE("a run that is resumed goes on with the same losses and weights, at ot
   };
   const std::string saves = folder / "saves";
   const std::string straight = folder / "straight.csv";
-  const std::string weights = folder / "weights";
+  const std::string weights = folder / "weights.safetensors";
+  const std::string resumed_weights = folder / "resumed.safetensors";
   train(2, 1, "--steps 6 --csv " + straight + " --save-dir " + saves + " --save-every 3 --save " + weights);
   CHECK(read_file(folder / "saves/latest") == "global_step6\n");
   folder.write("saves/latest", "global_step3\n");
   const std::vector<double> losses = column(read_csv(straight), "loss");
   const std::string resumed = folder / "resumed.csv";
   auto resume = [&](int ranks, int stage) {
-    const std::string out =
-        train(ranks, stage,
-              "--steps 6 --csv " + resumed + " --resume " + saves + " --save " + weights + ".resumed");
+    const std::string out = train(
+        ranks, stage, "--steps 6 --csv " + resumed + " --resume " + saves + " --save " + resumed_weights);
     CHECK_THAT(out, Contains("resumed from " + saves + "/global_step3"));
     return column(read_csv(resumed), "loss");
   };
@@ -188,7 +189,7 @@ TEST_CASE("a run that is resumed goes on with the same losses and weights, at ot
   for (const int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     CHECK(resume(2, stage) == rest);
-    CHECK(read_file(weights) == read_file(weights + ".resumed"));
+    CHECK(read_file(weights) == read_file(resumed_weights));
   }
   const std::vector<double> on_four = resume(4, 3);
   REQUIRE(on_four.size() == rest.size());

@@ -25,9 +25,9 @@ inline void ask_ahead(const void* memory, size_t bytes) {
 /// Whether `memory` is aligned for such writes.
 bool may_pass_caches(const void* memory);
 /// to = a + b, element by element; `length` is a multiple of 16. Visible to other threads after
-/// finish_past_caches().
+/// nontemporal_fence().
 template <typename T>
-void add_past_caches(T* to, const T* a, const T* b, int64_t length) {
+void nontemporal_add(T* to, const T* a, const T* b, int64_t length) {
   using Vector [[gnu::vector_size(16)]] = T;
   constexpr auto kLanes = static_cast<int64_t>(sizeof(Vector) / sizeof(T));
   for (int64_t i = 0; i < length; i += kLanes) {
@@ -38,7 +38,7 @@ void add_past_caches(T* to, const T* a, const T* b, int64_t length) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), reinterpret_cast<__m128i>(left + right));
   }
 }
-void finish_past_caches();
+void nontemporal_fence();
 
 /// memcpy(), bypassing the caches for large sizes.
 void copy_much(void* to, const void* from, size_t bytes);

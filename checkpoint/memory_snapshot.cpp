@@ -1,4 +1,4 @@
-#include "checkpoint/pinned_bytes.h"
+#include "checkpoint/memory_snapshot.h"
 
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-void PinnedBytes::take(int64_t offset, std::span<std::byte> into) {
+void MemorySnapshot::take(int64_t offset, std::span<std::byte> into) {
   const std::lock_guard lock(mutex_);
   const auto end = offset + static_cast<int64_t>(into.size());
   ZR_CHECK(offset >= taken_ && end <= static_cast<int64_t>(live_.size()), "bytes that were taken before");
@@ -15,7 +15,7 @@ void PinnedBytes::take(int64_t offset, std::span<std::byte> into) {
   taken_ = end;
 }
 
-int64_t PinnedBytes::keep() {
+int64_t MemorySnapshot::keep() {
   const std::lock_guard lock(mutex_);
   if (is_kept_) return 0;
   const auto rest = live_.subspan(static_cast<size_t>(taken_));

@@ -1,5 +1,5 @@
 // Tests that a reader of pinned bytes gets their original contents while the memory changes.
-#include "checkpoint/pinned_bytes.h"
+#include "checkpoint/memory_snapshot.h"
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -23,7 +23,7 @@ TEST_CASE("Pinned bytes stay what they were, wherever their reader is when they 
   for (size_t change_at = 0; change_at <= kBytes; change_at += 1000) {
     std::vector<std::byte> live = random_bytes(kBytes, change_at);
     const std::vector<std::byte> before = live;
-    PinnedBytes pinned(live);
+    MemorySnapshot pinned(live);
     std::vector<std::byte> taken(kBytes);
     for (size_t at = 0; at < kBytes; at += 500) {
       if (at == change_at) {
@@ -42,7 +42,7 @@ TEST_CASE("Pinned bytes are taken by one thread while another changes them") {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     std::vector<std::byte> live = random_bytes(kBytes, seed);
     const std::vector<std::byte> before = live;
-    PinnedBytes pinned(live);
+    MemorySnapshot pinned(live);
     std::vector<std::byte> taken(kBytes);
     std::thread writer([&] {
       for (size_t at = 0; at < kBytes; at += 10'000)
@@ -58,7 +58,7 @@ TEST_CASE("Pinned bytes are taken by one thread while another changes them") {
 
 TEST_CASE("Pinned bytes are taken from front to back") {
   std::vector<std::byte> live(100);
-  PinnedBytes pinned(live);
+  MemorySnapshot pinned(live);
   std::vector<std::byte> into(10);
   pinned.take(50, into);
   CHECK_THROWS(pinned.take(40, into));

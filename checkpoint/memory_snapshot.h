@@ -11,12 +11,12 @@
 
 namespace zerorun {
 
-class PinnedBytes {
+class MemorySnapshot {
  public:
   /// `live` must stay valid until the first keep(), or as long as this object.
-  explicit PinnedBytes(std::span<const std::byte> live) : live_(live) {}
-  PinnedBytes(const PinnedBytes&) = delete;
-  PinnedBytes& operator=(const PinnedBytes&) = delete;
+  explicit MemorySnapshot(std::span<const std::byte> live) : live_(live) {}
+  MemorySnapshot(const MemorySnapshot&) = delete;
+  MemorySnapshot& operator=(const MemorySnapshot&) = delete;
 
   /// Copies the snapshot from `offset` on to `into`. Each call must start at or after the end of the one
   /// before.

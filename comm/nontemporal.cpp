@@ -1,4 +1,4 @@
-#include "comm/past_caches.h"
+#include "comm/nontemporal.h"
 
 namespace zerorun {
 namespace {
@@ -11,7 +11,7 @@ bool may_pass_caches(const void* memory) {
   return reinterpret_cast<uintptr_t>(memory) % kVector == 0;
 }
 
-void finish_past_caches() {
+void nontemporal_fence() {
   _mm_sfence();
 }
 
@@ -27,7 +27,7 @@ void copy_much(void* to, const void* from, size_t bytes) {
         _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(to) + done + i), vector);
       }
     }
-    finish_past_caches();
+    nontemporal_fence();
   }
   if (done < bytes)
     std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, bytes - done);
