@@ -30,6 +30,20 @@ std::string to_text(const RestartValue& value) {
   return std::to_string(std::get<std::vector<uint8_t>>(value).size()) + " bytes";
 }
 
+std::string to_text(const std::optional<SavedWindow>& window) {
+  if (!window) return "none";
+  return std::to_string(window->micro_steps) + " of " + std::to_string(window->accumulation_steps) +
+         " micro-steps, " + (window->is_summed ? "summed over ranks" : "each rank's own") + ", " +
+         window->dtype + " (" + window->communication + "), factor " + std::to_string(window->factor) +
+         ", loss scale " + std::to_string(window->loss_scale);
+}
+
+std::string to_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
+  return text.empty() ? "none" : text;
+}
+
 class Comparison {
  public:
   Comparison(SavedState& first, SavedState& second) : first_(first), second_(second) {}
@@ -56,8 +70,8 @@ class Comparison {
     compare_setting("stage", std::to_string(first.stage), std::to_string(second.stage));
     compare_setting("precision", first.precision, second.precision);
     compare_setting("optimizer", first.optimizer, second.optimizer);
-    compare_setting("window", first.window ? std::to_string(first.window->micro_steps) + " micro-steps" : "",
-                    second.window ? std::to_string(second.window->micro_steps) + " micro-steps" : "");
+    if (first.window != second.window)
+      result_.settings.push_back({"window", to_text(first.window), to_text(second.window)});
     compare_setting("client_state", first.client_state, second.client_state);
     const size_t ranks = first.world_size == second.world_size ? first.numbers.size() : 1;
     for (size_t rank = 0; rank < ranks; ++rank)
@@ -96,6 +110,8 @@ class Comparison {
       return add(name, "", "strides " + to_text(a->second.strides) + " and " + to_text(b->second.strides));
     if (a->second.trained != b->second.trained)
       add(name, "", a->second.trained ? "trained and frozen" : "frozen and trained");
+    if (a->second.aliases != b->second.aliases)
+      add(name, "", "tied names " + to_text(a->second.aliases) + " and " + to_text(b->second.aliases));
     int64_t numel = 1;
     for (const int64_t size : a->second.shape) numel *= size;
     std::set<std::string> states;

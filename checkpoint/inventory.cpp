@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -37,6 +38,18 @@ bool is_partial(const std::string& name) {
   return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
 }
 
+// Throws UserError if a file of the manifest is missing or has another length.
+void check_files(const fs::path& folder, const Manifest& manifest) {
+  for (const auto& [name, file] : manifest.files) {
+    std::error_code error;
+    const auto bytes = fs::file_size(folder / name, error);
+    if (error) throw UserError((folder / name).string() + ": missing");
+    if (static_cast<int64_t>(bytes) != file.bytes)
+      throw UserError((folder / name).string() + ": " + std::to_string(bytes) + " bytes, expected " +
+                      std::to_string(file.bytes));
+  }
+}
+
 InventoryTag describe(FileSystem& files, const fs::path& folder, const std::string& name) {
   InventoryTag tag{.tag = name, .folder = folder, .bytes = bytes_in(folder), .written = time_of(folder)};
   if (is_partial(name)) {
@@ -47,6 +60,7 @@ InventoryTag describe(FileSystem& files, const fs::path& folder, const std::stri
   try {
     const fs::path manifest = folder / kManifestName;
     tag.manifest = parse_manifest(read_text(files, manifest).value_or(""), manifest.string());
+    check_files(folder, *tag.manifest);
   } catch (const UserError& error) {
     tag.state = TagState::damaged;
     tag.problem = error.what();
@@ -100,7 +114,8 @@ std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory
     tags.back().is_latest = !is_partial(name) && latest == name;
   }
   std::ranges::stable_sort(tags, {}, [](const InventoryTag& tag) {
-    return std::pair(tag.state, tag.manifest ? -tag.manifest->generation : 0);
+    return std::tuple(tag.state, tag.manifest ? -tag.manifest->generation : 0,
+                      -step_of_tag(tag.tag).value_or(0));
   });
   return tags;
 }
@@ -108,10 +123,18 @@ std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory
 PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOptions& options) {
   PrunePlan plan;
   int64_t newest = 0;
-  for (InventoryTag& tag : list_tags(files, directory)) {
-    if (tag.state != TagState::complete) continue;
+  std::vector<InventoryTag> tags = list_tags(files, directory);
+  std::set<std::string> being_written;
+  std::set<fs::path> linked;  // folders that a symbolic link in `directory` leads to
+  for (const InventoryTag& tag : tags) {
+    if (tag.state == TagState::unfinished) being_written.insert(tag.tag);
+    if (fs::is_symlink(tag.folder)) linked.insert(fs::weakly_canonical(tag.folder));
+  }
+  for (InventoryTag& tag : tags) {
+    if (tag.state != TagState::complete || fs::is_symlink(tag.folder)) continue;
     const auto step = step_of_tag(tag.tag);
-    const bool is_kept = !step || tag.is_latest || newest < options.keep ||
+    const bool is_kept = !step || tag.is_latest || newest < options.keep || being_written.contains(tag.tag) ||
+                         linked.contains(fs::weakly_canonical(tag.folder)) ||
                          (options.keep_every > 0 && *step % options.keep_every == 0);
     newest += step ? 1 : 0;
     (is_kept ? plan.kept : plan.removed).push_back(std::move(tag));

@@ -15,7 +15,7 @@ namespace zerorun {
 
 enum class TagState {
   complete,    // published, and its manifest can be read
-  damaged,     // it has a manifest, which cannot be read
+  damaged,     // its manifest cannot be read, or a file is missing or has another length
   unfinished,  // ".TAG.partial": being written, or left by a run that died
 };
 
@@ -23,7 +23,7 @@ struct InventoryTag {
   std::string tag;
   std::filesystem::path folder;
   TagState state = TagState::complete;
-  std::optional<Manifest> manifest = {};         // of a complete tag
+  std::optional<Manifest> manifest = {};         // absent if it cannot be read
   std::string problem = {};                      // of a damaged one
   int64_t bytes = 0;                             // of all files in the folder
   std::filesystem::file_time_type written = {};  // when the manifest, or else the folder, was last written
@@ -45,7 +45,8 @@ struct PrunePlan {
   int64_t freed_bytes = 0;         // without files that kept tags have too (hard links)
 };
 
-/// Chooses among complete tags that ZeroRun has named itself (global_stepN). `latest` always stays.
+/// Chooses among complete tags that ZeroRun has named itself (global_stepN). `latest`, tags that are being
+/// written again, and tags that a symbolic link names always stay.
 PrunePlan plan_prune(FileSystem& files, const std::filesystem::path& directory, const PruneOptions& options);
 
 /// The folder of one checkpoint: `path` itself if it has a manifest, else the tag in it that `tag` or, if

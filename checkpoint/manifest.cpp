@@ -207,6 +207,7 @@ int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
 
 // Throws UserError for contradictions that no reader could resolve.
 void check_consistent(const Manifest& manifest, const std::string& place) {
+  if (manifest.world_size < 1) throw UserError(place + ": \"world_size\": expected 1 or more");
   if (static_cast<int64_t>(manifest.numbers.size()) != manifest.world_size) {
     throw UserError(place + ": numbers of " + std::to_string(manifest.numbers.size()) + " ranks, expected " +
                     std::to_string(manifest.world_size));
@@ -225,6 +226,16 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
         throw UserError(where + ": a range of " + range.parameter + " that it does not have");
     }
   }
+}
+
+// Writing and destroying deeply nested JSON takes stack.
+json parse_bounded(const std::string& text, const std::string& place) {
+  constexpr int kDeepest = 1000;
+  const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
+    if (depth > kDeepest) throw UserError(place + ": nested more than 1000 deep");
+    return true;
+  };
+  return json::parse(text, check_depth);
 }
 
 Manifest parse_members(const json& value, const std::string& place) {
@@ -293,7 +304,7 @@ std::string to_json(const Manifest& manifest) {
 
 Manifest parse_manifest(const std::string& text, const std::string& place) {
   try {
-    json value = json::parse(text);
+    json value = parse_bounded(text, place);
     check_checksum(value, place);
     return parse_members(value, place);
   } catch (const json::exception& error) {
@@ -303,6 +314,7 @@ Manifest parse_manifest(const std::string& text, const std::string& place) {
 
 void check_json(const std::string& text, const std::string& what) {
   if (!json::accept(text)) throw UserError(what + " is not JSON: " + text.substr(0, 60));
+  parse_bounded(text, what);
 }
 
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers) {

@@ -140,6 +140,7 @@ std::vector<std::string> SafetensorsFolder::finish() {
   }
   finished_ = true;
   if (shards_.size() > 1) {
+    check_done(files_->sync_folder(folder_), folder_, "synced");
     write_index();
     names.push_back(index_name(stem_));
   }
@@ -171,6 +172,7 @@ void SafetensorsFolder::remove_earlier_export() const {
         std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
     if (!is_replaced) check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
   }
+  check_done(files_->sync_folder(folder_), folder_, "synced");  // an index must not outlive its shards
 }
 
 }  // namespace zerorun

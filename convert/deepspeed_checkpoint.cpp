@@ -13,6 +13,20 @@ namespace {
 
 constexpr const char* kValue = "value";
 
+// The dtype of the module's parameters, for checkpoints without ds_config.
+std::string precision_of_module(DeepSpeedContents& contents) {
+  const PickledField model = contents.model();
+  const std::vector<std::string> buffers = model.need("buffer_names").texts();
+  for (const auto& [name, value] : model.need("module").entries()) {
+    if (std::ranges::find(buffers, name) != buffers.end()) continue;
+    const std::string dtype = tensor_of(contents.models.front(), value)->tensor.dtype;
+    if (dtype == "BF16") return "bf16";
+    if (dtype == "F16") return "fp16";
+    if (dtype == "F32") return "fp32";
+  }
+  throw UserError(model.place + "neither \"ds_config\" nor \"module\" shows the precision of training");
+}
+
 void read_shapes(DeepSpeedContents& contents) {
   const auto groups = contents.model().find("param_shapes");
   if (!groups) return;
@@ -26,16 +40,25 @@ void read_shapes(DeepSpeedContents& contents) {
   }
 }
 
-// Stage 3: each rank's model file has its part of a frozen parameter.
-void add_frozen_fragments(DeepSpeedContents& contents, const std::string& name, const PickledField& shape) {
-  PartitionedState fragments{name, {}};
-  for (TorchFile* file : contents.models)
-    fragments.by_rank.push_back(tensor_of(file, root_of(*file).need("frozen_param_fragments").need(name)));
-  SourceParameter& parameter = contents.add_parameter(name, shape.integers(), shape.place);
-  parameter.facts.trained = false;
-  SourceState& values = parameter.states[kValue];
-  values.dtype = fragments.by_rank.front()->tensor.dtype;
-  values.pieces = pieces_by_rank(fragments, 0, numel_of(parameter.facts.shape, shape.place));
+// Stage 3: each rank's model file has its part of each frozen parameter.
+void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shapes) {
+  std::map<std::string, PartitionedState> fragments;
+  for (TorchFile* file : contents.models) {
+    for (const auto& [name, fragment] : root_of(*file).need("frozen_param_fragments").entries()) {
+      PartitionedState& state = fragments[name];
+      state.name = name;
+      state.by_rank.push_back(tensor_of(file, fragment));
+    }
+  }
+  for (const auto& [name, shape] : shapes.entries()) {
+    const PartitionedState& state = fragments[name];
+    check_ranks(state, contents.models.size(), shape.place);
+    SourceParameter& parameter = contents.add_parameter(name, shape.integers(), shape.place);
+    parameter.facts.trained = false;
+    SourceState& values = parameter.states[kValue];
+    values.dtype = state.by_rank.front()->tensor.dtype;
+    values.pieces = pieces_by_rank(state, 0, numel_of(parameter.facts.shape, shape.place));
+  }
 }
 
 // Adds buffers and frozen parameters. `module` has the buffers, and at stages 1 and 2 the frozen parameters:
@@ -48,21 +71,32 @@ void read_untrained(DeepSpeedContents& contents) {
   if (const auto names = model.find("buffer_names")) {
     for (const std::string& name : names->texts()) buffers.insert(name);
   }
-  const auto aliases = model.find("shared_params");
+  std::set<std::string> aliases;
+  if (const auto shared = model.find("shared_params")) {
+    for (const auto& [alias, name] : shared->entries()) aliases.insert(alias);
+  }
   if (const auto module = model.find("module")) {
     for (const auto& [name, value] : module->entries()) {
       if ((stage == 0 || stage == 3) && !buffers.contains(name)) continue;
-      if (contents.result.parameters.contains(name) || (aliases && aliases->find(name))) continue;
+      if (contents.result.parameters.contains(name) || aliases.contains(name)) continue;
       const SourceTensorPtr source = tensor_of(contents.models.front(), value);
       SourceParameter& parameter = contents.add_parameter(name, source->tensor.shape, value.place);
       parameter.facts.strides = source->tensor.strides;
       parameter.facts.trained = false;
-      parameter.states[kValue] = state_of(source);
+      add_state(parameter, kValue, source, value.place);
     }
   }
   const auto frozen = model.find("frozen_param_shapes");
-  if (!frozen || stage != 3) return;
-  for (const auto& [name, shape] : frozen->entries()) add_frozen_fragments(contents, name, shape);
+  if (frozen && stage == 3) add_frozen_fragments(contents, *frozen);
+}
+
+// DeepSpeed divides experts that it has made itself among other ranks than the rest.
+void refuse_experts(const PickledField& model) {
+  for (const char* const key : {"ds_autoep_layers", "autoep_layers"}) {
+    if (model.find(key))
+      throw UserError(model.place + "\"" + key +
+                      "\": written with expert parallelism, which is not supported");
+  }
 }
 
 void read_aliases(DeepSpeedContents& contents) {
@@ -85,14 +119,25 @@ DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::file
   for (const auto& path : contents.folder.model_files) contents.models.push_back(contents.open(path));
   contents.result.tag = contents.folder.tag;
   contents.result.facts = read_deepspeed_facts(contents.model());
+  refuse_experts(contents.model());
+  std::string& precision = contents.result.facts.precision;
+  if (precision.empty()) precision = precision_of_module(contents);
   read_shapes(contents);
   if (contents.folder.is_universal) {
     read_universal(contents);
   } else if (contents.folder.optimizer_files.empty()) {
     read_stage0(contents);
   } else {
+    if (contents.groups.empty())
+      throw UserError(contents.model().place +
+                      "\"param_shapes\" is missing: expected DeepSpeed 0.9 or newer");
     read_partitions(contents);
   }
+  if (contents.result.stage == 3 && !contents.folder.is_universal &&
+      contents.models.size() != static_cast<size_t>(contents.result.facts.world_size))
+    throw UserError(contents.folder.path.string() + ": " + std::to_string(contents.models.size()) +
+                    " files of model states, expected one for each of the " +
+                    std::to_string(contents.result.facts.world_size) + " ranks");
   read_untrained(contents);
   read_aliases(contents);
   return std::move(contents.result);

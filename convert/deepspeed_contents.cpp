@@ -48,11 +48,20 @@ SourceTensorPtr tensor_of(TorchFile* file, const PickledField& field) {
   return std::make_shared<const SourceTensor>(SourceTensor{file, *tensor});
 }
 
-SourceState state_of(const SourceTensorPtr& source) {
-  SourceState state;
-  state.dtype = source->tensor.dtype;
-  state.pieces.push_back({source, 0, source->tensor.numel});
-  return state;
+void add_state(SourceParameter& parameter, const std::string& state, const SourceTensorPtr& source,
+               const std::string& place) {
+  const SavedParameter& expected = parameter.facts;
+  const TorchTensor& tensor = source->tensor;
+  if (tensor.shape != expected.shape)
+    throw UserError(place + ": " + state + " has another shape than the parameter");
+  for (size_t dim = 0; tensor.numel > 0 && dim < tensor.shape.size(); ++dim) {
+    if (tensor.shape[dim] != 1 && tensor.strides[dim] != expected.strides[dim])
+      throw UserError(place + ": " + state +
+                      " has another memory layout than the parameter: save both contiguous");
+  }
+  SourceState& added = parameter.states[state];
+  added.dtype = tensor.dtype;
+  added.pieces.assign(1, SourcePiece{source, 0, tensor.numel});
 }
 
 int64_t step_of(TorchFile* file, const PickledField& field) {

@@ -46,8 +46,10 @@ struct DeepSpeedContents {
 PickledField root_of(const TorchFile& file);
 /// Throws UserError if the value is no tensor.
 SourceTensorPtr tensor_of(TorchFile* file, const PickledField& field);
-/// A state that is all of a tensor.
-SourceState state_of(const SourceTensorPtr& source);
+/// Adds a state that is all of a tensor. Throws UserError if the tensor has another shape than the parameter,
+/// or another order in memory.
+void add_state(SourceParameter& parameter, const std::string& state, const SourceTensorPtr& source,
+               const std::string& place);
 /// An optimizer's step: a number, or a tensor of one float.
 int64_t step_of(TorchFile* file, const PickledField& field);
 /// Throws UserError for a shape of more than 2^63 elements.
@@ -59,6 +61,8 @@ class NumberedFields {
   explicit NumberedFields(const PickledField& dict);
   /// Throws UserError if there is no such key.
   const PickledField& at(size_t key) const;
+  size_t size() const { return fields_.size(); }
+  const std::string& place() const { return place_; }
 
  private:
   std::string place_;

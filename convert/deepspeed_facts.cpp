@@ -64,10 +64,11 @@ void read_ranks(const PickledField& model, DeepSpeedFacts& facts) {
 }
 
 std::string precision_of(const std::optional<PickledField>& config) {
+  if (!config) return "";
   auto is_enabled = [&](const char* key) {
-    const auto section = config ? config->find(key) : std::nullopt;
+    const auto section = config->find(key);
     const auto enabled = section ? section->find("enabled") : std::nullopt;
-    return enabled && enabled->value.is(PickleKind::boolean) && enabled->value.boolean();
+    return enabled && enabled->integer() != 0;
   };
   if (is_enabled("bf16") || is_enabled("bfloat16")) return "bf16";
   return is_enabled("fp16") ? "fp16" : "fp32";
@@ -111,6 +112,23 @@ void note_what_is_left_out(const PickledField& model, DeepSpeedFacts& facts) {
   if (model.find("random_ltd")) facts.left_out.push_back("the state of random layer-token drop (random_ltd)");
 }
 
+void read_client_state(const PickledField& model, DeepSpeedFacts& facts) {
+  nlohmann::json client = nlohmann::json::object();
+  for (const auto& [key, field] : model.entries()) {
+    if (own_keys().contains(key)) continue;
+    try {
+      bool has_storages = false;
+      client[key] = to_json(field, &has_storages);
+      if (has_storages)
+        facts.left_out.push_back("the values of tensors in the client state (" + key +
+                                 "): only their shapes and dtypes are");
+    } catch (const UserError& error) {
+      facts.left_out.push_back(std::string("a part of the client state: ") + error.what());
+    }
+  }
+  facts.client_state = client.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 DeepSpeedFacts read_deepspeed_facts(const PickledField& model) {
@@ -118,15 +136,12 @@ DeepSpeedFacts read_deepspeed_facts(const PickledField& model) {
   if (const auto version = model.find("ds_version")) facts.version = version->text();
   read_counters(model, facts);
   read_ranks(model, facts);
-  const auto config = model.find("ds_config");
+  auto config = model.find("ds_config");
+  if (config && !config->value.is(PickleKind::dict)) config.reset();  // the name of its file
   facts.precision = precision_of(config);
   read_optimizer(config, facts);
   note_what_is_left_out(model, facts);
-  nlohmann::json client = nlohmann::json::object();
-  for (const auto& [key, value] : model.entries()) {
-    if (!own_keys().contains(key)) client[key] = to_json(value);
-  }
-  facts.client_state = client.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  read_client_state(model, facts);
   return facts;
 }
 

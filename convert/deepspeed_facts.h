@@ -14,7 +14,7 @@ namespace zerorun {
 struct DeepSpeedFacts {
   std::string version;  // of DeepSpeed
   int world_size = 1;
-  std::string precision;              // "fp32", "fp16", "bf16"
+  std::string precision;              // "fp32", "fp16", "bf16"; empty without ds_config
   std::string optimizer;              // as ZeroRun names it: "AdamW"
   int64_t generation = 0;             // optimizer steps that were applied
   RestartValues numbers;              // as engine/restart_items.h names them

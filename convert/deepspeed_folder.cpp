@@ -87,7 +87,7 @@ void refuse_other_parallelism(const fs::path& folder, const std::vector<std::str
 
 DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) {
   DeepSpeedFolder found;
-  found.path = tag_folder(files, folder);
+  found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // so that "." has a name
   if (!found.path.has_filename()) found.path = found.path.parent_path();
   found.tag = found.path.filename().string();
   const std::vector<std::string> names = names_in(files, found.path);
@@ -95,7 +95,13 @@ DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) 
   found.model_files = files_of_ranks(found.path, names, "model_states.pt");
   found.optimizer_files = files_of_ranks(found.path, names, "optim_states.pt");
   for (const std::string& name : names) {
-    if (name == kModelFile && found.model_files.empty()) found.model_files = {found.path / name};
+    if (name == kModelFile) {
+      if (!found.model_files.empty())
+        throw UserError(found.path.string() + ": " + kModelFile + " (stages 0 to 2) and " +
+                        found.model_files.front().filename().string() +
+                        " (stage 3): remove the files that an earlier run left");
+      found.model_files = {found.path / name};
+    }
     if (name != kUniversalFolder) continue;
     found.is_universal = true;
     for (const std::string& parameter : names_in(files, found.path / name)) {

@@ -42,6 +42,10 @@ class PartitionsReader {
     if (!first.find(weights))
       throw UserError(first.place + ": \"" + weights + "\" is missing: expected a checkpoint of ZeRO stage " +
                       std::to_string(contents_.result.stage) + " (DeepSpeed 0.9 or newer)");
+    if (!first.need(base).value.is(PickleKind::dict))
+      throw UserError(first.place + "." + base +
+                      ": an elastic checkpoint, which is not supported: save with \"elastic_checkpoint\": "
+                      "false, or convert it with ds_to_universal");
     if (contents_.result.facts.precision == "fp16")
       add_loss_scale(first.need("loss_scaler"), contents_.numbers());
     add_groups(first.need(base).need("param_groups"), contents_.numbers());
@@ -61,8 +65,10 @@ class PartitionsReader {
     return root_of(file).need("optimizer_state_dict");
   }
 
+  // Training in bf16 with fp32 gradients at stage 1 has an optimizer of its own, which saves no stage.
   void check(const PickledField& first) {
-    const int64_t stage = first.need("zero_stage").integer();
+    const bool is_bf16_optimizer = !first.find("zero_stage") && first.find("single_partition_of_fp32_groups");
+    const int64_t stage = is_bf16_optimizer ? 1 : first.need("zero_stage").integer();
     if (stage < 1 || stage > 3)
       throw UserError(first.place + ".zero_stage: " + std::to_string(stage) + ", expected 1, 2 or 3");
     contents_.result.stage = static_cast<int>(stage);
@@ -75,6 +81,12 @@ class PartitionsReader {
 
   // `weights`: the rank's partitions of fp32 weights, by group. `moments`: the optimizer's states, by group.
   void read_rank(TorchFile* file, const PickledField& weights, const NumberedFields& moments) {
+    for (const auto& [field, count] :
+         {std::pair(&weights.place, weights.value.size()), std::pair(&moments.place(), moments.size())}) {
+      if (count != states_.size())
+        throw UserError(*field + ": " + std::to_string(count) + " groups, param_shapes has " +
+                        std::to_string(states_.size()));
+    }
     for (size_t group = 0; group < states_.size(); ++group) {
       append(states_[group], contents_.state_of_weights(), tensor_of(file, weights.item(group)));
       for (const auto& [name, value] : moments.at(group).entries()) {
@@ -87,19 +99,8 @@ class PartitionsReader {
     }
   }
 
-  void check_ranks(const ShapeGroup& group, const GroupStates& states) const {
-    for (const auto& [name, state] : states) {
-      if (state.by_rank.size() != files_.size())
-        throw UserError(group.place + ": " + name + " is in the files of some ranks only");
-      for (const SourceTensorPtr& source : state.by_rank) {
-        if (source->tensor.dtype != state.by_rank.front()->tensor.dtype)
-          throw UserError(source->file->path().string() + ": " + name + " has another dtype than on rank 0");
-      }
-    }
-  }
-
   void add_group(const ShapeGroup& group, const GroupStates& states, const std::vector<int64_t>& paddings) {
-    check_ranks(group, states);
+    for (const auto& [name, state] : states) check_ranks(state, files_.size(), group.place);
     const bool by_rank = contents_.result.stage == 3;
     int64_t begin = 0;
     for (size_t at = 0; at < group.parameters.size(); ++at) {
@@ -117,6 +118,13 @@ class PartitionsReader {
         contents_.result.parameters.at(name).states[state_name] = std::move(found);
       }
       begin = end;
+    }
+    for (const auto& [name, state] : states) {
+      if (by_rank) {
+        check_ranks_are_used(state, begin);
+      } else {
+        check_flat_is_used(state, begin);
+      }
     }
   }
 

@@ -14,7 +14,41 @@ namespace {
                   "'s partition, the parameters' shapes need " + std::to_string(needed));
 }
 
+[[noreturn]] void fail_unused(const PartitionedState& state, size_t rank, int64_t stored, int64_t used) {
+  throw UserError(state.by_rank[rank]->file->path().string() + ": " + state.name + " has " +
+                  std::to_string(stored) + " elements, of which the parameters' shapes use " +
+                  std::to_string(used) + ": the ranks have divided it otherwise than this reader knows");
+}
+
 }  // namespace
+
+void check_ranks(const PartitionedState& state, size_t ranks, const std::string& place) {
+  if (state.by_rank.size() != ranks)
+    throw UserError(place + ": " + state.name + " is in the files of " +
+                    std::to_string(state.by_rank.size()) + " ranks, expected " + std::to_string(ranks));
+  for (const SourceTensorPtr& source : state.by_rank) {
+    if (source->tensor.dtype != state.by_rank.front()->tensor.dtype)
+      throw UserError(source->file->path().string() + ": " + state.name +
+                      " has another dtype than on rank 0");
+  }
+}
+
+// https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py rounds both up to a
+// multiple of twice the world size and compares them.
+void check_flat_is_used(const PartitionedState& state, int64_t numel) {
+  const int64_t multiple = 2 * static_cast<int64_t>(state.by_rank.size());
+  int64_t stored = 0;
+  for (const SourceTensorPtr& source : state.by_rank) stored += source->tensor.numel;
+  const auto rounded = [&](int64_t count) { return count / multiple + (count % multiple != 0 ? 1 : 0); };
+  if (rounded(stored) != rounded(numel)) fail_unused(state, state.by_rank.size() - 1, stored, numel);
+}
+
+void check_ranks_are_used(const PartitionedState& state, int64_t numel) {
+  for (size_t rank = 0; rank < state.by_rank.size(); ++rank) {
+    if (state.by_rank[rank]->tensor.numel != numel)
+      fail_unused(state, rank, state.by_rank[rank]->tensor.numel, numel);
+  }
+}
 
 std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel) {
   // Rank 0's partition is the first to be filled, so it has padding only if it has everything.

@@ -31,6 +31,14 @@ struct PartitionedState {
   std::vector<SourceTensorPtr> by_rank;
 };
 
+/// Throws UserError unless each of `ranks` ranks stores the state, in one dtype. `place`: whose state it is.
+void check_ranks(const PartitionedState& state, size_t ranks, const std::string& place);
+/// Stages 1 and 2: throws UserError unless the partitions hold `numel` elements and no more than the padding
+/// with which DeepSpeed makes them equally long.
+void check_flat_is_used(const PartitionedState& state, int64_t numel);
+/// Stage 3: throws UserError unless each rank's partition holds `numel` elements.
+void check_ranks_are_used(const PartitionedState& state, int64_t numel);
+
 /// Stages 1 and 2: the group's parameters lie one after the other in one flat tensor, which is cut into
 /// partitions of equal length, the last ones perhaps stored without their padding. Returns the pieces of
 /// `numel` elements from `begin` on. Throws UserError if the partitions do not have them.

@@ -27,7 +27,7 @@ std::vector<std::string> read_weights(DeepSpeedContents& contents) {
     }
     SourceParameter& parameter = contents.add_parameter(name, source->tensor.shape, value.place);
     parameter.facts.strides = source->tensor.strides;
-    parameter.states[contents.state_of_weights()] = state_of(source);
+    add_state(parameter, contents.state_of_weights(), source, value.place);
     names.push_back(name);
   }
   return names;
@@ -105,7 +105,8 @@ void read_moments(DeepSpeedContents& contents, const PickledField& state,
   for (size_t index = 0; index < moments.size(); ++index) {
     SourceParameter& parameter = contents.result.parameters.at(names[(*matches)[index]]);
     parameter.facts.trained = true;
-    for (const auto& [name, source] : moments[index].tensors) parameter.states[name] = state_of(source);
+    for (const auto& [name, source] : moments[index].tensors)
+      add_state(parameter, name, source, moments[index].place);
   }
 }
 

@@ -19,9 +19,8 @@ int64_t read_states(DeepSpeedContents& contents, const std::filesystem::path& fo
       continue;
     }
     const SourceTensorPtr source = tensor_of(file, root_of(*file).need("param"));
-    if (source->tensor.shape != parameter.facts.shape)
-      throw UserError(file->path().string() + ": the tensor has another shape than param_shapes says");
-    parameter.states[state == "fp32" ? contents.state_of_weights() : state] = state_of(source);
+    add_state(parameter, state == "fp32" ? contents.state_of_weights() : state, source,
+              file->path().string());
   }
   return steps;
 }

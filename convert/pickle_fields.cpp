@@ -56,9 +56,20 @@ std::string printable(std::string_view key) {
   return key.size() > kLongest ? text + "..." : text;
 }
 
+// Names end up in JSON files.
+void check_name(const std::string& name, const std::string& place) {
+  try {
+    nlohmann::json(name).dump();
+  } catch (const nlohmann::json::type_error&) {
+    throw UserError(place + ": a name is no UTF-8 text: " + printable(name));
+  }
+}
+
 class JsonWriter {
  public:
   explicit JsonWriter(const std::string& place) : place_(place) {}
+
+  bool has_storages() const { return has_storages_; }
 
   nlohmann::ordered_json write(const PickleValue& value, int depth = 0) {
     constexpr int kDeepest = 100;
@@ -89,6 +100,7 @@ class JsonWriter {
       case PickleKind::object:
         return of_object(value, depth);
       case PickleKind::persistent:
+        has_storages_ = true;
         return {{"storage", write(value.arguments(), depth + 1)}};
     }
     return nullptr;
@@ -99,13 +111,21 @@ class JsonWriter {
     if (std::isfinite(real)) return real;
     return std::isnan(real) ? "NaN" : real > 0 ? "Infinity" : "-Infinity";
   }
+  // The pickle may name one long text a million times.
+  void count_bytes(const std::string& text) {
+    constexpr size_t kMostBytes = size_t{64} << 20;
+    bytes_ += text.size();
+    if (bytes_ > kMostBytes) throw UserError(place_ + ": more than 64 MiB of text");
+  }
   // The text with bytes that are no UTF-8 replaced.
-  static std::string valid(const std::string& text) {
+  std::string valid(const std::string& text) {
+    count_bytes(text);
     const std::string quoted =
         nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     return nlohmann::json::parse(quoted).get<std::string>();
   }
-  static std::string in_hexadecimal(const std::string& bytes) {
+  std::string in_hexadecimal(const std::string& bytes) {
+    count_bytes(bytes);
     constexpr const char* kDigits = "0123456789abcdef";
     std::string text;
     for (const char byte : bytes) {
@@ -141,6 +161,8 @@ class JsonWriter {
 
   const std::string& place_;
   int64_t values_ = 0;
+  size_t bytes_ = 0;
+  bool has_storages_ = false;
 };
 
 }  // namespace
@@ -188,6 +210,7 @@ double PickledField::real() const {
 
 const std::string& PickledField::text() const {
   if (!value.is(PickleKind::text)) fail_kind(*this, "a string");
+  check_name(value.text(), place);
   return value.text();
 }
 
@@ -221,13 +244,17 @@ std::vector<std::pair<std::string, PickledField>> PickledField::entries() const 
     const PickleValue key = value.item(index);
     if (!key.is(PickleKind::text))
       throw UserError(place + ": a key is " + name_of(key.kind()) + ", expected a string");
+    check_name(key.text(), place);
     all.push_back({key.text(), {place + "." + printable(key.text()), value.item(index + 1)}});
   }
   return all;
 }
 
-nlohmann::ordered_json to_json(const PickledField& field) {
-  return JsonWriter(field.place).write(field.value);
+nlohmann::ordered_json to_json(const PickledField& field, bool* has_storages) {
+  JsonWriter writer(field.place);
+  auto json = writer.write(field.value);
+  if (has_storages) *has_storages = writer.has_storages();
+  return json;
 }
 
 }  // namespace zerorun

@@ -38,8 +38,9 @@ struct PickledField {
 };
 
 /// The value as JSON: objects as {"class", "arguments", "state"}, tensors likewise, bytes in hexadecimal,
-/// numbers that are not finite as text. Throws UserError if the value contains itself or becomes more than a
-/// million values.
-nlohmann::ordered_json to_json(const PickledField& field);
+/// numbers that are not finite as text. `has_storages`: set if a tensor's storage is in it, whose values JSON
+/// does not have. Throws UserError if the value contains itself or becomes more than a million values or 64
+/// MiB of text.
+nlohmann::ordered_json to_json(const PickledField& field, bool* has_storages = nullptr);
 
 }  // namespace zerorun

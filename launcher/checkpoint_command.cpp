@@ -77,13 +77,24 @@ int inspect(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
+// A manifest that cannot be read is damage too, and the next checkpoint is verified all the same.
+Verification verified(const fs::path& folder) {
+  try {
+    return verify_checkpoint(local_file_system(), folder);
+  } catch (const UserError& error) {
+    Verification result;
+    result.damages.push_back({.file = "", .block = -1, .what = error.what()});
+    return result;
+  }
+}
+
 int verify(const CheckpointArguments& arguments) {
   bool passed = true;
   auto results = nlohmann::ordered_json::array();
   for (const std::string& path : arguments.paths) {
     const fs::path folder = checkpoint_folder(local_file_system(), path, arguments.tag);
     const auto start = std::chrono::steady_clock::now();
-    const Verification result = verify_checkpoint(local_file_system(), folder);
+    const Verification result = verified(folder);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     passed = passed && result.passed();
     results.push_back(to_json(result, folder.string()));

@@ -236,8 +236,8 @@ std::string to_text(const CheckpointComparison& result) {
       constexpr size_t kTextBytes = 64;
       char largest[kTextBytes];
       std::snprintf(largest, sizeof(largest), "%.3g", state.largest);
-      how = std::to_string(state.differing) + " of " + count(state.numel, "element") +
-            " differ, largest difference " + largest;
+      how = std::to_string(state.differing) + " of " + count(state.numel, "element") + " differ";
+      if (state.largest > 0) how += std::string(", largest difference ") + largest;
     }
     rows.push_back({state.parameter, state.state, how});
   }

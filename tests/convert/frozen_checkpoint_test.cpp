@@ -19,8 +19,9 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 using nlohmann::json;
 
-constexpr const char* kCases[] = {"frozen_fp32_s0_w2", "frozen_fp32_s1_w2", "frozen_bf16_s3_w2",
-                                  "frozen_fp16_s2_w2", "frozen_fp16_s3_w2", "exclude_fp32_s2_w2"};
+constexpr const char* kCases[] = {"frozen_fp32_s0_w2", "frozen_fp32_s1_w2", "frozen_bf16_s1_w2",
+                                  "frozen_bf16_s3_w2", "frozen_fp16_s2_w2", "frozen_fp16_s3_w2",
+                                  "exclude_fp32_s2_w2"};
 
 fs::path folder_of(const std::string& name) {
   return fs::path(ZERORUN_SOURCE_DIR "/tests/convert/data") / name;

@@ -77,8 +77,9 @@ Hashes expected_of(const DeepSpeedCheckpoint& source, const json& truth, at::Sca
 TEST_CASE("Frozen parameters and buffers that DeepSpeed saved load at every stage") {
   const std::map<std::string, at::ScalarType> dtypes = {
       {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
-  for (const std::string name : {"frozen_fp32_s0_w2", "frozen_fp32_s1_w2", "frozen_bf16_s3_w2",
-                                 "frozen_fp16_s2_w2", "frozen_fp16_s3_w2", "exclude_fp32_s2_w2"}) {
+  for (const std::string name :
+       {"frozen_fp32_s0_w2", "frozen_fp32_s1_w2", "frozen_bf16_s1_w2", "frozen_bf16_s3_w2",
+        "frozen_fp16_s2_w2", "frozen_fp16_s3_w2", "exclude_fp32_s2_w2"}) {
     const TemporaryFolder folder;
     const DeepSpeedCheckpoint source = source_of(name);
     import_checkpoint(local_file_system(), source, folder / "out", {});

@@ -207,15 +207,30 @@ TEST_CASE("verify passes a whole checkpoint and names each damaged file, block a
   CHECK(report["checkpoints"][0]["damages"].size() == 1);
 }
 
-TEST_CASE("verify refuses a manifest that was edited") {
+TEST_CASE("A manifest that was edited is damage, and the next checkpoint is verified all the same") {
   const CommandFolder folder;
   save(folder / "out", {});
   std::string text = read_file(folder / "out/global_step5/manifest.json");
   text.replace(text.find("\"SGD\""), 5, "\"SGE\"");
   folder.write("out/global_step5/manifest.json", text);
-  const Outcome outcome = folder.run("checkpoint verify out");
-  CHECK(outcome.exit_code == 2);
-  CHECK_THAT(outcome.err, Contains("manifest.json") && Contains("another checksum"));
+  save(folder / "other", {});
+  const Outcome outcome = folder.run("checkpoint verify out other");
+  CHECK(outcome.exit_code == 1);
+  CHECK_THAT(outcome.out,
+             Contains("manifest.json") && Contains("another checksum") && Contains("other/global_step5"));
+}
+
+TEST_CASE("A hostile manifest is an error, not a crash") {
+  const CommandFolder folder;
+  save(folder / "out", {});
+  const std::string manifest = "out/global_step5/manifest.json";
+  folder.write(manifest, "{\"a\": " + std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}");
+  CHECK_THAT(folder.run("checkpoint inspect out").err, Contains("nested more than 1000 deep"));
+  Manifest none = manifest_of({});
+  none.world_size = 0;
+  none.numbers.clear();
+  folder.write(manifest, to_json(none));
+  CHECK_THAT(folder.run("checkpoint inspect out").err, Contains("\"world_size\": expected 1 or more"));
 }
 
 TEST_CASE("diff compares by parameter, however ranks have divided it, and counts what differs") {
@@ -244,6 +259,37 @@ TEST_CASE("diff compares by parameter, however ranks have divided it, and counts
   CHECK(report["states"][1]["largest_difference"] == 2.0);
   CHECK_THAT(folder.run("checkpoint diff a c").out,
              Contains("2 of 600000 elements differ, largest difference 2"));
+  Manifest tied = parse_manifest(read_file(folder / "b/global_step5/manifest.json"), "b");
+  tied.parameters["h.bias"].aliases = {"g.bias"};
+  tied.window =
+      SavedWindow{.micro_steps = 1, .accumulation_steps = 4, .dtype = "fp32", .communication = "fp32"};
+  folder.write("b/global_step5/manifest.json", to_json(tied));
+  CHECK_THAT(folder.run("checkpoint diff a b").out,
+             Contains("tied names none and g.bias") && Contains("1 of 4 micro-steps"));
+}
+
+TEST_CASE("prune neither counts damaged checkpoints nor touches linked ones or those being written") {
+  const CommandFolder folder;
+  const fs::path out = folder / "out";
+  for (const int step : {1, 2, 3, 4, 5, 6})
+    save(out,
+         {.tag = "global_step" + std::to_string(step), .generation = 4});  // skipped steps: no difference
+  folder.write("out/latest", "global_step6\n");
+  fs::remove(out / "global_step6/b.safetensors");
+  folder.write("out/global_step5/bias.safetensors", "short");
+  fs::create_directory_symlink("global_step2", out / "best");
+  fs::create_directories(out / ".global_step1.partial");
+  const Outcome outcome = folder.run("checkpoint prune out --keep 1");
+  CHECK(outcome.exit_code == 0);
+  CHECK(tags_in(out) == std::vector<std::string>{"best", "global_step1", "global_step2", "global_step4",
+                                                 "global_step5", "global_step6"});
+  CHECK(folder.run("checkpoint verify out/best").exit_code == 0);
+  const json list = json::parse(folder.run("checkpoint list out --json").out)["checkpoints"];
+  for (const json& tag : list) {
+    if (tag["tag"] != "global_step6" && tag["tag"] != "global_step5") continue;
+    CHECK(tag["state"] == "damaged");
+    CHECK_THAT(tag["problem"].get<std::string>(), Contains("safetensors"));
+  }
 }
 
 TEST_CASE("prune keeps the newest, latest, multiples and tags of the program's own") {
@@ -361,6 +407,8 @@ TEST_CASE("import takes a checkpoint of DeepSpeed over, and says what it was") {
   const json inspected = json::parse(folder.run("checkpoint inspect out --json").out);
   CHECK(inspected["parameters"]["transformer.wte.weight"]["aliases"] == json({"lm_head.weight"}));
   CHECK(inspected["client_state"] == json({{"note", "step5"}, {"step", 5}}));
+  CHECK(folder.run("checkpoint import '" + source + "/global_step5/.' by_folder").exit_code == 0);
+  CHECK(tags_in(folder / "by_folder") == std::vector<std::string>{"global_step5"});
   const Outcome none = folder.run("checkpoint import . out2");
   CHECK(none.exit_code == 2);
   CHECK_THAT(none.err, Contains("no checkpoint of DeepSpeed"));

@@ -1,0 +1,196 @@
+// Small files like DeepSpeed's, made here: what is contradictory, divided otherwise or not supported is
+// refused by name, and what cannot be taken over is listed.
+#include <catch2/catch.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "convert/import_checkpoint.h"
+#include "tests/convert/pickle_builder.h"
+#include "tests/convert/zip_builder.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+using nlohmann::json;
+namespace fs = std::filesystem;
+namespace pk = pickled;
+using Entries = std::vector<std::pair<std::string, std::string>>;
+
+std::string floats(const std::string& storage, const std::vector<int64_t>& shape,
+                   const std::vector<int64_t>& strides) {
+  return pk::tensor(pk::storage("FloatStorage", storage, 64), 0, shape, strides);
+}
+
+// A parameter "w" of 6 elements, as two ranks store it.
+struct Files {
+  int stage = 3;
+  std::vector<int64_t> stored = {3, 3};  // elements by rank
+  std::vector<int64_t> moments = {3, 3};
+  int groups = 1;      // in the optimizer's files
+  Entries model = {};  // instead of these entries, or in addition
+  std::string dtype_of_rank_1 = "FloatStorage";
+};
+
+std::string model_file(const Files& files) {
+  Entries entries = {{"buffer_names", "]"},
+                     {"module", pk::dict({{"w", floats("0", {6}, {1})}})},
+                     {"param_shapes", pk::list({pk::dict({{"w", pk::integers({6})}})})},
+                     {"global_steps", pk::integer(7)},
+                     {"dp_world_size", pk::integer(2)},
+                     {"ds_config", pk::dict({{"optimizer", pk::dict({{"type", pk::text("AdamW")}})}})}};
+  if (files.stage == 3) entries[1].second = "}";
+  for (const auto& [key, value] : files.model) {
+    const auto same = std::ranges::find(entries, key, &Entries::value_type::first);
+    if (same == entries.end()) {
+      entries.emplace_back(key, value);
+    } else {
+      same->second = value;
+    }
+  }
+  return torch_archive(pk::whole(pk::dict(entries)), {{"0", std::string(256, '\1')}});
+}
+
+std::string optimizer_file(const Files& files, size_t rank) {
+  const std::string storage =
+      pk::storage(rank == 1 ? files.dtype_of_rank_1 : std::string("FloatStorage"), "0", 64);
+  const std::string weights = pk::tensor(storage, 0, {files.stored[rank]}, {1});
+  const std::string states =
+      pk::dict({{"step", pk::integer(7)}, {"exp_avg", floats("0", {files.moments[rank]}, {1})}});
+  const auto groups = static_cast<size_t>(files.groups);
+  const std::string base = pk::dict({{"param_groups", pk::list({pk::dict({{"lr", pk::integer(1)}})})},
+                                     {"state", pk::numbered(std::vector<std::string>(groups, states))}});
+  const std::string flat = pk::list(std::vector<std::string>(groups, weights));
+  const bool by_rank = files.stage == 3;
+  return torch_archive(
+      pk::whole(pk::dict({{"optimizer_state_dict",
+                           pk::dict({{"zero_stage", pk::integer(files.stage)},
+                                     {by_rank ? "fp32_flat_groups" : "single_partition_of_fp32_groups", flat},
+                                     {by_rank ? "optimizer_state_dict" : "base_optimizer_state", base}})}})),
+      {{"0", std::string(256, '\1')}});
+}
+
+class Folder {
+ public:
+  explicit Folder(const Files& files) {
+    fs::create_directories(folder_ / "x/global_step7");
+    for (const size_t rank : {0, 1}) {
+      const std::string prefix = "zero_pp_rank_" + std::to_string(rank) + "_";
+      write(prefix + "mp_rank_00_optim_states.pt", optimizer_file(files, rank));
+      if (files.stage == 3) write(prefix + "mp_rank_00_model_states.pt", model_file(files));
+    }
+    if (files.stage != 3) write("mp_rank_00_model_states.pt", model_file(files));
+  }
+  void write(const std::string& name, const std::string& bytes) const {
+    folder_.write("x/global_step7/" + name, bytes);
+  }
+  void remove(const std::string& name) const { fs::remove(folder_ / "x/global_step7" / name); }
+  DeepSpeedCheckpoint read() const {
+    return read_deepspeed_checkpoint(local_file_system(), folder_ / "x/global_step7");
+  }
+  std::string refusal() const {
+    return user_error([&] { read(); });
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+std::string refusal(const Files& files) {
+  return Folder(files).refusal();
+}
+
+DeepSpeedCheckpoint read_with(const Entries& model) {
+  return Folder({.stage = 1, .stored = {4, 4}, .moments = {4, 4}, .model = model}).read();
+}
+
+}  // namespace
+
+TEST_CASE("The elements that ranks store must be those that the shapes need") {
+  CHECK(refusal({}) == "no error");
+  CHECK(refusal({.stage = 1}) == "no error");
+  CHECK(refusal({.stage = 2, .stored = {4, 4}, .moments = {4, 4}}) == "no error");  // padded
+  CHECK(refusal({.stage = 1, .stored = {4, 2}, .moments = {4, 2}}) == "no error");  // without its padding
+  const char* const otherwise = "the ranks have divided it otherwise";
+  CHECK_THAT(refusal({.stored = {6, 6}}), Contains("zero_pp_rank_0") && Contains(otherwise));
+  CHECK_THAT(refusal({.moments = {3, 4}}),
+             Contains("zero_pp_rank_1") && Contains("exp_avg") && Contains(otherwise));
+  CHECK_THAT(refusal({.stage = 1, .stored = {6, 6}}), Contains(otherwise));
+  CHECK_THAT(refusal({.stored = {2, 3}}), Contains("the parameters' shapes need 3"));
+  CHECK_THAT(refusal({.stage = 2, .stored = {2, 2}}), Contains("the parameters' shapes need"));
+  CHECK_THAT(refusal({.groups = 2}), Contains("2 groups, param_shapes has 1"));
+  CHECK_THAT(refusal({.dtype_of_rank_1 = "HalfStorage"}), Contains("another dtype than on rank 0"));
+}
+
+TEST_CASE("Files of several runs, missing facts and other parallelism are refused by name") {
+  CHECK_THAT(refusal({.stage = 1, .model = {{"param_shapes", pk::kNone}}}),
+             Contains("mp_rank_00_model_states.pt") && Contains("\"param_shapes\" is missing"));
+  for (const char* key : {"ds_autoep_layers", "autoep_layers"})
+    CHECK_THAT(refusal({.model = {{key, "]"}}}), Contains(key) && Contains("expert parallelism"));
+  const Folder stale({});
+  stale.write("mp_rank_00_model_states.pt", model_file({.stage = 1}));
+  CHECK_THAT(stale.refusal(), Contains("mp_rank_00_model_states.pt (stages 0 to 2)") &&
+                                  Contains("remove the files that an earlier run left"));
+  const Folder fewer({});
+  fewer.remove("zero_pp_rank_1_mp_rank_00_model_states.pt");
+  CHECK_THAT(fewer.refusal(), Contains("1 files of model states") && Contains("2 ranks"));
+  CHECK_THAT(refusal({.stage = 1, .model = {{"module", pk::dict({{"b\xff", floats("0", {6}, {1})}})}}}),
+             Contains("no UTF-8 text"));
+}
+
+TEST_CASE("A moment in another memory layout than its parameter is refused") {
+  const std::string module = pk::dict({{"w", floats("0", {2, 3}, {3, 1})}});
+  const auto optimizer = [](const std::vector<int64_t>& strides) {
+    return pk::dict({{"param_groups", pk::list({pk::dict({{"lr", pk::integer(1)}})})},
+                     {"state", pk::numbered({pk::dict({{"exp_avg", floats("0", {2, 3}, strides)}})})}});
+  };
+  const auto message = [&](const std::vector<int64_t>& strides) {
+    const Folder folder(
+        {.stage = 1,
+         .model = {{"module", module}, {"param_shapes", pk::kNone}, {"optimizer", optimizer(strides)}}});
+    folder.remove("zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    folder.remove("zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    return folder.refusal();
+  };
+  CHECK(message({3, 1}) == "no error");
+  CHECK_THAT(message({1, 2}), Contains("exp_avg has another memory layout"));
+}
+
+TEST_CASE("Without ds_config the module's dtype is the precision, and AdamW is assumed") {
+  const auto module = [](const std::string& type) {
+    return pk::dict({{"w", pk::tensor(pk::storage(type, "0", 64), 0, {6}, {1})}});
+  };
+  for (const auto& [type, precision] : Entries{{"FloatStorage", "fp32"}, {"BFloat16Storage", "bf16"}}) {
+    for (const std::string& config : {pk::kNone, pk::text("ds_config.json")}) {
+      const DeepSpeedCheckpoint found = read_with({{"module", module(type)}, {"ds_config", config}});
+      CHECK(found.facts.precision == precision);
+      REQUIRE(found.facts.left_out.size() == 1);
+      CHECK_THAT(found.facts.left_out[0], Contains("AdamW is assumed"));
+      CHECK(found.parameters.at("w").states.contains(precision == "fp32" ? "value" : "master"));
+    }
+  }
+  const Files none{.stage = 1, .model = {{"module", "}"}, {"ds_config", pk::kNone}}};
+  CHECK_THAT(refusal(none), Contains("the precision of training"));
+  const auto enabled_as_1 = pk::dict({{"bf16", pk::dict({{"enabled", pk::integer(1)}})}});
+  CHECK(read_with({{"ds_config", enabled_as_1}}).facts.precision == "bf16");
+}
+
+TEST_CASE("Client state that JSON cannot have is listed, and the rest is taken over") {
+  const DeepSpeedCheckpoint small = read_with({{"epoch", pk::integer(3)}});
+  CHECK(small.facts.left_out.empty());
+  CHECK(json::parse(small.facts.client_state) == json({{"epoch", 3}}));
+  const DeepSpeedCheckpoint tensor =
+      read_with({{"epoch", pk::integer(3)}, {"history", floats("0", {6}, {1})}});
+  REQUIRE(tensor.facts.left_out.size() == 1);
+  CHECK_THAT(tensor.facts.left_out[0], Contains("values of tensors") && Contains("history"));
+  // A text of 200 kB that is named 1,000 times: 200 MB of JSON out of a file of 0.2 MB.
+  std::string repeated = "](" + pk::text(std::string(200'000, 'x')) + "q\1";
+  for (int i = 0; i < 1000; ++i) repeated += "h\1";
+  const DeepSpeedCheckpoint huge = read_with({{"epoch", pk::integer(3)}, {"log", repeated + "e"}});
+  REQUIRE(huge.facts.left_out.size() == 1);
+  CHECK_THAT(huge.facts.left_out[0], Contains("more than 64 MiB of text"));
+  CHECK(json::parse(huge.facts.client_state) == json({{"epoch", 3}}));
+}
+
+}  // namespace zerorun::testing
