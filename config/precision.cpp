@@ -75,7 +75,7 @@ void tell_of_master(const Resolution& resolution, Dtype training) {
 }
 
 /// Keys of dynamic loss scaling have no effect on a fixed scale.
-void tell_of_fixed_scale(const Resolution& resolution, double scale) {
+void warn_of_fixed_scale(const Resolution& resolution, double scale) {
   for (const std::string_view name : {"initial_scale_power", "loss_scale_window", "hysteresis",
                                       "consecutive_hysteresis", "min_loss_scale"}) {
     const std::string path = "fp16." + std::string(name);
@@ -125,7 +125,7 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
       resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(fixed),
                         "write a factor such as 128, or 0 for one that is found while training");
     }
-    tell_of_fixed_scale(resolution, fixed);
+    warn_of_fixed_scale(resolution, fixed);
     return scale;
   }
   check_counts(resolution);

@@ -61,7 +61,7 @@ class OneFile : public FileSystem {
   if (covered > bytes.size()) std::abort();  // tensors overlap
 }
 
-// Reads every tensor that the value has, to a depth that no hostile file makes deeper.
+// Reads the tensors in the value, to a fixed depth and number: a hostile file may nest without end.
 void read_tensors(TorchFile& file, const PickleValue& value, int depth, int& left) {
   if (depth == 0 || left-- <= 0) return;
   if (const auto tensor = file.tensor(value, "value")) {

@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Collectives start when they are begun, and never end.
+// Collectives that start at once and never complete.
 class EndlessProbe : public CollectiveProbe {
  public:
   void prepare(size_t) override {}

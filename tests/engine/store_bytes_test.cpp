@@ -1,5 +1,5 @@
-// The store has all memory for slices: compares its count with the bytes that the device has allocated, and
-// with the estimate made before training.
+// Compares the bytes of slices that the store counts with what the device has allocated, and with the
+// estimate made before training.
 #include <catch2/catch.hpp>
 
 #include "engine/memory_check.h"
