@@ -2,12 +2,15 @@
 // communicator of connect() and with collectives that move nothing; stages 1 and 2 run once more with step()
 // waiting for the updated parameters. All variants take turns within one run, so that noise of the machine
 // affects all of them; CPU time and instructions of all ranks have hardly any noise. At the end: what
-// interception adds to an operator on a parameter.
+// interception adds to an operator on a parameter. With --backward instead: loss.backward() beside
+// engine.backward(), and engine.backward() beside itself, with what each sends and the operators it runs.
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -36,6 +39,7 @@ struct Options {
   Gpt2Options model{.layers = 6, .hidden = 512, .heads = 8, .vocab = 8192, .positions = 128};
   std::string precision = "fp32";
   bool overlap = true;
+  bool backward = false;
   bool json = false;
 };
 
@@ -49,6 +53,7 @@ struct Setting {
 struct Variant {
   bool communicates;
   bool waits_in_step;
+  bool plain;  // loss.backward() instead of engine.backward()
   std::shared_ptr<SilenceableCommunicator> communicator;
   Gpt2 model;
   Engine engine;
@@ -102,13 +107,23 @@ Variant make_variant(const Options& options, const Setting& setting, bool commun
   auto own = std::make_shared<SilenceableCommunicator>(std::move(communicator), communicates);
   initialize_options.communicator = own;
   Engine engine = initialize(*model, make_config(options, setting.zero), initialize_options);
-  return {communicates, setting.waits_in_step, own, model, std::move(engine), {}, {}, {}};
+  return {communicates, setting.waits_in_step, false, own, model, std::move(engine), {}, {}, {}};
 }
 
 // Waits for the updated values of each parameter, by running an operator on it.
 void await_updates(const torch::nn::Module& model) {
   torch::NoGradGuard no_grad;
   for (const at::Tensor& parameter : model.parameters()) parameter.flatten().narrow(0, 0, 1).clone();
+}
+
+void train_step(Variant& variant, const at::Tensor& tokens) {
+  const at::Tensor loss = variant.model->loss(tokens);
+  if (variant.plain) {
+    variant.engine.scale(loss).backward();
+  } else {
+    variant.engine.backward(loss);
+  }
+  variant.engine.step();
 }
 
 // The mean of a few steps, so that work that one step leaves to the next is counted.
@@ -120,8 +135,7 @@ StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& com
   const WorkDone before = meter.so_far();
   const auto begin = std::chrono::steady_clock::now();
   for (int step = 0; step < kSteps; ++step) {
-    variant.engine.backward(variant.model->loss(tokens));
-    variant.engine.step();
+    train_step(variant, tokens);
     if (variant.waits_in_step) await_updates(*variant.model);
   }
   await_updates(*variant.model);
@@ -231,7 +245,98 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
   }
 }
 
+at::Tensor tokens_of(const Options& options, Communicator& communicator) {
+  auto generator = at::detail::createCPUGenerator(communicator.rank() + 1);
+  return torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions}, generator,
+                        torch::kLong)
+      .to(communicator.device().location());
+}
+
+std::atomic<int64_t> operators_run = 0;
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& /*function*/) {
+  ++operators_run;
+  return nullptr;
+}
+
+// What one step of this rank sends (elements, by collective) and how many operators it runs.
+struct StepCounts {
+  std::array<double, kCollectiveKinds> sent{};
+  int64_t operators = 0;
+  bool operator==(const StepCounts&) const = default;
+};
+
+StepCounts count_step(Variant& variant, const at::Tensor& tokens) {
+  variant.communicator->volume().reset();
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(count_operator).scopes({at::RecordScope::FUNCTION}));
+  operators_run = 0;
+  train_step(variant, tokens);
+  await_updates(*variant.model);
+  at::removeCallback(handle);
+  StepCounts counts{.operators = operators_run};
+  for (size_t kind = 0; kind < kCollectiveKinds; ++kind)
+    counts.sent[kind] = variant.communicator->volume().elements(static_cast<Collective>(kind));
+  return counts;
+}
+
+// The three variants of a stage take turns: engine.backward() twice, and loss.backward().
+int run_backwards(const Options& options) {
+  const WorkMeter meter;
+  at::set_num_threads(1);
+  auto communicator = connect();
+  const at::Tensor tokens = tokens_of(options, *communicator);
+  nlohmann::json stages = nlohmann::json::array();
+  for (const Setting& setting : settings(count_parameters(options))) {
+    if (setting.waits_in_step) continue;
+    std::vector<Variant> variants;
+    for (const bool plain : {false, false, true}) {
+      variants.push_back(make_variant(options, setting, true, communicator));
+      variants.back().plain = plain;
+    }
+    constexpr int kWarmUp = 2;
+    for (int round = -kWarmUp; round < options.rounds; ++round) {
+      for (Variant& variant : variants) {
+        const StepCost cost = time_step(variant, tokens, *communicator, meter);
+        if (round < 0) continue;
+        variant.milliseconds.push_back(cost.milliseconds);
+        variant.cpu_milliseconds.push_back(cost.cpu_milliseconds);
+      }
+    }
+    const StepCounts own = count_step(variants[0], tokens), plain = count_step(variants[2], tokens);
+    const double step = median(variants[0].milliseconds), cpu = median(variants[0].cpu_milliseconds);
+    stages.push_back({{"stage", setting.name},
+                      {"engine_backward_ms", step},
+                      {"again", median(variants[1].milliseconds) / step},
+                      {"loss_backward", median(variants[2].milliseconds) / step},
+                      {"again_cpu", median(variants[1].cpu_milliseconds) / cpu},
+                      {"loss_backward_cpu", median(variants[2].cpu_milliseconds) / cpu},
+                      {"sent", own.sent},
+                      {"sent_by_loss_backward", plain.sent},
+                      {"operators", own.operators},
+                      {"operators_of_loss_backward", plain.operators}});
+  }
+  if (communicator->rank() != 0) return 0;
+  if (options.json) {
+    std::printf("%s\n", stages.dump(2).c_str());
+    return 0;
+  }
+  std::printf(
+      "medians of %d turns; engine.backward() again and loss.backward(), beside engine.backward()\n"
+      "stage                  step ms   again  loss.backward   CPU: again  loss.backward   operators  sent\n",
+      options.rounds);
+  for (const nlohmann::json& stage : stages) {
+    std::printf("%-22s %7.1f  %6.3f  %13.3f  %11.3f  %13.3f   %s  %s\n",
+                stage["stage"].get<std::string>().c_str(), stage["engine_backward_ms"].get<double>(),
+                stage["again"].get<double>(), stage["loss_backward"].get<double>(),
+                stage["again_cpu"].get<double>(), stage["loss_backward_cpu"].get<double>(),
+                stage["operators"] == stage["operators_of_loss_backward"] ? "the same" : " differ ",
+                stage["sent"] == stage["sent_by_loss_backward"] ? "the same" : "differs");
+  }
+  return 0;
+}
+
 int run_rank(const Options& options) {
+  if (options.backward) return run_backwards(options);
   const WorkMeter meter;
   at::set_num_threads(1);
   auto communicator = connect();
@@ -242,11 +347,7 @@ int run_rank(const Options& options) {
       variants.push_back(make_variant(options, setting, communicates, communicator));
     }
   }
-  auto generator = at::detail::createCPUGenerator(communicator->rank() + 1);
-  const at::Tensor tokens =
-      torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions}, generator,
-                     torch::kLong)
-          .to(communicator->device().location());
+  const at::Tensor tokens = tokens_of(options, *communicator);
   // All variants communicate in the first turn, because ranks agree on the order of buckets in it.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
@@ -284,6 +385,7 @@ int main(int argc, char** argv) {
   app.add_option("--micro-batch", options.micro_batch)->check(CLI::PositiveNumber);
   app.add_option("--precision", options.precision)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_flag("--overlap,!--no-overlap", options.overlap, "overlap_comm");
+  app.add_flag("--backward", options.backward, "compare loss.backward() with engine.backward()");
   app.add_flag("--json", options.json, "print JSON");
   try {
     app.parse(argc, argv);

@@ -101,7 +101,9 @@ void SharedBlocks::let_go(const Block& block) {
     if (own_.erase(block.offset) > 0 && !map(block, MAP_SHARED)) return;
   }
   if (users(block).fetch_sub(1) > 2) return;
-  madvise(arena_.at(block.offset), static_cast<size_t>(block.bytes), MADV_REMOVE);
+  void* const place = arena_.at(block.offset);
+  const auto size = static_cast<size_t>(block.bytes);
+  if (madvise(place, size, MADV_REMOVE) != 0) std::memset(place, 0, size);  // locked memory (mlockall)
   users(block).store(0);  // from here on reserve() may reuse it
 }
 

@@ -241,6 +241,7 @@ struct Config {
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
   bool prescale_gradients = false;
+  bool managed_gradient_accumulation = true;  // if false, every step() is an optimizer step
   double gradient_predivide_factor = 1.0;
   bool average_gradients = true;  // over ranks; false: summed
   /// Settings that are not taken literally, one line each. Warnings: features that are not offered, old

@@ -24,6 +24,7 @@ void check_sum(const Resolution& resolution, const Config& config) {
 void resolve_gradients(const Resolution& resolution, Config& config) {
   resolution.read("gradient_clipping", config.gradient_clipping);
   resolution.read(prescale_key, config.prescale_gradients);
+  resolution.read("managed_gradient_accumulation", config.managed_gradient_accumulation);
   resolution.read(factor_key, config.gradient_predivide_factor);
   config.average_gradients = resolution.settings.get<std::string>("gradient_allreduce_op") != "sum";
   if (!config.average_gradients) {

@@ -72,7 +72,7 @@ std::string own_gradient_of(int rank) {
 }
 
 SavedWindow saved_window(const EngineState& state) {
-  return {.micro_steps = state.micro_steps_of_window(),
+  return {.micro_steps = state.counts.micro,
           .accumulation_steps = state.config.batch.gradient_accumulation_steps,
           .is_summed = state.reducer.reduces_every_backward(),
           .dtype = spelled(scalar_type(state.reducer.gradient_dtype())),

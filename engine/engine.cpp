@@ -105,8 +105,8 @@ Engine::~Engine() = default;
 
 void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_graph) {
   EngineState& state = *state_;
-  state.check_not_failed("backward");
-  state.check_states_are_here("backward");
+  state.drop_failed_backward();
+  state.check_before_backward("engine.backward");
   state.follow_schedule();
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
@@ -118,7 +118,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32's range overflows the step like any scale that is too large, and so falls.
   if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
-  state.reducer.start_backward(is_gradient_accumulation_boundary() && state.open_no_syncs == 0);
+  state.reducer.start_backward(state.is_last_backward());
   try {
     loss.backward(at::full_like(loss, scale), retain_graph, create_graph);
     state.reducer.finish_backward();
@@ -127,21 +127,49 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
     state.backward_failed = true;
     throw;
   }
-  state.has_gradients = true;
+  ++state.backwards;
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss) {
+  state_->finish_open_step();
+  state_->is_loss_scaled = true;
+  return state_->scaler ? loss * state_->loss_scale() : loss;
+}
+
+void Engine::zero_grad() {
+  EngineState& state = *state_;
+  state.check_not_failed("engine.zero_grad");
+  state.drop_failed_backward();
+  if (state.backwards > 0 || state.counts.micro > 0) state.discard_gradients();
+}
+
+void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
+  if (!state_->config.managed_gradient_accumulation) {
+    throw UserError(
+        "set_gradient_accumulation_boundary() with \"managed_gradient_accumulation\": false, with which "
+        "every "
+        "step() updates");
+  }
+  state_->boundary = is_boundary;
 }
 
 void Engine::step() {
   EngineState& state = *state_;
   state.finish_open_step();
+  state.drop_failed_backward();
   state.check_before_step();
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
-  const bool boundary = is_gradient_accumulation_boundary();
-  ++state.counts.micro;
-  state.has_gradients = false;
+  const bool updates = state.step_updates();
+  state.backwards = 0;
+  state.dropped_failed = state.is_loss_scaled = false;
   state.outcome.set_not_applied();
-  if (!boundary) return;
+  if (!updates) {
+    ++state.counts.micro;
+    return;
+  }
 
+  state.counts.micro = 0;
   state.measure();
   const bool knows = state.waits_for_facts();
   if (knows) state.outcome.await_facts();
@@ -238,7 +266,7 @@ bool Engine::should_stop() const {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return (state_->counts.micro + 1) % state_->config.batch.gradient_accumulation_steps == 0;
+  return state_->step_updates();
 }
 
 std::vector<double> Engine::get_lr() const {

@@ -6,7 +6,7 @@
 //   auto engine = zerorun::initialize(*model, "ds_config.json");
 //   for (auto& batch : loader) {
 //     auto loss = model->loss(batch);
-//     engine.backward(loss);  // scales, accumulates, reduces while it runs
+//     engine.backward(loss);  // scales, accumulates, reduces while it runs (or loss.backward())
 //     engine.step();          // at the accumulation boundary: clip, update, gather, schedule
 //   }
 #pragma once
@@ -64,10 +64,24 @@ class Engine {
   /// `create_graph` as in LibTorch.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
 
+  // LibTorch's loss.backward() does the same: gradients are divided by gradient_accumulation_steps and
+  // reduced while it runs. Under fp16 training call scale(loss).backward(). If a backward throws, the
+  // gradients since the last optimizer step are dropped, and training may go on if it threw on all ranks.
+
+  /// `loss` multiplied by the loss scale, for a backward of LibTorch under fp16 training; else `loss` itself.
+  at::Tensor scale(const at::Tensor& loss);
+  /// Drops the gradients since the last optimizer step, those of earlier micro-steps too; parameters' grad()
+  /// is always empty. A collective only if a backward threw.
+  void zero_grad();
+  /// From now on: whether the next backward is the last one before an optimizer step, and whether step()
+  /// updates, whatever gradient_accumulation_steps says. As in DeepSpeed. Throws UserError if the config has
+  /// "managed_gradient_accumulation": false, with which every step() updates.
+  void set_gradient_accumulation_boundary(bool is_boundary);
+
   /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. If
   /// a gradient is infinite or NaN, every rank skips the update: nothing changes but the loss scale, and the
-  /// log names the parameter and the rank. Throws UserError if a backward threw or did not go through the
-  /// engine, or a parameter has left its bucket; TrainingError on all ranks if the loss scale cannot fall any
+  /// log names the parameter and the rank. Throws UserError if there was no backward or the last one threw,
+  /// or a parameter has left its bucket; TrainingError on all ranks if the loss scale cannot fall any
   /// further.
   void step();
 
@@ -152,7 +166,7 @@ class Engine {
   /// step and end.
   bool should_stop() const;
 
-  /// Whether the current micro-step ends with an optimizer step.
+  /// Whether the next step() updates.
   bool is_gradient_accumulation_boundary() const;
 
   // On a GPU step() may return before the device knows the step's outcome, unless the loss scale, the

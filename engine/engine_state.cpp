@@ -73,13 +73,14 @@ BucketOptions bucket_options(const Config& config, StagePolicy policy, const Com
 }
 
 ReducerOptions reducer_options(const Config& config, StagePolicy policy, double factor, Device& device) {
-  return {.policy = policy,
-          .overlap = config.zero.overlap_comm,
-          .communication = config.precision.communication,
-          .accumulation = config.precision.accumulation,
-          .accumulates = config.batch.gradient_accumulation_steps > 1,
-          .factor = static_cast<float>(factor),
-          .to_host = updates_on_host(config, device)};
+  return {
+      .policy = policy,
+      .overlap = config.zero.overlap_comm,
+      .communication = config.precision.communication,
+      .accumulation = config.precision.accumulation,
+      .accumulates = config.batch.gradient_accumulation_steps > 1 || !config.managed_gradient_accumulation,
+      .factor = static_cast<float>(factor),
+      .to_host = updates_on_host(config, device)};
 }
 
 SliceStore make_store(const ModelParameters& parameters, const Config& config,
@@ -127,6 +128,8 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
                *optimizer),
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
+      passes(
+          reducer, [this] { return begin_plain_backward(); }, [this] { ++backwards; }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
@@ -245,30 +248,74 @@ at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
 void EngineState::check_not_failed(const std::string& call) const {
   if (is_updating) {
     throw UserError(
-        "engine." + call +
-        "() after a step() that threw: some parameters are updated and others are not; end the run");
+        call + "() after a step() that threw: some parameters are updated and others are not; end the run");
   }
-  if (!backward_failed) return;
-  throw UserError(
-      "engine." + call +
-      "() after a backward() that threw: its gradients are incomplete and the ranks may be out of "
-      "step; end the run");
+}
+
+void EngineState::check_before_backward(const std::string& call) {
+  check_not_failed(call);
+  check_states_are_here(call);
+  if (!boundary.value_or(false) || backwards == 0) return;
+  throw UserError(call +
+                  "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
+                  "declared that the one before is the last: call it with false until then");
+}
+
+BackwardPasses::Start EngineState::begin_plain_backward() {
+  drop_failed_backward();
+  check_before_backward("loss.backward");
+  if (scaler && !is_loss_scaled) {
+    throw UserError(
+        "loss.backward() under fp16 training without the loss scale: call engine.scale(loss).backward(), or "
+        "engine.backward(loss)");
+  }
+  const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
+  return {.boundary = is_last_backward(), .scale = static_cast<float>(1 / steps)};
+}
+
+bool EngineState::step_updates() const {
+  if (!config.managed_gradient_accumulation) return true;
+  return boundary.value_or(counts.micro + 1 >= config.batch.gradient_accumulation_steps);
+}
+
+bool EngineState::is_last_backward() const {
+  return config.managed_gradient_accumulation && step_updates() && open_no_syncs == 0;
+}
+
+void EngineState::discard_gradients() {
+  reducer.discard_window();
+  counts.micro = 0;
+  backwards = 0;
+}
+
+void EngineState::drop_failed_backward() {
+  if (!backward_failed && !passes.failed()) return;
+  backward_failed = false;
+  passes.forget();
+  const int64_t lost = counts.micro;
+  discard_gradients();
+  dropped_failed = true;
+  log_warning("a backward threw: the gradients since the last optimizer step are dropped" +
+              (lost > 0 ? ", those of " + std::to_string(lost) + " micro-steps too" : std::string()));
 }
 
 void EngineState::check_states_are_here(const std::string& call) const {
   if (!states_on_host.away()) return;
   throw UserError(
-      "engine." + call +
-      "(): the optimizer's states are not there since offload_states(): call reload_states() before");
+      call + "(): the optimizer's states are not there since offload_states(): call reload_states() before");
 }
 
 void EngineState::check_between_steps(const std::string& call) const {
-  check_not_failed(call);
+  check_not_failed("engine." + call);
+  if (backward_failed || passes.failed()) {
+    throw UserError("engine." + call +
+                    "() after a backward() that threw: drop its gradients with engine.zero_grad() before");
+  }
   if (open_scopes > 0) {
     throw UserError("engine." + call + "() inside a GatheredParameters scope: close the scope before");
   }
   check_in_place();
-  if (has_gradients) {
+  if (backwards > 0) {
     throw UserError("engine." + call + "() between backward() and step(): call it behind step()");
   }
 }
@@ -285,8 +332,8 @@ void EngineState::check_in_place() const {
 }
 
 void EngineState::check_before_step() const {
-  check_not_failed("step");
-  check_states_are_here("step");
+  check_not_failed("engine.step");
+  check_states_are_here("engine.step");
   if (open_no_syncs > 0) {
     throw UserError(
         "engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope "
@@ -296,12 +343,6 @@ void EngineState::check_before_step() const {
     throw UserError("engine.step() inside a GatheredParameters scope: close the scope before");
   }
   const auto& parameters = buckets.parameters();
-  if (auto bypassed = reducer.bypassed()) {
-    throw UserError(
-        "a gradient of parameter " + parameters[*bypassed].name +
-        " came from a backward that did not go through the engine, so it was neither reduced nor scaled: "
-        "call engine.backward(loss) in place of loss.backward()");
-  }
   for (size_t index = 0; index < parameters.size(); ++index) {
     const bool trained = parameters[index].group != kFrozen;
     if (parameters[index].tensor.requires_grad() != trained) {
@@ -313,7 +354,10 @@ void EngineState::check_before_step() const {
     }
   }
   check_in_place();
-  if (!has_gradients) throw UserError("engine.step() without engine.backward(loss) before it");
+  if (backwards > 0) return;
+  throw UserError(
+      std::string("engine.step() without a backward before it that reached a parameter of its model") +
+      (dropped_failed ? ": the last backward threw, and its gradients were dropped" : ""));
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/backward_passes.h"
 #include "engine/checkpoint_writer.h"
 #include "engine/host_update.h"
 #include "engine/model_parameters.h"
@@ -32,7 +33,7 @@ struct Averaging {
 };
 
 struct StepCounts {
-  int64_t micro = 0;
+  int64_t micro = 0;   // since the last optimizer step
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
   int64_t applied() const { return global - skipped; }
@@ -43,8 +44,20 @@ struct EngineState {
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
-  /// Throws UserError once a backward or an update has failed. `call`: "step".
+  /// Throws UserError once an update has failed. `call`: "engine.step".
   void check_not_failed(const std::string& call) const;
+  /// Called before a backward: throws UserError if none may begin. `call`: "engine.backward".
+  void check_before_backward(const std::string& call);
+  /// How a backward begins that the program starts itself. Throws UserError.
+  BackwardPasses::Start begin_plain_backward();
+  /// Whether the next backward is the last one before an optimizer step, as far as is known.
+  bool is_last_backward() const;
+  /// Whether step() updates.
+  bool step_updates() const;
+  /// Drops all gradients since the last optimizer step.
+  void discard_gradients();
+  /// Drops them if the last backward threw.
+  void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
   void check_before_step() const;
@@ -74,8 +87,6 @@ struct EngineState {
   /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
   /// parameter has left its bucket. `call`: "save_checkpoint".
   void check_between_steps(const std::string& call) const;
-  /// Micro-steps since the last optimizer step.
-  int64_t micro_steps_of_window() const { return counts.micro % config.batch.gradient_accumulation_steps; }
   /// Bytes that the store keeps where this rank computes, per trained parameter, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
@@ -110,9 +121,14 @@ struct EngineState {
   bool open_step = false;  // the last step is not concluded yet
 
   StepCounts counts;
-  bool should_stop = false;    // a rank has received SIGTERM, as of the last optimizer step
-  bool has_gradients = false;  // backward ran since the last step()
-  bool backward_failed = false;
+  bool should_stop = false;      // a rank has received SIGTERM, as of the last optimizer step
+  int64_t backwards = 0;         // since the last step()
+  bool backward_failed = false;  // engine.backward() threw, and its gradients are still there
+  bool dropped_failed =
+      false;  // the gradients of a backward that threw have been dropped since the last step()
+  bool is_loss_scaled = false;   // scale() was called since the last step()
+  std::optional<bool> boundary;  // set_gradient_accumulation_boundary()
+  BackwardPasses passes;
   bool is_updating = false;  // an update has begun and not ended; stays true if it throws
   int open_scopes = 0;       // of GatheredParameters
   int open_no_syncs = 0;

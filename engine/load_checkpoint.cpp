@@ -172,7 +172,7 @@ class Restore {
     if (!options_.counters) return;
     check_counts(manifest);
     // The writer's windows may have had another number of micro-steps.
-    state_->counts.micro = state_->counts.global * state_->config.batch.gradient_accumulation_steps;
+    state_->counts.micro = 0;
     if (has_window()) resume_window();
     state_->schedule.ask(state_->counts.applied());
   }
@@ -241,7 +241,7 @@ class Restore {
           is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
     }
     state_->reducer.resume_window(window);
-    state_->counts.micro += saved_->manifest().window->micro_steps;
+    state_->counts.micro = saved_->manifest().window->micro_steps;
     if (state_->loss_scale() == saved_->manifest().window->loss_scale) return;
     throw UserError(
         c10::str("the checkpoint's gradients have the loss scale ", saved_->manifest().window->loss_scale,
@@ -313,7 +313,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   on_all_ranks(communicator, label, [&] {
     state.check_states_are_here("load_checkpoint");
     state.check_between_steps("load_checkpoint");
-    if (state.micro_steps_of_window() > 0) {
+    if (state.counts.micro > 0) {
       throw UserError(
           "engine.load_checkpoint() among the micro-steps of an optimizer step, whose gradients would be "
           "lost: call it behind the step() that ends with one (is_gradient_accumulation_boundary() before "

@@ -22,7 +22,7 @@ namespace {
 
 std::string tag_of(const EngineState& state, const std::string& given) {
   if (!given.empty()) return given;
-  const int64_t micro_steps = state.micro_steps_of_window();
+  const int64_t micro_steps = state.counts.micro;
   return kStepTag + std::to_string(state.counts.global) +
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
@@ -31,7 +31,7 @@ std::string tag_of(const EngineState& state, const std::string& given) {
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
-         " and " + std::to_string(state.micro_steps_of_window()) + " micro-steps" +
+         " and " + std::to_string(state.counts.micro) + " micro-steps" +
          (options.exclude_frozen ? ", without what is frozen" : "");
 }
 
@@ -246,7 +246,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
                                    .client_state = options.client_state},
                       .pinned = {}};
   std::optional<WindowSoFar> window;
-  if (state.micro_steps_of_window() > 0) {
+  if (state.counts.micro > 0) {
     window = state.reducer.window_so_far();
     part.manifest.window = saved_window(state);
     part.manifest.numbers.front()[kWindowArrivals] = window->arrivals;

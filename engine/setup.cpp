@@ -69,7 +69,7 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
   // Everything that a run computes with; what each rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
-               predivide, average, warnings, notes, resolved] = config;
+               managed, predivide, average, warnings, notes, resolved] = config;
   ZeroConfig same_everywhere = zero;  // but for paths, buffers and aio: ranks may have different disks
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
@@ -77,8 +77,8 @@ std::string describe_settings(const Config& config, const InitializeOptions& opt
                                    .max_in_cpu = zero.offload_param.max_in_cpu};
   same_everywhere.aio = {};
   std::ostringstream text;
-  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, predivide,
-                          average, options.bucket_numel));
+  describe(text, std::tie(batch, scheduler, same_everywhere, precision, clipping, prescale, managed,
+                          predivide, average, options.bucket_numel));
   if (optimizer) describe(text, group_configs(*optimizer, options));
   if (options.optimizer) {
     text << " client";

@@ -140,10 +140,11 @@ void GradientReducer::make_sums() {
   }
 }
 
-void GradientReducer::start_backward(bool boundary) {
+void GradientReducer::start_backward(bool boundary, float scale) {
   reducing_ = options_.policy.reduce_every_backward || boundary;
   at_boundary_ = boundary;
   if (!reducing_) make_sums();
+  scale_ = scale;
   in_backward_ = true;
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
@@ -155,10 +156,11 @@ void GradientReducer::start_backward(bool boundary) {
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
   std::lock_guard lock(hooks_);
-  if (!in_backward_) {
-    if (!bypassed_) bypassed_ = parameter;
-    return;
+  if (observer_ && (!in_backward_ || is_observed_)) {
+    observer_();
+    is_observed_ = in_backward_;
   }
+  if (!in_backward_) return;
   at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
   if (!gradient.defined()) {
     throw UserError(
@@ -181,14 +183,14 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
     if (!state.late.defined()) {
       state.late = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
     }
-    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, 1, finite_check(parameter));
+    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, scale_, finite_check(parameter));
     return;
   }
   const bool travels = !state.sums.defined();
   if (travels) take_buffer(bucket);
   start_writing(state);
   const at::Tensor place = buckets_->piece(parameter, travels ? state.buffer.memory : state.sums);
-  const float factor = travels ? options_.factor : 1;
+  const float factor = travels ? options_.factor * scale_ : scale_;
   if (std::exchange(written_[parameter], 1) != 0) {
     device_->add_scaled(place, gradient, factor, finite_check(parameter));
   } else {
@@ -320,7 +322,7 @@ void GradientReducer::retire_oldest() {
 }
 
 void GradientReducer::finish_backward() {
-  in_backward_ = false;
+  in_backward_ = is_observed_ = false;
   if (reducing_) start_remaining_reductions();
   plan_.finish_backward();
 }

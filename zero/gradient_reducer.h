@@ -22,9 +22,10 @@
 // which is reduced itself; if gradients are summed over micro-steps in another dtype than the communication
 // dtype, hooks write to a separate buffer of sums, which is copied into a pooled communication buffer.
 //
-// [Note: scaling] The gradient that seeds backward contains the loss scale and the division by accumulation
-// steps; any other factor before the sum over ranks is applied in the copy to the communication buffer; one
-// division in the optimizer pass does the rest (world size, loss scale, clipping).
+// [Note: scaling] The gradient that seeds engine.backward() contains the loss scale and the division by
+// accumulation steps; gradients of a plain loss.backward() are multiplied as they are copied. Any other
+// factor before the sum over ranks is applied in the copy to the communication buffer; one division in the
+// optimizer pass does the rest (world size, loss scale, clipping).
 //
 // [Note: not finite] Gradients are checked as they are copied. The tally keeps the window's first gradient
 // that is infinite or NaN, because the sum over ranks does not show which gradient that was.
@@ -38,10 +39,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -81,11 +84,18 @@ class GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
 
   /// `boundary`: this backward belongs to the last micro-step before an optimizer step; if no backward does,
-  /// finish_window() reduces. Throws what allocation throws; then no backward has started.
-  void start_backward(bool boundary);
+  /// finish_window() reduces. `scale`: multiplies its gradients. Throws what allocation throws; then no
+  /// backward has started.
+  void start_backward(bool boundary, float scale = 1);
   void finish_backward();
-  /// After a backward that threw: hooks stop collecting.
-  void abandon_backward() { in_backward_ = false; }
+  /// After a backward that threw: hooks stop collecting. discard_window() must follow.
+  void abandon_backward() {
+    if (std::exchange(in_backward_, false)) is_abandoned_ = true;
+  }
+  /// `observer` is called before each gradient that arrives outside of start_backward() ..
+  /// finish_backward(), and in backwards that it has started itself, on autograd's thread. If it starts none,
+  /// the gradient stays in grad().
+  void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, late gradients included, for
   /// later work on the current stream. Returns how many ranks passed `notice`, which costs no message of its
@@ -99,6 +109,9 @@ class GradientReducer {
   const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
   /// Call this after the optimizer step, on its stream: the next window's sums start from zero.
   void start_window();
+  /// Drops all gradients since the last optimizer step. If a backward has started and not finished (it
+  /// threw), first runs the reductions that it still owes, so that ranks stay in step.
+  void discard_window();
 
   /// Between micro-steps: the state of the window. When this returns, no collective is in flight, and the
   /// store's gradients belong to the window (at stages 0 and 1 they are this rank's, not summed over ranks).
@@ -112,8 +125,6 @@ class GradientReducer {
   /// The store's gradients are multiplied by it before they are summed over ranks.
   float factor() const { return options_.factor; }
 
-  /// The first parameter whose gradient arrived outside start_backward .. finish_backward, if any.
-  std::optional<int> bypassed() const { return bypassed_; }
   /// A Tally on the device. Numbers of gradients rise with their arrival, so ranks that run the same model
   /// can compare them; not_finite() returns the parameter for a number.
   const at::Tensor& tally() const { return tally_; }
@@ -200,11 +211,14 @@ class GradientReducer {
   ReductionPlan plan_;
 
   std::mutex hooks_;  // held while a hook takes in a gradient
+  std::function<void()> observer_;
   bool in_backward_ = false;
+  bool is_observed_ = false;  // the observer has started this backward
+  bool is_abandoned_ = false;
+  float scale_ = 1;  // of this backward's gradients
   bool reducing_ = false;
   bool at_boundary_ = false;
   int64_t window_arrivals_ = 0;
-  std::optional<int> bypassed_;
 };
 
 }  // namespace zerorun

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "zero/gradient_reducer.h"
@@ -109,6 +110,23 @@ void GradientReducer::reduce_late(int bucket) {
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
   start_summing(bucket);
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
+}
+
+// Without making a plan: that would be the plan of an incomplete backward.
+void GradientReducer::discard_window() {
+  abandon_backward();
+  if (std::exchange(is_abandoned_, false) && reducing_) {
+    while (const auto bucket = plan_.take()) start_reduction(*bucket);
+  }
+  is_observed_ = false;
+  finish_reduction();
+  for (BucketState& state : states_) {
+    state.writers.hand_over(*streams_, streams_->current(), Handover::written);
+    state.late.reset();
+  }
+  std::ranges::fill(written_, 0);
+  device_->zero(tally_);
+  start_window();
 }
 
 void GradientReducer::start_window() {

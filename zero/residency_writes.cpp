@@ -109,10 +109,11 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
 void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
   if (states_[bucket].kind.comes_and_goes) {
-    const bool discards = end == ScopeEnd::abandoned && states_[bucket].state == State::dirty;
-    if (discards) move(bucket, State::resident);
+    // A rank that has written nothing releases it too, so that all ranks gather it at its next use.
+    const bool abandoned = end == ScopeEnd::abandoned;
+    if (abandoned && states_[bucket].state == State::dirty) move(bucket, State::resident);
     if (memory_.is_copy(bucket) && states_[bucket].state != State::dirty) drop_copy(bucket);
-    if (discards || !memory_.planned(bucket)) move(bucket, State::sharded);
+    if (abandoned || !memory_.planned(bucket)) move(bucket, State::sharded);
     return;
   }
   if (!memory_.is_copy(bucket)) return;

@@ -21,10 +21,12 @@ bool SharedGathers::start(int bucket) {
 }
 
 void SharedGathers::release(int bucket) {
+  if (!home_.is_current()) return;
   last_released(bucket, communicator_->rank()).store(buckets_[bucket].started, std::memory_order_release);
 }
 
 void SharedGathers::give_back_pages() {
+  if (!home_.is_current()) return;
   for (int bucket = 0; bucket < static_cast<int>(buckets_.size()); ++bucket) {
     Bucket& of = buckets_[bucket];
     if (!of.has_pages || !of.buffer.defined() || !is_free(bucket)) continue;

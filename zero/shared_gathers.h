@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/process.h"
 #include "comm/communicator.h"
 
 namespace zerorun {
@@ -34,7 +35,8 @@ class SharedGathers {
 
   /// This rank starts a gather of the bucket. Returns whether it has to read its slice into the buffer.
   bool start(int bucket);
-  /// This rank has stopped using the buffer.
+  /// This rank has stopped using the buffer. In a forked child it does nothing, and so does
+  /// give_back_pages(): the parent may still use the buffer.
   void release(int bucket);
   /// Returns memory to the system: this rank's slices that no rank uses any more.
   void give_back_pages();
@@ -53,6 +55,7 @@ class SharedGathers {
   Communicator* communicator_;
   at::Tensor released_;  // by bucket and rank: the number of its last gather that the rank has released
   std::vector<Bucket> buckets_;
+  HomeProcess home_;
 };
 
 }  // namespace zerorun

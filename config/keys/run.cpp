@@ -23,9 +23,10 @@ static constexpr KeyFact rows[] = {
         .or_null()
         .filled_by(program)
         .advise(batch_advice),
-    boolean("managed_gradient_accumulation", "true",
-            "the engine counts micro-steps; false: every step() updates")
-        .refused("step() updates at accumulation boundaries only"),
+    boolean(
+        "managed_gradient_accumulation", "true",
+        "the engine counts micro-steps; false: every step() updates, after as many backwards as the program "
+        "likes"),
     number("gradient_clipping", "1.0",
            "largest norm of all gradients together; larger ones are scaled down to it, 0 turns this off")
         .least(0)

@@ -40,6 +40,16 @@ void train(Engine& engine, Net& model, int steps) {
   }
 }
 
+void plain_backward() {
+  Net model(256);
+  Engine engine = zerorun::initialize(*model, "stage3.json");
+  model->loss(inputs(engine)).backward();  // as engine.backward(loss)
+  engine.step();
+
+  model->loss(inputs(engine)).backward();
+  engine.zero_grad();  // drops this batch
+}
+
 void stage3() {
   std::optional<zerorun::DeferredInit> deferred(std::in_place);
   Net model(4096);   // built as ever, and no memory is taken
@@ -154,6 +164,7 @@ int main(int argc, char** argv) {
     const std::map<std::string, std::function<void()>> sections = {{"stage3", stage3},
                                                                    {"mixed_precision", mixed_precision},
                                                                    {"accumulation", accumulation},
+                                                                   {"plain_backward", plain_backward},
                                                                    {"checkpoints", checkpoints},
                                                                    {"termination", termination},
                                                                    {"automatic_values", automatic_values},

@@ -14,6 +14,8 @@
 #include "engine/gathered_parameters.h"
 #include "tests/comm/rank_processes.h"
 #include "tests/engine/net.h"
+#include "tests/zero/rank_state.h"
+#include "zero/residency.h"
 
 namespace zerorun::testing {
 namespace {
@@ -117,7 +119,57 @@ std::string train_beside_nothing(int rank, int port, int stage) {
   return std::to_string(after);
 }
 
+// Values in files, gathered into one buffer for all ranks. A child of rank 0 uses the parameters in another
+// mode, while rank 0 still has the first one gathered and rank 1 has released it.
+std::string read_beside_a_child(int rank, int port, bool forks) {
+  at::set_num_threads(1);
+  set_rank_variables(rank, 2, port, std::chrono::seconds(60));
+  setenv("ZERORUN_COMM", "shm", 1);
+  torch::NoGradGuard no_grad;
+  const auto communicator = connect();
+  RankState state({{{1 << 16}, true}, {{1 << 16}, true}}, *communicator, {.marked = true, .shared = true}, 1,
+                  /*in_files=*/true);
+  bool training = true;
+  Residency residency(state.buckets, *communicator, {}, [&] { return training; });
+  if (!state.buckets.gathers_once(0)) return "not shared";
+  std::ostringstream text;
+  text << std::hexfloat << state.leaves[0].sum().item<float>() << ' ';
+  communicator->barrier("both ranks have gathered")->wait();
+  if (forks && rank == 0) {
+    const pid_t child = fork();
+    if (child == 0) {
+      training = false;
+      try {
+        state.leaves[1].sum();
+      } catch (const std::exception&) {  // the values are in files that only the parent may read
+      }
+      _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+  }
+  communicator->barrier("the child has ended")->wait();
+  if (rank == 1) residency.finish_iteration();
+  communicator->barrier("rank 1 has released the buffer")->wait();
+  if (rank == 0) text << state.leaves[0].sum().item<float>();
+  communicator->barrier("the end of the test")->wait();
+  return text.str();
+}
+
 }  // namespace
+
+TEST_CASE("A forked child releases no buffer that its parent shares with other ranks") {
+  std::vector<std::string> plain;
+  for (const bool forks : {false, true}) {
+    const int port = free_port();
+    const auto endings = run_processes(2, [&](int rank) { return read_beside_a_child(rank, port, forks); });
+    for (size_t rank = 0; rank < endings.size(); ++rank) {
+      CHECK(endings[rank].status == 0);
+      if (!forks) plain.push_back(endings[rank].text);
+      CHECK(endings[rank].text == plain[rank]);
+    }
+    CHECK(plain[0].substr(0, plain[0].find(' ')) == plain[0].substr(plain[0].find(' ') + 1));
+  }
+}
 
 TEST_CASE("A forked child that ends takes nothing from its parent") {
   const int stage = GENERATE(0, 1, 2, 3);

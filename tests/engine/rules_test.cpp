@@ -119,16 +119,6 @@ TEST_CASE("A gradient leaves when all of it has come: three uses, recomputation,
   }));
 }
 
-TEST_CASE("A backward that did not go through the engine is refused with partitioned parameters too") {
-  CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
-    auto model = build(mlp());
-    Engine engine = make_engine(*model, Partition(), communicator);
-    loss_of(model->run(0)).backward();
-    engine.backward(loss_of(model->run(1)));
-    expect_throws([&] { engine.step(); }, "did not go through the engine", "step()");
-  }));
-}
-
 TEST_CASE("Hooks: double backward, create_graph, hooks of the program, sparse gradients") {
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     auto penalty = [](Built& built, int i) {

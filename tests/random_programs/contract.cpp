@@ -90,7 +90,8 @@ class Contract {
       case Kind::failing_backward:
         operation.branch = false;
         if (!free() || !trains(operation)) return false;
-        begin_again();
+        has_gradients_ = false;
+        micro_steps_ -= micro_steps_ % setup_.micro_steps;
         return true;
       case Kind::remake:
         return allows_remake(operation);

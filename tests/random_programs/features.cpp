@@ -39,6 +39,7 @@ void add_order(const std::vector<Operation>& operations, Features& features) {
   bool unreduced = false;
   for (const Operation& operation : operations) {
     if (operation.kind == Kind::backward) {
+      features.insert(operation.how == 1 ? "loss.backward()" : "engine.backward()");
       if (++backwards == 2) features.insert("several backwards before a step");
       unreduced = false;
     }

@@ -98,8 +98,9 @@ class Operations {
     const int slot = dice_.below(3);
     to.push_back(forward(slot));
     const int extra = dice_.chance(25) ? 1 : 0;
-    for (int i = 0; i < extra; ++i) to.push_back({.kind = Kind::backward, .slot = slot, .retain = true});
-    to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20)});
+    for (int i = 0; i < extra; ++i)
+      to.push_back({.kind = Kind::backward, .slot = slot, .retain = true, .how = dice_.below(2)});
+    to.push_back({.kind = Kind::backward, .slot = slot, .retain = dice_.chance(20), .how = dice_.below(2)});
     if (dice_.chance(15)) to.push_back(any_of_access());
     if (dice_.chance(85)) to.push_back({.kind = Kind::step});
   }
@@ -141,9 +142,10 @@ class Operations {
       add_training(to);
     } else if (what < 40) {
       const int slot = dice_.below(3);
-      to.push_back(
-          dice_.one_of({forward(slot), Operation{.kind = Kind::backward, .slot = slot, .retain = true},
-                        Operation{.kind = Kind::step}}));
+      to.push_back(dice_.one_of(
+          {forward(slot),
+           Operation{.kind = Kind::backward, .slot = slot, .retain = true, .how = dice_.below(2)},
+           Operation{.kind = Kind::step}}));
     } else if (what < 60) {
       to.push_back(any_of_access());
     } else if (what < 65) {
@@ -214,7 +216,7 @@ class Operations {
     Operation operation{.kind = dice_.one_of({Kind::remake, Kind::remake, Kind::failing_backward,
                                               Kind::companion, Kind::fork, Kind::fork})};
     operation.data = dice_.below(1000);
-    operation.how = dice_.below(3);
+    operation.how = operation.kind == Kind::failing_backward ? dice_.below(6) : dice_.below(3);
     if (operation.kind == Kind::failing_backward) operation.parameters = some_parameters(4);
     if (operation.kind == Kind::remake) {
       const int count = dice_.below(3);

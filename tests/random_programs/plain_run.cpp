@@ -73,10 +73,10 @@ class PlainRun {
         each_rank([&](int rank) { run_forward(operation, rank); });
         return Flow::on;
       case Kind::backward:
-        training_.backward(losses_[operation.slot], operation.retain, no_syncs_ == 0);
+        training_.backward(losses_[operation.slot], operation.retain, no_syncs_ == 0, operation.how == 1);
         return Flow::on;
       case Kind::failing_backward:
-        begin_again();
+        training_.drop_gradients();
         return Flow::on;
       case Kind::step:
         return run_step();

@@ -84,18 +84,28 @@ bool PlainTraining::sums_apart() const {
   return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
 }
 
-void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces) {
+void PlainTraining::drop_gradients() {
+  // The engine has prepared for the backward that threw.
+  if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
+  micro_steps_ -= micro_steps_ % setup_.micro_steps;
+  gradients_.assign(program_.parameters.size(), {});
+  departed_ = has_gradients_ = false;
+}
+
+void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain) {
   const bool boundary = reduces && is_boundary();
   if (!by_shards() && !boundary && !departed_) made_sums_ = true;
   std::vector<std::vector<at::Tensor>> found(program_.parameters.size());
   for (int rank = 0; rank < ranks(); ++rank) {
-    losses[rank].backward(at::full_like(losses[rank], scale() / setup_.micro_steps), retain);
+    losses[rank].backward(at::full_like(losses[rank], plain ? scale() : scale() / setup_.micro_steps),
+                          retain);
     for (int index : trained_) {
       found[index].push_back(std::exchange(parameters(rank)[index].mutable_grad(), at::Tensor()));
     }
   }
   torch::NoGradGuard no_grad;
-  for (int index : trained_) take(gradients_[index], found[index], states_[index].master);
+  const float divided = plain ? static_cast<float>(1.0 / setup_.micro_steps) : 1.0F;
+  for (int index : trained_) take(gradients_[index], found[index], states_[index].master, divided);
   if (!by_shards() && boundary && !departed_) reduce_local();
   has_gradients_ = true;
 }
@@ -111,12 +121,13 @@ at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, con
   return sum.to(travelling_);
 }
 
-void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_rank,
-                         const at::Tensor& like) const {
+void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like,
+                         float divided) const {
+  const auto factor = static_cast<double>(static_cast<float>(factor_) * divided);
   if (by_shards()) {
     std::vector<at::Tensor> travelling(ranks());
     for (int rank = 0; rank < ranks(); ++rank) {
-      if (by_rank[rank].defined()) travelling[rank] = scaled(by_rank[rank], factor_, travelling_);
+      if (by_rank[rank].defined()) travelling[rank] = scaled(by_rank[rank], factor, travelling_);
     }
     const at::Tensor sum = over_ranks(travelling, like);
     if (gradient.reduced.defined()) {
@@ -132,9 +143,10 @@ void PlainTraining::take(Gradient& gradient, const std::vector<at::Tensor>& by_r
   for (int rank = 0; rank < ranks(); ++rank) {
     if (!by_rank[rank].defined()) continue;
     if (!sums[rank].defined()) {
-      sums[rank] = apart ? by_rank[rank].to(accumulating_) : scaled(by_rank[rank], factor_, travelling_);
+      sums[rank] =
+          apart ? scaled(by_rank[rank], divided, accumulating_) : scaled(by_rank[rank], factor, travelling_);
     } else {
-      add(sums[rank], apart ? by_rank[rank] : by_rank[rank].to(at::kFloat) * factor_);
+      add(sums[rank], by_rank[rank].to(at::kFloat) * (apart ? divided : factor));
     }
   }
 }

@@ -31,8 +31,11 @@ class PlainTraining {
   /// An engine takes the model: all ranks get rank 0's values, and no earlier state remains. At stage 3 the
   /// previous engine has taken the values with it, so the model is new.
   void begin(bool first);
-  /// Runs backward of every rank's loss. `reduces`: not inside a no_sync scope.
-  void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces);
+  /// Runs backward of every rank's loss. `reduces`: not inside a no_sync scope. `plain`: as loss.backward(),
+  /// whose gradients are divided by the micro-steps as they are copied.
+  void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain);
+  /// Those since the last step, after a backward that threw on all ranks.
+  void drop_gradients();
   bool has_gradients() const { return has_gradients_; }
 
   enum class Ending { goes_on, schedule_throws, scale_at_minimum };
@@ -58,7 +61,8 @@ class PlainTraining {
   bool sums_apart() const;
   double scale() const { return setup_.precision == Precision::fp16 ? loss_scale_ : 1; }
   at::Tensor over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const;
-  void take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const;
+  void take(Gradient& gradient, const std::vector<at::Tensor>& by_rank, const at::Tensor& like,
+            float divided) const;
   void reduce_local();
   void finish_reduction();
   double norm() const;

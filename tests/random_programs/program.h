@@ -60,8 +60,8 @@ struct Parameter {
 enum class Kind {
   forward,           // computes the loss of `slot` from `data` with `parameters`
   failing_forward,   // a forward that throws on `rank`; the program catches it
-  backward,          // of the loss in `slot`
-  failing_backward,  // a backward that throws; a new engine follows
+  backward,          // of the loss in `slot`; `how` 1: loss.backward() instead of engine.backward()
+  failing_backward,  // a backward that throws, so that gradients since the last step are dropped
   step,
   evaluate,
   read,        // reads `parameters` by operators, on `rank`

@@ -140,29 +140,56 @@ TEST_CASE("gradients: what was there before the reducer is no part of its sums")
   });
 }
 
-TEST_CASE("gradients: one that comes from outside of a backward of the engine is noticed, and named") {
+TEST_CASE("gradients: the observer sees those from outside of a backward, and may start one for them") {
   for (int stage = 0; stage < 3; ++stage) {
     check_on_ranks(1, false, [&](Communicator& communicator) {
       Run run(communicator, {.policy = policy_of(stage)});
-      expect(!run.reducer->bypassed(), "before");
-      run.backward(1, 1);
-      expect(!run.reducer->bypassed(), "a backward of the engine");
       run.state.leaves[2].sum().backward();
+      expect_equal(run.state.leaves[2].grad(), at::ones({40}),
+                   "without an observer it stays with its parameter");
+      run.state.leaves[2].mutable_grad().reset();
+      int calls = 0;
+      bool starts = false;
+      run.reducer->set_observer([&] {
+        ++calls;
+        if (starts && calls == 2) run.reducer->start_backward(true, 0.5F);
+      });
+      run.backward(1, 1);
+      expect(calls == 0, "a backward of the engine");
       run.state.leaves[0].sum().backward();
-      expect(run.reducer->bypassed() == 2, "the first one that came from outside");
-      expect_equal(run.state.leaves[2].grad(), at::ones({40}), "its gradient stays with it");
+      expect(calls == 1 && run.state.leaves[0].grad().defined(), "an observer that starts none");
+      run.state.leaves[0].mutable_grad().reset();
+      run.reducer->discard_window();
+      starts = true;
+      (run.state.leaves[0].sum() + run.state.leaves[1].sum()).backward();
+      expect(calls == 3, "each gradient of a backward that it has started");
+      run.reducer->finish_backward();
       run.reducer->finish_window();
-      expect_equal(run.state.buckets.view(1, run.reducer->gradient(0)), at::ones({2, 3}), "what came inside");
-      expect(!run.state.buckets.view(2, run.reducer->gradient(0)).any().item<bool>(), "what came outside");
+      expect_equal(run.state.buckets.view(0, run.reducer->gradient(0)), at::full({4}, 0.5), "scaled");
+      expect_equal(run.state.buckets.view(1, run.reducer->gradient(0)), at::full({2, 3}, 0.5), "scaled too");
     });
   }
-  check_on_ranks(1, false, [](Communicator& communicator) {
-    Run run(communicator);
-    run.reducer->start_backward(true);
-    run.reducer->abandon_backward();  // as after a backward that threw
-    run.state.leaves[1].sum().backward();
-    expect(run.reducer->bypassed() == 1, "after a backward that was abandoned");
-  });
+}
+
+TEST_CASE("gradients: what is discarded leaves no trace, after a backward that was abandoned too") {
+  for (int stage = 0; stage < 3; ++stage) {
+    check_on_ranks(2, false, [&](Communicator& communicator) {
+      Run run(communicator, {.policy = policy_of(stage)});
+      run.backward(1, std::nan(""));
+      run.reducer->discard_window();
+      run.reducer->start_backward(true);
+      (run.state.leaves[2].sum() * 100).backward();
+      run.reducer->abandon_backward();
+      run.reducer->discard_window();
+      run.backward(0, 3);
+      expect(!find_not_finite(run), "a gradient that was discarded is not finite");
+      at::Tensor expected = at::zeros({run.reducer->gradient(0).numel() * (stage < 1 ? 1 : 2)});
+      run.state.buckets.piece(0, expected).fill_(6);
+      const at::Tensor whole =
+          stage < 1 ? expected : run.state.buckets.slice(0, expected, communicator.rank());
+      expect_equal(run.reducer->gradient(0), whole, "sums");
+    });
+  }
 }
 
 TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {

@@ -188,6 +188,22 @@ TEST_CASE("residency: what all ranks wrote before a scope stays where it was aba
   });
 }
 
+TEST_CASE(
+    "residency: after a scope that was abandoned in the middle of an iteration all ranks gather alike") {
+  check_kinds(kKinds, 2, [](Model& model) {
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      model.expect_values(model.all_given(), "in an iteration");
+      if (iteration == 2) {  // the bucket is planned to stay until its use below
+        model.residency.hold(kHeld);
+        if (model.communicator.rank() == 0 && model.kind.partitioned) at::Tensor(model.leaves[0]).mul_(2);
+        model.residency.unhold(kHeld, ScopeEnd::abandoned);
+      }
+      expect_equal(model.leaves[0], model.given(0), "after the scope");
+      model.residency.finish_iteration();
+    }
+  });
+}
+
 TEST_CASE("residency: an exception of an operator in a scope leaves what is held as it is") {
   check_kinds(kKinds, 1, [](Model& model) {
     model.residency.hold(kHeld);

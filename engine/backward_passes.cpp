@@ -1,0 +1,134 @@
+#include "engine/backward_passes.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace zerorun {
+
+using torch::autograd::Node;
+
+struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
+  explicit Pass(BackwardPasses* owner) : owner(owner) {}
+
+  /// Makes the current graph task end the pass, or pass that on to the task that it is nested in.
+  void join_task();
+  void join_task_around(const Node& node);
+  void end();
+
+  std::mutex mutex;
+  BackwardPasses* owner;  // null once the engine has gone
+  std::vector<int> tasks;
+  std::atomic<bool> failed = false;
+  std::atomic<bool> ended = false;
+};
+
+// Held by a graph task's callback.
+struct BackwardPasses::TaskEnd {
+  explicit TaskEnd(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
+  ~TaskEnd() {
+    if (!completed) pass->failed = true;
+  }
+  TaskEnd(const TaskEnd&) = delete;
+  TaskEnd& operator=(const TaskEnd&) = delete;
+
+  void complete() {
+    completed = true;
+    if (const std::shared_ptr<Node> outer = torch::autograd::get_current_node()) {
+      pass->join_task_around(*outer);
+    } else {
+      pass->end();
+    }
+  }
+
+  std::shared_ptr<Pass> pass;
+  bool completed = false;
+};
+
+// Held by the pre-hooks that wait for an outer task.
+struct BackwardPasses::OuterTask {
+  explicit OuterTask(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
+  ~OuterTask() {
+    if (!joined && !pass->ended) pass->failed = true;
+  }
+  OuterTask(const OuterTask&) = delete;
+  OuterTask& operator=(const OuterTask&) = delete;
+
+  std::shared_ptr<Pass> pass;
+  std::atomic<bool> joined = false;
+};
+
+struct BackwardPasses::JoinOuter : torch::autograd::FunctionPreHook {
+  explicit JoinOuter(std::shared_ptr<OuterTask> outer) : outer(std::move(outer)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    if (!outer->joined.exchange(true)) outer->pass->join_task();
+    return gradients;
+  }
+
+  std::shared_ptr<OuterTask> outer;
+};
+
+void BackwardPasses::Pass::join_task() {
+  if (ended) return;
+  const int task = torch::autograd::get_current_graph_task_id();
+  {
+    std::lock_guard lock(mutex);
+    if (std::ranges::find(tasks.rbegin(), tasks.rend(), task) != tasks.rend()) return;
+    tasks.push_back(task);
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [end = std::make_shared<TaskEnd>(shared_from_this())] { end->complete(); });
+}
+
+void BackwardPasses::Pass::join_task_around(const Node& node) {
+  const auto outer = std::make_shared<OuterTask>(shared_from_this());
+  for (const torch::autograd::Edge& edge : node.next_edges()) {
+    if (edge.is_valid()) edge.function->add_pre_hook(std::make_unique<JoinOuter>(outer));
+  }
+}
+
+void BackwardPasses::Pass::end() {
+  std::lock_guard lock(mutex);
+  if (!owner || owner->pass_.get() != this) return;
+  const c10::NoGradGuard no_grad;
+  failed = true;  // unless the rest succeeds
+  owner->reducer_->finish_backward();
+  owner->end_();
+  failed = false;
+  ended = true;
+}
+
+BackwardPasses::BackwardPasses(GradientReducer& reducer, std::function<Start()> begin,
+                               std::function<void()> end)
+    : reducer_(&reducer), begin_(std::move(begin)), end_(std::move(end)) {
+  reducer.set_observer([this] { on_gradient(); });
+}
+
+BackwardPasses::~BackwardPasses() {
+  reducer_->set_observer({});
+  if (!pass_) return;
+  std::lock_guard lock(pass_->mutex);
+  pass_->owner = nullptr;
+}
+
+bool BackwardPasses::failed() const {
+  return pass_ && !pass_->ended;
+}
+
+void BackwardPasses::on_gradient() {
+  if (pass_ && !pass_->failed && !pass_->ended) return pass_->join_task();
+  const Start start = begin_();
+  pass_ = std::make_shared<Pass>(this);
+  reducer_->start_backward(start.boundary, start.scale);
+  pass_->join_task();
+}
+
+}  // namespace zerorun
