@@ -3,9 +3,11 @@
 #include "comm/cuda_library.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <iostream>
@@ -182,15 +184,23 @@ TEST_CASE("device: GPUs that are asked for and not there are an error with the d
 TEST_CASE("device: ranks join over the store, and each has its place on the machine") {
   if (has_driver()) return;
   const int port = testing::free_port();
+  // A rank that ends early would break the connections that the other still makes.
+  void* memory =
+      mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  auto* const done = new (memory) std::atomic<int>(0);
   const auto endings = run_processes(2, [&](int rank) {
     testing::set_rank_variables(rank, 2, port, milliseconds(20000));
     set_up(2, ZERORUN_FAKE_CUDA, "auto", "report");
+    std::string text;
     try {
-      return sum_of_all(*connect());
+      text = sum_of_all(*connect());
     } catch (const CommError& error) {
-      sleep(1);  // the other rank is still connecting to this one
-      return std::string(error.what());
+      text = error.what();
     }
+    ++*done;
+    while (*done < 2) usleep(5000);  // run_processes() has a limit
+    return text;
   });
   for (int rank : {0, 1}) {
     CHECK(endings[rank].text == "local rank " + std::to_string(rank) + " of 2, a store, control of 2");
