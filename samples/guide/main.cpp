@@ -50,6 +50,23 @@ void plain_backward() {
   engine.zero_grad();  // drops this batch
 }
 
+void wrapped_optimizer() {
+  Net model(256);
+  zerorun::ZeroRedundancyOptimizer optimizer(torch::optim::Adam(model->parameters(), 1e-3),
+                                             {.partition_grad = true});
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    model->loss(inputs(optimizer.engine())).backward();
+    optimizer.step();
+  }
+
+  Net other(256);
+  torch::optim::SGD sgd(other->parameters(), 0.1);
+  const auto zero = zerorun::enable_zero(*other, sgd, /*stage=*/2);
+  other->loss(inputs(zero->engine())).backward();
+  zero->step();
+}
+
 void stage3() {
   std::optional<zerorun::DeferredInit> deferred(std::in_place);
   Net model(4096);   // built as ever, and no memory is taken
@@ -165,6 +182,7 @@ int main(int argc, char** argv) {
                                                                    {"mixed_precision", mixed_precision},
                                                                    {"accumulation", accumulation},
                                                                    {"plain_backward", plain_backward},
+                                                                   {"wrapped_optimizer", wrapped_optimizer},
                                                                    {"checkpoints", checkpoints},
                                                                    {"termination", termination},
                                                                    {"automatic_values", automatic_values},

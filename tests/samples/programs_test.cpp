@@ -196,6 +196,28 @@ TEST_CASE("a run that is resumed goes on with the same losses and weights, at ot
   for (size_t i = 0; i < rest.size(); ++i) CHECK(on_four[i] == Approx(rest[i]).epsilon(1e-6));
 }
 
+TEST_CASE("oneflow_mlp learns with the same losses at every stage, on 1, 2 and 4 ranks") {
+  const TemporaryFolder folder;
+  for (const int ranks : {1, 2, 4}) {
+    std::string first;
+    for (const int stage : {0, 1, 2, 3}) {
+      const Outcome outcome = run(folder, kBin + "zerorun --num_gpus " + std::to_string(ranks) + " " + kBin +
+                                              "oneflow_mlp " + std::to_string(stage));
+      INFO(ranks << " ranks, stage " << stage << ": " << outcome.err);
+      CHECK(outcome.exit_code == 0);
+      if (first.empty()) first = outcome.out;
+      CHECK(outcome.out == first);
+    }
+    double loss = 0, last_loss = 0;
+    int step = 0;
+    REQUIRE(std::sscanf(first.c_str(), "step 10: loss %lf,", &loss) == 1);
+    REQUIRE(std::sscanf(first.substr(first.rfind("step")).c_str(), "step %d: loss %lf,", &step, &last_loss) ==
+            2);
+    CHECK(step == 40);
+    CHECK(last_loss < 0.9 * loss);
+  }
+}
+
 TEST_CASE("SIGTERM to the launcher: all ranks save the same step, which a next run goes on from") {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 2, 1);
