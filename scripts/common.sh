@@ -20,3 +20,25 @@ fail_with_pips_reason() {
   fi
   fail "pip cannot install $1: $(grep '^ *ERROR' "$2" | head -n 1 | sed 's/^ *ERROR: //') (details: $2)"
 }
+
+# install_wheels NAME: installs scripts/NAME-requirements.txt into .deps/NAME, unless these are there. Beside the final
+# place, with a rename at the end, so what is at the final place is whole.
+install_wheels() {
+  local requirements=$root/scripts/$1-requirements.txt target=$root/.deps/$1 partial=$root/.deps/partial-$1
+  local log=$root/.deps/$1.log stamp
+  mkdir -p "$root/.deps"
+  exec 9>>"$root/.deps/lock"
+  flock 9
+  stamp="requirements $(sha256sum <"$requirements")"
+  if [[ ! -f $target/.complete || $(<"$target/.complete") != "$stamp" ]]; then
+    say "installing $1 into .deps/$1"
+    rm -rf "$partial"
+    /usr/bin/python3 -m pip install --no-deps --require-hashes --no-cache-dir --no-input \
+      --disable-pip-version-check --progress-bar off --only-binary=:all: --target "$partial" \
+      --requirement "$requirements" >"$log" 2>&1 </dev/null || fail_with_pips_reason "$1" "$log"
+    printf '%s\n' "$stamp" >"$partial/.complete"
+    rm -rf "$target"
+    mv "$partial" "$target"
+  fi
+  exec 9>&-
+}
