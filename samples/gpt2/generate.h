@@ -1,16 +1,25 @@
-// Generates text with a trained model, byte by byte. Every rank must make the same calls, because parameters
-// may have to be gathered for them.
+// Generates tokens with a trained model. Every rank must make the same calls, because parameters may have to
+// be gathered for them.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <span>
+#include <vector>
 
 #include "samples/gpt2/model.h"
 
 namespace zerorun {
 
-/// `count` bytes that follow `prompt` (not empty), drawn at temperature 0.8 by a generator that starts from
-/// `seed`.
-std::string generate(Gpt2& model, const std::string& prompt, int64_t count, uint64_t seed);
+struct GenerateOptions {
+  int64_t count = 0;         // tokens
+  double temperature = 0.8;  // logits are divided by it; 0: always the most probable token
+  int64_t top_k = 0;         // draws among so many most probable tokens; 0: among all
+  uint64_t seed = 0;
+};
+
+/// `count` tokens below `vocab` (at most the model's) that follow `prompt`, which is not empty. Where the
+/// model has no position left, it goes on from the latter half of what it has seen.
+std::vector<int32_t> generate(Gpt2& model, std::span<const int32_t> prompt, int64_t vocab,
+                              const GenerateOptions& options);
 
 }  // namespace zerorun

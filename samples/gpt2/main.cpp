@@ -19,6 +19,7 @@
 #include "samples/gpt2/report.h"     // memory_table, Progress
 #include "samples/gpt2/sampler.h"    // Sampler
 #include "samples/gpt2/weights.h"    // load_weights, save_weights
+#include "samples/tokenizer/tokenizer.h"
 
 namespace zerorun {
 namespace {
@@ -188,8 +189,11 @@ int run(int argc, char** argv) {
 
   if (options->generate > 0) {
     engine.eval();
-    const std::string text = generate(model, options->prompt, options->generate, options->model.seed);
-    if (talks) std::printf("text: %s\n", printable(options->prompt + text).c_str());
+    const Tokenizer tokenizer = Tokenizer::bytes();
+    const std::vector<int32_t> prompt = tokenizer.encode(options->prompt);
+    const std::vector<int32_t> tokens =
+        generate(model, prompt, tokenizer.size(), {.count = options->generate, .seed = options->model.seed});
+    if (talks) std::printf("text: %s\n", printable(options->prompt + tokenizer.decode(tokens)).c_str());
   }
   return 0;
 }

@@ -11,15 +11,14 @@ namespace zerorun {
 namespace {
 
 constexpr double kInitStd = 0.02;
-constexpr double kLayerNormEps = 1e-5;
 constexpr int64_t kIgnoredLabel = -100;  // LibTorch's default ignore_index
 
 at::Tensor normal(at::IntArrayRef shape, double std, at::Generator& generator) {
   return at::normal(0.0, std, shape, generator);
 }
 
-torch::nn::LayerNorm layer_norm(int64_t hidden) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden}).eps(kLayerNormEps));
+torch::nn::LayerNorm layer_norm(const Gpt2Options& options) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.hidden}).eps(options.layer_norm_eps));
 }
 
 torch::nn::Embedding embedding(int64_t count, int64_t hidden, at::Generator& generator) {
@@ -42,6 +41,22 @@ struct Conv1D : torch::nn::Module {
   at::Tensor bias;    // (out)
 };
 
+// What a layer's attention needs to know beside its input.
+struct Context {
+  at::Tensor mask;                                      // (B, 1, T, T) bool, or undefined: causal
+  std::pair<at::Tensor, at::Tensor>* cached = nullptr;  // this layer's in the cache
+  int64_t position = 0;                                 // of the first token
+};
+
+// Which tokens (last dimension) each token attends to: those up to itself that are no padding. (B, 1, T, T).
+at::Tensor causal_mask(const at::Tensor& attention_mask) {
+  const int64_t length = attention_mask.size(1);
+  const at::Tensor causal = at::ones({length, length}, attention_mask.options().dtype(at::kBool)).tril();
+  const at::Tensor itself = at::eye(length, attention_mask.options().dtype(at::kBool));
+  // Padding attends to itself too: with nothing to attend to, its values would be NaN.
+  return causal.logical_and(attention_mask.to(at::kBool).view({-1, 1, 1, length})).logical_or(itself);
+}
+
 struct Attention : torch::nn::Module {
   Attention(const Gpt2Options& options, double residual_std, at::Generator& generator)
       : heads(options.heads),
@@ -50,14 +65,26 @@ struct Attention : torch::nn::Module {
         c_proj(register_module(
             "c_proj", std::make_shared<Conv1D>(options.hidden, options.hidden, residual_std, generator))) {}
 
-  at::Tensor forward(const at::Tensor& x) {  // (B, T, C)
+  // (B, T, C)
+  at::Tensor forward(const at::Tensor& x, const Context& context) {
     const int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
     auto split = [&](const at::Tensor& part) {  // (B, T, C) -> (B, heads, T, C / heads)
       return part.view({batch, length, heads, hidden / heads}).transpose(1, 2);
     };
     const std::vector<at::Tensor> qkv = c_attn->forward(x).split(hidden, 2);
-    at::Tensor y = at::scaled_dot_product_attention(split(qkv[0]), split(qkv[1]), split(qkv[2]), std::nullopt,
-                                                    /*dropout_p=*/0.0, /*is_causal=*/true);
+    at::Tensor keys = split(qkv[1]), values = split(qkv[2]);
+    if (context.cached) {
+      auto& [all_keys, all_values] = *context.cached;
+      all_keys.narrow(2, context.position, length).copy_(keys);
+      all_values.narrow(2, context.position, length).copy_(values);
+      keys = all_keys.narrow(2, 0, context.position + length);
+      values = all_values.narrow(2, 0, context.position + length);
+    }
+    // One query behind a cache attends to all that is in it.
+    const bool is_causal = !context.mask.defined() && context.position == 0;
+    at::Tensor y = at::scaled_dot_product_attention(
+        split(qkv[0]), keys, values, context.mask.defined() ? std::optional(context.mask) : std::nullopt,
+        /*dropout_p=*/0.0, is_causal);
     return c_proj->forward(y.transpose(1, 2).reshape({batch, length, hidden}));
   }
 
@@ -83,13 +110,13 @@ struct Block : torch::nn::Module {
   // residual_std: the projections that add to the residual stream start smaller, as the stream sums 2 *
   // layers of them.
   Block(const Gpt2Options& options, double residual_std, at::Generator& generator)
-      : ln_1(register_module("ln_1", layer_norm(options.hidden))),
+      : ln_1(register_module("ln_1", layer_norm(options))),
         attn(register_module("attn", std::make_shared<Attention>(options, residual_std, generator))),
-        ln_2(register_module("ln_2", layer_norm(options.hidden))),
+        ln_2(register_module("ln_2", layer_norm(options))),
         mlp(register_module("mlp", std::make_shared<Mlp>(options, residual_std, generator))) {}
 
-  at::Tensor forward(const at::Tensor& x) {  // (B, T, C)
-    at::Tensor middle = x + attn->forward(ln_1->forward(x));
+  at::Tensor forward(const at::Tensor& x, const Context& context) {  // (B, T, C)
+    at::Tensor middle = x + attn->forward(ln_1->forward(x), context);
     return middle + mlp->forward(ln_2->forward(middle));
   }
 
@@ -106,7 +133,7 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
       : wte(register_module("wte", embedding(options.vocab, options.hidden, generator))),
         wpe(register_module("wpe", embedding(options.positions, options.hidden, generator))),
         h(register_module("h", torch::nn::ModuleList())),
-        ln_f(layer_norm(options.hidden)) {
+        ln_f(layer_norm(options)) {
     const double residual_std = kInitStd / std::sqrt(2.0 * static_cast<double>(options.layers));
     for (int64_t layer = 0; layer < options.layers; ++layer) {
       blocks.push_back(std::make_shared<Block>(options, residual_std, generator));
@@ -115,9 +142,15 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
     register_module("ln_f", ln_f);  // after the blocks: the order of parameters is Hugging Face's
   }
 
-  at::Tensor forward(const at::Tensor& tokens) {  // (B, T) -> (B, T, C)
-    at::Tensor x = wte->forward(tokens) + wpe->forward(at::arange(tokens.size(1), tokens.options()));
-    for (const auto& block : blocks) x = block->forward(x);
+  at::Tensor forward(const at::Tensor& tokens, Context context,
+                     KeyValueCache* cache) {  // (B, T) -> (B, T, C)
+    const int64_t begin = context.position;
+    at::Tensor x =
+        wte->forward(tokens) + wpe->forward(at::arange(begin, begin + tokens.size(1), tokens.options()));
+    for (size_t layer = 0; layer < blocks.size(); ++layer) {
+      if (cache) context.cached = &cache->layers[layer];
+      x = blocks[layer]->forward(x, context);
+    }
     return ln_f->forward(x);
   }
 
@@ -136,14 +169,38 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options) : options_(options) {
       "transformer", std::make_shared<Transformer>(options, at::detail::createCPUGenerator(options.seed)));
 }
 
-at::Tensor Gpt2Impl::forward(const at::Tensor& tokens) {
-  return at::linear(transformer_->forward(tokens), transformer_->wte->weight).to(at::kFloat);
+at::Tensor Gpt2Impl::forward(const at::Tensor& tokens, const at::Tensor& attention_mask) {
+  Context context;
+  if (attention_mask.defined()) context.mask = causal_mask(attention_mask);
+  return at::linear(transformer_->forward(tokens, context, nullptr), transformer_->wte->weight)
+      .to(at::kFloat);
 }
 
-at::Tensor Gpt2Impl::loss(const at::Tensor& tokens) {
+at::Tensor Gpt2Impl::next_logits(const at::Tensor& tokens, KeyValueCache& cache) {
+  at::NoGradGuard no_grad;
+  const int64_t length = tokens.size(1);
+  ZR_CHECK(cache.length + length <= options_.positions, "more tokens than the model has positions");
+  ZR_CHECK(cache.length == 0 || length == 1, "one token at a time behind a cache");
+  if (cache.layers.empty()) {
+    const at::TensorOptions like = transformer_->ln_f->weight.options();
+    const std::vector<int64_t> shape = {tokens.size(0), options_.heads, options_.positions,
+                                        options_.hidden / options_.heads};
+    for (int64_t layer = 0; layer < options_.layers; ++layer)
+      cache.layers.emplace_back(at::empty(shape, like), at::empty(shape, like));
+  }
+  Context context;
+  context.position = cache.length;
+  const at::Tensor x = transformer_->forward(tokens, context, &cache).select(1, length - 1);
+  cache.length += length;
+  return at::linear(x, transformer_->wte->weight).to(at::kFloat);
+}
+
+at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& attention_mask) {
+  at::Tensor next = tokens.slice(1, 1);
+  if (attention_mask.defined()) next = next.masked_fill(attention_mask.slice(1, 1).eq(0), kIgnoredLabel);
   // Position t predicts token t + 1; the last position has nothing to predict.
-  at::Tensor labels = at::constant_pad_nd(tokens.slice(1, 1), {0, 1}, kIgnoredLabel);  // (B, T)
-  at::Tensor logits = forward(tokens);                                                 // (B, T, V)
+  at::Tensor labels = at::constant_pad_nd(next, {0, 1}, kIgnoredLabel);  // (B, T)
+  at::Tensor logits = forward(tokens, attention_mask);                   // (B, T, V)
   return at::cross_entropy_loss(logits.view({-1, logits.size(2)}), labels.view(-1), /*weight=*/{},
                                 at::Reduction::Mean, kIgnoredLabel);
 }

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace zerorun {
 
@@ -17,17 +19,29 @@ struct Gpt2Options {
   int64_t vocab = 256;
   int64_t positions = 128;  // the longest sequence
   uint64_t seed = 1234;     // of the initial weights
+  double layer_norm_eps = 1e-5;
+};
+
+/// The keys and values of the tokens that a model has seen, so that it need not compute them again. Starts
+/// empty.
+struct KeyValueCache {
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers;  // (B, heads, positions, hidden / heads) each
+  int64_t length = 0;                                     // tokens
 };
 
 class Gpt2Impl : public torch::nn::Module {
  public:
   explicit Gpt2Impl(const Gpt2Options& options);
 
-  /// tokens: (B, T) int64 with T <= positions. Returns logits (B, T, vocab) in fp32.
-  at::Tensor forward(const at::Tensor& tokens);
+  /// tokens: (B, T) int64 with T <= positions. attention_mask, if given: (B, T), 0 at padding, which no other
+  /// token attends to. Returns logits (B, T, vocab) in fp32.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
+  /// The logits (B, vocab) that follow the last token. tokens: (B, T) that come after those in `cache`, to
+  /// which they are added; T = 1 if there are any. Without gradients.
+  at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache);
   /// Mean cross entropy of predicting each token from those before it: the labels are `tokens`, shifted by
-  /// one here.
-  at::Tensor loss(const at::Tensor& tokens);
+  /// one here, without those where attention_mask is 0.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
 
   const Gpt2Options& options() const { return options_; }
 

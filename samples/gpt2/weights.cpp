@@ -103,6 +103,12 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
   check_head(reader, name_in(reader, "transformer.wte.weight"));
 }
 
+bool has_weights(const std::filesystem::path& folder) {
+  std::error_code error;
+  return std::filesystem::exists(folder / "model.safetensors", error) ||
+         std::filesystem::exists(folder / "model.safetensors.index.json", error);
+}
+
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file) {
   at::NoGradGuard no_grad;
   const auto parameters = model.named_parameters();

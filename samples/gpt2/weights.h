@@ -14,6 +14,9 @@ namespace zerorun {
 /// skipped. Throws UserError naming the tensor that is missing, superfluous, or of another shape.
 void load_weights(torch::nn::Module& model, const std::filesystem::path& path);
 
+/// Whether a Hugging Face folder has weights that load_weights() can try.
+bool has_weights(const std::filesystem::path& folder);
+
 /// Writes every parameter, whole and in its own type (fp32, fp16, bf16), under its name. Throws UserError.
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& file);
 

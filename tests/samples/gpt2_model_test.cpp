@@ -219,11 +219,70 @@ TEST_CASE("files that do not fit name the tensor, what was expected and what was
 TEST_CASE(
     "generated text depends on the seed and has the length asked for, longer than the model's context") {
   Gpt2 model(kTiny);
-  const std::string text = generate(model, "ab", 40, 1);
+  const std::vector<int32_t> prompt = {'a', 'b'};
+  const auto text = generate(model, prompt, 256, {.count = 40, .seed = 1});
   CHECK(text.size() == 40);
-  CHECK(text == generate(model, "ab", 40, 1));
-  CHECK(text != generate(model, "ab", 40, 2));
-  CHECK(generate(model, "ab", 0, 1).empty());
+  CHECK(text == generate(model, prompt, 256, {.count = 40, .seed = 1}));
+  CHECK(text != generate(model, prompt, 256, {.count = 40, .seed = 2}));
+  CHECK(generate(model, prompt, 256, {.count = 0}).empty());
+}
+
+TEST_CASE("a cache of keys and values gives the logits of the whole sequence") {
+  Gpt2 model(kTiny);
+  torch::NoGradGuard no_grad;
+  const at::Tensor tokens = torch::randint(256, {2, 16}, torch::kLong);
+  const at::Tensor whole = model->forward(tokens);
+  KeyValueCache cache;
+  at::Tensor logits = model->next_logits(tokens.slice(1, 0, 5), cache);
+  for (int64_t position = 5; position < 16; ++position) {
+    CHECK(at::allclose(logits, whole.select(1, position - 1), 1e-5, 1e-6));
+    logits = model->next_logits(tokens.slice(1, position, position + 1), cache);
+  }
+  CHECK(at::allclose(logits, whole.select(1, 15), 1e-5, 1e-6));
+  CHECK_THROWS_AS(model->next_logits(tokens.slice(1, 0, 1), cache), InternalError);
+}
+
+TEST_CASE("padding changes nothing for the tokens that are attended to, and is not predicted") {
+  Gpt2 model(kTiny);
+  const at::Tensor tokens = torch::randint(256, {2, 10}, torch::kLong);
+  at::Tensor mask = torch::ones({2, 10}, torch::kLong);
+  CHECK(at::allclose(model->forward(tokens, mask), model->forward(tokens), 1e-5, 1e-6));
+  mask.index_put_({1, torch::indexing::Slice(6, 10)}, 0);
+  const at::Tensor shorter = tokens.index({torch::indexing::Slice(1, 2), torch::indexing::Slice(0, 6)});
+  CHECK(at::allclose(model->forward(tokens, mask)[1].slice(0, 0, 6), model->forward(shorter)[0], 1e-5, 1e-6));
+  // Nine predictions in row 0, five in row 1.
+  const at::Tensor expected = (9 * model->loss(tokens.slice(0, 0, 1)) + 5 * model->loss(shorter)) / 14;
+  CHECK(at::allclose(model->loss(tokens, mask), expected, 1e-5, 1e-6));
+  // On the left: no NaN, and padding changes nothing either.
+  at::Tensor left = torch::ones({2, 10}, torch::kLong);
+  left.index_put_({0, torch::indexing::Slice(0, 4)}, 0);
+  at::Tensor changed = tokens.clone();
+  changed.index_put_({0, torch::indexing::Slice(0, 4)}, 7);
+  CHECK(at::allclose(model->forward(tokens, left)[0].slice(0, 4),
+                     model->forward(changed, left)[0].slice(0, 4), 1e-5, 1e-6));
+  model->loss(tokens, left).backward();
+  for (const at::Tensor& parameter : model->parameters())
+    CHECK(parameter.grad().isfinite().all().item<bool>());
+}
+
+TEST_CASE("the most probable tokens are drawn: among the top k, or always the first at temperature 0") {
+  Gpt2 model(kTiny);
+  torch::NoGradGuard no_grad;
+  auto parameters = model->named_parameters();
+  parameters["transformer.ln_f.weight"].zero_();
+  parameters["transformer.ln_f.bias"].zero_()[0] = 1.0;
+  at::Tensor logits = parameters["transformer.wte.weight"].fill_(-100).select(1, 0);
+  for (const int64_t token : {30, 40, 50}) logits[token] = static_cast<double>(token) / 1000;
+  const std::vector<int32_t> prompt = {'a'};
+  std::map<int32_t, int> counts;
+  for (const int32_t token : generate(model, prompt, 256, {.count = 300, .temperature = 1, .top_k = 2}))
+    ++counts[token];
+  CHECK(counts.size() == 2);
+  CHECK(counts[40] > 100);
+  CHECK(counts[50] > 100);
+  for (const int32_t token : generate(model, prompt, 256, {.count = 20, .temperature = 0}))
+    CHECK(token == 50);
+  for (const int32_t token : generate(model, prompt, 45, {.count = 20, .temperature = 0})) CHECK(token == 40);
 }
 
 TEST_CASE("generation follows the model's probabilities at temperature 0.8") {
@@ -241,7 +300,8 @@ TEST_CASE("generation follows the model's probabilities at temperature 0.8") {
     total += std::exp(logit / 0.8);
   }
   constexpr int64_t kCount = 4000;
-  const std::string text = generate(model, "a", kCount, 3);
+  const std::vector<int32_t> prompt = {'a'};
+  const auto text = generate(model, prompt, 256, {.count = kCount, .seed = 3});
   for (const auto& [byte, logit] : wanted) {
     const double share = static_cast<double>(std::count(text.begin(), text.end(), byte)) / kCount;
     CHECK(share == Approx(std::exp(logit / 0.8) / total).margin(0.04));  // five standard errors

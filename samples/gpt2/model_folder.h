@@ -1,0 +1,21 @@
+// A GPT-2 as Hugging Face lays it out: a folder with config.json, the weights as .safetensors, and the
+// tokenizer's files (samples/tokenizer/tokenizer_files.h).
+#pragma once
+
+#include <filesystem>
+
+#include "samples/gpt2/model.h"
+#include "samples/tokenizer/tokenizer.h"
+
+namespace zerorun {
+
+/// The shape of the model that the folder's config.json describes. Throws UserError naming the file and the
+/// key for another kind of model, or a variant of GPT-2 that Gpt2 does not compute. Dropout is not applied: a
+/// config.json that asks for it is read, and `warn` says so.
+Gpt2Options read_model_config(const std::filesystem::path& folder, bool warn);
+
+/// Writes config.json and the tokenizer's files (none for Tokenizer::bytes()). Throws UserError.
+void write_model_config(const Gpt2Options& options, const Tokenizer& tokenizer,
+                        const std::filesystem::path& folder);
+
+}  // namespace zerorun
