@@ -1,4 +1,4 @@
-// gpt2: trains a GPT-2 on the bytes of text files under ZeRO and writes some text with it.
+// gpt2: trains a GPT-2 on text under ZeRO and writes some text with it.
 //
 //   zerorun --num_gpus 2 gpt2 --deepspeed ds_config.json --data FILE...
 //
@@ -8,47 +8,77 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
-#include "samples/common/csv_log.h"  // CsvLog
-#include "samples/common/text.h"     // printable, with_commas
-#include "samples/gpt2/corpus.h"     // read_corpus
-#include "samples/gpt2/generate.h"   // generate
-#include "samples/gpt2/model.h"      // Gpt2
-#include "samples/gpt2/options.h"    // parse_options
-#include "samples/gpt2/report.h"     // memory_table, Progress
-#include "samples/gpt2/sampler.h"    // Sampler
-#include "samples/gpt2/weights.h"    // load_weights, save_weights
-#include "samples/tokenizer/tokenizer.h"
+#include "samples/common/csv_log.h"
+#include "samples/common/text.h"
+#include "samples/gpt2/dataset.h"
+#include "samples/gpt2/evaluate.h"
+#include "samples/gpt2/generate.h"
+#include "samples/gpt2/model.h"
+#include "samples/gpt2/model_folder.h"
+#include "samples/gpt2/options.h"
+#include "samples/gpt2/own_sources.h"
+#include "samples/gpt2/report.h"
+#include "samples/gpt2/weights.h"
+#include "samples/tokenizer/tokenizer_files.h"
+#include "samples/tokenizer/utf8.h"
 
 namespace zerorun {
 namespace {
 
-Corpus open_corpus(const ProgramOptions& options) {
+Tokenizer open_tokenizer(const ProgramOptions& options) {
+  if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
+  std::error_code error;
+  const std::filesystem::path init = options.init;
+  for (const char* file : {"tokenizer.json", "vocab.json"}) {
+    if (!init.empty() && std::filesystem::exists(init / file, error)) return load_tokenizer(init);
+  }
+  return Tokenizer::bytes();
+}
+
+Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, const Config& config,
+                  Communicator& communicator, bool makes_tokens) {
   std::vector<std::filesystem::path> files(options.data.begin(), options.data.end());
   if (files.empty()) files = own_sources(ZERORUN_SOURCE_DIR);
-  return read_corpus(files, options.model.positions + 1);
+  return Dataset({.files = files,
+                  .weights = options.weights,
+                  .field = options.field,
+                  .cache = options.cache_folder(),
+                  .sampler = {.seq = options.seq,
+                              .micro_batch = config.batch.micro_batch_size_per_gpu,
+                              .accumulation = config.batch.gradient_accumulation_steps,
+                              .world_size = communicator.world_size(),
+                              .seed = options.model.seed,
+                              .sequential = options.sequential}},
+                 tokenizer, communicator, makes_tokens);
 }
 
-Sampler make_sampler(const ProgramOptions& options, const Corpus& corpus, const Config& config,
-                     int world_size) {
-  return Sampler({.corpus_size = static_cast<int64_t>(corpus.bytes.size()),
-                  .seq = options.model.positions,
-                  .micro_batch = config.batch.micro_batch_size_per_gpu,
-                  .accumulation = config.batch.gradient_accumulation_steps,
-                  .world_size = world_size,
-                  .seed = options.model.seed,
-                  .sequential = options.sequential});
+// What a checkpoint says of the data, as its client state: the sample that training goes on with.
+std::string client_state(const Dataset& data, int64_t next_sample) {
+  return nlohmann::json{{"data", data.identity()}, {"next_sample", next_sample}}.dump();
 }
 
-// Returns tokens (micro-batch, seq), int64.
-at::Tensor make_batch(const Corpus& corpus, const std::vector<int64_t>& offsets, int64_t seq) {
-  at::Tensor tokens = at::empty({static_cast<int64_t>(offsets.size()), seq}, at::kLong);
-  auto* token = tokens.mutable_data_ptr<int64_t>();
-  for (const int64_t offset : offsets) {
-    token = std::copy_n(corpus.bytes.begin() + offset, seq, token);
-  }
-  return tokens;
+// The next sample after a checkpoint.
+int64_t resume_data(const ProgramOptions& options, const Dataset& data, const std::string& client_state) {
+  if (options.new_data) return 0;
+  const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);
+  const bool is_ours = state.is_object() && state.contains("data") && state.contains("next_sample");
+  if (!is_ours)
+    throw UserError(
+        "--resume " + options.resume +
+        ": the checkpoint does not say which data it was trained on: begin with the first sample of "
+        "--data by --new-data");
+  if (state["data"] != data.identity())
+    throw UserError(
+        "--resume " + options.resume + ": the checkpoint was trained on other data (" +
+        state["data"].get<std::string>() + "; now " + data.identity() +
+        "): give the same files, tokenizer, --seq and --seed, or begin with the new ones' first sample by "
+        "--new-data");
+  return state["next_sample"].get<int64_t>();
 }
 
 int64_t count_parameters(const Gpt2& model) {
@@ -57,7 +87,7 @@ int64_t count_parameters(const Gpt2& model) {
   return parameters;
 }
 
-void introduce(const ProgramOptions& options, const Corpus& corpus, const Sampler& sampler, Engine& engine,
+void introduce(const ProgramOptions& options, const Dataset& data, const Tokenizer& tokenizer, Engine& engine,
                const Gpt2& model) {
   const int64_t parameters = count_parameters(model);
   const Config& config = engine.config();
@@ -65,34 +95,25 @@ void introduce(const ProgramOptions& options, const Corpus& corpus, const Sample
               with_commas(parameters).c_str(), static_cast<long long>(options.model.layers),
               static_cast<long long>(options.model.hidden), config.zero.stage,
               engine.communicator().world_size(), engine.communicator().world_size() == 1 ? "rank" : "ranks");
-  std::printf("data: %s, %s bytes", corpus.description.c_str(),
-              with_commas(static_cast<int64_t>(corpus.bytes.size())).c_str());
-  if (options.sequential) {
-    std::printf(", read from front to back\n");
-  } else {
-    std::printf(", %s samples, %s steps an epoch\n", with_commas(sampler.windows()).c_str(),
-                with_commas(sampler.steps_per_epoch()).c_str());
-    if (sampler.dropped_per_epoch() > 0) {
-      std::printf("data: an epoch's last batch is incomplete (%lld of %lld samples) and is dropped\n",
-                  static_cast<long long>(sampler.dropped_per_epoch()),
-                  static_cast<long long>(sampler.train_batch_size()));
-    }
-  }
+  std::printf("data: %s", data.description().c_str());
+  if (!tokenizer.is_bytes()) std::printf("; %s kinds of token", with_commas(tokenizer.size()).c_str());
+  std::printf("\n");
   std::printf("%s", memory_table(engine.bytes_by_category(), engine.formula_bytes()).c_str());
   std::fflush(stdout);
 }
 
-// One optimizer step. Every rank gets the same record.
-StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& corpus,
-                      const Sampler& sampler) {
+// One optimizer step, which begins with sample `first`. Every rank gets the same record.
+StepRecord train_step(int64_t first, Gpt2& model, Engine& engine, const Dataset& data) {
   Communicator& communicator = engine.communicator();
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
-  StepRecord record{.step = step, .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()};
+  StepRecord record{
+      .step = engine.global_steps(), .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()};
   double loss_sum = 0.0;
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const std::vector<int64_t> offsets = sampler.offsets(step, micro_step, communicator.rank());
-    at::Tensor loss =
-        model->loss(make_batch(corpus, offsets, model->options().positions).to(engine.device()));
+    const Batch batch = data.batch(first, micro_step, communicator.rank());
+    const at::Tensor mask =
+        batch.attention_mask.defined() ? batch.attention_mask.to(engine.device()) : at::Tensor();
+    at::Tensor loss = model->loss(batch.tokens.to(engine.device()), mask);
     engine.backward(loss);
     engine.step();
     loss_sum += loss.item<double>();
@@ -105,26 +126,44 @@ StepRecord train_step(int64_t step, Gpt2& model, Engine& engine, const Corpus& c
   return record;
 }
 
-void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Corpus& corpus,
-           const Sampler& sampler) {
+// Prints how well held-out text is predicted, if there is any.
+void show_evaluation(const ProgramOptions& options, Gpt2& model, Engine& engine,
+                     const std::vector<TokenFile>& held_out) {
+  if (held_out.empty()) return;
+  const Evaluation found =
+      evaluate(model, engine, held_out.front(), options.seq, engine.config().batch.micro_batch_size_per_gpu);
+  if (engine.communicator().rank() != 0) return;
+  std::printf("held-out text behind step %lld: loss %.4f, perplexity %.2f, %.4f bits per byte\n",
+              static_cast<long long>(engine.global_steps()), found.loss, found.perplexity,
+              found.bits_per_byte);
+  std::fflush(stdout);
+}
+
+void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Dataset& data,
+           int64_t next_sample, const std::vector<TokenFile>& held_out) {
   const bool talks = engine.communicator().rank() == 0;
   const int64_t first = engine.global_steps();
   std::optional<CsvLog> csv;
   std::optional<Progress> progress;
   if (talks && !options.csv.empty()) csv.emplace(options.csv, first);
   if (talks) {
-    progress.emplace(first, options.steps, sampler.train_batch_size() * options.model.positions,
+    progress.emplace(first, options.steps, data.train_batch_size() * options.seq,
                      engine.config().steps_per_print);
   }
   engine.train();
   for (int64_t step = first; step < options.steps; ++step) {
-    const StepRecord record = train_step(step, model, engine, corpus, sampler);
+    StepRecord record = train_step(next_sample, model, engine, data);
+    record.step = step;
+    next_sample += data.train_batch_size();
     if (csv) csv->write(record);
     if (progress) progress->step_done(record);
     const bool ends = engine.should_stop() || step + 1 == options.steps;
-    const bool due = options.save_every > 0 && (step + 1) % options.save_every == 0;
-    if (!options.save_dir.empty() && (due || ends)) {
-      engine.save_checkpoint(options.save_dir, "", {.keep_last = options.keep_last});
+    const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
+    if (is_due(options.eval_every) && !ends) show_evaluation(options, model, engine, held_out);
+    if (!options.save_dir.empty() && (is_due(options.save_every) || ends)) {
+      engine.save_checkpoint(
+          options.save_dir, "",
+          {.client_state = client_state(data, next_sample), .keep_last = options.keep_last});
     }
     if (ends) break;
   }
@@ -137,10 +176,18 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Cor
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }
 
+// --init may be a folder with a config.json and no weights: then the model starts at random.
+bool has_weights_to_load(const ProgramOptions& options) {
+  if (options.init.empty()) return false;
+  std::error_code error;
+  const bool has_config = std::filesystem::exists(std::filesystem::path(options.init) / "config.json", error);
+  return !has_config || has_weights(options.init);
+}
+
 // At stage 3 the model may be too large for any rank: then initialize() creates its values, bucket by bucket.
 Gpt2 build_model(const ProgramOptions& options, const Config& config) {
   std::optional<DeferredInit> deferred;
-  if (config.zero.stage == 3 && options.init.empty()) deferred.emplace();
+  if (config.zero.stage == 3 && !has_weights_to_load(options)) deferred.emplace();
   return Gpt2(options.model);
 }
 
@@ -150,51 +197,84 @@ void share_cores(int world_size) {
   at::set_num_threads(std::max(1, count_usable_cores() / world_size));
 }
 
+void save_model(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model, Engine& engine) {
+  if (options.save.empty()) return;
+  const bool writes = engine.communicator().rank() == 0;
+  if (!options.saves_folder()) {
+    GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
+    if (writes) save_weights(*model, options.save);
+    return;
+  }
+  engine.save_16bit_model(options.save);
+  if (writes) write_model_config(model->options(), tokenizer, options.save);
+}
+
+void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, Gpt2& model, Engine& engine) {
+  if (options.generate == 0) return;
+  engine.eval();
+  std::vector<int32_t> tokens = generate(model, tokenizer.encode(options.prompt), tokenizer.size(),
+                                         {.count = options.generate,
+                                          .temperature = options.temperature,
+                                          .top_k = options.top_k,
+                                          .seed = options.model.seed});
+  // A document that has ended is not gone on with.
+  if (const auto end = tokenizer.data().end_token)
+    tokens.erase(std::ranges::find(tokens, *end), tokens.end());
+  if (engine.communicator().rank() != 0) return;
+  const std::string text = options.prompt + tokenizer.decode(tokens);
+  std::printf("text: %s\n", printable(tokenizer.is_bytes() ? text : replace_invalid_utf8(text)).c_str());
+}
+
 int run(int argc, char** argv) {
-  const std::optional<ProgramOptions> options = parse_options(argc, argv);
+  std::optional<ProgramOptions> options = parse_options(argc, argv);
   if (!options) return 0;
   const Environment environment = Environment::read();
+  const Tokenizer tokenizer = open_tokenizer(*options);
+  if (options->model.vocab == 0) options->model.vocab = tokenizer.size();
+  if (options->model.vocab < tokenizer.size())
+    throw UserError("--vocab " + std::to_string(options->model.vocab) + ": the tokenizer has " +
+                    std::to_string(tokenizer.size()) + " tokens");
   const Config config = load_config(options->deepspeed.config_file(),
                                     {.world_size = environment.world_size,
                                      .arguments = options->hyperparameters.arguments(options->steps),
                                      .hidden_size = options->model.hidden});
-  const Corpus corpus = open_corpus(*options);
-  const Sampler sampler = make_sampler(*options, corpus, config, environment.world_size);
   share_cores(environment.world_size);
 
   if (options->save_on_sigterm) survive_termination();
-  Gpt2 model = build_model(*options, config);
-  if (!options->init.empty()) load_weights(*model, options->init);
   InitializeOptions initialize_options;
   initialize_options.communicator = connect(environment);
   initialize_options.output_folder = options->output_folder();
+  Communicator& communicator = *initialize_options.communicator;
+  const bool makes_tokens = environment.local_rank == 0;
+  const Dataset data = open_data(*options, tokenizer, config, communicator, makes_tokens);
+  std::vector<TokenFile> held_out;
+  if (!options->eval.empty())
+    held_out = open_token_files({{{options->eval}, "", 0}}, tokenizer, options->cache_folder(), communicator,
+                                makes_tokens);
+
+  Gpt2 model = build_model(*options, config);
+  if (has_weights_to_load(*options)) load_weights(*model, options->init);
   Engine engine = initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
   RestoredCheckpoint restored;
-  if (!options->resume.empty()) restored = engine.load_checkpoint(options->resume);
-  if (talks) introduce(*options, corpus, sampler, engine, model);
+  int64_t next_sample = 0;
+  if (!options->resume.empty()) {
+    restored = engine.load_checkpoint(options->resume);
+    next_sample = resume_data(*options, data, restored.client_state);
+  }
+  if (talks) introduce(*options, data, tokenizer, engine, model);
   if (talks && !restored.path.empty()) std::printf("resumed from %s\n", restored.path.c_str());
 
-  train(*options, model, engine, corpus, sampler);
+  train(*options, model, engine, data, next_sample, held_out);
   if (engine.should_stop()) {
     if (talks)
       std::printf("ended by SIGTERM behind step %lld, which is saved\n",
                   static_cast<long long>(engine.global_steps()));
     return 0;
   }
-  if (!options->save.empty()) {
-    GatheredParameters whole(engine, model->parameters());  // all ranks take part, rank 0 writes
-    if (talks) save_weights(*model, options->save);
-  }
-
-  if (options->generate > 0) {
-    engine.eval();
-    const Tokenizer tokenizer = Tokenizer::bytes();
-    const std::vector<int32_t> prompt = tokenizer.encode(options->prompt);
-    const std::vector<int32_t> tokens =
-        generate(model, prompt, tokenizer.size(), {.count = options->generate, .seed = options->model.seed});
-    if (talks) std::printf("text: %s\n", printable(options->prompt + tokenizer.decode(tokens)).c_str());
-  }
+  show_evaluation(*options, model, engine, held_out);
+  save_model(*options, tokenizer, model, engine);
+  write_text_with(*options, tokenizer, model, engine);
   return 0;
 }
 

@@ -3,6 +3,7 @@
 #include <zerorun/program.h>
 
 #include <bit>
+#include <numeric>
 #include <string>
 
 namespace zerorun {
@@ -41,7 +42,7 @@ int64_t permute(int64_t index, int64_t size, uint64_t key) {
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   ZR_CHECK(options.seq > 0 && train_batch_size() > 0, "sequence length and batch sizes are positive");
-  const std::string size = std::to_string(options.corpus_size) + " bytes";
+  const std::string size = std::to_string(options.corpus_size) + " tokens";
   if (options.sequential) {
     if (options.corpus_size <= options.seq) {
       throw UserError("the text has " + size + ", --sequential needs more than --seq " +
@@ -61,16 +62,20 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
 
 int64_t Sampler::offset(int64_t sample) const {
   if (options_.sequential) return sample * options_.seq % (options_.corpus_size - options_.seq);
-  const int64_t samples_per_epoch = steps_per_epoch() * train_batch_size();
-  const auto epoch = static_cast<uint64_t>(sample / samples_per_epoch);
-  return permute(sample % samples_per_epoch, windows(), mix(mix(options_.seed) + epoch)) * options_.seq;
+  const auto epoch = static_cast<uint64_t>(sample / windows());
+  return permute(sample % windows(), windows(), mix(mix(options_.seed) + epoch)) * options_.seq;
+}
+
+std::vector<int64_t> Sampler::samples(int64_t first, int64_t micro_step, int64_t rank) const {
+  std::vector<int64_t> result(static_cast<size_t>(options_.micro_batch));
+  std::iota(result.begin(), result.end(),
+            first + (micro_step * options_.world_size + rank) * options_.micro_batch);
+  return result;
 }
 
 std::vector<int64_t> Sampler::offsets(int64_t step, int64_t micro_step, int64_t rank) const {
-  const int64_t micro_steps = step * options_.accumulation + micro_step;
-  const int64_t first = (micro_steps * options_.world_size + rank) * options_.micro_batch;
-  std::vector<int64_t> result(options_.micro_batch);
-  for (int64_t i = 0; i < options_.micro_batch; ++i) result[i] = offset(first + i);
+  std::vector<int64_t> result = samples(step * train_batch_size(), micro_step, rank);
+  for (int64_t& sample : result) sample = offset(sample);
   return result;
 }
 

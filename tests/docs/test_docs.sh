@@ -42,6 +42,7 @@ mkdir "$work/run"
 cp "$source"/samples/guide/*.json "$work/run"
 cp "$source/samples/gpt2/ds_config.json" "$work/run/ds_config.json"
 cp "$source/samples/guide/stage3.json" "$work/run/other.json"
+cp "$source/README.md" "$work/run/text.txt"
 for page in README.md docs/guide.md; do
   blocks=$work/${page//\//_}
   mkdir "$blocks"

@@ -1,0 +1,149 @@
+// The program gpt2 with a tokenizer, on data of several kinds, as a user runs it.
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "samples/common/files.h"
+#include "tests/samples/programs_support.h"
+
+namespace zerorun::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
+
+struct Trainings {
+  TemporaryFolder folder;
+  std::string text = (folder / "text").string(), tokenizer = (folder / "tokenizer").string();
+
+  Trainings() {
+    folder.write("text", read_text(ZERORUN_SOURCE_DIR "/docs/guide.md"));
+    folder.write("other", read_text(ZERORUN_SOURCE_DIR "/README.md"));
+    const Outcome learned =
+        run(folder, kBin + "train_tokenizer --data " + text + " --vocab 400 --out " + tokenizer);
+    REQUIRE(learned.exit_code == 0);
+    CHECK_THAT(learned.out, Contains("400 tokens, learned from"));
+  }
+
+  // A tiny model on `ranks`, with batches of 4 on all ranks together.
+  Outcome train(int ranks, int stage, const std::string& flags) const {
+    const std::string config =
+        write_config(folder, 4 / ranks, 1, "{\"stage\": " + std::to_string(stage) + "}");
+    return run(folder, "ZERORUN_DEVICE=cpu " + kBin + "zerorun --num_gpus " + std::to_string(ranks) + " " +
+                           kBin + "gpt2 --deepspeed " + config + " --generate 10 " + flags +
+                           (flags.find("--data") == std::string::npos ? " --data " + text : ""));
+  }
+  std::string path(const std::string& name) const { return (folder / name).string(); }
+  std::string tiny() const { return kTiny + "--tokenizer " + tokenizer + " "; }
+  std::vector<double> losses(const std::string& csv) const { return column(read_csv(folder / csv), "loss"); }
+};
+
+std::string line_with(const std::string& output, const std::string& part) {
+  const size_t place = output.find(part);
+  return place == std::string::npos ? "" : output.substr(place, output.find('\n', place) - place);
+}
+
+}  // namespace
+
+TEST_CASE("gpt2: a saved folder has the model and its tokenizer, which go on alone") {
+  const Trainings trainings;
+  const std::string eval = "--eval " + trainings.path("other");
+  const Outcome saved = trainings.train(
+      2, 3, trainings.tiny() + "--steps 12 --eval-every 5 --save " + trainings.path("model") + " " + eval);
+  INFO(saved.err);
+  REQUIRE(saved.exit_code == 0);
+  CHECK_THAT(saved.out, Contains("400 kinds of token"));
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "vocab.json", "merges.txt"})
+    CHECK(fs::exists(trainings.folder / "model" / file));
+  CHECK(count(saved.out, "held-out text behind step") == 3);
+
+  // No shape and no tokenizer are given: both are the folder's. The evaluation is that of the trained model.
+  const Outcome loaded = trainings.train(1, 0, "--steps 0 --init " + trainings.path("model") + " " + eval);
+  INFO(loaded.err);
+  REQUIRE(loaded.exit_code == 0);
+  const std::string end = line_with(saved.out, "held-out text behind step 12");
+  CHECK(end.substr(end.find("loss")) == line_with(loaded.out, "loss "));
+  CHECK(line_with(saved.out, "text: ") == line_with(loaded.out, "text: "));
+  CHECK_THAT(trainings.train(1, 0, "--layers 3 --init " + trainings.path("model")).err,
+             Contains("--layers 3: " + trainings.path("model") + "/config.json says 1"));
+  CHECK_THAT(trainings.train(1, 0, "--seq 17 --init " + trainings.path("model")).err,
+             Contains("has 16 positions"));
+}
+
+TEST_CASE("gpt2: samples are the same at every world size, and go on where a checkpoint was made") {
+  const Trainings trainings;
+  for (const int ranks : {1, 2, 4}) {
+    const std::string name = std::to_string(ranks);
+    const std::string common = trainings.tiny() + "--data " + trainings.path("text") + " " +
+                               trainings.path("other") + " --weights 3 1 ";
+    REQUIRE(trainings.train(ranks, ranks == 4 ? 3 : ranks, common + "--steps 8 --csv " + trainings.path(name))
+                .exit_code == 0);
+    REQUIRE(trainings.train(ranks, 2, common + "--steps 5 --save-dir " + trainings.path("saves" + name))
+                .exit_code == 0);
+    const Outcome resumed = trainings.train(ranks, 2,
+                                            common + "--steps 8 --resume " + trainings.path("saves" + name) +
+                                                " --csv " + trainings.path(name + "r"));
+    INFO(resumed.err);
+    REQUIRE(resumed.exit_code == 0);
+    const std::vector<double> straight = trainings.losses(name), first = trainings.losses("1"),
+                              end = trainings.losses(name + "r");
+    CHECK(end == std::vector<double>(straight.begin() + 5, straight.end()));  // to the bit
+    REQUIRE(straight.size() == 8);
+    for (size_t step = 0; step < 8; ++step) CHECK(straight[step] == Approx(first[step]).epsilon(1e-6));
+  }
+
+  // Other data are refused by name, unless they are asked for.
+  const std::string resume = trainings.tiny() + "--steps 8 --resume " + trainings.path("saves1");
+  const Outcome other = trainings.train(1, 2, resume);
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err, Contains("the checkpoint was trained on other data") && Contains("--new-data"));
+  CHECK(trainings.train(1, 2, "--data " + trainings.text + " " + resume + " --new-data").exit_code == 0);
+}
+
+TEST_CASE("gpt2: texts of a JSON field are padded rows") {
+  const Trainings trainings;
+  std::string lines;
+  for (int index = 0; index < 40; ++index)
+    lines +=
+        nlohmann::json{{"context", std::string(static_cast<size_t>(index), 'x') + " some words"}}.dump() +
+        "\n";
+  const std::string data = trainings.folder.write("lines.jsonl", lines).string();
+  const std::string flags =
+      trainings.tiny() + "--field context --steps 4 --csv " + trainings.path("log") + " --data " + data;
+  const Outcome outcome = trainings.train(2, 2, flags);
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  CHECK_THAT(outcome.out, Contains("640 tokens, 40 samples"));
+  CHECK(trainings.losses("log").back() < trainings.losses("log").front());
+}
+
+TEST_CASE("gpt2: mistakes about data and tokenizers are one message") {
+  const Trainings trainings;
+  fs::create_directories(trainings.folder / "empty");
+  const std::string latin =
+      trainings.folder.write("latin", "caf\xe9 and more text than one sample has").string();
+  const std::pair<std::string, std::string> mistakes[] = {
+      {trainings.tiny() + "--data " + latin, "latin: byte 3 is not UTF-8"},
+      {trainings.tiny() + "--data " + trainings.path(""), "is a folder"},
+      {trainings.tiny() + "--weights 1 2", "--weights has 2 numbers, expected one for each of the 1 files"},
+      {trainings.tiny() + "--weights 0", "--weights: expected numbers above 0"},
+      {trainings.tiny() + "--field answer", "text, document 1: byte"},
+      {kTiny + "--tokenizer " + trainings.path("empty"), "has neither tokenizer.json nor vocab.json"},
+      {trainings.tiny() + "--vocab 300", "--vocab 300: the tokenizer has 400 tokens"},
+      {trainings.tiny() + "--eval-every 3", "--eval-every needs --eval"},
+      {trainings.tiny() + "--temperature -1", "--temperature: expected 0 or more"},
+      {trainings.tiny() + "--eval " + trainings.path("none"), "none: cannot be opened"},
+  };
+  for (const auto& [flags, expected] : mistakes) {
+    INFO(flags);
+    const std::string data = flags.find("--data") == std::string::npos ? " --data " + trainings.text : "";
+    const std::string config = write_config(trainings.folder, 2, 1, "{\"stage\": 2}");
+    const Outcome outcome =
+        run(trainings.folder, "ZERORUN_DEVICE=cpu " + kBin + "zerorun --num_gpus 2 " + kBin +
+                                  "gpt2 --deepspeed " + config + " --steps 1 " + flags + data);
+    CHECK(outcome.exit_code == 2);
+    CHECK_THAT(outcome.err, Contains(expected));
+    CHECK(count(outcome.err, "error: ") == 1);
+  }
+}
+
+}  // namespace zerorun::testing
