@@ -48,7 +48,8 @@ void write_text(const fs::path& file, const std::string& text) {
 void create_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (!fs::is_directory(folder))
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored))
     throw UserError(folder.string() +
                     ": cannot be created: " + (error ? error.message() : "there is a file of that name"));
 }

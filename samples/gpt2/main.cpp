@@ -66,7 +66,8 @@ std::string client_state(const Dataset& data, int64_t next_sample) {
 int64_t resume_data(const ProgramOptions& options, const Dataset& data, const std::string& client_state) {
   if (options.new_data) return 0;
   const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);
-  const bool is_ours = state.is_object() && state.contains("data") && state.contains("next_sample");
+  const bool is_ours = state.is_object() && state.contains("data") && state["data"].is_string() &&
+                       state.contains("next_sample") && state["next_sample"].is_number_integer();
   if (!is_ours)
     throw UserError(
         "--resume " + options.resume +
@@ -133,7 +134,7 @@ void show_evaluation(const ProgramOptions& options, Gpt2& model, Engine& engine,
   const Evaluation found =
       evaluate(model, engine, held_out.front(), options.seq, engine.config().batch.micro_batch_size_per_gpu);
   if (engine.communicator().rank() != 0) return;
-  std::printf("held-out text behind step %lld: loss %.4f, perplexity %.2f, %.4f bits per byte\n",
+  std::printf("held-out text after step %lld: loss %.4f, perplexity %.2f, %.4f bits per byte\n",
               static_cast<long long>(engine.global_steps()), found.loss, found.perplexity,
               found.bits_per_byte);
   std::fflush(stdout);
@@ -256,6 +257,7 @@ int run(int argc, char** argv) {
   if (has_weights_to_load(*options)) load_weights(*model, options->init);
   Engine engine = initialize(*model, config, initialize_options);
   const bool talks = environment.rank == 0;
+  if (talks && !options->init.empty()) warn_of_dropout(options->init);
   RestoredCheckpoint restored;
   int64_t next_sample = 0;
   if (!options->resume.empty()) {

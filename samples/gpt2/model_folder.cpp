@@ -74,7 +74,7 @@ json config_json(const Gpt2Options& options, const Tokenizer& tokenizer) {
 
 }  // namespace
 
-Gpt2Options read_model_config(const fs::path& folder, bool warn) {
+Gpt2Options read_model_config(const fs::path& folder) {
   const ConfigReader config(folder);
   config.expect("model_type", {"gpt2"});
   config.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
@@ -93,14 +93,20 @@ Gpt2Options read_model_config(const fs::path& folder, bool warn) {
   if (options.hidden % options.heads != 0)
     config.fail("n_head " + std::to_string(options.heads) + " does not divide n_embd " +
                 std::to_string(options.hidden));
+  return options;
+}
+
+void warn_of_dropout(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / "config.json", error)) return;
+  const ConfigReader config(folder);
   for (const char* key : {"embd_pdrop", "resid_pdrop", "attn_pdrop"}) {
     const double dropout = config.number(key, 0.1);
-    if (!warn || dropout == 0) continue;
-    std::fprintf(stderr, "gpt2: %s asks for dropout (%s %g): training goes without\n",
+    if (dropout == 0) continue;
+    std::fprintf(stderr, "warning: %s asks for dropout (%s %g): training goes without\n",
                  (folder / "config.json").c_str(), key, dropout);
-    break;
+    return;
   }
-  return options;
 }
 
 void write_model_config(const Gpt2Options& options, const Tokenizer& tokenizer, const fs::path& folder) {

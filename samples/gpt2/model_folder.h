@@ -10,9 +10,11 @@
 namespace zerorun {
 
 /// The shape of the model that the folder's config.json describes. Throws UserError naming the file and the
-/// key for another kind of model, or a variant of GPT-2 that Gpt2 does not compute. Dropout is not applied: a
-/// config.json that asks for it is read, and `warn` says so.
-Gpt2Options read_model_config(const std::filesystem::path& folder, bool warn);
+/// key for another kind of model, or a variant of GPT-2 that Gpt2 does not compute.
+Gpt2Options read_model_config(const std::filesystem::path& folder);
+
+/// Says on stderr if the folder has a config.json that asks for dropout, which Gpt2 does not apply.
+void warn_of_dropout(const std::filesystem::path& folder);
 
 /// Writes config.json and the tokenizer's files (none for Tokenizer::bytes()). Throws UserError.
 void write_model_config(const Gpt2Options& options, const Tokenizer& tokenizer,

@@ -86,7 +86,7 @@ void take_shape_of_folder(const CLI::App& app, ProgramOptions& options) {
   if (options.init.empty() || !fs::exists(fs::path(options.init) / "config.json", error)) return;
   const uint64_t seed = options.model.seed;
   const Gpt2Options asked = options.model;
-  options.model = read_model_config(options.init, /*warn=*/false);
+  options.model = read_model_config(options.init);
   options.model.seed = seed;
   const std::tuple<const char*, int64_t, int64_t> shapes[] = {
       {"--layers", asked.layers, options.model.layers},

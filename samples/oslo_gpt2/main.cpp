@@ -61,8 +61,11 @@ bool parse(int argc, char** argv, Options& options) {
 // Texts of fewer than two tokens have nothing to predict.
 std::vector<std::vector<int32_t>> tokenize(const Options& options, const Tokenizer& tokenizer) {
   std::vector<std::vector<int32_t>> texts;
+  Encoder encoder(tokenizer);
   for_each_text(options.data, options.field, [&](std::string_view text) {
-    std::vector<int32_t> tokens = tokenizer.encode(text);
+    std::vector<int32_t> tokens;
+    encoder.start();
+    encoder.encode(text, tokens);
     if (tokens.size() >= 2) texts.push_back(std::move(tokens));
   });
   if (texts.empty()) throw UserError(options.data + ": no text has two tokens or more");
@@ -85,7 +88,8 @@ int run(int argc, char** argv) {
 
   const Tokenizer tokenizer = load_tokenizer(options.init);
   const auto texts = tokenize(options, tokenizer);
-  Gpt2Options shape = read_model_config(options.init, ranks->rank() == 0);
+  const Gpt2Options shape = read_model_config(options.init);
+  if (ranks->rank() == 0) warn_of_dropout(options.init);
   if (shape.vocab < tokenizer.size())
     throw UserError(options.init + ": vocab_size " + std::to_string(shape.vocab) +
                     " of config.json is less than the " + std::to_string(tokenizer.size()) +

@@ -54,13 +54,13 @@ TEST_CASE("gpt2: a saved folder has the model and its tokenizer, which go on alo
   CHECK_THAT(saved.out, Contains("400 kinds of token"));
   for (const char* file : {"config.json", "model.safetensors", "tokenizer.json", "vocab.json", "merges.txt"})
     CHECK(fs::exists(trainings.folder / "model" / file));
-  CHECK(count(saved.out, "held-out text behind step") == 3);
+  CHECK(count(saved.out, "held-out text after step") == 3);
 
   // No shape and no tokenizer are given: both are the folder's. The evaluation is that of the trained model.
   const Outcome loaded = trainings.train(1, 0, "--steps 0 --init " + trainings.path("model") + " " + eval);
   INFO(loaded.err);
   REQUIRE(loaded.exit_code == 0);
-  const std::string end = line_with(saved.out, "held-out text behind step 12");
+  const std::string end = line_with(saved.out, "held-out text after step 12");
   CHECK(end.substr(end.find("loss")) == line_with(loaded.out, "loss "));
   CHECK(line_with(saved.out, "text: ") == line_with(loaded.out, "text: "));
   CHECK_THAT(trainings.train(1, 0, "--layers 3 --init " + trainings.path("model")).err,

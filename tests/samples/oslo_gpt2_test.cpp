@@ -135,7 +135,7 @@ TEST_CASE("oslo_gpt2: losses of a plain loop at all levels and world sizes, also
   check_close(losses(elsewhere.out), {expected.begin() + 10, expected.end()});
 
   // What was saved is the trained model, with its tokenizer.
-  Gpt2 trained(read_model_config(files.folder / "parts/model", false));
+  Gpt2 trained(read_model_config(files.folder / "parts/model"));
   load_weights(*trained, files.folder / "parts/model");
   const auto values = trained->parameters(), others = plain->parameters();
   for (size_t i = 0; i < values.size(); ++i) CHECK(at::allclose(values[i], others[i], 1e-3, 1e-3));
