@@ -5,8 +5,8 @@
 namespace zerorun {
 namespace {
 
-// A container may see only its own part of the tree. The upper folders of the path then do not exist, and the
-// mount point itself is one of them, so it is included.
+// A container may see only its own part of the cgroup tree, with its own cgroup at the mount point. Folders
+// along `path` then do not exist, and the mount point has the limits, so the mount point is always included.
 void add_folders_along(const std::string& mount, std::string path, std::vector<std::string>& folders) {
   folders.push_back(mount);
   while (!path.empty()) {

@@ -6,9 +6,9 @@
 
 namespace zerorun {
 
-/// The folders with the files of `controller` ("cpu", "memory") for this process's cgroup and its
-/// ancestors, for both versions of cgroups, at their usual mount points. Some may not exist. `root` stands
-/// for "/".
+/// The folders that hold the files of `controller` ("cpu", "memory") for this process's cgroup and its
+/// ancestors, at the usual mount points of cgroup versions 1 and 2. Some may not exist. `root` replaces "/"
+/// (for tests).
 std::vector<std::string> cgroup_folders(const std::string& controller, const std::string& root = "");
 
 }  // namespace zerorun

@@ -6,12 +6,12 @@
 
 namespace zerorun {
 
-/// The cores of the affinity mask, or those that the cgroup's CPU quota covers if they are fewer: whole
-/// cores, at least 1.
+/// The number of cores in the affinity mask or, if smaller, the cgroup's CPU quota rounded down to whole
+/// cores; at least 1.
 int count_usable_cores();
 
 /// The smallest CPU quota, in cores, of this process's cgroup and its ancestors, for both versions of
-/// cgroups at their usual mount points. Nothing: no limit. `root` stands for "/".
+/// cgroups at their usual mount points. Empty if there is no limit. `root` replaces "/" (for tests).
 std::optional<double> cpu_quota(const std::string& root = "");
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// A plain struct as text with every field, so that comparing texts cannot miss a field that was added
-// later. Numbers are exact. Pure.
+// Writes a plain struct as text with every field: code that compares two structs by their texts cannot miss a
+// field that is added later. Numbers are exact. Pure.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace fields {
 
-// Converts to any type, in place of a field's initializer.
+// Serves as the initializer of any field: converts to every type except `Whole` itself.
 template <typename Whole>
 struct Any {
   template <typename Field>
@@ -31,7 +31,7 @@ consteval bool takes(std::index_sequence<I...> /*count*/) {
 
 inline constexpr std::size_t kMost = 12;
 
-/// The number of fields of an aggregate: the most values that it can be initialized from.
+/// The number of fields of an aggregate: the largest number of values that can initialize the aggregate.
 template <typename T, std::size_t N = kMost>
 consteval std::size_t count() {
   static_assert(N < kMost || !takes<T>(std::make_index_sequence<kMost + 1>()), "too many: extend tie()");
@@ -132,8 +132,8 @@ struct Describe {
 
 }  // namespace fields
 
-/// Writes `value`, each number preceded by a space: numbers, enums, texts, optionals, vectors, variants,
-/// tuples, and aggregates of them. Equal values give equal texts, different values different texts.
+/// Writes a number, enum, string, optional, vector, variant, tuple or aggregate of these, with a space before
+/// each number. Equal values give equal texts, different values different texts.
 template <typename T>
 void describe(std::ostream& text, const T& value) {
   fields::Describe{text}(value);

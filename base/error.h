@@ -43,7 +43,7 @@ class InternalError : public Error {
 
 }  // namespace zerorun
 
-/// Checks an invariant of ZeroRun's own code; `detail` (anything that std::string accepts) is evaluated
-/// only if it is broken.
+/// Checks an invariant of ZeroRun's own code. Evaluates `detail` (anything that std::string accepts) only if
+/// `condition` is false.
 #define ZR_CHECK(condition, detail) \
   ((condition) ? void(0) : ::zerorun::fail_check(#condition, __FILE__, __LINE__, detail))

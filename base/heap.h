@@ -5,12 +5,12 @@
 
 namespace zerorun {
 
-/// A free of at least this size makes return_freed_memory() worth calling.
+/// Freeing a block of at least this many bytes makes return_freed_memory() worth calling.
 inline constexpr int64_t kLargeBlock = 1 << 20;
 
-/// Returns freed memory that the C library's heap still holds to the system. Between blocks in use that can
-/// be much: a small block in the place of a freed large one is enough to make the next large one not fit
-/// there. Takes milliseconds at most.
+/// Returns to the system the freed memory that the C library's heap still holds. It can be much: once a small
+/// block is in the place of a freed large block, the next large block no longer fits there, so the heap
+/// grows. Takes milliseconds at most.
 void return_freed_memory();
 
 }  // namespace zerorun

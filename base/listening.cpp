@@ -70,7 +70,7 @@ UniqueFd try_address(const addrinfo& address, bool both_families) {
   if (!fd.is_open()) return fd;
   const int yes = 1;
   const int no = 0;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // connections of the last job linger
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // connections of an earlier job linger
   if (both_families) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
   if (bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) return fd;
   const int error = errno;
@@ -81,8 +81,8 @@ UniqueFd try_address(const addrinfo& address, bool both_families) {
 
 }  // namespace
 
-// A name may have several addresses. If the port is in use on one of them, the others are not tried: ranks
-// that connect to that one would reach the program that uses it.
+// A name may have several addresses. If the port is in use on one address, the remaining addresses are not
+// tried: ranks might connect to the address in use and reach the program there.
 ListeningSocket listen_on(const std::string& address, int port) {
   const bool all = address.empty();
   int error = 0;
@@ -107,7 +107,7 @@ UniqueFd take_inherited_socket(int port) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   const bool is_number = error == std::errc() && end == text.data() + text.size() && number > 2;
   // A descriptor with close-on-exec set was not inherited through exec: this process or its parent has taken
-  // it already.
+  // over the socket already.
   if (!is_number || !listens(number) || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
   fcntl(number, F_SETFD, FD_CLOEXEC);
   return UniqueFd(number);

@@ -1,5 +1,5 @@
-// The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens
-// it and passes it to rank 0; without the launcher rank 0 opens it. Any thread.
+// The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens the
+// socket and passes it to rank 0; without the launcher rank 0 opens the socket. Any thread.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace zerorun {
 
-/// The variable that tells rank 0 the descriptor of the launcher's socket.
+/// The environment variable that holds the descriptor of the launcher's socket, for rank 0.
 inline constexpr char kListenVariable[] = "ZERORUN_LISTEN_FD";
 
 struct ListeningSocket {
@@ -16,12 +16,12 @@ struct ListeningSocket {
   int port = 0;
 };
 
-/// Listens on `address`, a name or number of this machine (empty: all of its interfaces), and `port` (0: a
-/// free one). Throws UserError if the port is taken or the address is not this machine's.
+/// Listens on `port` (0: a free port) of `address`, a host name or IP address of this machine (empty: all of
+/// its interfaces). Throws UserError if the port is in use or the address does not belong to this machine.
 ListeningSocket listen_on(const std::string& address, int port);
 
-/// Takes over the socket that kListenVariable names, if it is still a socket that listens on `port`: a
-/// program between the launcher and this one may have closed it. Otherwise the result is not open.
+/// Takes over the socket whose descriptor is in kListenVariable. The result is not open if the descriptor
+/// does not listen on `port`: a program between the launcher and this process may have closed the socket.
 UniqueFd take_inherited_socket(int port);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// The limits on the memory of this process and of the processes that share them. Each call asks the system
-// anew; any thread.
+// The memory limits that apply to this process, and identifiers that are equal in processes under the same
+// limit. Each call asks the system anew; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace zerorun {
 
 struct MemoryLimit {
   std::string name;   // for messages: a file, or "the machine's memory"
-  std::string group;  // of those that the limit is on, as all of them spell it
-  int64_t bytes;      // of memory and swap
+  std::string group;  // identifies the limit: the same text in all processes that share it
+  int64_t bytes;      // memory and swap together
 };
 
-/// The machine's memory, and the lower limits of this process's cgroup and its ancestors. `root` stands for
-/// "/".
+/// The machine's memory, and the limits of this process's cgroup and its ancestors that are lower. `root`
+/// replaces "/" (for tests).
 std::vector<MemoryLimit> memory_limits(const std::string& root = "");
 
 }  // namespace zerorun

@@ -1,6 +1,6 @@
-// Converts bf16 and fp16 in memory to fp32 and back, at the speed of memory; meant for blocks that stay in
-// the first-level cache until they are used. Pure functions, any thread; the instruction set is chosen at
-// run time and changes no bit.
+// Converts bf16 and fp16 in memory to fp32 and back, as fast as memory is read and written. Meant for blocks
+// that stay in the first-level cache until they are used. Pure functions, any thread. The instruction set is
+// chosen at run time; all instruction sets give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace zerorun {
 
-/// Values to convert at a time, so that they are still in the first-level cache when they are used.
+/// The number of values to convert at a time, so that they are still in the first-level cache when used.
 inline constexpr int64_t kConversionBlock = 1024;
 
 /// to[i] = from[i], exactly. `from`: `numel` values of `dtype`; fp32 is copied.

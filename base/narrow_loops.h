@@ -1,5 +1,5 @@
-// The conversions of narrow_floats.h for kernels that convert inside their own loops, inlined into code
-// compiled for an instruction set. Pure functions, any thread.
+// The conversions of narrow_floats.h as inline functions, for kernels that are compiled for one instruction
+// set and convert inside their own loops. Pure functions, any thread.
 #pragma once
 
 #include <bit>
@@ -17,9 +17,9 @@ namespace zerorun {
 namespace narrow_loops {
 
 inline constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
-inline constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN that traps nowhere
+inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float32 NaN a quiet NaN
 
-// These choose by masks instead of branches, so that compilers can vectorize loops over them.
+// These functions choose by masks instead of branches, so that compilers can vectorize loops over them.
 
 [[gnu::always_inline]] inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0 - static_cast<uint32_t>(condition);
@@ -49,10 +49,10 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN t
 [[gnu::always_inline]] inline uint16_t narrow_fp16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Adding 0.5f rounds, since its unit in the last place is the smallest subnormal of fp16.
+  // Adding 0.5f rounds to the subnormals of fp16: float32 values from 0.5 on are 2^-24 apart, as these are.
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  // A carry goes into the exponent: from the largest finite value to infinity.
+  // Rounding up may carry into the exponent; from the largest finite value this gives infinity, as it must.
   const uint32_t normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const uint32_t special = choose(magnitude > kInfinity, 0x7e00 | ((magnitude >> 13) & 0x3ff), 0x7c00);
   const uint32_t below_2_to_the_16 = choose(magnitude < 0x38800000, subnormal, normal);  // 2^-14
@@ -60,8 +60,8 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit of a float32 NaN t
   return static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000));
 }
 
-// Loops over fp16 with the processor's own conversions, which compilers do not generate. They return how
-// many values they have converted; the rest is fewer than a register holds.
+// Loops over fp16 with the processor's conversion instructions, which compilers do not generate. The loops
+// return how many values they have converted; fewer values than a register holds may remain.
 
 #if defined(__x86_64__)
 
@@ -83,7 +83,7 @@ ZERORUN_AVX2 inline int64_t narrow_fp16_f16c(const float* from, uint16_t* to, in
   return i;
 }
 
-// With a full mask: g++ 12 warns about uninitialized values in the forms without a mask.
+// A full mask, because g++ 12 warns about uninitialized values in the intrinsics without a mask.
 inline constexpr __mmask16 kAll = 0xffff;
 
 ZERORUN_AVX512 inline int64_t widen_fp16_avx512(const uint16_t* from, float* to, int64_t numel) {

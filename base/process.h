@@ -1,5 +1,5 @@
-// A forked child has a copy of every object of its parent and destroys it when it ends; resources outside
-// the process (shared memory, sockets) must survive that. Any thread.
+// A forked child has a copy of each object of its parent and destroys the copies when it ends. That must not
+// destroy the parent's resources outside the process (shared memory, sockets). Any thread.
 #pragma once
 
 #include <memory>
@@ -19,10 +19,10 @@ class HomeProcess {
   int generation_ = fork_generation();
 };
 
-/// Keeps `object` until the process ends, without destroying it then.
+/// Keeps `object` until the process ends and never destroys it.
 void keep_forever(std::shared_ptr<void> object);
 
-/// `object` with a deleter that destroys it only in this process: forked children keep their copy.
+/// `object` with a deleter that destroys it only in this process; a forked child never destroys its copy.
 template <typename T>
 std::shared_ptr<T> kept_by_forks(std::shared_ptr<T> object) {
   T* address = object.get();

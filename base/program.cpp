@@ -32,15 +32,15 @@ void tell(const std::string& rank, const std::string& message) {
   std::fflush(stderr);
 }
 
-// Reports an error that all ranks throw alike. Rank 0 omits its number.
+// Reports an error that all ranks throw alike. Rank 0 omits its rank number.
 int tell_once(const std::string& rank, const char* message, int exit_code) {
   if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(2));
   tell(rank == "0" ? "" : rank, message);
   return exit_code;
 }
 
-// The launcher forwards a SIGTERM that its ranks may also have received directly: signals less than a second
-// after the first count as the same.
+// A rank may receive one SIGTERM twice, directly and forwarded by the launcher: signals less than a second
+// after the first count as the same signal.
 void on_termination(int signal) {
   constexpr int64_t kSameTime = 1'000'000'000;  // nanoseconds
   static std::atomic<int64_t> first = 0;

@@ -8,17 +8,17 @@ namespace zerorun {
 
 /// Runs `body` and turns an exception into one message: UserError gives exit code 2, anything else 1.
 /// Errors that all ranks throw (UserError, TrainingError) are printed once: ranks other than 0 wait two
-/// seconds for rank 0 (and the launcher, which then ends them) before they print theirs.
+/// seconds before they print theirs, and the launcher ends them in that time, once rank 0 has ended.
 int run_program(const std::function<int()>& body);
 
-/// From now on SIGTERM does not end the program, which asks termination_requested() instead. Another
-/// SIGTERM at least a second later does.
+/// From now on SIGTERM does not end the program; the program asks termination_requested() instead. A further
+/// SIGTERM, at least a second after the first, ends the program.
 void survive_termination();
-/// Whether SIGTERM has arrived since. Any thread.
+/// Whether SIGTERM has arrived since survive_termination() was called. Any thread.
 bool termination_requested();
 
-/// Call after reporting an error that does not end the program: then a `body` that returns 0 gives exit
-/// code 1. Any thread.
+/// Call this after reporting an error that does not end the program: if `body` then returns 0,
+/// run_program() returns exit code 1. Any thread.
 void note_failure();
 
 }  // namespace zerorun

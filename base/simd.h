@@ -1,6 +1,6 @@
 // The instruction sets that kernels are compiled for, and the one that this processor uses. A kernel is one
-// function body compiled once for each set, without fused multiply-add, so all give the same bits. Kernels
-// take the set as their last argument so that tests can compare them. Any thread.
+// function body compiled once for each set, without fused multiply-add, so all sets give the same bits.
+// Kernels take the set as their last argument so that tests can compare the sets. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ Simd widest_simd();
 /// [[gnu::always_inline]].
 #if defined(__x86_64__)
 #define ZERORUN_AVX2 [[gnu::target("avx2,f16c")]]
-#ifdef __clang__  // version 14 drops the whole attribute for a width that it does not know
+#ifdef __clang__  // clang 14 ignores the whole attribute if it has prefer-vector-width
 #define ZERORUN_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,f16c")]]
 #else
 #define ZERORUN_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")]]

@@ -1,4 +1,4 @@
-// A file descriptor with one owner, closed with it. Used by one thread.
+// Owns a file descriptor and closes it when destroyed. Used by one thread.
 #pragma once
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ class UniqueFd {
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  /// Gives the ownership to the caller.
+  /// Passes the ownership to the caller.
   int release() { return std::exchange(fd_, -1); }
   void reset() {
     if (fd_ >= 0) ::close(fd_);

@@ -18,19 +18,19 @@ using torch::autograd::Node;
 struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   explicit Pass(BackwardPasses* owner) : owner(owner) {}
 
-  /// Makes the current graph task end the pass, or pass that on to the task that it is nested in.
+  /// Makes the current graph task end the pass or, if the task is nested, make its outer task end the pass.
   void join_task();
   void join_task_around(const Node& node);
   void end();
 
   std::mutex mutex;
-  BackwardPasses* owner;  // null once the engine has gone
+  BackwardPasses* owner;  // null after the engine is destroyed
   std::vector<int> tasks;
   std::atomic<bool> failed = false;
   std::atomic<bool> ended = false;
 };
 
-// Held by a graph task's callback.
+// Owned by a graph task's callback: if destroyed before the callback has run, the pass has failed.
 struct BackwardPasses::TaskEnd {
   explicit TaskEnd(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
   ~TaskEnd() {
@@ -52,7 +52,7 @@ struct BackwardPasses::TaskEnd {
   bool completed = false;
 };
 
-// Held by the pre-hooks that wait for an outer task.
+// Owned by pre-hooks on nodes of an outer task: if destroyed before any of them has run, the pass has failed.
 struct BackwardPasses::OuterTask {
   explicit OuterTask(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
   ~OuterTask() {

@@ -1,13 +1,13 @@
-// Backwards that the program starts itself: loss.backward(), torch::autograd::backward(). Owned by the
-// engine. Hooks and callbacks run on autograd's threads; failed() and forget() on the program's, between
-// backwards.
+// Backward passes that the program starts with LibTorch's functions, such as loss.backward(). Owned by the
+// engine. Hooks and callbacks run on autograd's threads. The program's thread calls failed() and forget(),
+// between passes.
 //
-// [Note: plain backward] LibTorch announces no backward: the first gradient of a parameter begins a pass, and
-// a callback of its graph task ends it. That gradient may arrive in a task nested in another one, where a
-// layer is recomputed in backward. The callback of a nested task is called inside a node of the outer task,
-// so it puts pre-hooks on the nodes that the outer task runs next; the first of them to run adds a callback
-// to the outer task. A task that ends with an exception destroys its callbacks without a call, and a graph
-// that is destroyed its pre-hooks: both mean that the pass has failed.
+// [Note: plain backward] LibTorch does not announce a backward, so the first gradient of a parameter begins a
+// pass, and a callback of that gradient's graph task ends the pass. Where a layer is recomputed in backward,
+// the graph task may be nested in an outer task. The nested task's callback runs inside a node of the outer
+// task, so it puts pre-hooks on the nodes that the outer task runs next; the first pre-hook to run adds a
+// callback to the outer task. The pass has failed if a task ends with an exception, which destroys its
+// callbacks without calling them, or if the graph is destroyed, and its pre-hooks with it.
 #pragma once
 
 #include <functional>
@@ -24,16 +24,16 @@ class BackwardPasses {
     float scale;
   };
 
-  /// `begin` is called at the first gradient of a pass: it throws UserError if no backward may begin now.
-  /// `end` is called when the pass is complete. `reducer` must outlive it.
+  /// `begin` is called at the first gradient of a pass and throws UserError if no backward may begin now.
+  /// `end` is called when the pass is complete. `reducer` must outlive this object.
   BackwardPasses(GradientReducer& reducer, std::function<Start()> begin, std::function<void()> end);
   ~BackwardPasses();
   BackwardPasses(const BackwardPasses&) = delete;
   BackwardPasses& operator=(const BackwardPasses&) = delete;
 
-  /// Whether the last pass threw. Its gradients are incomplete.
+  /// Whether the last pass threw. The gradients of such a pass are incomplete.
   bool failed() const;
-  /// Call it once the gradients of a failed pass have been discarded.
+  /// To be called once the gradients of a failed pass have been discarded.
   void forget() { pass_.reset(); }
 
  private:
@@ -47,7 +47,7 @@ class BackwardPasses {
   GradientReducer* reducer_;
   std::function<Start()> begin_;
   std::function<void()> end_;
-  std::shared_ptr<Pass> pass_;  // the last one
+  std::shared_ptr<Pass> pass_;  // the last pass
 };
 
 }  // namespace zerorun

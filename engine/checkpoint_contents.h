@@ -11,30 +11,30 @@
 namespace zerorun {
 
 inline constexpr const char* kBuffersFile = "buffers.safetensors";
-inline constexpr const char* kFrozenFile = "frozen.safetensors";  // frozen parameters that ranks have whole
+inline constexpr const char* kFrozenFile = "frozen.safetensors";  // frozen parameters that ranks have in full
 
 /// "bucket-00003-rank-00001.safetensors"
 std::string name_of_file(int bucket, int rank);
-/// Master weights and moments kept in files: "bucket-00003-rank-00001-offloaded.safetensors"
+/// For master weights and moments kept in files: "bucket-00003-rank-00001-offloaded.safetensors"
 std::string name_of_slot(int bucket, int rank);
-/// Values kept in files: "bucket-00003-rank-00001-offloaded-values.safetensors"
+/// For values kept in files: "bucket-00003-rank-00001-offloaded-values.safetensors"
 std::string name_of_value_slot(int bucket, int rank);
 
 /// Name of the state that holds `rank`'s own gradients, before they are summed over ranks.
 std::string own_gradient_of(int rank);
-/// Keys in each rank's `numbers`, in a checkpoint saved between micro-steps.
+/// Keys in each rank's Manifest::numbers, in a checkpoint saved between micro-steps.
 inline constexpr const char* kWindowArrivals = "window.arrivals";
 inline constexpr const char* kWindowTally = "window.tally";
-/// The settings of this engine's accumulation window, and its progress.
+/// The settings and the progress of this engine's accumulation window.
 SavedWindow saved_window(const EngineState& state);
 
 /// The dtype's name in safetensors: "F32". Throws UserError for a dtype that cannot be saved.
 const char* spelled(at::ScalarType dtype);
 at::ScalarType dtype_of(const std::string& spelled_as);
 
-/// Takes what the program has written into this rank's slices and their master weights, as before an update.
-/// `opens` (the same on all ranks): until close_slices() the current stream may also write to the slices, as
-/// an update does.
+/// Copies the program's writes to parameters into this rank's slices and their master weights, as is done
+/// before an update. `opens` (the same on all ranks): until close_slices() the current stream may also write
+/// to the slices, as an update does.
 void open_slices(EngineState& state, bool opens, const std::string& label);
 /// `gathers`: also starts the all-gathers of buckets that stay in memory.
 void close_slices(EngineState& state, bool gathers);

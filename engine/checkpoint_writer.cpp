@@ -19,7 +19,7 @@
 namespace zerorun {
 namespace {
 
-constexpr char kPart = 'p';  // the first character of a part; failures have another
+constexpr char kPart = 'p';  // the first character of a part; failures start with another
 
 // Adds the rank to a failure if there are several ranks.
 std::string with_rank(std::string failure, int rank, int world_size) {
@@ -27,8 +27,8 @@ std::string with_rank(std::string failure, int rank, int world_size) {
   return failure.insert(1, "rank " + std::to_string(rank) + ": ");
 }
 
-// Throws UserError unless the files have each parameter's number of elements: else ranks have saved different
-// state.
+// Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
+// the ranks have saved different states.
 void check_complete(const Manifest& manifest) {
   std::map<std::string, int64_t> elements;
   for (const auto& [name, file] : manifest.files) {
@@ -46,8 +46,8 @@ void check_complete(const Manifest& manifest) {
   }
 }
 
-// Rank 0: when all ranks have written, writes the manifest and publishes the tag. Returns the failure, if
-// any.
+// Called on rank 0. Waits until all ranks have written, then writes the manifest and publishes the tag.
+// Returns the failure, or an empty text.
 std::string publish(Publication& publication, const CheckpointPart& part, SaveAgreement& agreement,
                     int world_size) {
   std::string of_a_rank;
@@ -80,7 +80,7 @@ CheckpointWriter::CheckpointWriter(Communicator& communicator)
 CheckpointWriter::~CheckpointWriter() {
   constexpr std::chrono::seconds kPatienceAtAnEnd(2);
   if (std::uncaught_exceptions() > 0) patience_ends_ = std::chrono::steady_clock::now() + kPatienceAtAnEnd;
-  if (!home_.is_current()) return;  // forked children keep their copies of engines
+  if (!home_.is_current()) return;  // a forked child has no copy of the thread
   if (thread_.joinable()) thread_.join();
   if (outcome_.valid() && !outcome_.get().empty() && !failure_is_logged_) note_failure();
 }
@@ -114,7 +114,7 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
       write_it();
     });
   } catch (const std::system_error&) {
-    write_it();  // no thread can be made: write in this one
+    write_it();  // no thread can be created: write in this one
   }
 }
 
@@ -123,7 +123,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
   const int rank = communicator_->rank();
   const int world_size = communicator_->world_size();
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
-  std::optional<Publication> publication;  // rank 0's
+  std::optional<Publication> publication;  // on rank 0
   std::string failure;
   const std::string own = failure_of([&] {
     if (rank == 0) {
@@ -133,7 +133,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
     }
     failure = agreement.await_ready();
     if (failure.empty()) agreement.say_part(write_files(part, files, agreement));
-    part.files.clear();  // frees kept copies too
+    part.files.clear();  // also frees the copies that keep() made
     reads_state_ = false;
     if (!failure.empty()) return;
     if (rank == 0) {
@@ -152,10 +152,10 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
 
   if (publication && failure.empty()) publication->remove_old(part.keep_last);
   publication.reset();
-  failure_of([&] { agreement.leave(); });  // a failure changes nothing: the outcome is known
+  failure_of([&] { agreement.leave(); });  // may fail: the outcome is known
 }
 
-// Returns this rank's part as text, or the failure.
+// Returns the text of this rank's part (starting with kPart), or the failure.
 std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& files, SaveAgreement& agreement) {
   if (!part.failure.empty()) return part.failure;
   std::string text;

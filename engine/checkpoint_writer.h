@@ -1,10 +1,10 @@
-// Writes checkpoints in a thread of its own while training goes on: each rank writes its files, rank 0 the
-// manifest, and the ranks agree on the outcome by notices, not by training's collectives. Owned by the
-// engine. [Note: the state at the call]
+// Writes checkpoints in a separate thread while training goes on: each rank writes its own files, and rank 0
+// also the manifest. The ranks agree on the outcome by notices (comm/notices.h), apart from training's
+// collectives. Owned by the engine. [Note: the state at the call]
 //
-// A checkpoint has the state at the call of save_checkpoint(). Slices are read in place, so whoever is about
-// to change one calls keep(bucket) first: it copies what has not been written yet. State that can change
-// unseen is copied at the call.
+// A checkpoint has the state at the call of save_checkpoint(). Slices in host memory are read in place, so
+// code that is about to change a slice calls keep(bucket) first, which copies what has not been written yet.
+// State that can change without such a call is copied in save_checkpoint().
 #pragma once
 
 #include <atomic>
@@ -34,46 +34,46 @@ class SaveAgreement;
 struct CheckpointPart {
   std::filesystem::path directory;
   bool save_latest = true;
-  int64_t keep_last = 0;  // 0: all
+  int64_t keep_last = 0;  // 0: keep all
   std::vector<FileToWrite> files;
-  Manifest manifest;                                               // without files; `numbers`: this rank's
+  Manifest manifest;                                               // no files yet; `numbers`: this rank's
   std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned;  // by bucket
-  std::string failure = {};  // why this rank has no part, as failure_of() returns it
+  std::string failure = {};  // why this rank has no part: a text of failure_of()
 };
 
 class CheckpointWriter {
  public:
-  /// `communicator` outlives it.
+  /// `communicator` must outlive this object.
   explicit CheckpointWriter(Communicator& communicator);
-  /// Waits for the save under way; during an exception it stops waiting for other ranks after about 2
-  /// seconds. If the last save failed and wait() has not reported it, calls note_failure() (base/program.h).
+  /// Waits for the save in progress, but during stack unwinding waits for other ranks only about 2 seconds.
+  /// If the last save failed and wait() has not reported that, calls note_failure() (base/program.h).
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// The snapshots that a part reads. No save may be under way.
+  /// The snapshots from which the files of a part are written. No save may be in progress.
   StatePins& pins() { return pins_; }
-  /// The file of that name in an earlier checkpoint if its content is still current, else null. No save may
-  /// be under way.
+  /// The file `name` of an earlier checkpoint if its content is still current, else null. No save may be in
+  /// progress.
   const PublishedFile* published(const std::string& name) const;
-  /// To be called when the content of that file is about to change. Any thread.
+  /// To be called when the content of the file `name` is about to change. Any thread.
   void forget_published(const std::string& name);
-  /// Forgets all of them.
+  /// Forgets all published files.
   void forget_published();
-  /// Starts a save and returns at once. No other save may be under way. All ranks call it in the same order.
-  /// `files` outlives the save.
+  /// Starts a save and returns at once (if no thread can be created, after the save). No other save may be in
+  /// progress. All ranks start their saves in the same order. `files` must outlive the save.
   void start(CheckpointPart part, FileSystem& files);
-  /// Returns when no save is under way and no old checkpoint is being removed.
+  /// Returns when no save is in progress and no old checkpoint is being removed.
   void finish();
-  /// Returns when the last checkpoint is published. Throws its failure, the same on all ranks.
+  /// Returns when the last checkpoint is published. If it failed, throws the same error on all ranks.
   void wait();
-  /// To be called before the bucket's slices change. Any thread. If it throws (an allocation failed), they
-  /// must not change.
+  /// To be called before the bucket's slices change. Any thread. If keep() throws (an allocation failed), the
+  /// slices must not change.
   void keep(int bucket);
   void keep_all();
 
   bool is_writing() const;
-  /// Of the last save: bytes written of this rank's files, and their total.
+  /// This rank's files of the last save: bytes written so far, and bytes in total.
   int64_t written_bytes() const { return written_; }
   int64_t bytes() const { return bytes_; }
   /// Of the last save: bytes that keep() has copied, and how long its callers waited.
@@ -89,10 +89,10 @@ class CheckpointWriter {
   Communicator* communicator_;
   HomeProcess home_;
   StatePins pins_;
-  std::unique_ptr<Notices> notices_;  // used by the thread only
+  std::unique_ptr<Notices> notices_;  // used by thread_ only
   int64_t saves_ = 0;
   std::thread thread_;
-  std::shared_future<std::string> outcome_;  // of the last save: its failure, or empty
+  std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
   mutable std::mutex mutex_;  // guards the next three

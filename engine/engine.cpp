@@ -40,7 +40,7 @@ void log_precision(const PrecisionConfig& precision) {
            name_of(precision.accumulation) + " (data_types.grad_accum_dtype)");
 }
 
-// DeepSpeed reads "Adam" as AdamW; elsewhere it means Adam with L2.
+// DeepSpeed reads "Adam" as AdamW; elsewhere "Adam" means Adam with L2. So the log says which one is used.
 void log_adam(const Config& config) {
   const AdamConfig* adam = config.optimizer ? std::get_if<AdamConfig>(&*config.optimizer) : nullptr;
   if (!adam || !adam->silently_decoupled) return;
@@ -84,7 +84,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   auto state = kept_by_forks(
       std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
-  return_freed_memory();  // the parameters' memory from before the move
+  return_freed_memory();  // of the parameters before they moved into buckets
   return Engine(std::move(state));
 }
 
@@ -116,7 +116,7 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   }
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
-  // A scale beyond float32's range overflows the step like any scale that is too large, and so falls.
+  // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.
   if (scale > std::numeric_limits<float>::max()) scale = std::numeric_limits<double>::infinity();
   state.reducer.start_backward(state.is_last_backward());
   try {

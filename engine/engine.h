@@ -6,8 +6,8 @@
 //   auto engine = zerorun::initialize(*model, "ds_config.json");
 //   for (auto& batch : loader) {
 //     auto loss = model->loss(batch);
-//     engine.backward(loss);  // scales, accumulates, reduces while it runs (or loss.backward())
-//     engine.step();          // at the accumulation boundary: clip, update, gather, schedule
+//     engine.backward(loss);  // scales, accumulates and reduces gradients (or: loss.backward())
+//     engine.step();          // at the accumulation boundary: clips, updates, gathers, advances the schedule
 //   }
 #pragma once
 
@@ -33,16 +33,16 @@ struct BytesByCategory {
   int64_t gradients = 0;
   int64_t master = 0;    // fp32 master weights (under fp32 training the parameters are the master weights)
   int64_t moments = 0;   // optimizer state
-  int64_t buckets = 0;   // for gradients that travel, for optimizers to work in, and between files and memory
-  int64_t buffers = 0;   // the module's buffers and frozen parameters
-  int64_t gathered = 0;  // memory for partitioned parameters around their use
+  int64_t buckets = 0;   // of gradients being sent, of optimizers, and between files and memory
+  int64_t buffers = 0;   // the module's own buffers and frozen parameters
+  int64_t gathered = 0;  // memory of partitioned parameters while they are in use
   int64_t on_host = 0;   // host memory of a rank that computes on a GPU; not the GPU's memory
-  int64_t in_files = 0;  // files of offloaded state, two generations of it; not memory
+  int64_t in_files = 0;  // in files with two generations of offloaded state; not memory
 
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };
 
-/// This rank's files of the last checkpoint.
+/// The progress of writing this rank's files of the last checkpoint.
 struct CheckpointProgress {
   bool is_writing = false;
   int64_t written = 0;  // bytes
@@ -53,42 +53,42 @@ struct EngineState;
 
 class Engine {
  public:
-  /// For initialize(), which makes the state.
+  /// Called by initialize(), which makes `state`.
   explicit Engine(std::shared_ptr<EngineState> state);
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
 
-  /// Runs backward on loss / gradient_accumulation_steps (loss itself is not changed) and reduces gradients
-  /// while it runs. Several calls before a step add up. `loss`: a scalar that requires grad. `retain_graph`,
-  /// `create_graph` as in LibTorch.
+  /// Runs backward on loss / gradient_accumulation_steps (`loss` itself is not changed) and reduces gradients
+  /// meanwhile. The gradients of several calls before a step are summed. `loss`: a scalar that requires grad.
+  /// `retain_graph`, `create_graph`: as in LibTorch.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false);
 
-  // LibTorch's loss.backward() does the same: gradients are divided by gradient_accumulation_steps and
-  // reduced while it runs. Under fp16 training call scale(loss).backward(). If a backward throws, the
-  // gradients since the last optimizer step are dropped, and training may go on if it threw on all ranks.
+  // LibTorch's loss.backward() has the same effect: gradients are divided by gradient_accumulation_steps and
+  // reduced meanwhile. Under fp16 training call scale(loss).backward(). If a backward throws, the gradients
+  // since the last optimizer step are dropped, and training may continue if that backward threw on all ranks.
 
-  /// `loss` multiplied by the loss scale, for a backward of LibTorch under fp16 training; else `loss` itself.
+  /// Under fp16 training `loss` multiplied by the loss scale, for LibTorch's backward; else `loss` itself.
   at::Tensor scale(const at::Tensor& loss);
-  /// Drops the gradients since the last optimizer step, those of earlier micro-steps too; parameters' grad()
-  /// is always empty. A collective only if a backward threw.
+  /// Drops the gradients of all micro-steps since the last optimizer step. model.zero_grad() cannot do this,
+  /// because parameters' grad() is always empty. A collective only if a backward threw.
   void zero_grad();
-  /// From now on: whether the next backward is the last one before an optimizer step, and whether step()
-  /// updates, whatever gradient_accumulation_steps says. As in DeepSpeed. Throws UserError if the config has
-  /// "managed_gradient_accumulation": false, with which every step() updates.
+  /// From now on `is_boundary`, not gradient_accumulation_steps, says whether the next backward is the last
+  /// one before an optimizer step and whether step() updates. As in DeepSpeed. Throws UserError if the config
+  /// has "managed_gradient_accumulation": false, because then every step() updates.
   void set_gradient_accumulation_boundary(bool is_boundary);
 
-  /// Counts a micro-step; at the accumulation boundary clips, updates, gathers and advances the schedule. If
-  /// a gradient is infinite or NaN, every rank skips the update: nothing changes but the loss scale, and the
-  /// log names the parameter and the rank. Throws UserError if there was no backward or the last one threw,
-  /// or a parameter has left its bucket; TrainingError on all ranks if the loss scale cannot fall any
-  /// further.
+  /// Counts a micro-step. At the accumulation boundary clips gradients, updates and gathers parameters, and
+  /// advances the schedule. If a gradient is infinite or NaN, every rank skips the update: only the loss
+  /// scale changes, and the log names the parameter and the rank. Throws UserError if there was no backward,
+  /// if the last backward threw, or if a parameter has left its bucket; throws TrainingError on all ranks if
+  /// the loss scale cannot be lowered any further.
   void step();
 
-  /// While it lives, backward() is not treated as the last one before an optimizer step: at stages 0 and 1 it
-  /// sends nothing (if it was the last after all, step() sends), at stages 2 and 3 it adds gradients to this
-  /// rank's slice as usual. step() is refused. If the last backward is in such a scope on only some ranks, no
-  /// rank may start collectives of its own between backward() and step().
+  /// A scope in which no backward() counts as the last one before an optimizer step: at stages 0 and 1 it
+  /// sends no gradients (step() does if no other backward follows); at stages 2 and 3 it adds gradients to
+  /// this rank's slice as usual. step() throws UserError. If the last backward is in such a scope on only
+  /// some ranks, no rank may start collectives of its own between backward() and step().
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<EngineState> state);
@@ -103,24 +103,24 @@ class Engine {
   /// Every loss is still divided by gradient_accumulation_steps.
   [[nodiscard]] NoSync no_sync();
 
-  /// Writes everything that is needed to resume training, as it is at this call, into `directory`/`tag`
-  /// (empty: "global_stepN"; docs/checkpoint_format.md). Returns the checkpoint's future path while its files
-  /// are being written; the next save, the next load and the engine's destructor wait for them. A collective,
-  /// between step() and the next backward(); between micro-steps (then "global_stepN_microK") it includes the
-  /// gradients so far. Ends raw access as step() does. Throws UserError on all ranks if a rank may not save
-  /// now. wait_for_checkpoint() reports later failures; earlier checkpoints then stay.
+  /// Saves all that is needed to resume training, as of this call, to `directory`/`tag` (default tag:
+  /// "global_stepN"; docs/checkpoint_format.md). Returns the checkpoint's path before its files are written;
+  /// the next save, the next load and the engine's destructor wait for the files. A collective, between
+  /// step() and the next backward(). Between micro-steps (default tag "global_stepN_microK") a save includes
+  /// the gradients so far. Ends raw access as step() does. Throws UserError on all ranks if a rank may not
+  /// save now. wait_for_checkpoint() reports later failures; earlier checkpoints then stay.
   std::filesystem::path save_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                         const CheckpointOptions& options = {});
-  /// Returns once no crash can lose the last checkpoint. If a rank could not write, throws UserError naming
-  /// that rank, on all ranks. If the last checkpoint failed and nobody calls this, run_program() ends with
-  /// exit code 1.
+  /// Waits until the last checkpoint is published, so that no crash can lose it. If a rank could not write,
+  /// throws UserError on all ranks, naming that rank. If the last checkpoint failed and the program does not
+  /// call this function, run_program() returns exit code 1.
   void wait_for_checkpoint();
   CheckpointProgress checkpoint_progress() const;
-  /// Restores what save_checkpoint() has written with any number of ranks, stage and precision (tag empty:
-  /// the checkpoint that `latest` names); bit for bit if those are the same. A collective, allowed where
-  /// save_checkpoint() is, but not between micro-steps. Throws UserError on all ranks, naming the parameter,
-  /// file or block; if an error appears during reading, some parameters already have the checkpoint's values:
-  /// load another checkpoint, or end the run.
+  /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision; if
+  /// these are the same now, bit for bit. If `tag` is empty, restores the checkpoint that `latest` names. A
+  /// collective, allowed where save_checkpoint() is, but not between micro-steps. Throws UserError on all
+  /// ranks, naming the parameter, file or block. After an error during reading some parameters already have
+  /// the checkpoint's values: load another checkpoint, or end the run.
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
 
@@ -131,34 +131,34 @@ class Engine {
   void save_16bit_model(const std::filesystem::path& directory,
                         const std::string& filename = "model.safetensors", bool exclude_frozen = false);
 
-  /// Moves this rank's optimizer states from its GPU's memory to the host's while the program needs that
-  /// memory for something else (generating text between updates). Parameters stay, so forward passes run.
-  /// Until reload_states(), backward(), step(), save_checkpoint() and load_checkpoint() are refused. A
-  /// collective, allowed where save_checkpoint() is; waits for a checkpoint that is being written and for all
-  /// work of this rank. Page-locked host memory is allocated once and kept. Ranks on CPUs move nothing and
-  /// refuse the same calls.
+  /// Moves this rank's optimizer states from GPU memory to host memory while the program needs the GPU memory
+  /// for something else (generating text between updates). Parameters stay, so forward passes still run.
+  /// Until reload_states(), the functions backward(), step(), save_checkpoint() and load_checkpoint() throw
+  /// UserError. A collective, allowed where save_checkpoint() is; waits for a checkpoint that is being
+  /// written and for all work of this rank. Page-locked host memory is allocated once and kept. On CPU ranks
+  /// nothing moves, but the same functions throw.
   void offload_states(const std::vector<OffloadedState>& states = {OffloadedState::moments,
                                                                    OffloadedState::master_weights,
                                                                    OffloadedState::gradients});
-  /// Moves the states back. A collective. Throws on all ranks if the GPU of one has no room for them; call it
-  /// again when it has.
+  /// Moves the states back. A collective. Throws on all ranks if the GPU of one rank has too little free
+  /// memory; may be called again once that GPU has enough.
   void reload_states();
 
-  /// Where the model's parameters and buffers are: the CPU, or this rank's GPU. Inputs go there too.
+  /// The device of the model's parameters and buffers: the CPU, or this rank's GPU. Move inputs to it.
   c10::Device device() const;
   /// The dtype of parameters, and so of activations: float32, bfloat16 or float16.
   at::ScalarType dtype() const;
-  /// `input` converted to dtype() if fp16.auto_cast is set and it is floating-point, else unchanged.
+  /// `input` converted to dtype() if fp16.auto_cast is set and `input` is floating-point, else unchanged.
   at::Tensor cast_input(const at::Tensor& input) const;
 
-  /// Set the module's mode, as model.train() and model.eval() do. At stage 3 each mode has its own trace by
-  /// which parameters are gathered.
+  /// Set the module's mode, as model.train() and model.eval() do. At stage 3 parameters are gathered by a
+  /// trace of the iteration before, and each mode has its own trace.
   void train();
   void eval();
 
-  /// For raw access to parameters at stages 1 and 2, until the next step(): waits for updated parameters (on
-  /// a GPU the current stream waits) and makes private copies of those that ranks share. Operators need
-  /// neither.
+  /// Allows raw access to parameters at stages 1 and 2 until the next step(): waits for updated parameters
+  /// (on a GPU the current stream waits), and makes private copies of parameters that ranks share. LibTorch's
+  /// operators do not need this call.
   void synchronize();
 
   /// Whether any rank had received SIGTERM (base/program.h: survive_termination()) when the ranks reduced
@@ -169,16 +169,16 @@ class Engine {
   /// Whether the next step() updates.
   bool is_gradient_accumulation_boundary() const;
 
-  // On a GPU step() may return before the device knows the step's outcome, unless the loss scale, the
-  // optimizer or an update on the host needs it. The next step() and the five functions that follow wait for
-  // it.
+  // On a GPU step() may return before the GPU has computed the step's outcome, unless the loss scale, the
+  // optimizer or an update on the host needs the outcome. The next step() and the five functions below wait
+  // for the outcome.
 
   /// Learning rate of each parameter group in the next optimizer step.
   std::vector<double> get_lr() const;
-  /// Likewise its betas; absent for optimizers that have none.
+  /// Betas of each parameter group in the next optimizer step; absent if the optimizer has no betas.
   std::vector<std::optional<std::pair<double, double>>> get_betas() const;
   /// Norm of the averaged gradients over all parameters and ranks before clipping, in the last optimizer step
-  /// (under Muon of the directions it makes of them). The same at every stage; 0 before the first step,
+  /// (under Muon the norm of its directions instead). The same at every stage; 0 before the first step,
   /// infinity if a gradient was not finite.
   double get_global_grad_norm() const;
   bool was_step_applied() const;  // whether the last step() changed the parameters
@@ -197,15 +197,15 @@ class Engine {
 
  private:
   friend class GatheredParameters;
-  std::shared_ptr<EngineState> state_;  // shared with GatheredParameters scopes
+  std::shared_ptr<EngineState> state_;  // also owned by GatheredParameters scopes
 };
 
 /// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 to the
-/// devices of all ranks and moves the parameters into buckets; the leaves stay the same objects. A model
+/// devices of all ranks and moves the parameters into buckets; their tensors stay the same objects. A model
 /// built under a DeferredInit (zero/deferred_init.h) gets its values here, bucket by bucket. Throws
 /// UserError.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
-/// The same with the config read from `ds_config`; `options` and the model supply the values of "auto".
+/// The same with the config read from `ds_config`; `options` and the model supply values for "auto" settings.
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
                   InitializeOptions options = {});
 

@@ -22,9 +22,9 @@
 namespace zerorun {
 namespace {
 
-// Unless the config says otherwise, gradients in fp16 are divided by a power of two before the sum over
-// ranks, so that the sum does not overflow if no gradient does. That costs no bit except in the smallest
-// values.
+// Unless the config says otherwise, fp16 gradients are divided by a power of two before the sum over ranks,
+// so that the sum overflows only if a gradient does. The division by a power of two is exact except for the
+// smallest values.
 Averaging averaging_of(const Config& config, int world_size) {
   const double whole = config.average_gradients ? world_size : 1;
   double divided_before = config.gradient_predivide_factor;
@@ -36,7 +36,7 @@ Averaging averaging_of(const Config& config, int world_size) {
   return {.before = 1 / divided_before, .after = whole / divided_before};
 }
 
-// Whether a use of parameters may have to gather them or wait for a gather.
+// Whether an operator may first have to gather its parameters, or to wait for a gather.
 bool come_and_go(StagePolicy policy, int world_size) {
   return policy.partition_parameters || (!policy.replicate_update && world_size > 1);
 }
@@ -60,7 +60,7 @@ std::vector<int64_t> numels_of(const ModelParameters& model) {
 }
 
 BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
-  // Operators are also intercepted to see writes to 16-bit parameters, and the streams that use parameters.
+  // Marking buckets also shows writes to 16-bit parameters and, on a GPU, the streams that use parameters.
   return {.marked = come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
@@ -138,7 +138,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
   schedule.ask(0);
   if (residency) residency->set_before_write([this](int bucket) { before_write(bucket); });
 
-  // From here on the program may use other streams.
+  // From here on the program may use other streams, so the initial values must be complete.
   Streams& streams = communicator->device().streams();
   Event ready;
   streams.record(ready, streams.current());
@@ -153,7 +153,7 @@ void EngineState::before_write(int bucket) {
   checkpoints.keep(bucket);
 }
 
-// Logs the outcome of the last step, if nobody has asked for it.
+// If the last step is still open, waits for its outcome and logs a skipped step.
 EngineState::~EngineState() {
   if (std::uncaught_exceptions() > 0) return;
   try {
@@ -182,8 +182,8 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
-// A stage that updates all slices still does so slice by slice: the same kernel calls as in the other stages,
-// hence the same bits.
+// At stage 0 each rank updates all slices, but slice by slice: the same kernel calls as at the other stages
+// give the same bits.
 std::vector<Shard> EngineState::make_shards() {
   std::vector<Shard> shards;
   shards_of_bucket.resize(buckets.trained_count());
@@ -227,7 +227,7 @@ Shard EngineState::make_shard(int bucket, int rank, int chunk) {
           .begin = begin};
 }
 
-// A moment has the extent of the update: this rank's slice, or the whole bucket.
+// A moment covers what this rank updates: its slice, or the whole bucket.
 at::Tensor EngineState::lend_moment(const Shard& shard, const char* name) {
   if (!store.has(shard.bucket, name)) {
     const BucketLayout& layout = store.layout(shard.bucket);

@@ -1,4 +1,4 @@
-// The parts of an Engine, and those of an optimizer step. Internal to engine/.
+// The state of an Engine, and the parts of an optimizer step. Internal to engine/.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@
 
 namespace zerorun {
 
-// Gradients are multiplied by `before` ahead of the sum over ranks; the sum is divided by `after`.
+// Gradients are multiplied by `before` and then summed over ranks; the sum is divided by `after`.
 struct Averaging {
   double before;
   double after;
@@ -44,11 +44,11 @@ struct EngineState {
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
-  /// Throws UserError once an update has failed. `call`: "engine.step".
+  /// Throws UserError once an update has failed. `call`: the function to name in the error, "engine.step".
   void check_not_failed(const std::string& call) const;
-  /// Called before a backward: throws UserError if none may begin. `call`: "engine.backward".
+  /// Throws UserError if no backward may begin now. `call`: "engine.backward".
   void check_before_backward(const std::string& call);
-  /// How a backward begins that the program starts itself. Throws UserError.
+  /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
   BackwardPasses::Start begin_plain_backward();
   /// Whether the next backward is the last one before an optimizer step, as far as is known.
   bool is_last_backward() const;
@@ -56,7 +56,7 @@ struct EngineState {
   bool step_updates() const;
   /// Drops all gradients since the last optimizer step.
   void discard_gradients();
-  /// Drops them if the last backward threw.
+  /// Drops all gradients since the last optimizer step if the last backward threw.
   void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
@@ -66,18 +66,18 @@ struct EngineState {
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
-  /// For optimizers that do not apply gradients directly (Muon): makes their directions and measures those.
+  /// For optimizers that make directions of gradients (Muon): makes the directions and computes their norm.
   void make_directions();
   /// Whether the host must know the step's outcome before it continues.
   bool waits_for_facts() const;
   void update();
-  /// Acts on the last step's outcome, which is known: updates the loss scale, logs, and marks the schedule as
-  /// due. Throws TrainingError.
+  /// Acts on the last step's outcome, which must be known: updates the loss scale, logs, and marks new values
+  /// of the schedule as due. Throws TrainingError.
   void apply_outcome();
-  /// Waits for the last step's outcome and concludes the step, unless that is done.
+  /// If the last step is still open, waits for its outcome and concludes it.
   void finish_open_step();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
-  /// Gives the optimizer the schedule's values, if they are due.
+  /// Gives the optimizer the schedule's new values, if they are due.
   void follow_schedule() { schedule.follow(counts.applied()); }
   /// Updates the loss scale and logs a skipped step. Throws TrainingError.
   void follow_loss_scale();
@@ -87,7 +87,7 @@ struct EngineState {
   /// Throws UserError between backward() and step(), in a GatheredParameters scope, after a failure, or if a
   /// parameter has left its bucket. `call`: "save_checkpoint".
   void check_between_steps(const std::string& call) const;
-  /// Bytes that the store keeps where this rank computes, per trained parameter, before division among ranks.
+  /// Bytes per trained parameter on the device where this rank computes, before division among ranks.
   BytesPerParameter bytes_per_parameter() const;
 
   std::vector<Shard> make_shards();
@@ -101,7 +101,7 @@ struct EngineState {
   std::shared_ptr<Communicator> communicator;
   StagePolicy policy;
   Averaging averaging;
-  std::string optimizer_name;  // "AdamW"; the config's or the program's
+  std::string optimizer_name;  // "AdamW"; of the config, or the program's own
   SliceStore store;
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // null if buckets are not marked
@@ -111,10 +111,10 @@ struct EngineState {
   ShardStates shard_states;
   std::vector<int> shard_bucket;      // by shard of the optimizer
   std::vector<int> shards_of_bucket;  // by bucket: how many shards it has
-  std::vector<int> shards_to_update;  // by bucket: those that the current update has not reached yet
+  std::vector<int> shards_to_update;  // by bucket: shards that the current update has yet to reach
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
-  std::optional<LossScaler> scaler;     // fp16
+  std::optional<LossScaler> scaler;     // only under fp16 training
   std::vector<NamedTensor> unbucketed;  // buffers, and frozen parameters outside of buckets
   StepTimer timer;
   StepOutcome outcome;
@@ -123,17 +123,17 @@ struct EngineState {
   StepCounts counts;
   bool should_stop = false;      // a rank has received SIGTERM, as of the last optimizer step
   int64_t backwards = 0;         // since the last step()
-  bool backward_failed = false;  // engine.backward() threw, and its gradients are still there
+  bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
   bool dropped_failed =
       false;  // the gradients of a backward that threw have been dropped since the last step()
   bool is_loss_scaled = false;   // scale() was called since the last step()
-  std::optional<bool> boundary;  // set_gradient_accumulation_boundary()
+  std::optional<bool> boundary;  // by set_gradient_accumulation_boundary()
   BackwardPasses passes;
   bool is_updating = false;  // an update has begun and not ended; stays true if it throws
-  int open_scopes = 0;       // of GatheredParameters
+  int open_scopes = 0;       // scopes of GatheredParameters
   int open_no_syncs = 0;
 
-  CheckpointWriter checkpoints;  // last: its thread must end before the state that it reads
+  CheckpointWriter checkpoints;  // last: destroyed, and its thread ended, before what it reads
 };
 
 }  // namespace zerorun

@@ -10,7 +10,7 @@
 namespace zerorun {
 namespace {
 
-// The index of `tensor` among the engine's parameters; -1 for a parameter of the model that is always whole.
+// The index of `tensor` among the parameters in buckets; -1 for a parameter of the model outside of buckets.
 int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const at::Tensor& tensor,
                    size_t position) {
   const auto& parameters = buckets.parameters();

@@ -21,7 +21,7 @@ std::optional<int64_t> hidden_size_of(const torch::nn::Module& model) {
       if (parameter.size(dimension) > 1) ++occurrences[parameter.size(dimension)];
     }
   }
-  // max_element takes the first of equals: the smallest size.
+  // Among equal counts max_element returns the first: the smallest size.
   const auto most = std::max_element(occurrences.begin(), occurrences.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   if (most == occurrences.end()) return std::nullopt;

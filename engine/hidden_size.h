@@ -1,5 +1,5 @@
 // The width of a model, found from its parameters, for sizes that are "auto" in a ds_config.json. A pure
-// function of names and sizes; any thread.
+// function of the parameters' sizes; any thread.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -9,11 +9,11 @@
 
 namespace zerorun {
 
-/// The size that occurs most often among the dimensions of the parameters: a block of a GPT-2 has its width h
-/// in eleven places, 4h in three, 3h in two. Of sizes that occur equally often the smaller one is taken: a
-/// layer's width rather than the width that it projects to, and the choice that keeps less gathered.
+/// The size that occurs most often among the parameters' dimensions: a block of a GPT-2 has its width h in
+/// eleven places, 4h in three, 3h in two. Of sizes that occur equally often the smaller one is taken: it is
+/// a layer's width rather than the width that it projects to, and fewer parameters stay gathered with it.
 /// Dimensions of size 1 do not count, a parameter registered twice counts once, and only a parameter's first
-/// two dimensions count: the others of a convolution are its kernel. Nothing if no size is left.
+/// two dimensions count, because the others are the kernel of a convolution. Empty if no size is left.
 std::optional<int64_t> hidden_size_of(const torch::nn::Module& model);
 
 }  // namespace zerorun

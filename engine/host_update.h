@@ -1,10 +1,10 @@
-// Updates in the host's memory for a rank whose parameters are on a GPU (offload_optimizer): gradients are
-// copied to the host during backward (GradientReducer), the host updates slice by slice, and the copy stream
-// sends new values to the GPU, where their gathers wait for them. Owned by the engine, used by its thread.
+// Updates in host memory for a rank whose parameters are on a GPU (offload_optimizer): GradientReducer copies
+// gradients to the host during backward, the host updates slice by slice, and the copy stream sends the new
+// values to the GPU, where gathers wait for them. Owned by the engine, used by its thread.
 //
-// [Note: one wait] A step's facts come to the host on the copy stream, behind the step's gradients and behind
-// the values that the step before has sent to the GPU. The host updates once the facts are there, so it needs
-// no other wait.
+// [Note: one wait] The copy stream copies a step's facts (StepFacts) to the host after the step's gradients,
+// and after it has sent the previous step's values to the GPU. So once the facts are on the host, so are
+// the gradients, and the host may overwrite those values: an update waits for the facts only.
 //
 // [Note: on CPU ranks] Ranks on CPUs compute in the host's memory anyway: they have no HostUpdate, and
 // nothing is copied.
@@ -19,31 +19,31 @@
 
 namespace zerorun {
 
-/// Whether the config asks for updates on the host, and `device` has memory of its own.
+/// Whether the host updates for `device`: a GPU, at stages 1 to 3, with offload_optimizer, and without Muon.
 bool updates_on_host(const Config& config, Device& device);
 
-/// Whether slices of parameters are kept on the host or in files too (offload_param).
+/// Whether slices of parameters are also kept on the host or in files (offload_param).
 bool shards_off_gpu(const Config& config, Device& device);
 
 class HostUpdate {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive this object.
   HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
              Communicator& communicator);
 
-  /// The bucket's slice of new values, in the host's memory and in the dtype of training: sent to the GPU, or
-  /// kept here for gathers to bring (offload_param).
+  /// The bucket's slice of new values, in host memory and in the dtype of training. send_to_gpu() sends them;
+  /// under offload_param they stay here, and gathers copy them to the GPU.
   const at::Tensor& values(int bucket) const { return values_[bucket]; }
-  /// Under fp32 training copies `exact`, updated from the slice's element `begin` on, into values(bucket),
-  /// unless it lies there.
+  /// Under fp32 training copies `exact`, the updated master weights from element `begin` of the slice on, to
+  /// values(bucket), unless `exact` already is that memory.
   void copy_master(int bucket, int64_t begin, const at::Tensor& exact);
-  /// Sends values(bucket) to the GPU on the current stream, unless gathers bring them.
+  /// Sends values(bucket) to the GPU on the current stream, unless gathers copy them there.
   void send_to_gpu(int bucket);
-  /// `stream` waits until all values sent have arrived on the GPU.
+  /// Makes `stream` wait until all values sent have arrived on the GPU.
   void hand_over_to(StreamId stream);
-  /// Returns when all values sent have arrived on the GPU: then the host may change their source.
+  /// Returns when all values sent have arrived on the GPU: from then on the host may change values().
   void await_arrival();
-  /// Bytes of host memory, beside what the store keeps there.
+  /// Bytes of host memory, without those of the store.
   int64_t bytes() const { return bytes_; }
 
  private:
@@ -51,7 +51,7 @@ class HostUpdate {
   Communicator* communicator_;
   Device* device_;
   std::vector<at::Tensor> values_;  // by bucket
-  Event arrived_;                   // all values sent so far
+  Event arrived_;                   // all values sent so far are on the GPU
   int64_t bytes_ = 0;
 };
 

@@ -122,7 +122,7 @@ class Restore {
     state_->store.finish_generation();
   }
 
-  /// Gathers the slices that other ranks have read, for tensors that this rank keeps whole. A collective.
+  /// Gathers the slices that other ranks have read, for states that this rank keeps in full. A collective.
   void gather_slices() const {
     if (state_->communicator->world_size() == 1) return;
     state_->store.for_each([&](int bucket, const StateTensor& kept) {
@@ -134,7 +134,7 @@ class Restore {
     });
   }
 
-  /// Rank 0 reads the buffers and frozen parameters that every rank has whole.
+  /// Called on rank 0: reads the buffers and the frozen parameters that every rank has in full.
   void read_module() const {
     for (const auto& [name, tensor, dtype, is_buffer] : state_->unbucketed) {
       if (tensor.numel() == 0 || !is_there(name)) continue;
@@ -145,14 +145,14 @@ class Restore {
     }
   }
 
-  /// Step counts, learning rates, loss scale, generators, as the options say.
+  /// Restores step counts, learning rates, loss scale and generators, as the options say.
   void restore_numbers() const {
     const Manifest& manifest = saved_->manifest();
     const bool same_ranks = manifest.world_size == state_->communicator->world_size();
     const bool same_precision = manifest.precision == name_of(state_->config.precision.training);
     for (const RestartItem& item : restart_items(*state_)) {
       const bool is_generator = item.name.starts_with("generator.");
-      // The optimizer's step count goes with its moments.
+      // The optimizer's step count belongs to its moments, so optimizer_states decides about both.
       const bool wanted = item.name == "steps.optimizer" ? options_.optimizer_states : options_.counters;
       if (!wanted || (is_generator && !same_ranks)) continue;
       const RestartValues& numbers = manifest.numbers[is_generator ? state_->communicator->rank() : 0];
@@ -162,7 +162,7 @@ class Restore {
           throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
         }
         item.write(found->second);
-      } else if (same_precision && !is_generator) {  // another device has a generator of another name
+      } else if (same_precision && !is_generator) {  // generators of other devices have other names
         throw UserError(
             "the checkpoint has no \"" + item.name +
             "\": it was written with other parameter groups; load with RestoreOptions::counters = "
@@ -171,7 +171,7 @@ class Restore {
     }
     if (!options_.counters) return;
     check_counts(manifest);
-    // The writer's windows may have had another number of micro-steps.
+    // Starts a window: the checkpoint's windows may have another number of micro-steps.
     state_->counts.micro = 0;
     if (has_window()) resume_window();
     state_->schedule.ask(state_->counts.applied());
@@ -185,7 +185,7 @@ class Restore {
 
   bool has_window() const { return options_.counters && saved_->manifest().window; }
 
-  // Reads in the order of a file of such a slice, so that each block is read once.
+  // Reads in the order in which a checkpoint file has the states of a slice, so that each block is read once.
   void read_slice(int bucket) {
     const auto& parameters = state_->buckets.parameters();
     for (const int index : state_->buckets.layout(bucket).parameters) {
@@ -217,7 +217,7 @@ class Restore {
 
   void read_gradients(int parameter) {
     const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
-    if (saved_->dtype_of(name, gradient_state()).empty()) return;  // no gradient so far
+    if (saved_->dtype_of(name, gradient_state()).empty()) return;  // the parameter has no gradient so far
     const int bucket = state_->buckets.bucket_of(parameter);
     const StateTensor& kept = state_->store.at(bucket, kGradient);
     if (!saved_->manifest().window->is_summed) {
@@ -267,7 +267,7 @@ class Restore {
     if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
   }
 
-  // Values of 16-bit training are rounded master weights; those of fp32 training are the master weights.
+  // Master weights if the checkpoint has them: 16-bit values are rounded, values of fp32 training are exact.
   std::string source_of_values(const std::string& parameter) const {
     return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
   }
@@ -344,7 +344,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   }
   restore->gather_slices();
   if (state.residency) close_slices(state, /*gathers=*/communicator.world_size() > 1);
-  // At stage 0 raw access must go on: waits for the gathers.
+  // At stage 0 raw access to parameters is always allowed, so wait for the gathers here.
   if (state.policy.replicate_update && state.residency) state.residency->finish_iteration();
   for (const NamedTensor& other : state.unbucketed) broadcast_tensor(other, 0, communicator);
   state.buckets.bump_versions();

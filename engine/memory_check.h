@@ -18,7 +18,7 @@
 namespace zerorun {
 
 /// Bytes of model states that a rank keeps in memory, as far as they are known before training: without
-/// activations, buffers in which gradients travel, or the state of a program's own optimizer.
+/// activations, communication buffers of gradients, or the state of a program's own optimizer.
 struct NeededMemory {
   int64_t values = 0;
   int64_t gradients = 0;
@@ -30,8 +30,8 @@ struct NeededMemory {
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }
 };
 
-/// Counts the host's memory. `store` already knows which states go to files. If ranks may share values, each
-/// counts its slice. If `kinds` has the host update for a GPU, counts the page-locked memory for that.
+/// Counts host memory. `store` must already know which states go to files. From stage 1 on, counts only the
+/// rank's slice of values, as ranks may share them. Counts page-locked memory if the host updates for a GPU.
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds);
 

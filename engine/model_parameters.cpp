@@ -75,8 +75,8 @@ bool can_be_partitioned(const at::Tensor& frozen, const Config& config) {
          frozen.numel() > config.zero.param_persistence_threshold;
 }
 
-// Chooses the dtypes of tensors outside of buckets: frozen parameters get that of the trained ones, as in
-// DeepSpeed.
+// Chooses the dtypes of tensors outside of buckets: frozen parameters get the dtype of trained parameters, as
+// in DeepSpeed.
 void choose_conversions(std::vector<NamedTensor>& unbucketed, size_t first_buffer,
                         const PrecisionConfig& precision) {
   for (size_t index = 0; index < unbucketed.size(); ++index) {
@@ -97,10 +97,10 @@ void check_shared(const NamedTensor& other) {
   }
 }
 
-// A parameter that moves into its bucket would no longer share memory with another tensor.
+// Throws UserError if a parameter shares memory with another tensor: once in its bucket it no longer would.
 void check_no_shared_memory(const ModelParameters& model) {
   struct Extent {
-    const void* owner;  // of a storage that may have no memory: then begin and end are offsets in it
+    const void* owner;  // set for a storage that may have no memory: begin and end are then offsets in it
     uintptr_t begin;
     uintptr_t end;
     const std::string* name;
@@ -122,8 +122,8 @@ void check_no_shared_memory(const ModelParameters& model) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
-  const Extent* reaching = nullptr;        // the furthest end so far
-  const Extent* reaching_moved = nullptr;  // and among those that move
+  const Extent* reaching = nullptr;        // the extent with the furthest end so far
+  const Extent* reaching_moved = nullptr;  // the same among extents that move
   for (const Extent& extent : extents) {
     const Extent* overlapped = extent.moves ? reaching : reaching_moved;
     if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {
@@ -241,7 +241,7 @@ void broadcast_tensor(const NamedTensor& named, int root, Communicator& communic
 
 void broadcast_others(const ModelParameters& model, Communicator& communicator) {
   for (const NamedTensor& other : model.unbucketed) {
-    at::Tensor tensor = other.tensor;  // copies the handle: set_data() changes the model's own tensor
+    at::Tensor tensor = other.tensor;  // copies only the handle: set_data() changes the model's tensor
     if (is_deferred(tensor)) {
       tensor.set_data(communicator.rank() == 0 ? make_tensor(tensor) : place_like(tensor));
     }

@@ -18,20 +18,20 @@ namespace zerorun {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
-  std::optional<Dtype> dtype = {};  // the dtype to convert it to
+  std::optional<Dtype> dtype = {};  // the dtype to convert the tensor to, if any
   bool is_buffer = false;
 };
 
 struct ModelParameters {
   std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
-  std::vector<NamedParameter> frozen;   // those that are partitioned, in group kFrozen
+  std::vector<NamedParameter> frozen;   // frozen parameters that are partitioned, in group kFrozen
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
 };
 
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
 /// from options.parameter_groups, else is 0; if the config names Muon, see group_for_muon(). Frozen
-/// floating-point parameters are partitioned as config.zero says and converted as config.precision says,
-/// buffers converted likewise. Throws UserError for a parameter that cannot be trained here or is in no
+/// floating-point parameters are partitioned as config.zero says and converted as config.precision says;
+/// buffers are converted likewise. Throws UserError for a parameter that cannot be trained here or is in no
 /// group, or in two.
 ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
                                    const InitializeOptions& options);

@@ -45,8 +45,8 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
   return states;
 }
 
-// The buckets whose slices of values are in files: those of the partitioned ones that no longer fit into
-// max_in_cpu elements of memory, counted in order.
+// The buckets whose slices of values are kept in files: goes through the partitioned buckets in order, and a
+// slice stays in memory if it still fits into the max_in_cpu elements.
 std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamConfig& offload) {
   std::vector<int> buckets;
   int64_t in_memory = 0;
@@ -62,7 +62,7 @@ std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamCon
   return buckets;
 }
 
-// Bytes of one generation on this rank.
+// Bytes that one generation of `states` takes on this rank.
 int64_t state_bytes(const SliceStore& store, const std::vector<std::vector<StateInFile>>& states) {
   int64_t total = 0;
   for (int bucket = 0; bucket < store.count(); ++bucket)
@@ -116,8 +116,8 @@ int64_t open_files() {
   return std::distance(fs::directory_iterator("/proc/self/fd", failed), fs::directory_iterator());
 }
 
-// Lets this process open `count` more files than it has open now, and some for everything else. Throws
-// UserError.
+// Raises this process's limit to `count` more files than it has open now, plus a reserve for everything else.
+// Throws UserError.
 void allow_open_files(const std::string& section, int64_t count) {
   constexpr int64_t kForTheRest = 512;
   rlimit limit{};
@@ -133,14 +133,14 @@ void allow_open_files(const std::string& section, int64_t count) {
 }
 
 // Runs `keep` on all ranks. If a disk is full, the error says how much room `section` takes in `folder`. Each
-// of `slots` has two files open. A file that a checkpoint has linked gets a replacement: if the next save
-// comes before both are written again, four are open.
+// of the `slots` has two files open. A save opens a replacement for the file that its checkpoint links: if
+// the next save comes before both files are written again, the slot has four files open.
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
   on_all_ranks(communicator, "making files for " + section, [&] {
     std::error_code failed;
-    fs::create_directories(folder, failed);  // keep() reports what is wrong with it
+    fs::create_directories(folder, failed);  // if this fails, keep() reports why
     allow_open_files(section, 4 * slots);
     try {
       keep();
@@ -313,7 +313,7 @@ void ShardStates::close(int shard, ShardUse use) {
   store_->close_chunk(bucket, chunk, /*changed=*/true);
 }
 
-// 16-bit values are overwritten completely, rounded from the master weights.
+// 16-bit values need not be read: an update overwrites all of them with the rounded master weights.
 void ShardStates::hold_values(int bucket) {
   auto use_of = [&](int held) {
     return updates_values_in_files(held) ? ValueUse::change : ValueUse::overwrite;

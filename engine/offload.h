@@ -21,8 +21,8 @@ void check_offload_options(const Config& config, const InitializeOptions& option
 /// Rank 0 logs where each state is kept.
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
 
-/// Makes `store` keep master weights, moments and values in files, if the config asks for it and the host
-/// updates them. `parameters`: those of its layout. Throws UserError on all ranks.
+/// Makes `store` keep master weights, moments and values in files, if the config asks for that and the host
+/// updates them. `parameters`: of the store's layout. Throws UserError on all ranks.
 void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
                           const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
                           Communicator& communicator);
@@ -31,7 +31,7 @@ void keep_states_in_files(SliceStore& store, const Config& config, const Initial
 /// thread.
 class ShardStates : public StateAccess {
  public:
-  /// Both outlive it; `host_update` may be null.
+  /// Both arguments must outlive this object; `host_update` may be null.
   ShardStates(SliceStore& store, HostUpdate* host_update) : store_(&store), host_update_(host_update) {}
 
   /// Shards are numbered in the order in which they are added.
@@ -45,7 +45,7 @@ class ShardStates : public StateAccess {
   void finish_update();
 
  private:
-  /// Whether the update changes values, not master weights, and they are in files.
+  /// Whether the bucket has values in files, and updates change those, because it has no master weights.
   bool updates_values_in_files(int bucket) const;
   void hold_values(int bucket);
 
@@ -53,7 +53,7 @@ class ShardStates : public StateAccess {
   HostUpdate* host_update_;
   std::vector<ChunkOfSlice> chunks_;  // by shard
   std::vector<ChunkOfSlice> planned_;
-  int held_ = -1;  // the bucket whose values stay open for its next shards, to be written once; -1: none
+  int held_ = -1;  // the bucket whose values stay open until its last shard is done; -1: none
   bool backwards_ = false;
 };
 

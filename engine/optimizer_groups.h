@@ -1,4 +1,4 @@
-// The hyperparameters of each parameter group: the config's, and the program's overrides. Pure; any thread.
+// The hyperparameters of each parameter group: the config's with the program's overrides. Pure; any thread.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace zerorun {
 
-/// The config's optimizer with the overrides of each parameter group in the options; one if there are no
-/// groups. Muon makes two of each (split_for_muon). Throws UserError for an override that the optimizer does
-/// not have.
+/// For each parameter group in the options the config's optimizer with the group's overrides; without groups
+/// the config's optimizer alone. Muon makes two of each (split_for_muon). Throws UserError for an override
+/// that the optimizer does not have.
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
 
 }  // namespace zerorun

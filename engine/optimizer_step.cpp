@@ -15,7 +15,7 @@ constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 }  // namespace
 
 void EngineState::measure() {
-  {  // what the last step changed must be in files before ranks meet at the norm
+  {  // the last step's changes must be in files before the ranks reduce the norm
     StepTimer::Scope scope(timer, Phase::update);
     store.finish_generation();
   }
@@ -38,8 +38,8 @@ void EngineState::make_directions() {
   outcome.all_reduce({.scale = 1, .clipping = config.gradient_clipping});
 }
 
-// A device with streams skips the update by itself. The loss scale of the next backward, an update on the
-// host and some optimizers need the outcome now.
+// On a device with streams the update skips itself if it must, so the host usually need not wait. But the
+// loss scale of the next backward, an update on the host and some optimizers need the outcome at once.
 bool EngineState::waits_for_facts() const {
   return scaler || host_update || optimizer->reads_facts() ||
          !communicator->device().streams().asynchronous();
@@ -48,8 +48,8 @@ bool EngineState::waits_for_facts() const {
 void EngineState::update() {
   StepTimer::Scope scope(timer, Phase::update);
   checkpoints.keep_all();
-  // With updates on the host the rest runs on the copy stream, which sends new values to the GPU: so the uses
-  // before, the gathers after and saves are ordered with it.
+  // With updates on the host, the rest of this function runs on the copy stream, which sends new values to
+  // the GPU. So earlier uses, later gathers, and saves of the values are ordered with that copy.
   Streams& streams = communicator->device().streams();
   const StreamId program = streams.current();
   std::optional<StreamScope> copies;
@@ -67,7 +67,7 @@ void EngineState::update() {
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
-  // The program's stream waits itself, for reads without an operator.
+  // No gather waits for the new values, so the program's stream does, for reads without an operator.
   if (host_update && !gathers) host_update->hand_over_to(program);
   buckets.bump_versions();
 }

@@ -18,7 +18,7 @@
 
 namespace zerorun {
 
-/// Parameters with hyperparameters of their own; what is not set comes from the config's optimizer.
+/// Parameters with their own hyperparameters; those that are not set come from the config's optimizer.
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;
   std::optional<double> lr;
@@ -27,34 +27,34 @@ struct ParameterGroup {
   std::optional<double> eps = {};
 };
 
-/// What Engine::offload_states() moves (in DeepSpeed optim_states, hp_params, lp_grads).
+/// The states that Engine::offload_states() moves (DeepSpeed: optim_states, hp_params, lp_grads).
 enum class OffloadedState { moments, master_weights, gradients };
 
 struct InitializeOptions {
-  std::shared_ptr<Communicator> communicator;  // default: connect() by the environment
-  /// The program's own optimizer: element-wise, not stepped before. Outlives the engine, whose destructor
-  /// gives it back its parameters and its state (not its learning rates and betas).
+  std::shared_ptr<Communicator> communicator;  // default: connect(), from the environment
+  /// The program's own optimizer: element-wise, and without a step so far. It must outlive the engine, whose
+  /// destructor gives its parameters and state back to it, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
 
-  // A schedule of the program's own, at most one of the two, and only if the config has no "scheduler". A
-  // skipped step advances neither.
+  // The program's own schedule: at most one of `schedule` and `lr_scheduler`, and only if the config has no
+  // "scheduler". A skipped step does not advance the schedule.
 
-  /// Each step's values by parameter group: `[](int64_t step, int group) { return 1e-3; }`, or a
-  /// ScheduledValues to set betas too. Called once for each applied step and each group, in order, by the
-  /// thread that uses the engine (in initialize() for step 0). Must return the same on every rank. What it
-  /// captures outlives the engine. If it throws, step() passes the exception on after it has applied the
-  /// step, and backward(), step() and get_lr() call it again before anything else, so that no step uses the
-  /// values of an earlier one. On a GPU the first of these calls that knows the step's outcome calls it.
+  /// Returns the learning rate by step and group, `[](int64_t step, int group) { return 1e-3; }`, or a
+  /// ScheduledValues, to set betas too. The engine's thread calls it once for each applied step and each
+  /// group, in order (for step 0 in initialize()). It must return the same on every rank, and what it
+  /// captures must outlive the engine. If it throws, step() passes the exception on after the update, and the
+  /// next backward(), step() or get_lr() calls it again before anything else, so that no step uses values of
+  /// an earlier step. On a GPU the first of these functions to know the step's outcome calls it.
   Schedule schedule;
-  /// A torch::optim scheduler of `optimizer`. Outlives the engine, which calls its step() once after each
-  /// applied step. A scheduler that needs a loss (ReduceLROnPlateauScheduler) is for the program to step, if
-  /// engine.was_step_applied().
+  /// A torch::optim scheduler of `optimizer`. It must outlive the engine, which calls its step() once after
+  /// each applied step. Do not pass a scheduler that needs a loss (ReduceLROnPlateauScheduler): the program
+  /// steps it if engine.was_step_applied().
   torch::optim::LRScheduler* lr_scheduler = nullptr;
 
-  std::optional<int64_t> bucket_numel;  // upper bound of a bucket in elements; default: the layout chooses
+  std::optional<int64_t> bucket_numel;  // largest bucket, in elements; default: chosen by the layout
 
-  // For the initialize() that reads the file: the values of its "auto" settings.
+  // Values for "auto" settings, for the initialize() that reads a ds_config.json.
   Arguments arguments;                 // by key path: {"optimizer.params.lr", 1e-4}
   std::optional<int64_t> hidden_size;  // default: found from the model (engine/hidden_size.h)
 
@@ -65,22 +65,22 @@ struct InitializeOptions {
 };
 
 struct CheckpointOptions {
-  std::string client_state = "null";  // rank 0's: the program's own JSON, which load_checkpoint() returns
-  bool save_latest = true;            // `latest` names this checkpoint from now on
-  /// Leaves out parameters that are not trained; load_checkpoint() then does not change them. If false, they
-  /// are written once per run: later checkpoints hard-link the same file, unless the program has written to
-  /// them.
+  std::string client_state = "null";  // the program's own JSON, of rank 0; load_checkpoint() returns it
+  bool save_latest = true;            // `latest` then names this checkpoint
+  /// If true, leaves out frozen parameters, and load_checkpoint() does not change them. If false, writes them
+  /// once per run: later checkpoints hard-link the same file, unless the program has written to frozen
+  /// parameters.
   bool exclude_frozen = false;
-  /// Deletes the folder's checkpoints named global_stepN except this many with the highest steps; 0: keeps
-  /// all.
+  /// How many of the folder's checkpoints named global_stepN to keep: the ones with the highest steps; the
+  /// others are deleted. 0: keep all.
   int64_t keep_last = 0;
-  /// save_checkpoint() returns while files are being written; if false, when the checkpoint is published.
+  /// If true, save_checkpoint() returns before files are written; if false, once the checkpoint is published.
   bool asynchronous = true;
 };
 
 struct RestoreOptions {
-  /// The model must have exactly the checkpoint's parameters and buffers; if false, what only one side has
-  /// stays as it is.
+  /// If true, the model must have exactly the checkpoint's parameters and buffers. If false, parameters and
+  /// buffers that only one of the two has are left as they are.
   bool strict = true;
   bool optimizer_states = true;  // if false, the optimizer starts anew
   bool counters = true;          // step counts, schedule, loss scale, random generators

@@ -15,7 +15,7 @@ namespace zerorun {
 namespace fs = std::filesystem;
 namespace {
 
-// Returns the error, or an empty text. Whoever reads `file` meanwhile sees the old text or the new one.
+// Returns the error, or an empty text. Concurrent readers of `file` see either the old or the new text.
 std::string write_whole(const fs::path& file, const std::string& text) {
   const fs::path temporary = file.string() + ".tmp" + std::to_string(::getpid());
   errno = 0;

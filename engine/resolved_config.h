@@ -11,9 +11,9 @@ namespace zerorun {
 
 inline constexpr const char* kResolvedConfigName = "ds_config.resolved.json";
 
-/// Rank 0 writes `config.resolved` into its `folder`, which is created if it does not exist (empty: nothing
-/// is written). The file is complete at any time. If that fails, every rank throws the same UserError, so
-/// that none waits for rank 0.
+/// Rank 0 writes `config.resolved` to `folder`, which is created if it does not exist (empty: nothing is
+/// written; other ranks ignore `folder`). Readers never see an incomplete file. If writing fails, every rank
+/// throws the same UserError, so that no rank waits for rank 0.
 void write_resolved_config(const Config& config, const std::filesystem::path& folder,
                            Communicator& communicator);
 

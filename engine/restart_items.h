@@ -1,6 +1,6 @@
-// The state besides slices that a restart needs: step counts, the loss scaler, what the schedule has set,
-// random generators. One list, so that saving and restoring cover the same items. Used by the engine's
-// thread.
+// The state besides slices that a restart needs: step counts, the loss scaler, learning rates and betas as
+// set by the schedule, random generators. Saving and restoring use the same list, so they cover the same
+// items. Used by the engine's thread.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ struct RestartItem {
   std::function<void(const RestartValue&)> write;
 };
 
-/// `state`: its last step is settled; outlives the list. The names are the same on all ranks. A
+/// The last step of `state` must be concluded; `state` outlives the list. All ranks have the same names. A
 /// torch::optim::LRScheduler of the program counts its own steps: the program must restore those.
 std::vector<RestartItem> restart_items(EngineState& state);
 

@@ -1,5 +1,5 @@
-// How the ranks' writer threads agree on the outcome of one checkpoint: by notices, beside training. Used by
-// the writer's thread.
+// How the ranks' writer threads agree on the outcome of one checkpoint: by notices (comm/notices.h), apart
+// from training's collectives. Used by the writer's thread.
 #pragma once
 
 #include <atomic>
@@ -12,29 +12,29 @@
 
 namespace zerorun {
 
-// A rank waits for another rank for the communicator's timeout, which starts anew whenever that rank reports
-// progress. Texts are failures as failure_of() returns them, or empty; the caller defines those of parts.
+// A rank waits for another rank at most for the communicator's timeout, which starts anew whenever that rank
+// reports progress. Texts are failures of failure_of(), or empty; the caller defines the texts of parts.
 class SaveAgreement {
  public:
-  /// All arguments outlive it. `number`: of the save, the same on all ranks. `patience_ends`: when to stop
-  /// waiting for other ranks.
+  /// All arguments must outlive this object. `number`: identifies the save, the same on all ranks.
+  /// `patience_ends`: when to stop waiting for other ranks.
   SaveAgreement(Notices& notices, const Communicator& communicator, int64_t number, const std::string& tag,
                 const std::atomic<std::chrono::steady_clock::time_point>& patience_ends);
 
-  // Posted by rank 0; the other ranks wait for it.
+  // Rank 0 posts these texts; the ranks wait for them.
   void say_ready(const std::string& failure) { post("ready", failure); }
   void say_outcome(const std::string& failure) { post("outcome", failure); }
   std::string await_ready() { return await("ready", 0); }
   std::string await_outcome() { return await("outcome", 0); }
 
-  // Posted by each rank; rank 0 waits for it.
+  // Each rank posts the text of its part; rank 0 waits for it.
   void say_part(const std::string& text);
   std::string await_part(int rank);
 
   /// Reports that this rank is still at work. To be called often; it posts only now and then.
   void note_progress();
-  /// To be called when the outcome is known. Rank 0, which may host the store, returns when all ranks have
-  /// read the outcome, except those whose part did not come.
+  /// To be called when the outcome is known. On rank 0, whose process may host the notices, returns only when
+  /// all ranks have read the outcome, except ranks whose part did not arrive.
   void leave();
 
  private:
@@ -48,7 +48,7 @@ class SaveAgreement {
   std::string what_;
   const std::atomic<std::chrono::steady_clock::time_point>* patience_ends_;
   std::vector<char> is_missing_;       // by rank, on rank 0: its part did not arrive
-  std::vector<std::string> progress_;  // by rank: the last text it has posted
+  std::vector<std::string> progress_;  // by rank: the last progress that it posted
   int64_t posted_progress_ = 0;
   std::chrono::steady_clock::time_point last_posted_ = std::chrono::steady_clock::now();
 };

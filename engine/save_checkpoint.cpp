@@ -35,15 +35,15 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
          (options.exclude_frozen ? ", without what is frozen" : "");
 }
 
-// Throws on all ranks what `check` throws on any, and an error if their `words` differ. Returns whether a
-// rank has writes that the other ranks do not have yet. One collective, after which no rank reads parameters.
+// Throws on all ranks what `check` throws on any rank, or an error if `words` differ between ranks. Returns
+// whether a rank has writes that others lack. Takes one collective; after it no rank reads parameters.
 template <typename Check>
 bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
   Communicator& communicator = *state.communicator;
   const std::string label = "saving a checkpoint";
   const std::string failure = failure_of(check);
-  constexpr uint64_t kWrites = 1;  // the lowest bits: it has writes that others lack; it has not failed
-  constexpr uint64_t kFine = 2;
+  constexpr uint64_t kWrites = 1;  // lowest bit: this rank has writes that other ranks lack
+  constexpr uint64_t kFine = 2;    // next bit: `check` has not failed
   at::Tensor votes = at::zeros({communicator.world_size()}, at::kLong);
   int64_t* by_rank = votes.mutable_data_ptr<int64_t>();
   const bool has_writes = state.residency && state.residency->has_pending_writes();
@@ -69,9 +69,9 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
   return std::ranges::any_of(all, [](int64_t word) { return (static_cast<uint64_t>(word) & kWrites) != 0; });
 }
 
-// The program can write unseen to values that are always accessible. On a device with streams gathers read
-// the values and sometimes write to them, so the copy is made on the current stream, which is in order with
-// gathers.
+// Values that are always accessible are copied at once, because the program can write to them without a
+// notice. On a device with streams all values are, because gathers read and sometimes write them: a copy at
+// once is made on the current stream, which is in order with gathers.
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
@@ -91,7 +91,7 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
 }
 
 // Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
-// of its own gradients. Nobody reports when they change.
+// of its own gradients. Their changes are not reported, so they are copied at once.
 void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
@@ -197,8 +197,8 @@ FileToWrite file_of_buffers(const EngineState& state) {
   return file;
 }
 
-// Frozen parameters that every rank has whole. Writes to them are not seen, so a digest of their values shows
-// whether the file of an earlier checkpoint is still current.
+// Frozen parameters that every rank has in full. Writes to them are not noticed, so a digest of the values
+// shows whether the file of an earlier checkpoint is still current.
 FileToWrite file_of_frozen(const EngineState& state) {
   FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
@@ -266,7 +266,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
-  if (window) {  // the next hooks may run on other streams
+  if (window) {  // the next hooks may write on other streams: wait for the copy
     Streams& streams = state.communicator->device().streams();
     Event copied;
     streams.record(copied, streams.current());

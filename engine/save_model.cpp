@@ -44,7 +44,7 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
   return tensors;
 }
 
-// Only rank 0 has a file. What fails there is kept until all ranks have gathered everything.
+// The file, on rank 0 only. Keeps an exception until finish(), so that all ranks complete their gathers.
 class ModelFile {
  public:
   explicit ModelFile(bool is_writer) : is_writer_(is_writer) {}

@@ -17,21 +17,21 @@ namespace zerorun {
 /// optimizer, and each list of values per parameter group has one for every group.
 void check_schedules(const Config& config, const InitializeOptions& options);
 
-/// The config's schedule or the program's function; empty if there is neither. `optimizer`: has the groups'
-/// initial learning rates; not kept. The program's function is checked: the result throws UserError for a
-/// learning rate that is negative or not finite, and for betas if the optimizer has none. A config's schedule
-/// of betas for such an optimizer leaves them out, with a warning if `logs`.
+/// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'
+/// initial learning rates and is not kept. A result that calls the program's function throws UserError for a
+/// learning rate that is negative or not finite, and for betas if the optimizer has none. The config's
+/// schedule leaves betas out if the optimizer has none, with a warning if `logs`.
 Schedule make_schedule(const Config& config, const InitializeOptions& options,
                        const ShardOptimizer& optimizer, bool logs);
 
 /// Gives an optimizer the values of a schedule. Used by one thread.
 class ScheduleFollower {
  public:
-  /// `schedule` may be empty, and `lr_scheduler`, the program's own, null. `optimizer` outlives it.
+  /// `schedule` may be empty, `lr_scheduler` (of the program) null. `optimizer` must outlive this object.
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
-  /// Sets the values of the step that follows `applied_steps` applied steps; nothing is due afterwards.
+  /// Sets the values of the step that follows `applied_steps` applied steps; then no values are due.
   void ask(int64_t applied_steps);
   /// A step was applied: new values are due.
   void note_applied() { behind_ = true; }

@@ -67,10 +67,10 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
 }
 
 std::string describe_settings(const Config& config, const InitializeOptions& options) {
-  // Everything that a run computes with; what each rank logs may differ.
+  // All settings that affect results. Settings that only affect what a rank logs may differ.
   const auto& [batch, optimizer, scheduler, zero, precision, clipping, steps_per_print, breakdown, prescale,
                managed, predivide, average, warnings, notes, resolved] = config;
-  ZeroConfig same_everywhere = zero;  // but for paths, buffers and aio: ranks may have different disks
+  ZeroConfig same_everywhere = zero;  // without paths, buffers and aio: disks may differ
   same_everywhere.offload_optimizer = {.device = zero.offload_optimizer.device,
                                        .ratio = zero.offload_optimizer.ratio};
   same_everywhere.offload_param = {.device = zero.offload_param.device,

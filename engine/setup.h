@@ -12,14 +12,14 @@
 
 namespace zerorun {
 
-/// Throws UserError unless exactly one of config and options names an optimizer, and it can work on shards.
+/// Throws UserError unless exactly one of config and options has an optimizer, and that can work on shards.
 void check_one_optimizer(const Config& config, const InitializeOptions& options);
 
 /// Throws UserError if the config's batch sizes were resolved for another world size.
 void check_world_size(const Config& config, int world_size);
 
-/// Places trained and partitioned frozen parameters in buckets, aligned as the communicator's device needs
-/// it.
+/// Places trained parameters and partitioned frozen parameters in buckets, with the alignment that the
+/// communicator's device needs.
 Layout make_model_layout(const ModelParameters& model, const Config& config, const InitializeOptions& options,
                          const Communicator& communicator);
 

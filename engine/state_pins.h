@@ -1,5 +1,5 @@
 // Snapshots of tensors, for a checkpoint to read while training goes on. Tensors in the host's memory are
-// read in place until keep(); tensors of another device are copied to the host behind the work queued before.
+// read in place until keep(); tensors of another device are copied to the host, after the work queued before.
 // Owned by the engine; only its thread calls pin().
 #pragma once
 
@@ -15,28 +15,28 @@
 namespace zerorun {
 
 enum class CopyTime {
-  at_once,        // its changes are not seen
-  before_change,  // whoever changes it calls keep() first
+  at_once,        // the tensor's changes are not reported
+  before_change,  // code that changes the tensor calls keep() first
 };
 
-/// The bytes of `tensor`, which they keep alive; in the host's memory and contiguous.
+/// A snapshot of `tensor`, which must be in host memory and contiguous. The snapshot keeps the tensor alive.
 std::shared_ptr<MemorySnapshot> pinned(at::Tensor tensor);
 
 class StatePins {
  public:
-  /// `device` outlives it.
+  /// `device` must outlive this object.
   explicit StatePins(Device& device) : device_(&device) {}
 
   /// Begins a new snapshot. The previous one may no longer be read.
   void begin();
-  /// `tensor`: contiguous, on the device. The result keeps the bytes alive.
+  /// Adds `tensor`, which is contiguous and on the device, to the snapshot. The result keeps its bytes alive.
   std::shared_ptr<MemorySnapshot> pin(const at::Tensor& tensor, CopyTime time);
-  /// Everything of the snapshot is pinned.
+  /// Ends the snapshot: all of its tensors are pinned.
   void end();
 
   /// Returns when the snapshot is in the host's memory. Other threads may call it.
   void await(std::chrono::milliseconds timeout) const;
-  /// Makes the current stream, which is about to change what is pinned, wait for the copies.
+  /// Makes the current stream, which is about to change pinned tensors, wait for the copies.
   void before_change() const;
 
  private:

@@ -1,9 +1,9 @@
-// engine.offload_states(): moves the optimizer's states out of a rank's GPU memory while the program needs it
-// for something else (generating text between updates), and back unchanged. Owned by the engine, used by its
-// thread.
+// engine.offload_states(): moves the optimizer's states out of a rank's GPU memory while the program needs
+// that memory for something else (generating text between updates), and back unchanged. Owned by the engine,
+// used by its thread.
 //
-// On CPU ranks nothing moves, but the engine refuses the same calls: a program that runs there also runs on
-// GPUs.
+// On CPU ranks nothing moves, but the engine refuses the same calls, so that a program that runs on CPUs also
+// runs on GPUs.
 #pragma once
 
 #include <span>
@@ -16,16 +16,16 @@ namespace zerorun {
 
 class StatesOnHost {
  public:
-  /// Both outlive it.
+  /// Both arguments must outlive this object.
   StatesOnHost(const SliceStore& store, Communicator& communicator);
 
   /// Whether offload() was called since the last reload().
   bool away() const { return away_; }
-  /// Moves the store's states of these kinds out of the GPU's memory. None of them may be used until
+  /// Moves the store's states of these kinds out of the GPU's memory. The states must not be used until
   /// reload(). Waits for all work of this rank. If an allocation fails, nothing has moved.
   void offload(std::span<const StateKind> kinds);
-  /// Moves them back. A collective: collectives move gradients fastest in memory that the communicator
-  /// allocates. If an allocation fails, the call may be repeated.
+  /// Moves the states back. A collective, because the communicator allocates the memory of gradients, in
+  /// which collectives are fastest. If an allocation fails, the call may be repeated.
   void reload();
   /// Whether `state` is in the host's memory now.
   bool has(const StateTensor& state) const;
@@ -34,9 +34,9 @@ class StatesOnHost {
 
  private:
   struct Moved {
-    at::Tensor memory;  // the store's tensor; without memory while it is away
+    at::Tensor memory;  // the store's tensor; without memory while `away`
     at::Tensor on_host;
-    bool is_sent = false;  // collectives read and write it
+    bool is_sent = false;  // collectives read and write this state
     bool away = false;
   };
 

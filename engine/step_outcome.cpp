@@ -46,7 +46,7 @@ at::Tensor StepOutcome::facts(bool on_host) const {
 
 void StepOutcome::await_facts() {
   // Waits for all work of this step on the device. The communicator detects missing ranks and names them, so
-  // this timeout is longer than its own.
+  // this timeout is longer than the communicator's.
   constexpr std::chrono::milliseconds kPatienceWithDevice = std::chrono::minutes(30);
   communicator_->device().streams().await(
       copied_, std::max(2 * communicator_->timeout(), kPatienceWithDevice), "the gradient norm");

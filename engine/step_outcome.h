@@ -20,12 +20,12 @@ namespace zerorun {
 
 class StepOutcome {
  public:
-  /// All arguments outlive it. `communication`: the dtype in which gradients travel.
+  /// All arguments must outlive this object. `communication`: the dtype in which gradients are sent.
   StepOutcome(const Buckets& buckets, const GradientReducer& reducer, Communicator& communicator,
               Dtype communication);
 
-  /// Adds the squares of `slice`, this rank's slice of what will be applied to the bucket, to this rank's
-  /// tally.
+  /// Adds the squares of `slice` to this rank's tally. `slice`: this rank's slice of the bucket's gradients,
+  /// or of the directions that are applied in their place.
   void add(int bucket, const at::Tensor& slice);
   /// Sums the tallies over ranks, computes the facts, and starts their copy to the host. A collective.
   void all_reduce(const StepRule& rule);
@@ -34,17 +34,17 @@ class StepOutcome {
   at::Tensor facts(bool on_host) const;
   /// Waits until the facts are in the host's memory, and reads them.
   void await_facts();
-  /// This step() does not update.
+  /// To be called if step() does not update: applied() is then false.
   void set_not_applied() { applied_ = false; }
 
-  // As read by the last await_facts().
+  // The results that the last await_facts() has read.
   double norm() const { return norm_; }  // infinite if a gradient is not finite
   bool applied() const { return applied_; }
-  /// Says which gradient was infinite or NaN; empty: none.
+  /// A text that names the gradient that was infinite or NaN; empty if none was.
   const std::string& not_finite() const { return not_finite_; }
 
  private:
-  /// The number of the first element of `rank`'s slice among the sums over ranks of all buckets.
+  /// The number ([Note: finite checks]) of the first sum over ranks in `rank`'s slice of the bucket.
   int64_t sum_number(int bucket, int rank) const;
   const std::string& parameter_of_sum(int64_t number) const;
   std::string name_not_finite(std::span<const double> gradients, std::span<const double> sums) const;
@@ -55,7 +55,7 @@ class StepOutcome {
   Dtype communication_;
   std::vector<int64_t> first_sums_;  // by bucket: the number of its first sum over ranks
   at::Tensor exchange_;              // [Note: exchange] in device/step_facts.h
-  at::Tensor on_host_;               // its copy in the host's memory
+  at::Tensor on_host_;               // the copy of exchange_ in host memory
   Event measured_;
   Event copied_;
   double norm_ = 0;

@@ -1,6 +1,6 @@
-// Where a step's time goes, for wall_clock_breakdown. Costs next to nothing when it is off. Profilers show
-// the phases by name. Times are the host's: on a device with streams the time to launch the work, to which
-// the report adds what the device measured.
+// Measures the time of each phase of a step, for wall_clock_breakdown. Costs next to nothing when it is off.
+// Profilers show the phases by name. Times are measured on the host: on a device with streams they are the
+// times to launch the work, and the report adds the times that the device measured.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ enum class Phase { backward, reduction, norm, update };
 
 class StepTimer {
  public:
-  /// `streams` outlives it.
+  /// `streams` must outlive this object.
   StepTimer(bool enabled, Streams& streams) : enabled_(enabled), streams_(&streams) { streams.time(enabled); }
 
-  /// Adds its lifetime to a phase's time.
+  /// Adds the lifetime of this object to a phase's time.
   class Scope {
    public:
     Scope(StepTimer& timer, Phase phase);
@@ -34,9 +34,9 @@ class StepTimer {
   };
 
   bool enabled() const { return enabled_; }
-  /// "over 10 steps, ms each: whole 350.1 | backward 200.0 | reduction wait 3.1 | norm 1.0 | update and
-  /// gather 12.0 | rest (forward, data) 134.0", and restarts the measurement. On a device with streams
-  /// describe() follows.
+  /// Returns "over 10 steps, ms each: whole 350.1 | backward 200.0 | reduction wait 3.1 | norm 1.0 | update
+  /// and gather 12.0 | rest (forward, data) 134.0" and restarts the measurement. On a device with streams the
+  /// text of describe() follows.
   std::string report(int64_t steps);
 
  private:
@@ -49,7 +49,7 @@ class StepTimer {
 };
 
 /// "; on the device reductions 20.0, 1.0 of it waited for (overlap 95 %) | gathers 12.0, 3.0 of it waited for
-/// (overlap 75 %)", in ms a step.
+/// (overlap 75 %)", times in ms per step.
 std::string describe(const StreamTimes& times, int64_t steps);
 
 }  // namespace zerorun

@@ -10,14 +10,14 @@
 namespace zerorun {
 namespace {
 
-// The parameters that belong to an object of this process.
+// The parameters that belong to a ZeroRedundancyOptimizer of this process.
 std::mutex registry_mutex;
 std::set<const void*>& registry() {
   static auto* const parameters = new std::set<const void*>();  // never destroyed: objects may be static
   return *parameters;
 }
 
-// A module of the optimizer's parameters.
+// A module with the optimizer's parameters, named by their index.
 std::unique_ptr<torch::nn::Module> module_of(const torch::optim::Optimizer& optimizer) {
   auto module = std::make_unique<torch::nn::Module>();
   int64_t index = 0;
@@ -32,7 +32,7 @@ int stage_of(const ZeroRedundancyOptions& options) {
   return options.partition_parameters ? 3 : options.partition_grad ? 2 : 1;
 }
 
-// Every step() updates, and gradients are neither divided by a number of backwards nor clipped.
+// With this config every step() updates, and gradients are neither divided by accumulation steps nor clipped.
 Config config_of(int stage, bool overlaps, int world_size) {
   const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
     "managed_gradient_accumulation": false, "zero_optimization": {"stage": )" +

@@ -24,8 +24,8 @@ namespace zerorun {
 struct ZeroRedundancyOptions {
   bool overlap_communication = true;                // gradients are reduced while backward runs
   bool partition_grad = false;                      // each rank keeps its part of the gradients (stage 2)
-  bool partition_parameters = false;                // and of the parameters (stage 3)
-  std::shared_ptr<Communicator> communicator = {};  // by default connect()
+  bool partition_parameters = false;                // each rank keeps its part of the parameters (stage 3)
+  std::shared_ptr<Communicator> communicator = {};  // default: connect()
 };
 
 /// One per model and rank, used by one thread at a time. Gradients of all backwards since the last step are
@@ -34,8 +34,8 @@ struct ZeroRedundancyOptions {
 class ZeroRedundancyOptimizer {
  public:
   /// Takes over the optimizer, which must be element-wise (Adam, AdamW, SGD, Adagrad, RMSprop) and not yet
-  /// stepped. Its parameters are all that is trained; the model's buffers stay each rank's own. A collective.
-  /// Throws UserError.
+  /// stepped. Trains only that optimizer's parameters; the ranks do not exchange the model's buffers. A
+  /// collective. Throws UserError.
   template <std::derived_from<torch::optim::Optimizer> Optimizer>
   explicit ZeroRedundancyOptimizer(Optimizer optimizer, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(std::make_unique<Optimizer>(std::move(optimizer)), std::move(options)) {}
@@ -45,17 +45,17 @@ class ZeroRedundancyOptimizer {
 
   /// Updates the parameters. Throws UserError if no backward has reached one of them since the last step.
   void step();
-  /// A closure would compute losses again between updates, in which ranks could differ: refused by name.
+  /// Throws UserError for a closure: it may recompute the loss within a step, and not equally on all ranks.
   void step(const torch::optim::Optimizer::LossClosure& closure);
-  /// Drops the gradients since the last step, of a batch that the program does not want. model->zero_grad()
-  /// cannot: the parameters' grad() is always empty.
+  /// Drops the gradients since the last step, as of a batch to be ignored. model->zero_grad() cannot do this,
+  /// because the parameters' grad() is always empty.
   void zero_grad();
 
   /// For schedulers of torch::optim.
   operator torch::optim::Optimizer&() { return *optimizer_; }
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() { return optimizer_->param_groups(); }
-  /// Checkpoints, norms, what it holds. Parameters are named "0", "1", ... in the optimizer's order, or by
-  /// their model under enable_zero().
+  /// For checkpoints, norms and memory reports. Parameters are named "0", "1", ... in the optimizer's order,
+  /// but as in the model under enable_zero().
   Engine& engine() { return *engine_; }
 
  private:
@@ -69,16 +69,16 @@ class ZeroRedundancyOptimizer {
   void start(torch::nn::Module& model, int stage, bool overlaps, std::shared_ptr<Communicator> communicator);
 
   std::unique_ptr<torch::optim::Optimizer> owned_;  // null under enable_zero()
-  std::unique_ptr<torch::nn::Module> parameters_;   // likewise
+  std::unique_ptr<torch::nn::Module> parameters_;   // null under enable_zero()
   torch::optim::Optimizer* optimizer_;
   std::vector<const void*> registered_;  // parameters that belong to this object
   std::unique_ptr<Engine> engine_;
 };
 
-/// Turns an ordinary training program into one with ZeRO: the model's parameters become partitioned as
-/// `stage` (0 to 3) says, and `optimizer`, which must outlive the result as must `model`, updates this rank's
-/// part. Call step() and zero_grad() of the result in place of the optimizer's. Evaluation and prediction
-/// need no change. A collective. Throws UserError.
+/// Turns an ordinary training program into one with ZeRO: partitions the training state of `model` as `stage`
+/// (0 to 3) says, and `optimizer` updates this rank's part. `model` and `optimizer` must outlive the result.
+/// Call step() and zero_grad() of the result, not of the optimizer. Evaluation and prediction need no change.
+/// A collective. Throws UserError.
 std::unique_ptr<ZeroRedundancyOptimizer> enable_zero(torch::nn::Module& model,
                                                      torch::optim::Optimizer& optimizer, int stage = 2,
                                                      std::shared_ptr<Communicator> communicator = {});

@@ -60,7 +60,7 @@ TEST_CASE("memory: limits of the own cgroup and of those around it, of either ve
                      {kMount + "/cpu/c/memory.limit_in_bytes", "1\n"},
                      {kMount + "/memory/a/memory.limit_in_bytes", "4096\n"}}) ==
         Limits{1001 * kKib, 4096 + kKib});
-  // A container whose cgroup mount is its own folder.
+  // In a container the cgroup mount point may be the folder of the container's own cgroup.
   CHECK(
       limits_with({{kMachine, kNoSwap}, {kGroup, "0::/docker/0123\n"}, {kMount + "/memory.max", "512\n"}}) ==
       Limits{1000 * kKib, 512});

@@ -56,7 +56,7 @@ bool is_nan(uint16_t bits, Dtype dtype) {
   return (bits & 0x7fff) > (dtype == Dtype::bf16 ? 0x7f80 : 0x7c00);
 }
 
-// Checks that every path gives the same bits as c10; for NaN any NaN, but the same one on every path.
+// Checks that every path gives the same bits as c10. A NaN may become any NaN, but the same on every path.
 void check_narrowing(const std::vector<float>& values, Dtype dtype) {
   const std::vector<uint16_t> first = narrowed(values, dtype, Simd::portable);
   for (Simd path : paths()) {
@@ -118,7 +118,7 @@ TEST_CASE("narrow floats: half-way between neighbours goes to the even one, besi
         const double above =
             high == infinity ? static_cast<double>(below) + step : widened_by_c10(high, dtype);
         const auto tie = static_cast<float>((static_cast<double>(below) + above) / 2);
-        if (tie == below || static_cast<double>(tie) == above) continue;  // only if subnormals are flushed
+        if (tie == below || static_cast<double>(tie) == above) continue;  // only if subnormals become 0
         for (auto [value, bits] :
              {std::pair(std::nextafter(tie, 0.0F), low), std::pair(tie, low % 2 ? high : low),
               std::pair(std::nextafter(tie, HUGE_VALF), high)}) {
@@ -162,7 +162,7 @@ TEST_CASE("narrow floats: millions of random bit patterns narrow as c10 narrows 
   for (float& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(random()));
   check_narrowing(values, Dtype::bf16);
   check_narrowing(values, Dtype::fp16);
-  // Most of those are far outside fp16's range, so this repeats it with exponents from 2^-27 to 2^17.
+  // Most of these values are far outside fp16's range: repeat the check with exponents from -27 to 17.
   for (float& value : values) {
     const auto exponent = static_cast<uint32_t>(127 - 27 + random() % 45);
     value = std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x807fffff) | (exponent << 23));
