@@ -5,6 +5,13 @@
 
 namespace zerorun {
 
+std::string fast_precision() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("amx-bf16") || __builtin_cpu_supports("avx512bf16")) return "bf16";
+#endif
+  return "fp32";
+}
+
 void Hyperparameters::add_to(CLI::App& app) {
   const std::string group = "Used where the ds_config.json says \"auto\", and only there";
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
@@ -16,12 +23,14 @@ void Hyperparameters::add_to(CLI::App& app) {
   add("--lr", lr, CLI::NonNegativeNumber, "learning rate, after the warm-up if there is one");
   add("--weight-decay", weight_decay, CLI::NonNegativeNumber, "weight decay");
   add("--warmup", warmup, count, "optimizer steps of the warm-up");
-  app.add_option("--precision", precision, "of parameters and activations")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+  app.add_option("--precision", precision,
+                 "of parameters and activations; auto: what is fast on this processor")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "auto"}))
       ->group(group);
 }
 
 Arguments Hyperparameters::arguments(int64_t steps) const {
+  const std::string chosen = precision == "auto" ? fast_precision() : precision;
   return {
       {"train_micro_batch_size_per_gpu", micro_batch},
       {"gradient_accumulation_steps", accumulation},
@@ -34,8 +43,8 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
       {"scheduler.params.warmup_max_lr", lr},
       {"scheduler.params.warmup_num_steps", warmup},
       {"scheduler.params.total_num_steps", std::max<int64_t>(steps, 1)},
-      {"fp16.enabled", precision == "fp16"},
-      {"bf16.enabled", precision == "bf16"},
+      {"fp16.enabled", chosen == "fp16"},
+      {"bf16.enabled", chosen == "bf16"},
       {"amp.enabled", false},
   };
 }

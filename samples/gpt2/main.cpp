@@ -99,6 +99,9 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
   std::printf("data: %s", data.description().c_str());
   if (!tokenizer.is_bytes()) std::printf("; %s kinds of token", with_commas(tokenizer.size()).c_str());
   std::printf("\n");
+  if (engine.device().is_cpu())
+    std::printf("precision: %s; fast on this processor: %s (--precision auto)\n",
+                name_of(config.precision.training), fast_precision().c_str());
   std::printf("%s", memory_table(engine.bytes_by_category(), engine.formula_bytes()).c_str());
   std::fflush(stdout);
 }
@@ -270,7 +273,7 @@ int run(int argc, char** argv) {
   train(*options, model, engine, data, next_sample, held_out);
   if (engine.should_stop()) {
     if (talks)
-      std::printf("ended by SIGTERM behind step %lld, which is saved\n",
+      std::printf("ended by SIGTERM after step %lld, which is saved\n",
                   static_cast<long long>(engine.global_steps()));
     return 0;
   }

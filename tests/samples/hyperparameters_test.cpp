@@ -3,6 +3,7 @@
 #include "samples/common/hyperparameters.h"
 
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <vector>
 
 #include "config/key_table.h"
@@ -54,6 +55,24 @@ TEST_CASE("flags become what the config says \"auto\" for") {
                                .warmup = {.num_steps = 6, .type = WarmupType::log},
                                .total_num_steps = 70};
   CHECK(config.scheduler == SchedulerConfig(schedule));
+}
+
+TEST_CASE("--precision auto is bf16 where /proc/cpuinfo lists instructions for it") {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  const std::string text(std::istreambuf_iterator<char>(cpuinfo), {});
+  const bool has_bf16 =
+      text.find(" avx512_bf16") != std::string::npos || text.find(" amx_bf16") != std::string::npos;
+  const char* const json =
+      R"({"train_batch_size": 1, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}})";
+  const auto training = [&](const std::string& precision) {
+    return parse_config(json, "test config",
+                        LoadOptions{.arguments = parse({"--precision", precision}).arguments(1)})
+        .precision.training;
+  };
+  CHECK(training("auto") == (has_bf16 ? Dtype::bf16 : Dtype::fp32));
+  CHECK(training("fp32") == Dtype::fp32);
+  CHECK(training("fp16") == Dtype::fp16);
+  CHECK_THAT(user_error([&] { parse({"--precision", "fp8"}); }), Contains("--precision"));
 }
 
 TEST_CASE("there is a value for every setting that trains and that only a program can give") {

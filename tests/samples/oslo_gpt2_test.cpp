@@ -120,7 +120,7 @@ TEST_CASE("oslo_gpt2: losses of a plain loop at all levels and world sizes, also
     }
   }
 
-  // Interrupted behind step 10: the same bits on as many ranks, and close to it on others.
+  // Interrupted after step 10: the same bits on as many ranks, and close to it on others.
   const std::string save = " --save " + (files.folder / "parts").string();
   const Outcome first = files.train(2, 2, "--steps 10" + save);
   REQUIRE(first.exit_code == 0);

@@ -234,8 +234,7 @@ TEST_CASE("SIGTERM to the launcher: all ranks save the same step, which a next r
   INFO(ended.err);
   const size_t step = read_csv(csv).size();
   CHECK(step >= 5);
-  CHECK_THAT(ended.out,
-             Contains("ended by SIGTERM behind step " + std::to_string(step) + ", which is saved"));
+  CHECK_THAT(ended.out, Contains("ended by SIGTERM after step " + std::to_string(step) + ", which is saved"));
   CHECK(read_file(folder / "saves/latest") == "global_step" + std::to_string(step) + "\n");
   CHECK(std::distance(std::filesystem::directory_iterator(saves), {}) == 3);  // two tags, and `latest`
 

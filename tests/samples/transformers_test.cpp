@@ -1,13 +1,18 @@
-// What is exported is what Python's transformers loads, and the other way round: logits agree. Skipped where
-// no Python with torch, safetensors and transformers is found (ZERORUN_PYTHON names one).
+// Models written here are what Python's transformers loads, and the other way round, and training does what
+// it does there: logits and losses agree. Skipped where no Python with torch, safetensors and transformers is
+// found (ZERORUN_PYTHON names one).
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "checkpoint/safetensors_reader.h"
+#include "samples/common/files.h"
 #include "samples/gpt2/model.h"
+#include "samples/gpt2/model_folder.h"
 #include "samples/gpt2/weights.h"
 #include "tests/support/safetensors_files.h"
 #include "tests/support/temporary_folder.h"
@@ -37,10 +42,27 @@ void run(const std::string& command) {
   REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
 }
 
-at::Tensor read_tensor(const std::filesystem::path& file, const std::string& name) {
+// Runs transformers_check.py.
+void transformers(const std::string& python, const std::string& mode, const std::string& root) {
+  run("'" + python + "' " ZERORUN_SOURCE_DIR "/tests/samples/transformers_check.py " + mode + " " + root +
+      " 2>" + root + "log || { cat " + root + "log >&2; false; }");
+}
+
+at::Tensor read_tensor(const std::filesystem::path& file, const std::string& name,
+                       at::ScalarType dtype = at::kFloat) {
   const SafetensorsReader reader(file);
   std::vector<std::byte> bytes = reader.read(name);
-  return at::from_blob(bytes.data(), reader.tensors().at(name).shape, at::kFloat).clone();
+  return at::from_blob(bytes.data(), reader.tensors().at(name).shape, dtype).clone();
+}
+
+// The column "loss" of --csv.
+std::vector<double> losses_of(const std::filesystem::path& csv) {
+  std::istringstream lines(read_text(csv));
+  std::vector<double> losses;
+  std::string line;
+  std::getline(lines, line);  // the header
+  while (std::getline(lines, line)) losses.push_back(std::stod(line.substr(line.find(',') + 1)));
+  return losses;
 }
 
 double difference(const at::Tensor& a, const at::Tensor& b) {
@@ -74,8 +96,7 @@ TEST_CASE("Logits of an exported model are those that transformers computes, and
     "n_embd": 64, "n_head": 4, "vocab_size": 256, "n_positions": 32, "activation_function": "gelu_new",
     "bos_token_id": 0, "eos_token_id": 0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0})");
   REQUIRE(std::filesystem::exists(folder / "model/model.safetensors.index.json"));
-  run("'" + python + "' " ZERORUN_SOURCE_DIR "/tests/samples/transformers_check.py " + root + " 2>" + root +
-      "log || { cat " + root + "log >&2; false; }");
+  transformers(python, "logits", root);
 
   torch::NoGradGuard no_grad;
   Gpt2 model(kOptions);
@@ -92,6 +113,58 @@ TEST_CASE("Logits of an exported model are those that transformers computes, and
           1e-5);
   }
   CHECK(std::filesystem::exists(folder / "back_sharded/model.safetensors.index.json"));
+}
+
+TEST_CASE("Padded texts: logits, five steps and the saved folder are those of transformers") {
+  const std::string python = find_python();
+  const TemporaryFolder folder;
+  const std::string root = (folder / "").string();
+  at::set_num_threads(1);
+  std::string lines;
+  for (int text = 0; text < 24; ++text) {  // 3 to 28 bytes long; 24 are used
+    const std::string words = "every text has its own length, and its own words";
+    lines += nlohmann::json{{"text", std::to_string(text * 37 % 24) + words.substr(text, 2 + text * 11 % 25)}}
+                 .dump() +
+             "\n";
+  }
+  folder.write("texts.jsonl", lines);
+  transformers(python, "start", root);
+  const std::filesystem::path padded = folder / "padded.safetensors";
+  const at::Tensor tokens = read_tensor(padded, "tokens", at::kLong);
+  const at::Tensor mask = read_tensor(padded, "mask", at::kLong);
+  REQUIRE(mask.eq(0).sum().item<int64_t>() > 50);
+  // Logits at padding mean nothing.
+  const auto text_only = [&](const at::Tensor& logits) { return logits * mask.unsqueeze(2); };
+
+  torch::NoGradGuard no_grad;
+  Gpt2 model(read_model_config(folder / "start"));
+  load_weights(*model, folder / "start");
+  CHECK(difference(text_only(model->forward(tokens, mask)), text_only(read_tensor(padded, "start"))) <= 1e-5);
+
+  const at::Tensor losses = read_tensor(padded, "losses");
+  const at::Tensor trained = text_only(read_tensor(padded, "trained"));
+  REQUIRE(difference(trained, text_only(read_tensor(padded, "start"))) > 1e-2);
+  for (const char* stage : {"1", "3"}) {
+    INFO("stage " << stage);
+    folder.write("ds_config.json", R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 0.01}},
+      "zero_optimization": {"stage": )" +
+                                       std::string(stage) + "}}");
+    std::filesystem::remove_all(folder / "trained");
+    const std::string bin = ZERORUN_BINARY_DIR "/bin/";
+    run(bin + "zerorun --num_gpus 2 --device cpu " + bin + "gpt2 --deepspeed " + root +
+        "ds_config.json --init " + root + "start --seq 24 --data " + root +
+        "texts.jsonl --field text --sequential --steps 5 --generate 0" + " --csv " + root +
+        "losses.csv --save " + root + "trained 2>/dev/null");
+    const std::vector<double> found = losses_of(folder / "losses.csv");
+    REQUIRE(found.size() == 5);
+    for (int step = 0; step < 5; ++step) {
+      INFO("step " << step);
+      CHECK(found[static_cast<size_t>(step)] == Approx(losses[step].item<double>()).margin(1e-5).epsilon(0));
+    }
+    transformers(python, "trained", root);
+    CHECK(difference(text_only(read_tensor(folder / "trained.safetensors", "logits")), trained) <= 1e-5);
+  }
 }
 
 }  // namespace zerorun::testing
