@@ -348,7 +348,7 @@ int run_rank(const Options& options) {
     }
   }
   const at::Tensor tokens = tokens_of(options, *communicator);
-  // All variants communicate in the first turn, because ranks agree on the order of buckets in it.
+  // In the first warm-up round all variants communicate, because ranks agree on the order of buckets there.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
     for (Variant& variant : variants) {

@@ -91,8 +91,8 @@ class Communicator {
   /// collective: all ranks allocate the same in the same order.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// A zero-filled 1-D tensor in memory that all ranks share; collectives order their accesses.
-  /// all_gather() into it from its own slice and broadcast() of it copy nothing but wait until all ranks
-  /// have called them. Undefined if ranks share no memory, or there is no room. A collective.
+  /// all_gather() into this tensor from its own slice, and broadcast() of it, copy nothing: they only wait
+  /// until all ranks have called them. Undefined if ranks share no memory, or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
   /// A tensor with the values of `shared`, from allocate_shared(), that only this rank uses. No rank may
   /// write to `shared` afterwards.

@@ -58,8 +58,8 @@ class DeadlineStore : public c10d::Store {
 
 }  // namespace
 
-// A call that does not return keeps the line busy, so that further calls do not each leave another thread
-// behind.
+// A call that hangs keeps the connection locked: later calls time out waiting for it instead of each leaving
+// another thread that hangs.
 struct JobStore::Line {
   Connection connection;
   std::string keeper;

@@ -13,11 +13,11 @@ namespace zerorun {
 
 struct Environment;
 
-/// A connect in which every rank takes part.
+/// The result of one rendezvous of all ranks.
 struct Joined {
-  StorePointer store;              // for this connect
-  std::vector<std::string> words;  // what each rank has brought
-  uint64_t job = 0;                // tells this connect of this job from all others
+  StorePointer store;              // of this rendezvous only
+  std::vector<std::string> words;  // by rank: the text that each rank gave
+  uint64_t job = 0;                // identifies this rendezvous among all of all jobs
 };
 
 /// Joins the store that `environment` (world size > 1) names, and returns when every rank has. Throws

@@ -21,7 +21,7 @@ struct PendingCollective {
 /// `numel`: elements of this rank's part.
 PendingCollective pending_collective_of(const CollectiveCall& call, int64_t numel);
 
-/// By rank, the collectives that it waits for; nothing at all if the store is gone.
+/// For each rank, the collectives that the rank waits for; no value if the store is gone.
 using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
 /// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
@@ -32,7 +32,7 @@ class WaitBoard {
  public:
   WaitBoard(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
 
-  /// Call when a wait has failed: the connections are no longer usable.
+  /// To be called when a wait has failed: from then on the connections are not usable.
   void mark_broken() { broken_ = true; }
   bool broken() const { return broken_; }
 
@@ -43,11 +43,12 @@ class WaitBoard {
   /// Publishes what this rank waits for now, replacing what it published before. Never throws: the store
   /// may be gone with rank 0.
   void publish(const std::vector<PendingCollective>& waiting) const;
-  /// What each rank has published; nothing for this rank.
+  /// For each rank, what it has published; an empty list for this rank.
   PendingCollectives read_all(int world_size) const;
 
-  /// A text from one rank to all others, replacing the last one; and that text, empty if there is none.
+  /// Publishes a text of this rank for all others, replacing the one before.
   void post_for_all(const std::string& text) const;
+  /// The text that was published for all ranks, empty if there is none.
   std::string posted_for_all() const;
 
  private:

@@ -34,8 +34,8 @@ void LineMultiplexer::feed(int rank, Stream stream, std::string_view bytes) {
   }
   from.partial.append(bytes);
 
-  // A live line may put its '\r' in front: on a terminal the text behind it must show at once, not one update
-  // late.
+  // A progress line may begin with '\r' instead of ending with it: on a terminal, write the text after it at
+  // once, not with the next update.
   bool live_on_terminal = from.live && to.is_terminal;
   if (from.partial.size() >= kLongestLine || (live_on_terminal && !from.partial.empty())) {
     write(from, to, std::exchange(from.partial, {}), false);

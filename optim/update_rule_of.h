@@ -13,7 +13,8 @@ namespace zerorun {
 UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step);
 
 /// torch.optim's names of the optimizer's moments, one float32 per element each, in the order of the update
-/// rule. Muon's moment is not part of its rule: the direction is computed before.
+/// rule. Muon's rule does not read its moment: the direction is computed from the moment before
+/// the rule is applied.
 std::vector<const char*> moments_of(const OptimizerConfig& config);
 
 }  // namespace zerorun

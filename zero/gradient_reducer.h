@@ -27,8 +27,9 @@
 // factor before the sum over ranks is applied in the copy to the communication buffer; one division in the
 // optimizer pass does the rest (world size, loss scale, clipping).
 //
-// [Note: not finite] Gradients are checked as they are copied. The tally keeps the window's first gradient
-// that is infinite or NaN, because the sum over ranks does not show which gradient that was.
+// [Note: not finite] Gradients are checked as they are copied. The tally keeps the first gradient of a window
+// (the micro-steps of one gradient accumulation) that is infinite or NaN, because the sum over ranks does not
+// show which gradient that was.
 //
 // [Note: streams of gradients] A hook writes on its current stream, once the buffer is free. The start of a
 // reduction waits for all streams that wrote; all further work is on the reduce stream, which records when
@@ -146,13 +147,13 @@ class GradientReducer {
     StreamUsers writers;         // streams that have written gradients of the bucket since its last reduction
     Event complete;              // its reduction may start
     at::Tensor sums;             // of this rank over micro-steps, if not kept in `buffer`
-    bool has_sums = false;       // its gradient() holds sums of this window
+    bool has_sums = false;       // gradient(bucket) holds sums of the current window
     bool reduction_started = false;  // further gradients are late
     at::Tensor late;                 // defined only while it holds late gradients
     at::Tensor on_host;              // defined only if `to_host`
-    bool is_sent = false;            // this window's sums are on the host, or being copied
-    Event summed;
-    Event left;  // the last copy to the host is complete
+    bool is_sent = false;            // the sums of the current window are on the host, or being copied there
+    Event summed;                    // gradient(bucket) may be copied to the host
+    Event left;                      // the last copy to the host is complete
   };
   struct PendingReduction {
     int bucket;

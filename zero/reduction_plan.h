@@ -40,7 +40,7 @@ class ReductionPlan {
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
-    int expected = 1;  // the most that it got in any backward
+    int expected = 1;  // the most gradients that this parameter got in one backward
   };
 
   const Buckets* buckets_;

@@ -7,9 +7,9 @@
 // each rank alone decides about its slice: it counts the gathers that it has started, each rank publishes the
 // number of the last gather that it has released, and where all of them have released the last gather
 //   - the pages of the slice go back to the system, by its owner;
-//   - the next gather reads the slice anew. Else it is still in the buffer, and unchanged: values change
-//     behind a collective that every rank comes to once it has released the bucket (the norm before an
-//     update, a barrier before writes of the program).
+//   - the next gather reads the slice anew. Otherwise the slice is still in the buffer, and unchanged: values
+//     change only after a collective that each rank enters after it has released the bucket (the norm before
+//     an update, a barrier before writes of the program).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -148,7 +148,7 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
         try {
           communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
         } catch (const CommError&) {
-          // No rank exits before all have failed: the others would see a rank that has exited as missing.
+          // No rank exits before all have failed, or the others would report an exited rank as missing too.
           sleep_ms(500);
           throw;
         }

@@ -90,7 +90,7 @@ TEST_CASE("watchdog: the deadline runs from when the stream has come to the coll
   rank.pass(100s);
   CHECK(rank.error() == "none");
   rank.probe.has_started.insert(slot);
-  rank.pass(100s);  // the start is noticed now
+  rank.pass(100s);  // only now does the watchdog poll and notice the start
   rank.pass(9999ms);
   CHECK(rank.error() == "none");
   rank.pass(1ms);

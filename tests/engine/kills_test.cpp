@@ -129,7 +129,7 @@ void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::p
       expect(step >= told.durable, "step " + std::to_string(step) + " is loaded, and step " +
                                        std::to_string(told.durable) + " had been saved");
       expect(digest_of_all(loaded, training) == told.digests[step],
-             "another state behind step " + std::to_string(step));
+             "another state after step " + std::to_string(step));
     } else {
       expect(told.durable == 0,
              "no checkpoint, and step " + std::to_string(told.durable) + " had been saved");

@@ -94,8 +94,8 @@ TEST_CASE("Model states take the bytes of the ZeRO formula within 5 percent") {
     CHECK(run.formula_bytes == Approx(per_parameter * parameters));
     CHECK(run.bytes.master == 0);
     if (stage != 2) continue;
-    // No full gradient outlives its bucket: at most two buckets are being filled and two reduced; the largest
-    // buckets here are single matrices of 16,384 elements.
+    // The full gradients of a bucket are freed once they are reduced: at most two buckets are being filled
+    // and two being reduced. The largest buckets here are single matrices of 16,384 elements.
     CHECK(static_cast<double>(run.bytes.gradients) == Approx(4 * parameters / n).epsilon(0.05));
     CHECK(run.bytes.buckets <= 4 * (16384 + 16 * world) * 4);
   }

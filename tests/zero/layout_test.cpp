@@ -187,7 +187,8 @@ TEST_CASE("layout: the properties hold for every world size and small parameter"
 }
 
 TEST_CASE("layout: offsets, slices and order of a small model, worked out by hand") {
-  // Registered: 5, 16, 0, 33. In reverse: 33 at 0 (takes 48), 0 at 48, 16 at 48, 5 at 64 (takes 16): 80.
+  // Parameters of 5, 16, 0 and 33 elements are laid out in reverse, each padded to a multiple of 16: the one
+  // of 33 at 0 (48 with padding), of 0 at 48, of 16 at 48, of 5 at 64 (16 with padding). The sum is 80.
   const Layout layout = make_layout(of_group_0({5, 16, 0, 33}), 3, 16, 1000);
   REQUIRE(layout.buckets.size() == 1);
   const BucketLayout& bucket = layout.buckets[0];
