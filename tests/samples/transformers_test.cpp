@@ -123,9 +123,9 @@ TEST_CASE("Padded texts: logits, five steps and the saved folder are those of tr
   std::string lines;
   for (int text = 0; text < 24; ++text) {  // 3 to 28 bytes long; 24 are used
     const std::string words = "every text has its own length, and its own words";
-    lines += nlohmann::json{{"text", std::to_string(text * 37 % 24) + words.substr(text, 2 + text * 11 % 25)}}
-                 .dump() +
-             "\n";
+    std::string line = std::to_string(text * 37 % 24);
+    line.append(words, text, 2 + text * 11 % 25);
+    lines += nlohmann::json{{"text", line}}.dump() + "\n";
   }
   folder.write("texts.jsonl", lines);
   transformers(python, "start", root);
