@@ -198,8 +198,8 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   }
 }
 
-// `number` (even) in the tally stands for an infinite or NaN gradient, `number` + 1 for a finite gradient that
-// overflows in the dtype of the buffer.
+// `number` (even) in the tally stands for an infinite or NaN gradient, `number` + 1 for a finite gradient
+// that overflows in the dtype of the buffer.
 FiniteCheck GradientReducer::finite_check(int parameter) const {
   const auto parameters = static_cast<int64_t>(written_.size());
   return {.tally = tally_, .number = 2 * (window_arrivals_ * parameters + parameter + 1)};
