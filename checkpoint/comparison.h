@@ -9,7 +9,7 @@
 
 namespace zerorun {
 
-/// A member of the manifest with another value. An empty text: absent.
+/// A member of the manifest whose values differ. An empty text: that checkpoint lacks the member.
 struct SettingDifference {
   std::string name;  // "world_size", "numbers.steps.global"
   std::string first;
@@ -21,19 +21,19 @@ struct StateDifference {
   std::string state;      // empty: the parameter as a whole
   std::string reason;     // "only in the first", "shape [2, 3] and [3, 2]", "values"
   int64_t numel = 0;      // elements of the state
-  int64_t differing = 0;  // elements with other bits
-  double largest = 0;  // absolute difference of floating-point elements; infinite if one of two is not finite
+  int64_t differing = 0;  // elements whose bits differ
+  double largest = 0;  // absolute difference (floating-point only); infinite if either element is not finite
 };
 
 struct CheckpointComparison {
   std::vector<SettingDifference> settings;
   std::vector<StateDifference> states;
-  int64_t compared = 0;  // states
+  int64_t compared = 0;  // number of states
   bool equal() const { return settings.empty() && states.empty(); }
 };
 
 /// Random generators are compared if both have the same world size. Throws UserError for damaged files.
-/// Memory: two pieces of a MiB.
+/// Memory besides the manifests: less than 64 MiB.
 CheckpointComparison compare_checkpoints(SavedState& first, SavedState& second);
 
 }  // namespace zerorun

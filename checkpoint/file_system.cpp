@@ -30,7 +30,7 @@ class LocalFileSystem : public FileSystem {
     if (caching == Caching::direct) {
       const int opened = ::open(file.c_str(), kFlags | O_DIRECT, 0666);
       if (opened >= 0 || errno != EINVAL) return static_cast<int>(result_of(opened));
-      ::unlink(file.c_str());  // some file systems have created the file when they refuse the flag
+      ::unlink(file.c_str());  // some file systems create the file before they refuse O_DIRECT
     }
     return static_cast<int>(result_of(::open(file.c_str(), kFlags, 0666)));
   }
@@ -115,7 +115,7 @@ class LocalFileSystem : public FileSystem {
   }
 
  private:
-  // Switches O_DIRECT off for good: a transfer was not on whole pages. Returns whether it was on.
+  // Switches O_DIRECT off for good, after a transfer that was not of whole pages. Returns whether it was on.
   static bool stop_direct(int file) {
     const int flags = ::fcntl(file, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -140,7 +140,7 @@ const char* remedy_of(int error) {
   throw UserError(path.string() + " cannot be " + what + ": " + std::strerror(error) + remedy_of(error));
 }
 
-// Repeats `transfer`, which may move only a part, until all bytes are through.
+// Repeats `transfer`, which may move fewer bytes than requested, until all bytes are moved.
 template <typename Bytes, typename Transfer>
 void transfer_all(Bytes bytes, int64_t offset, const fs::path& path, const char* what,
                   const Transfer& transfer) {
@@ -243,7 +243,7 @@ void write_text(FileSystem& files, const fs::path& path, const std::string& text
   file.sync();
 }
 
-// A folder's name is durable once its parent is synced.
+// Syncs the parent of each new folder: only then is the new folder's name durable.
 void make_folders(FileSystem& files, const fs::path& folder) {
   const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   int made = files.make_folder(folder);

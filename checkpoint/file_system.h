@@ -15,32 +15,32 @@ namespace zerorun {
 
 enum class Caching {
   page_cache,
-  /// O_DIRECT, if the file system can: whole pages, from page-aligned memory.
+  /// O_DIRECT if the file system supports it: transfers of whole pages, from page-aligned memory.
   direct,
 };
 inline constexpr int64_t kPageBytes = 4096;
 
-/// Like the system calls, but with -errno in place of -1 and errno. Folders are given by their paths. A name
-/// is durable once its folder is synced, a file's bytes once the file is synced.
+/// The functions act like the system calls, but return -errno on failure. Folders are given by their paths.
+/// A name is durable once its folder is synced; a file's bytes are durable once the file is synced.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  /// Creates a file for reading and writing, which must not exist. Returns its file number.
+  /// Creates `file`, which must not exist, for reading and writing. Returns its file number.
   virtual int create(const std::filesystem::path& file, Caching caching) = 0;
   virtual int open(const std::filesystem::path& file) = 0;
-  /// Creates a file without a name on the folder's file system, for reading and writing with O_DIRECT if the
-  /// file system can. It is deleted when it is closed, unless link_open() has given it a name.
+  /// Creates a file without a name on the folder's file system, for reading and writing, with O_DIRECT if the
+  /// file system supports it. close() deletes the file, unless link_open() has given it a name.
   virtual int create_nameless(const std::filesystem::path& folder) = 0;
-  /// Gives an open file a name, on the same file system.
+  /// Gives an open file the name `name`, which must be on the same file system.
   virtual int link_open(int file, const std::filesystem::path& name) = 0;
-  /// Makes the file `bytes` long; bytes that were never written are 0. Reserves disk space for them if the
-  /// file system can.
+  /// Makes the file `bytes` long; bytes that were never written are 0. Reserves disk space for all bytes if
+  /// the file system supports that.
   virtual int allocate(int file, int64_t bytes) = 0;
   /// Whether file numbers are file descriptors of the kernel.
   virtual bool has_descriptors() const = 0;
   virtual void close(int file) = 0;
-  /// The number of bytes written or read, possibly fewer than requested; 0 at the end of the file.
+  /// Return the number of bytes written or read, possibly fewer than requested; 0 at the end of the file.
   virtual int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) = 0;
   virtual int64_t read(int file, std::span<std::byte> bytes, int64_t offset) = 0;
   virtual int64_t size(int file) = 0;
@@ -52,10 +52,10 @@ class FileSystem {
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   /// Gives a file another name on the same file system (hard link).
   virtual int link(const std::filesystem::path& file, const std::filesystem::path& name) = 0;
-  /// Exchanges the two atomically.
+  /// Exchanges two files or folders atomically.
   virtual int exchange(const std::filesystem::path& one, const std::filesystem::path& other) = 0;
   virtual int remove_file(const std::filesystem::path& file) = 0;
-  virtual int remove_folder(const std::filesystem::path& folder) = 0;  // must be empty
+  virtual int remove_folder(const std::filesystem::path& folder) = 0;  // the folder must be empty
   /// Names in the folder, sorted; absent if the folder cannot be read.
   virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
 };
@@ -80,9 +80,9 @@ class OpenFile {
   int64_t size() const;
   void sync();
   void allocate(int64_t bytes);
-  /// Gives the file this name. Returns whether that succeeded: not every file system can do it.
+  /// Gives the file this name. Returns whether that succeeded: some file systems do not support it.
   bool link(const std::filesystem::path& name);
-  bool is_linked() const { return is_linked_; }                // link() has given it a name
+  bool is_linked() const { return is_linked_; }                // link() has given the file a name
   const std::filesystem::path& path() const { return path_; }  // for a nameless file: its folder
   int number() const { return file_; }                         // the FileSystem's file number
 
@@ -96,16 +96,16 @@ class OpenFile {
   bool is_linked_ = false;
 };
 
-/// Throws OpenFile's UserError if `result`, of a FileSystem call on `path`, is an error. `what`: "removed".
+/// Throws UserError, as OpenFile does, if a FileSystem call on `path` returned an error. `what`: "removed".
 void check_done(int result, const std::filesystem::path& path, const std::string& what);
 
 /// The file's text; absent if the file does not exist.
 std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
-/// Creates `path`, which must not exist, with `text`, and syncs it.
+/// Creates the file `path`, which must not exist, with the content `text`, and syncs the file.
 void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
-/// Creates `folder` and its missing parents, so that no crash can undo it.
+/// Creates `folder` and its missing parents, and syncs their names: no crash can undo this.
 void make_folders(FileSystem& files, const std::filesystem::path& folder);
-/// Removes a folder and the files in it, if it exists.
+/// Removes `folder`, if it exists, and the files in it.
 void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

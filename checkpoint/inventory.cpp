@@ -33,7 +33,7 @@ fs::file_time_type time_of(const fs::path& folder) {
   return error ? fs::last_write_time(folder, error) : written;
 }
 
-// Whether a folder's name is that of a tag that is being written: ".global_step5.partial".
+// Whether `name` is the folder name of a tag that is being written: ".global_step5.partial".
 bool is_partial(const std::string& name) {
   return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
 }
@@ -72,11 +72,11 @@ std::optional<std::string> readable_latest(FileSystem& files, const fs::path& di
   try {
     return latest_tag(files, directory);
   } catch (const UserError&) {
-    return std::nullopt;  // `latest` names nothing that can be a tag
+    return std::nullopt;  // the text in `latest` is not a valid tag
   }
 }
 
-// Bytes of the files in `removed` that no other folder has under another name.
+// Bytes of the files in `removed` that have no hard link outside `removed`.
 int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
   struct Links {
     nlink_t found = 0;
@@ -125,7 +125,7 @@ PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOp
   int64_t newest = 0;
   std::vector<InventoryTag> tags = list_tags(files, directory);
   std::set<std::string> being_written;
-  std::set<fs::path> linked;  // folders that a symbolic link in `directory` leads to
+  std::set<fs::path> linked;  // targets of the symbolic links in `directory`
   for (const InventoryTag& tag : tags) {
     if (tag.state == TagState::unfinished) being_written.insert(tag.tag);
     if (fs::is_symlink(tag.folder)) linked.insert(fs::weakly_canonical(tag.folder));

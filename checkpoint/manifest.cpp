@@ -67,7 +67,7 @@ json to_value(const StateFileFacts& file) {
   return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
 }
 
-// Reads the keys of an object; end() throws if it has others.
+// Reads the members of a JSON object; end() throws if the object has members that were not read.
 class Members {
  public:
   Members(const json& value, std::string where) : value_(&value), where_(std::move(where)) {
@@ -184,7 +184,7 @@ std::string checksum_of_members(const json& value) {
 }
 
 void check_checksum(json& value, const std::string& place) {
-  if (!value.is_object() || !value.contains("checksum")) return;  // parse_members() reports it
+  if (!value.is_object() || !value.contains("checksum")) return;  // parse_members() reports the error
   const json recorded = value["checksum"];
   value.erase("checksum");
   if (recorded != checksum_of_members(value)) {
@@ -195,7 +195,7 @@ void check_checksum(json& value, const std::string& place) {
   value["checksum"] = recorded;
 }
 
-// Elements of a parameter. Throws UserError if its shape and strides are no shape and strides.
+// The number of elements of a parameter. Throws UserError if its shape or its number of strides is invalid.
 int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
   int64_t numel = 1;
   bool is_valid = parameter.shape.size() == parameter.strides.size();
@@ -205,7 +205,7 @@ int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
   return numel;
 }
 
-// Throws UserError for contradictions that no reader could resolve.
+// Throws UserError if members of the manifest contradict each other.
 void check_consistent(const Manifest& manifest, const std::string& place) {
   if (manifest.world_size < 1) throw UserError(place + ": \"world_size\": expected 1 or more");
   if (static_cast<int64_t>(manifest.numbers.size()) != manifest.world_size) {
@@ -228,7 +228,7 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
   }
 }
 
-// Writing and destroying deeply nested JSON takes stack.
+// Limits the nesting: writing and destroying deeply nested JSON could overflow the stack.
 json parse_bounded(const std::string& text, const std::string& place) {
   constexpr int kDeepest = 1000;
   const auto check_depth = [&](int depth, json::parse_event_t, const json&) {

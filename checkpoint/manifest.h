@@ -1,4 +1,4 @@
-// manifest.json, the description of a checkpoint. docs/checkpoint_format.md. Plain values; any thread.
+// manifest.json, which describes a checkpoint (docs/checkpoint_format.md). Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ using RestartValues = std::map<std::string, RestartValue>;
 
 struct SavedParameter {
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // the elements of a range are in memory order
+  std::vector<int64_t> strides;  // ranges have their elements in the memory order of these strides
   bool trained = true;
-  bool excluded = false;                  // it is in no file: whoever loads the checkpoint must have it
+  bool excluded = false;                  // in no file: the program that loads the checkpoint must have it
   std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
   friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
 };
@@ -33,14 +33,14 @@ struct SavedWindow {
   std::string dtype;               // of the gradients
   std::string communication;       // dtype of gradients in collectives
   double factor = 1;               // by which the gradients have been multiplied
-  double loss_scale = 1;           // likewise
+  double loss_scale = 1;           // the gradients have been multiplied by this too
   friend bool operator==(const SavedWindow&, const SavedWindow&) = default;
 };
 
 struct Manifest {
   std::string tag;
   int64_t generation = 0;  // optimizer steps that were applied
-  int world_size = 1;      // world size, stage and precision are the writer's
+  int world_size = 1;      // of the run that wrote the checkpoint, like stage and precision
   int stage = 0;
   std::string precision;
   std::string optimizer;  // "AdamW"
@@ -55,10 +55,10 @@ std::string to_json(const Manifest& manifest);
 /// Throws UserError naming `place` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& place);
 
-/// Throws UserError unless `text` is JSON. `what`: its name in the message.
+/// Throws UserError unless `text` is JSON. `what`: the name of `text` in the message.
 void check_json(const std::string& text, const std::string& what);
 
-/// One rank's part of the manifest, its files and its `numbers`, as ranks send it to rank 0.
+/// One rank's part of the manifest, its files and its `numbers`: the text that the rank sends to rank 0.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
 void add_part(Manifest& manifest, const std::string& text, const std::string& place);
 

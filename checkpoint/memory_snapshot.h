@@ -1,6 +1,6 @@
-// A snapshot of memory at the start of a save, without a copy as long as nobody changes the memory: the
-// writer reads it in pieces, and whoever is about to change it first copies the part that has not been read
-// yet. Any thread.
+// A snapshot of memory at the start of a save. Nothing is copied in advance: the writer reads the memory in
+// pieces with take(). Code that is about to change the memory first calls keep(), which copies only the part
+// that has not been read yet. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,22 @@ namespace zerorun {
 
 class MemorySnapshot {
  public:
-  /// `live` must stay valid until the first keep(), or as long as this object.
+  /// `live` must stay valid until the first keep() or until this object is destroyed.
   explicit MemorySnapshot(std::span<const std::byte> live) : live_(live) {}
   MemorySnapshot(const MemorySnapshot&) = delete;
   MemorySnapshot& operator=(const MemorySnapshot&) = delete;
 
-  /// Copies the snapshot from `offset` on to `into`. Each call must start at or after the end of the one
-  /// before.
+  /// Copies bytes of the snapshot, from `offset` on, into `into`. Each call must start at or after the end of
+  /// the previous call.
   void take(int64_t offset, std::span<std::byte> into);
-  /// Must be called before `live` changes; after it returns, nobody reads `live`. Returns how many bytes it
-  /// copied.
+  /// Copies what take() has not read yet. Must be called before `live` changes; afterwards this object no
+  /// longer reads `live`. Returns the number of bytes copied.
   int64_t keep();
 
  private:
   std::mutex mutex_;
   std::span<const std::byte> live_;
-  int64_t taken_ = 0;  // bytes before it have been read
+  int64_t taken_ = 0;  // bytes before this offset have been read
   bool is_kept_ = false;
   std::unique_ptr<std::byte[]> kept_;  // the snapshot from kept_from_ on
   int64_t kept_from_ = 0;

@@ -19,31 +19,31 @@ void check_tag(const std::string& tag);
 /// The folder for a tag's files until the tag is published.
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag);
 
-inline constexpr const char* kStepTag = "global_step";  // with a number: tags that ZeroRun chooses itself
+inline constexpr const char* kStepTag = "global_step";  // ZeroRun's own tags: this and the step
 /// The step of a tag that ZeroRun has named itself.
 std::optional<int64_t> step_of_tag(const std::string& tag);
-/// Removes a published tag: it disappears at once, so that no crash leaves a part of it. Throws UserError.
+/// Removes a published tag. The tag disappears atomically: no crash leaves a part of it. Throws UserError.
 void remove_tag(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
 
-/// A tag that is being written. Files go to folder(); each writer syncs its own.
+/// A tag that is being written. Writers create its files in folder() and sync them.
 class Publication {
  public:
-  /// Creates `directory` if it is missing, and an empty folder for the tag in it, where it removes what an
-  /// earlier run left. `files` must outlive it. Throws UserError.
+  /// Creates `directory` if it is missing, and in it an empty folder for the tag. Removes files that an
+  /// earlier run left in that folder. `files` must outlive this object. Throws UserError.
   Publication(FileSystem& files, std::filesystem::path directory, std::string tag);
-  /// Removes the tag's folder if it was not published; logs a warning if that fails.
+  /// Removes the tag's folder if the tag was not published; logs a warning if the removal fails.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
   const std::filesystem::path& folder() const { return partial_; }
-  /// Publishes the tag, once all of its files are written and synced: adds the manifest, and replaces an
-  /// earlier tag of that name. When it returns, no crash can undo it. `save_latest`: `latest` then names this
-  /// tag.
+  /// Adds the manifest and publishes the tag, replacing an earlier tag of the same name. All files of the tag
+  /// must be written and synced. After the return, no crash can undo the publication. `save_latest`: makes
+  /// `latest` name this tag.
   void publish(const std::string& manifest, bool save_latest);
   /// After publish(): removes the tag that was replaced. With `keep_last` above 0, also removes tags that
-  /// ZeroRun has named itself, except the `keep_last` with the highest steps, this one and `latest`. Never
-  /// throws: what cannot be removed is logged.
+  /// ZeroRun has named itself, except the `keep_last` tags with the highest steps, this tag and the tag that
+  /// `latest` names. Never throws: logs a warning if a removal fails.
   void remove_old(int64_t keep_last) noexcept;
 
  private:

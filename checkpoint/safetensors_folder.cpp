@@ -25,7 +25,7 @@ std::string index_name(const std::string& stem) {
   return stem + ".safetensors.index.json";
 }
 
-// Whether it is a file that an export under this stem writes: "model-00001-of-00003.safetensors".
+// Whether exports with this stem write files of this name: "model-00001-of-00003.safetensors".
 bool is_exported(const std::string& name, const std::string& stem) {
   if (name == stem + ".safetensors" || name == index_name(stem)) return true;
   constexpr std::string_view kPattern = "-00000-of-00000.safetensors";
@@ -35,10 +35,10 @@ bool is_exported(const std::string& name, const std::string& stem) {
   });
 }
 
-// The length, then the header, padded with spaces so that the data is aligned.
+// The start of a file: the header's length, then the header, padded with spaces to align the data after it.
 std::string header_of(std::span<const TensorToStore> tensors) {
   nlohmann::ordered_json header = {
-      {"__metadata__", {{"format", "pt"}}}};  // transformers insists on this entry
+      {"__metadata__", {{"format", "pt"}}}};  // transformers checks for this entry
   std::string text = header.dump();
   text.pop_back();
   int64_t end = 0;
@@ -78,8 +78,8 @@ SafetensorsFolder::~SafetensorsFolder() {
     files_->remove_file(partial(shards_[index].name));
 }
 
-// As huggingface_hub's split_state_dict_into_shards_factory does: tensors in order, a new shard when the next
-// would exceed the limit.
+// Splits as huggingface_hub's split_state_dict_into_shards_factory does: takes the tensors in order, and
+// begins a new shard when the next tensor would exceed the limit.
 void SafetensorsFolder::plan_shards(int64_t max_shard_bytes) {
   for (size_t index = 0; index < tensors_.size(); ++index) {
     const int64_t bytes = tensors_[index].bytes();
@@ -148,7 +148,7 @@ std::vector<std::string> SafetensorsFolder::finish() {
   return names;
 }
 
-// Names the index last: a folder without it is not taken for a whole model.
+// Must come after the shards are renamed: readers do not take shards without an index for a whole model.
 void SafetensorsFolder::write_index() const {
   int64_t total = 0;
   nlohmann::json files = nlohmann::json::object();
@@ -172,7 +172,7 @@ void SafetensorsFolder::remove_earlier_export() const {
         std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
     if (!is_replaced) check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
   }
-  check_done(files_->sync_folder(folder_), folder_, "synced");  // an index must not outlive its shards
+  check_done(files_->sync_folder(folder_), folder_, "synced");  // no old index may name the new shards
 }
 
 }  // namespace zerorun

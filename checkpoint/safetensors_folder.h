@@ -1,6 +1,6 @@
 // Writes a folder of safetensors files as Hugging Face lays them out: model.safetensors, or shards
 // model-00001-of-00003.safetensors with model.safetensors.index.json. Tensors are written as a stream, in
-// order, so that memory does not grow with them. Used by one thread.
+// order, so memory use does not grow with the model. Used by one thread.
 // https://huggingface.co/docs/safetensors
 #pragma once
 
@@ -25,25 +25,25 @@ struct TensorToStore {
 
 class SafetensorsFolder {
  public:
-  /// A shard gets tensors up to `max_shard_bytes` of data, and at least one. `stem`: "model". `files` must
-  /// outlive it. Throws UserError naming the file.
+  /// A shard has at most `max_shard_bytes` of data, or one tensor. `stem`: "model". `files` must outlive this
+  /// object. Throws UserError naming the file.
   SafetensorsFolder(FileSystem& files, std::filesystem::path folder, std::vector<TensorToStore> tensors,
                     int64_t max_shard_bytes, std::string stem = "model");
-  /// Removes what was written if finish() was not called.
+  /// Removes the files that finish() has not given their final names.
   ~SafetensorsFolder();
   SafetensorsFolder(const SafetensorsFolder&) = delete;
   SafetensorsFolder& operator=(const SafetensorsFolder&) = delete;
 
   /// Appends bytes of the tensors, row-major, one tensor after the other.
   void write(std::span<const std::byte> bytes);
-  /// Once all bytes are written: syncs the files and gives them their names; removes files of an earlier
-  /// export under the same stem. Returns the files' names.
+  /// Must be called when all bytes are written. Syncs the files, gives them their final names, and removes
+  /// other files of an earlier export with the same stem. Returns the files' names.
   std::vector<std::string> finish();
 
  private:
   struct Shard {
     std::string name;
-    size_t first = 0;  // its tensors
+    size_t first = 0;  // its tensors: from `first` to before `end`
     size_t end = 0;
     int64_t bytes = 0;
   };
@@ -60,10 +60,10 @@ class SafetensorsFolder {
   std::string stem_;
   std::vector<TensorToStore> tensors_;
   std::vector<Shard> shards_;
-  size_t current_ = 0;  // shard
+  size_t current_ = 0;  // index of the current shard
   std::optional<OpenFile> file_;
   int64_t header_bytes_ = 0;
-  int64_t written_ = 0;  // data of the current shard
+  int64_t written_ = 0;  // bytes of data in the current shard
   bool finished_ = false;
 };
 

@@ -34,7 +34,7 @@ std::optional<uint64_t> element_size(std::string_view dtype) {
   return std::nullopt;
 }
 
-// Bytes of a tensor; nothing when they do not fit into 64 bits.
+// The size of a tensor in bytes; absent if the size does not fit into 64 bits.
 std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int64_t>& shape) {
   uint64_t bytes = element_bytes;
   for (int64_t dimension : shape) {
@@ -54,8 +54,8 @@ void check_size(const TensorInfo& info, const std::string& where) {
                   std::to_string(info.end) + "]");
 }
 
-// Reads a header without building a JSON document: a hostile one costs no more time and memory than its
-// length.
+// Reads a header without building a JSON document, so that the time and memory for a hostile header are only
+// proportional to its length.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& where) : where_(where) {}
@@ -134,7 +134,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
   std::string tensor_place() const { return where_ + "tensor '" + name_ + "': "; }
 
-  // A value that no tensor has.
+  // Handles a value that is allowed only in the metadata.
   bool value() const {
     if (part_ != Part::metadata) fail();
     return true;
@@ -162,16 +162,16 @@ class HeaderReader : public nlohmann::json_sax<json> {
   const std::string& where_;
   std::map<std::string, TensorInfo> tensors_;
   Part part_ = Part::outside;
-  int64_t depth_ = 0;  // in the metadata
+  int64_t depth_ = 0;  // nesting depth in the metadata
   bool has_metadata_ = false;
-  std::string name_;  // of the entry
-  std::string key_;   // in a tensor's entry
+  std::string name_;  // of the current entry
+  std::string key_;   // current key in a tensor's entry
   std::set<std::string> keys_;
   TensorInfo info_;
   std::vector<int64_t> offsets_;
 };
 
-// Throws UserError unless the tensors cover the data once: no overlap, no hole, nothing left over.
+// Throws UserError unless the tensors cover the data exactly once: no overlap, no hole, nothing left over.
 void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t data_bytes,
                     const std::string& where) {
   std::vector<const std::pair<const std::string, TensorInfo>*> by_offset;
@@ -212,7 +212,7 @@ OpenFile open_file(FileSystem& files, const fs::path& path) {
   return OpenFile::open(files, path);
 }
 
-// The files that an index names, without repetition. Throws UserError for a name that leads elsewhere.
+// The files that an index names, without repetition. Throws UserError for a file outside the folder.
 std::set<std::string> files_of_index(const json& index, const std::string& where) {
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object()) throw UserError(where + "expected a \"weight_map\"");

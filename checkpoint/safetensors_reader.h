@@ -24,7 +24,7 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   uint64_t begin = 0;  // bytes from the end of the header
   uint64_t end = 0;
-  size_t file = 0;  // of the reader's files
+  size_t file = 0;  // index in the reader's files
 };
 
 /// "F32 [64, 192]", for messages.
@@ -34,15 +34,15 @@ std::string to_string(const std::vector<int64_t>& shape);
 class SafetensorsReader {
  public:
   /// `path`: a file, or a folder with model.safetensors or with model.safetensors.index.json and the files
-  /// that it names. Reads and checks all headers. Throws UserError naming the file and, where there is one,
+  /// that it names. Reads and checks all headers. Throws UserError naming the file and, if one is at fault,
   /// the tensor.
   explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = local_file_system());
 
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   /// The file that has the tensor, for messages.
   const std::filesystem::path& file_of(const TensorInfo& info) const { return files_.at(info.file).path(); }
-  /// The bytes of a tensor that is in tensors(), or a part of them that starts at `begin`. Throw UserError if
-  /// the file cannot be read.
+  /// Read a tensor of tensors(): all of its bytes, or as many as fit `into`, from its byte `begin` on. Throw
+  /// UserError if the file cannot be read.
   std::vector<std::byte> read(const std::string& name) const;
   void read(const TensorInfo& info, uint64_t begin, std::span<std::byte> into) const;
 

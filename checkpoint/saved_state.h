@@ -1,5 +1,5 @@
-// Reads elements of one state of one parameter from a checkpoint, whichever files have them. The reader's
-// layout may differ from the writer's. Used by one thread.
+// Reads elements of one state of one parameter from whichever files of a checkpoint have them. The run that
+// reads may shard the states differently from the run that wrote them. Used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class SavedState {
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
   /// The states of the parameter that the checkpoint has, sorted by name.
   std::vector<std::string> states_of(const std::string& parameter) const;
-  /// Reads `numel` elements from `begin` on, in that dtype. Throws UserError if some are in no file, or
-  /// damaged.
+  /// Reads `numel` elements from `begin` on, in the dtype of dtype_of(). Throws UserError if an element is in
+  /// no file, or damaged.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
             std::span<std::byte> into);
   int64_t bytes_read() const;

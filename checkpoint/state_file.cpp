@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "tensors are written a
 
 using AlignedBytes = std::unique_ptr<std::byte[], void (*)(void*)>;
 
-// Page-aligned, as O_DIRECT requires.
+// Page-aligned memory, as O_DIRECT requires.
 AlignedBytes aligned_bytes(int64_t bytes) {
   AlignedBytes memory(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes)), std::free);
   if (!memory) throw std::bad_alloc();
@@ -60,7 +60,7 @@ class BlockWriter {
  private:
   static constexpr int64_t kWriteBytes = 4 * kChecksumBlock;
 
-  // `give(from, into)`: copies the bytes from offset `from` on to `into`.
+  // `give(from, into)`: copies the source's bytes, from offset `from` on, into `into`.
   template <typename Give>
   void fill(int64_t bytes, const Give& give) {
     for (int64_t from = 0; from < bytes;) {

@@ -20,7 +20,7 @@
 namespace zerorun {
 
 struct RangeToWrite {
-  StateRange range;  // its offset is computed when the file is written
+  StateRange range;  // write_state_file() computes the offset
   std::shared_ptr<MemorySnapshot> source;
   int64_t source_offset = 0;  // where the range begins in `source`, in bytes
 };
@@ -37,27 +37,27 @@ struct StateFileFacts {
 struct PublishedFile {
   std::filesystem::path path;
   StateFileFacts facts;
-  uint64_t digest = 0;  // of the values that it was written from
+  uint64_t digest = 0;  // of the values in the file
 };
 
 struct FileToWrite {
   std::string name;
-  std::map<std::string, std::string> metadata;  // for its header
-  std::vector<RangeToWrite> ranges;  // ranges of one source are in ascending order, one after the other
+  std::map<std::string, std::string> metadata;  // for the file's header
+  std::vector<RangeToWrite> ranges;  // ranges of one source are adjacent, in ascending order of source_offset
 
-  bool is_frozen = false;  // training does not change it: the next checkpoint may link to it
-  uint64_t digest = 0;     // of its values, if writes to them cannot be observed
-  /// A published file with the content of the ranges. It is linked under this name, if that is possible.
+  bool is_frozen = false;  // training does not change the state: the next checkpoint may link to this file
+  uint64_t digest = 0;     // of the state's values, if writes to them cannot be observed
+  /// A published file with the content of the ranges. It is linked as `name` if the file system allows it.
   std::optional<PublishedFile> published = {};
-  /// A finished file of offloaded state with all of the content. It is linked under this name, or copied.
+  /// A file of offloaded state that has all of the content. It is linked as `name`, or else copied.
   std::shared_ptr<OpenFile> slot = {};
   StateFileFacts slot_facts = {};
 
   int64_t bytes() const;  // of the slot and the ranges
 };
 
-/// Creates the file in `folder`, where it must not exist, and syncs it. Calls `written(bytes)` while it
-/// writes. Throws UserError, also if `published` cannot be linked and has another content than the ranges.
+/// Creates the file in `folder`, where it must not exist, and syncs it. Calls `written(bytes)` after each
+/// write. Throws UserError, also if `published` cannot be linked and its content differs from the ranges.
 StateFileFacts write_state_file(
     FileSystem& files, const std::filesystem::path& folder, const FileToWrite& file,
     const std::function<void(int64_t)>& written = [](int64_t) {});
@@ -67,8 +67,8 @@ class StateFileReader {
   /// Opens the file. Throws UserError if it is missing or its size differs from `facts`.
   StateFileReader(FileSystem& files, const std::filesystem::path& path, StateFileFacts facts);
 
-  /// Reads elements of one of the file's ranges, from `begin` on (counted from the parameter's first), as
-  /// many as `into` takes. Verifies the checksum of each MiB that it reads: throws UserError naming the first
+  /// Fills `into` with elements of one of the file's ranges, from `begin` on (counted from the parameter's
+  /// first element). Verifies the checksum of each MiB that it reads; throws UserError naming the first MiB
   /// that differs.
   void read(const StateRange& range, int64_t begin, std::span<std::byte> into);
   const StateFileFacts& facts() const { return facts_; }

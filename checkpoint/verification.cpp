@@ -34,7 +34,7 @@ std::string states_in(const StateFileFacts& facts, int64_t block) {
   return text.empty() ? "no parameter" : text;
 }
 
-// Reads a file block by block. Adds the bytes that it read.
+// Verifies a file block by block. Adds the number of bytes read to `bytes_read`.
 std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const std::string& name,
                                 const StateFileFacts& facts, std::vector<std::byte>& buffer,
                                 std::atomic<int64_t>& bytes_read) {
@@ -65,7 +65,7 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
   return damages;
 }
 
-// Elements of one state that no file has, or that several have.
+// Reports the first element of one state that is in no file or in several files.
 void check_coverage(const SavedParameter& parameter, std::vector<StateRange>& ranges,
                     std::vector<Damage>& damages) {
   int64_t numel = 1;

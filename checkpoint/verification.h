@@ -14,7 +14,7 @@ namespace zerorun {
 
 struct Damage {
   std::string file;    // empty: the checkpoint as a whole
-  int64_t block = -1;  // of kChecksumBlock bytes; -1: not of one block
+  int64_t block = -1;  // index, in blocks of kChecksumBlock bytes; -1: not one block
   std::string what;    // "differs from its checksum: h.0.weight (value, exp_avg)"
 };
 
@@ -25,7 +25,7 @@ struct Verification {
   bool passed() const { return damages.empty(); }
 };
 
-/// `folder`: of a tag. Memory: one block for each thread. Throws UserError if the manifest cannot be read.
+/// `folder`: a tag's folder. Memory: a block for each thread. Throws UserError if the manifest is unreadable.
 Verification verify_checkpoint(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

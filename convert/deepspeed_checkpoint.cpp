@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kValue = "value";
 
-// The dtype of the module's parameters, for checkpoints without ds_config.
+// The dtype of the module's parameters: the training precision of checkpoints without ds_config.
 std::string precision_of_module(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -40,7 +40,7 @@ void read_shapes(DeepSpeedContents& contents) {
   }
 }
 
-// Stage 3: each rank's model file has its part of each frozen parameter.
+// Stage 3: the model file of each rank has that rank's part of each frozen parameter.
 void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shapes) {
   std::map<std::string, PartitionedState> fragments;
   for (TorchFile* file : contents.models) {
@@ -61,9 +61,9 @@ void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shape
   }
 }
 
-// Adds buffers and frozen parameters. `module` has the buffers, and at stages 1 and 2 the frozen parameters:
-// those that are neither trained nor another name of a trained one. (frozen_param_shapes is absent at stage
-// 1.) At stage 0 read_stage0() has added the parameters, at stage 3 `module` has none.
+// Adds buffers and frozen parameters. `module` has the buffers. At stages 1 and 2 it also has all parameters;
+// those that are neither trained nor aliases are the frozen ones. (frozen_param_shapes is absent at stage 1.)
+// At stage 0 read_stage0() has already added all parameters. At stage 3 `module` has no parameters.
 void read_untrained(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const int stage = contents.result.stage;
@@ -90,7 +90,7 @@ void read_untrained(DeepSpeedContents& contents) {
   if (frozen && stage == 3) add_frozen_fragments(contents, *frozen);
 }
 
-// DeepSpeed divides experts that it has made itself among other ranks than the rest.
+// Experts of DeepSpeed's own MoE layers are sharded over other ranks than the other parameters.
 void refuse_experts(const PickledField& model) {
   for (const char* const key : {"ds_autoep_layers", "autoep_layers"}) {
     if (model.find(key))

@@ -1,5 +1,5 @@
-// A DeepSpeed checkpoint as its readers put it together: the files that are open, the parameters found so
-// far. Used by one thread.
+// The state of reading a DeepSpeed checkpoint: the open files and the parameters found so far. Used by one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace zerorun {
 
-/// Parameters that the optimizer's states list together (at stage 3 a part of a parameter group), as
-/// `param_shapes` names them.
+/// One entry of `param_shapes`: the parameters whose optimizer states are stored together. (At stage 3 these
+/// are a part of a parameter group.)
 struct ShapeGroup {
   std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
   std::string place;
@@ -25,20 +25,20 @@ struct ShapeGroup {
 struct DeepSpeedContents {
   FileSystem* files = nullptr;
   DeepSpeedFolder folder;
-  std::vector<TorchFile*> models;  // at stage 3 by rank
+  std::vector<TorchFile*> models;  // files of model states; at stage 3 one for each rank
   std::vector<ShapeGroup> groups;
   DeepSpeedCheckpoint result;
 
   TorchFile* open(const std::filesystem::path& path);
-  /// What the file of model states has; rank 0's at stage 3.
+  /// The contents of the file of model states; at stage 3, of rank 0's file.
   PickledField model() const;
   RestartValues& numbers() { return result.facts.numbers; }
-  /// Keeps a note of what ZeroRun does not take over.
+  /// Records something that ZeroRun does not import.
   void leave_out(const std::string& what) { result.facts.left_out.push_back(what); }
-  /// The state that has the weights in fp32: "value", or "master" beside 16-bit weights.
+  /// The name of the state that has the fp32 weights: "value", or "master" if training is in 16 bits.
   const char* state_of_weights() const { return result.facts.precision == "fp32" ? "value" : "master"; }
 
-  /// Throws UserError if there is one of that name.
+  /// Throws UserError if there is already a parameter of that name.
   SourceParameter& add_parameter(const std::string& name, const std::vector<int64_t>& shape,
                                  const std::string& place);
 };
@@ -46,13 +46,13 @@ struct DeepSpeedContents {
 PickledField root_of(const TorchFile& file);
 /// Throws UserError if the value is no tensor.
 SourceTensorPtr tensor_of(TorchFile* file, const PickledField& field);
-/// Adds a state that is all of a tensor. Throws UserError if the tensor has another shape than the parameter,
-/// or another order in memory.
+/// Adds a state whose elements are a whole tensor. Throws UserError if the tensor's shape or its order in
+/// memory differs from the parameter's.
 void add_state(SourceParameter& parameter, const std::string& state, const SourceTensorPtr& source,
                const std::string& place);
-/// An optimizer's step: a number, or a tensor of one float.
+/// The value of an optimizer's step, which is a number or a tensor of one float.
 int64_t step_of(TorchFile* file, const PickledField& field);
-/// Throws UserError for a shape of more than 2^63 elements.
+/// The number of elements. Throws UserError for a shape of more than 2^63 elements.
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place);
 
 /// A dict whose keys are integers.
@@ -71,9 +71,9 @@ class NumberedFields {
 
 /// Stage 0: the file of model states has everything.
 void read_stage0(DeepSpeedContents& contents);
-/// Stages 1 to 3: the file of each rank's optimizer has its partitions.
+/// Stages 1 to 3: the optimizer file of each rank has that rank's partitions.
 void read_partitions(DeepSpeedContents& contents);
-/// A universal checkpoint: each state of each parameter has a file.
+/// A universal checkpoint: each state of each parameter is in a file of its own.
 void read_universal(DeepSpeedContents& contents);
 
 }  // namespace zerorun

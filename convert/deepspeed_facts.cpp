@@ -74,7 +74,7 @@ std::string precision_of(const std::optional<PickledField>& config) {
   return is_enabled("fp16") ? "fp16" : "fp32";
 }
 
-// As config/optimizer.cpp names it: DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+// Names the optimizer as config/optimizer.cpp does: DeepSpeed's Adam is AdamW unless adam_w_mode is false.
 void read_optimizer(const std::optional<PickledField>& config, DeepSpeedFacts& facts) {
   const auto optimizer = config ? config->find("optimizer") : std::nullopt;
   const auto type = optimizer ? optimizer->find("type") : std::nullopt;
@@ -93,7 +93,7 @@ void read_optimizer(const std::optional<PickledField>& config, DeepSpeedFacts& f
     facts.optimizer = "AdamW";
 }
 
-// ZeroRun's schedules follow the applied steps, so DeepSpeed's own position adds nothing if it agrees.
+// ZeroRun's schedules follow the applied steps, so DeepSpeed's own position is reported only if it differs.
 void note_what_is_left_out(const PickledField& model, DeepSpeedFacts& facts) {
   if (const auto scheduler = model.find("lr_scheduler")) {
     const bool is_own = scheduler->value.is(PickleKind::dict) && scheduler->value.size() == 2 &&
@@ -137,7 +137,7 @@ DeepSpeedFacts read_deepspeed_facts(const PickledField& model) {
   read_counters(model, facts);
   read_ranks(model, facts);
   auto config = model.find("ds_config");
-  if (config && !config->value.is(PickleKind::dict)) config.reset();  // the name of its file
+  if (config && !config->value.is(PickleKind::dict)) config.reset();  // a file name
   facts.precision = precision_of(config);
   read_optimizer(config, facts);
   note_what_is_left_out(model, facts);

@@ -6,7 +6,7 @@
 namespace zerorun {
 namespace {
 
-// The states of one group, as all ranks store them, by name.
+// The states of one group by name, each with the partitions of all ranks.
 using GroupStates = std::map<std::string, PartitionedState>;
 
 void append(GroupStates& states, const std::string& name, SourceTensorPtr source) {
@@ -15,7 +15,7 @@ void append(GroupStates& states, const std::string& name, SourceTensorPtr source
   state.by_rank.push_back(std::move(source));
 }
 
-// Stages 1 and 2: elements between a parameter and the next. zero_to_fp32.py of DeepSpeed 0.19 skips them.
+// Stages 1 and 2: the padding elements after each parameter. DeepSpeed 0.19's zero_to_fp32.py skips them too.
 std::vector<int64_t> paddings_of(const std::optional<PickledField>& paddings, size_t group,
                                  size_t parameters) {
   if (!paddings) return std::vector<int64_t>(parameters, 0);
@@ -65,7 +65,7 @@ class PartitionsReader {
     return root_of(file).need("optimizer_state_dict");
   }
 
-  // Training in bf16 with fp32 gradients at stage 1 has an optimizer of its own, which saves no stage.
+  // For bf16 with fp32 gradients at stage 1, DeepSpeed uses another optimizer, which saves no "zero_stage".
   void check(const PickledField& first) {
     const bool is_bf16_optimizer = !first.find("zero_stage") && first.find("single_partition_of_fp32_groups");
     const int64_t stage = is_bf16_optimizer ? 1 : first.need("zero_stage").integer();

@@ -33,8 +33,8 @@ void check_ranks(const PartitionedState& state, size_t ranks, const std::string&
   }
 }
 
-// https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py rounds both up to a
-// multiple of twice the world size and compares them.
+// https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py does the same: it
+// rounds both counts up to a multiple of twice the world size and compares the results.
 void check_flat_is_used(const PartitionedState& state, int64_t numel) {
   const int64_t multiple = 2 * static_cast<int64_t>(state.by_rank.size());
   int64_t stored = 0;
@@ -51,7 +51,7 @@ void check_ranks_are_used(const PartitionedState& state, int64_t numel) {
 }
 
 std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel) {
-  // Rank 0's partition is the first to be filled, so it has padding only if it has everything.
+  // Only the last partitions may lack padding, so rank 0's size is the partition size, or rank 0 has all.
   const int64_t partition = state.by_rank.front()->tensor.numel;
   std::vector<SourcePiece> pieces;
   const int64_t end = begin + numel;

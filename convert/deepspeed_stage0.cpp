@@ -8,8 +8,8 @@
 namespace zerorun {
 namespace {
 
-// Adds the parameters, frozen ones too, and returns their names in the module's order. Names of one tensor
-// are tied.
+// Adds the parameters, including frozen ones, and returns their names in the module's order. Several names of
+// the same tensor become aliases of one parameter.
 std::vector<std::string> read_weights(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -33,7 +33,7 @@ std::vector<std::string> read_weights(DeepSpeedContents& contents) {
   return names;
 }
 
-// The tensors of one entry of the optimizer's state, and its step.
+// The tensors and the step in one entry of the optimizer's state.
 struct Moments {
   std::map<std::string, SourceTensorPtr> tensors;
   int64_t steps = 0;
@@ -62,9 +62,9 @@ bool fits(const Moments& moments, const SourceParameter& parameter) {
   });
 }
 
-// The optimizer numbers the trained parameters, in the module's order, and names none. With frozen ones
-// among `names` the shapes decide which are trained, if there is only one way. Returns the index in `names`
-// for each of `moments`; nothing if there are several ways. Throws UserError if there is none.
+// The optimizer has numbers, but no names, for the trained parameters, in the module's order. If `names` has
+// frozen parameters too, the trained ones are found by their shapes. Returns the index in `names` for each of
+// `moments`; nullopt if several assignments fit. Throws UserError if no assignment fits.
 std::optional<std::vector<size_t>> match(const std::vector<Moments>& moments,
                                          const std::vector<std::string>& names,
                                          const DeepSpeedCheckpoint& checkpoint, const std::string& place) {
@@ -78,7 +78,7 @@ std::optional<std::vector<size_t>> match(const std::vector<Moments>& moments,
   if (first.size() != moments.size())
     throw UserError((moments.empty() ? place : moments[first.size()].place) +
                     ": no parameter of the module has this shape at this position");
-  // The matches that come first and those that come last are the same only if there are no others.
+  // The assignment is unique if the earliest possible matches are also the latest possible matches.
   size_t left = moments.size();
   for (size_t at = names.size(); at-- > 0 && left > 0;) {
     if (!fits_name(left - 1, at)) continue;

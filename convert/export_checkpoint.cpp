@@ -26,7 +26,7 @@ const char* safetensors_name(Dtype dtype) {
   return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
 }
 
-// A tensor of the export, and where it comes from.
+// The state in the checkpoint from which a tensor of the export is read.
 struct Source {
   std::string parameter;
   std::string state;
@@ -38,7 +38,7 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Throws UserError if an element would lie outside of the parameter's own.
+// Throws UserError if the strides place an element outside the parameter's `numel` elements.
 void check_strides(const std::string& name, const SavedParameter& parameter, int64_t numel) {
   __int128 last = 0;
   bool is_valid = parameter.strides.size() == parameter.shape.size();
@@ -154,7 +154,7 @@ class Exporter {
   SavedState& saved_;
   const ExportOptions& options_;
   std::vector<TensorToStore> tensors_;
-  std::vector<Source> sources_;  // of each tensor
+  std::vector<Source> sources_;  // one for each tensor
   ExportedModel result_;
   int64_t written_ = 0;
   std::vector<std::byte> read_;

@@ -70,7 +70,7 @@ class FileWriter {
   int64_t count() const { return count_; }
 
  private:
-  static constexpr int64_t kLeastNumel = 4096;  // a shorter piece of a longer state waits for the next file
+  static constexpr int64_t kLeastNumel = 4096;  // a state is not split to use less room than this
 
   FileSystem& files_;
   const std::filesystem::path& folder_;

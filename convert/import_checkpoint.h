@@ -1,5 +1,5 @@
-// Writes a checkpoint of ZeroRun with what a checkpoint of DeepSpeed has. Used by one thread. Memory is
-// bounded by kImportFileBytes and the sources' descriptions.
+// Converts a checkpoint of DeepSpeed to a checkpoint of ZeroRun. Used by one thread. Memory is bounded by
+// kImportFileBytes plus the description of the source.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace zerorun {
 inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data of one file, which is held in memory
 
 struct ImportOptions {
-  std::string tag;  // empty: the source's
+  std::string tag;  // empty: the source's tag
   /// Called with the bytes written so far.
   std::function<void(int64_t)> progress = [](int64_t) {};
 };
@@ -26,8 +26,8 @@ struct ImportedCheckpoint {
   int64_t files = 0;
 };
 
-/// Publishes `source` as a tag in `directory`, which `latest` then names. Throws UserError; then `directory`
-/// has no new tag.
+/// Publishes `source` as a tag in `directory`, and makes `latest` name the tag. Throws UserError; if writing
+/// the files fails, `directory` has no new tag.
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
                                      const std::filesystem::path& directory, const ImportOptions& options);
 

@@ -44,12 +44,12 @@ class PickleArena {
   }
 
  private:
-  std::deque<Node> nodes_;  // grows without a copy
+  std::deque<Node> nodes_;  // a deque, because it grows without copying nodes
 };
 
 namespace {
 
-// The pickle machine without the parts that look up or call anything: a stack of values, marks, and a memo.
+// Python's pickle machine (a value stack, marks and a memo) without the parts that look up or call anything.
 // Each opcode adds at most one node, and no opcode copies a value, so memory grows with the pickle only.
 class Machine {
  public:
@@ -105,7 +105,7 @@ class Machine {
     return line;
   }
 
-  // The stack, which never goes below the last mark.
+  // Operations on the stack, which fail instead of taking values below the last mark.
   void push(uint32_t node) { stack_.push_back(node); }
   uint32_t pop() {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("takes a value from an empty stack");
@@ -148,7 +148,7 @@ class Machine {
     arena_.at(stack_.back()).items = std::move(items);
   }
 
-  // Two's complement, little-endian.
+  // Pushes an integer of `count` bytes: two's complement, little-endian.
   void push_long(uint64_t count) {
     const auto bytes = take_bytes(count);
     const bool negative = count > 0 && (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
@@ -288,7 +288,7 @@ class Machine {
     push_items(PickleKind::tuple, std::move(items));
   }
 
-  // Adds items (`stride` 1) or keys and values (2) to the container at the top.
+  // Adds items (`stride` 1) or keys and values (`stride` 2) to the container at the top of the stack.
   void extend(const std::vector<uint32_t>& items, size_t stride) {
     Node& container = arena_.at(top());
     const bool takes_pairs = container.kind == PickleKind::dict || container.kind == PickleKind::object;
@@ -362,7 +362,7 @@ class Machine {
         return true;
       case '\x95':
         take<uint64_t>();
-        return true;  // a frame's length, which only helps those who prefetch
+        return true;  // the length of a frame: only useful for prefetching
       case '(':
         marks_.push_back(stack_.size());
         return true;
@@ -402,7 +402,7 @@ class Machine {
   }
 
   static constexpr const char* kOrderedDict = "collections.OrderedDict";
-  static constexpr size_t kLongestGlobal = 256;  // bounds memory where a text is named again and again
+  static constexpr size_t kLongestGlobal = 256;  // bounds memory if one text is used for many classes
 
   std::span<const std::byte> bytes_;
   const std::string& place_;
@@ -410,7 +410,7 @@ class Machine {
   uint32_t none_;
   size_t offset_ = 0;
   std::vector<uint32_t> stack_;
-  std::vector<size_t> marks_;  // sizes of the stack
+  std::vector<size_t> marks_;  // the size of the stack at each mark
   std::unordered_map<uint32_t, uint32_t> memo_;
 };
 

@@ -1,5 +1,5 @@
-// Reads a pickle as inert data. Classes and functions that it names are never looked up: an object is kept as
-// the name of its class with arguments and state, so a pickle can run nothing. Supports the opcodes that
+// Reads a pickle as inert data. Classes and functions in the pickle are never looked up: an object is kept as
+// the name of its class with arguments and state, so a pickle cannot run code. Supports the opcodes that
 // pickle protocols 2 to 5 write for data; memory is at most kPickleMemoryFactor x the pickle. Values are
 // plain; any thread may read them. https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
 #pragma once
@@ -21,14 +21,14 @@ enum class PickleKind {
   none,
   boolean,
   integer,
-  large_integer,  // beyond 64 bits: text() has it in hexadecimal, two's complement, "0x..."
+  large_integer,  // beyond 64 bits: text() is "0x...", the two's complement in hexadecimal
   real,
   text,
   bytes,
   list,
   tuple,
   set,
-  dict,        // collections.OrderedDict too
+  dict,        // also collections.OrderedDict
   global,      // text(): "module.name"
   object,      // a call or a construction that was not carried out: callee(), arguments(), items()
   persistent,  // the value of a persistent id, which torch.save writes for storages: arguments()
@@ -36,22 +36,22 @@ enum class PickleKind {
 
 class PickleArena;
 
-/// One value of a pickle. Values may be shared and may contain themselves: whoever walks them must bound the
-/// number of steps. The pickle must outlive it.
+/// One value of a pickle. Values may be shared and may contain themselves, so code that traverses them must
+/// bound the number of steps. The Pickle must outlive its values.
 class PickleValue {
  public:
   PickleValue(const PickleArena& arena, uint32_t index) : arena_(&arena), index_(index) {}
 
   PickleKind kind() const;
   bool is(PickleKind expected) const { return kind() == expected; }
-  /// Each needs that kind.
+  /// Each accessor requires a value of its kind.
   bool boolean() const;
   int64_t integer() const;
   double real() const;
   const std::string& text() const;
 
-  /// Of a list, tuple or set: its items. Of a dict: its keys and values, alternating. Of an object: what was
-  /// appended to it or set in it.
+  /// Of a list, tuple or set: its items. Of a dict: its keys and values, alternating. Of an object: the items
+  /// that the pickle appends to the object or sets in it.
   size_t size() const;
   PickleValue item(size_t index) const;
   /// The value of a dict's text key; the last one if the key appears twice. Linear in the dict.
@@ -59,9 +59,9 @@ class PickleValue {
 
   PickleValue callee() const;
   PickleValue arguments() const;
-  /// What __setstate__ or __dict__ would get.
+  /// The state of an object, which Python would pass to __setstate__ or store in __dict__.
   std::optional<PickleValue> state() const;
-  /// Whether it is an object whose callee is this global: "torch._utils._rebuild_tensor_v2".
+  /// Whether this is an object whose callee is `global`: "torch._utils._rebuild_tensor_v2".
   bool calls(std::string_view global) const;
 
  private:

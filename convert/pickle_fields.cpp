@@ -46,7 +46,7 @@ std::string name_of(PickleKind kind) {
   throw UserError(field.place + ": expected " + expected + ", found " + name_of(field.value.kind()));
 }
 
-// Keys may be hostile: long, or with characters that move a terminal's cursor.
+// The key for messages, shortened and without control characters, because the keys of a file may be hostile.
 std::string printable(std::string_view key) {
   constexpr size_t kLongest = 120;
   std::string text;
@@ -56,7 +56,7 @@ std::string printable(std::string_view key) {
   return key.size() > kLongest ? text + "..." : text;
 }
 
-// Names end up in JSON files.
+// Throws UserError for a name that is not UTF-8, because names are written to JSON files.
 void check_name(const std::string& name, const std::string& place) {
   try {
     nlohmann::json(name).dump();
@@ -111,13 +111,13 @@ class JsonWriter {
     if (std::isfinite(real)) return real;
     return std::isnan(real) ? "NaN" : real > 0 ? "Infinity" : "-Infinity";
   }
-  // The pickle may name one long text a million times.
+  // Bounds the output: a pickle may refer to one long text a million times.
   void count_bytes(const std::string& text) {
     constexpr size_t kMostBytes = size_t{64} << 20;
     bytes_ += text.size();
     if (bytes_ > kMostBytes) throw UserError(place_ + ": more than 64 MiB of text");
   }
-  // The text with bytes that are no UTF-8 replaced.
+  // The text, with bytes that are not valid UTF-8 replaced.
   std::string valid(const std::string& text) {
     count_bytes(text);
     const std::string quoted =
@@ -140,7 +140,7 @@ class JsonWriter {
       items.push_back(write(value.item(index), depth + 1));
     return items;
   }
-  // ordered_json looks keys up one by one: the number of a dict's keys is bounded by the number of values.
+  // Uses nlohmann::json for the members, because ordered_json searches all keys for each new key.
   nlohmann::ordered_json of_dict(const PickleValue& value, int depth) {
     nlohmann::json members = nlohmann::json::object();
     for (size_t index = 0; index + 1 < value.size(); index += 2) {
@@ -221,7 +221,7 @@ std::vector<PickledField> PickledField::items() const {
   return all;
 }
 
-// A tuple or list, or an object made of one (torch.Size).
+// The value may be a tuple or list, or an object made of one (torch.Size).
 std::vector<int64_t> PickledField::integers() const {
   const bool is_object = value.is(PickleKind::object) && value.arguments().is(PickleKind::tuple) &&
                          value.arguments().size() == 1;

@@ -14,33 +14,33 @@
 
 namespace zerorun {
 
-/// Where a value stands, for messages: "FILE: optimizer_state_dict.zero_stage".
+/// A value, and its place in the file for messages: "FILE: optimizer_state_dict.zero_stage".
 struct PickledField {
   std::string place;
   PickleValue value;
 
-  /// A dict's entry. need() throws UserError if there is none, find() returns nothing for none and for None.
+  /// An entry of a dict. If the entry is missing or None, need() throws UserError and find() returns nullopt.
   PickledField need(std::string_view key) const;
   std::optional<PickledField> find(std::string_view key) const;
-  /// The item of a list or tuple. Throws UserError if it has fewer.
+  /// An item of a list or tuple. Throws UserError if there is no item `index`.
   PickledField item(size_t index) const;
 
-  /// Throw UserError for a value of another kind. An integer may be a boolean, an integral number, or an
-  /// object made of one (an enumeration).
+  /// Throw UserError for a value of another kind. integer() also accepts booleans, integral floats, and
+  /// objects made of one integer (enumerations).
   int64_t integer() const;
   double real() const;
   const std::string& text() const;
   std::vector<int64_t> integers() const;
   std::vector<std::string> texts() const;
-  /// Entries of a dict whose keys are texts, in order; throws UserError for another key.
+  /// The entries of a dict, in order. Throws UserError for a key that is not a text.
   std::vector<std::pair<std::string, PickledField>> entries() const;
   std::vector<PickledField> items() const;
 };
 
 /// The value as JSON: objects as {"class", "arguments", "state"}, tensors likewise, bytes in hexadecimal,
-/// numbers that are not finite as text. `has_storages`: set if a tensor's storage is in it, whose values JSON
-/// does not have. Throws UserError if the value contains itself or becomes more than a million values or 64
-/// MiB of text.
+/// numbers that are not finite as text. `has_storages`: set to whether the value contains a tensor's storage,
+/// whose elements the JSON lacks. Throws UserError if the value contains itself or becomes more than a
+/// million values or 64 MiB of text.
 nlohmann::ordered_json to_json(const PickledField& field, bool* has_storages = nullptr);
 
 }  // namespace zerorun

@@ -1,6 +1,6 @@
 // A file of torch.save (PyTorch 1.6 or newer): a zip archive with a pickle and one entry for each storage.
-// Tensors are views of storages and are read in pieces. Nothing in the file is run: convert/pickle.h. Used by
-// one thread. https://github.com/pytorch/pytorch/blob/v2.11.0/torch/serialization.py
+// Tensors are views of storages and are read in pieces. Nothing in the file is executed. Used by one
+// thread. https://github.com/pytorch/pytorch/blob/v2.11.0/torch/serialization.py
 #pragma once
 
 #include <cstddef>
@@ -20,28 +20,28 @@ namespace zerorun {
 /// A view of a storage.
 struct TorchTensor {
   std::string dtype;   // as safetensors spells it: "F32"
-  std::string entry;   // of the archive: the storage
-  int64_t offset = 0;  // elements from the storage's first
+  std::string entry;   // the storage's entry in the archive
+  int64_t offset = 0;  // in elements, from the storage's first
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // elements
+  std::vector<int64_t> strides;  // in elements
   int64_t numel = 0;
 };
 
 class TorchFile {
  public:
-  /// Throws UserError naming the file: no file of torch.save, damaged, or big-endian.
+  /// Throws UserError naming the file, if it is not a file of torch.save, damaged, or big-endian.
   TorchFile(FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return archive_.path(); }
-  /// What was saved.
+  /// The object that was passed to torch.save.
   PickleValue root() const { return pickle_.root(); }
 
-  /// The tensor or parameter that `value` is; absent if it is something else. Throws UserError if the tensor
-  /// does not lie in its storage or has a dtype or layout that checkpoints do not have; `name`: what the
-  /// message calls it.
+  /// The tensor or parameter that `value` describes; absent if `value` is something else. Throws UserError if
+  /// the tensor exceeds its storage, or has a dtype or layout that checkpoints do not have. `name`: the
+  /// tensor's name in the message.
   std::optional<TorchTensor> tensor(const PickleValue& value, const std::string& name) const;
 
-  /// Reads elements in memory order (the order of rising strides), from `begin` on, as many as `into` takes.
+  /// Fills `into` with elements in memory order (the order of rising strides), from element `begin` on.
   /// The first read of a storage also checks its CRC-32.
   void read(const TorchTensor& tensor, int64_t begin, std::span<std::byte> into);
 
@@ -49,7 +49,7 @@ class TorchFile {
   std::string where() const { return path().string() + ": "; }
 
   ZipArchive archive_;
-  std::string prefix_;  // of every entry: "archive/"
+  std::string prefix_;  // of every entry's name: "archive/"
   Pickle pickle_;
   std::set<std::string> verified_;
 };

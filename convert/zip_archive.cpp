@@ -25,7 +25,7 @@ constexpr int64_t kLocalBytes = 30;
 constexpr uint32_t kIn64Bits = 0xffffffff;  // in a field of 32 bits: the value is in the zip64 extra field
 constexpr uint16_t kExtra64 = 1;
 
-// The archive is little-endian, and so are the machines that ZeroRun runs on.
+// Needs no byte swap: the archive is little-endian, and so are the machines that ZeroRun runs on.
 template <typename Integer>
 Integer load(std::span<const std::byte> bytes, int64_t offset) {
   Integer value;
@@ -79,16 +79,16 @@ Directory find_directory(const OpenFile& file, const std::string& where) {
       "older one with torch.load and save it again");
 }
 
-// One entry of the directory, with what its zip64 extra field replaces.
+// One entry of the directory, with the values of its zip64 extra field, if it has one.
 struct DirectoryEntry {
   std::string name;
   uint64_t compressed = 0;
   uint64_t bytes = 0;
-  uint64_t header = 0;  // offset of its local header
+  uint64_t header = 0;  // offset of the local header
   uint32_t crc32 = 0;
 };
 
-// Replaces the fields that did not fit into 32 bits, in the order in which the format has them.
+// Replaces the fields that do not fit into 32 bits, in the order that the format prescribes.
 void read_extra(std::span<const std::byte> extra, DirectoryEntry& entry, const std::string& where) {
   uint64_t* const fields[] = {&entry.bytes, &entry.compressed, &entry.header};
   while (extra.size() >= 4) {
@@ -110,7 +110,7 @@ void read_extra(std::span<const std::byte> extra, DirectoryEntry& entry, const s
   }
 }
 
-// Takes the next entry off the front of the directory.
+// Removes the first entry from `directory` and returns it.
 DirectoryEntry next_entry(std::span<const std::byte>& directory, const std::string& where) {
   if (static_cast<int64_t>(directory.size()) < kEntryBytes || load<uint32_t>(directory, 0) != kEntrySignature)
     throw UserError(where + "damaged: its directory has fewer entries than it says");

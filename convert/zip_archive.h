@@ -16,21 +16,21 @@
 namespace zerorun {
 
 struct ZipEntry {
-  int64_t offset = 0;  // of its data, bytes from the start of the file
+  int64_t offset = 0;  // of the entry's data, in bytes from the start of the file
   int64_t bytes = 0;
   uint32_t crc32 = 0;
 };
 
 class ZipArchive {
  public:
-  /// Reads and checks the directory. Throws UserError naming the file: it is no zip archive, cut off,
-  /// compressed or encrypted, or two entries have the same name or overlap.
+  /// Reads and checks the directory. Throws UserError naming the file, if it is not a zip archive, cut off,
+  /// compressed or encrypted, or if two entries have the same name or overlap.
   ZipArchive(FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, ZipEntry>& entries() const { return entries_; }
 
-  /// Reads `into.size()` bytes of an entry, from `begin` on, which must lie in it.
+  /// Reads `into.size()` bytes of an entry, from `begin` on. All of these bytes must be in the entry.
   void read(const ZipEntry& entry, int64_t begin, std::span<std::byte> into) const;
   /// Reads the whole entry and throws UserError unless its CRC-32 is the directory's.
   void verify(const std::string& name) const;

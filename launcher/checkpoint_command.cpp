@@ -77,7 +77,7 @@ int inspect(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
-// A manifest that cannot be read is damage too, and the next checkpoint is verified all the same.
+// Reports an unreadable manifest as damage instead of throwing, so that verify() goes on to the next one.
 Verification verified(const fs::path& folder) {
   try {
     return verify_checkpoint(local_file_system(), folder);
@@ -123,7 +123,7 @@ int prune(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
-// Bytes of "5GB", "500MB", "2GiB" or a plain number, as Hugging Face reads them: GB is 10^9, GiB 2^30.
+// The bytes in "5GB", "500MB", "2GiB" or a plain number. Units as in Hugging Face: GB is 10^9, GiB is 2^30.
 int64_t bytes_of(const std::string& text) {
   size_t digits = 0;
   while (digits < text.size() && digits < 12 && text[digits] >= '0' && text[digits] <= '9') ++digits;

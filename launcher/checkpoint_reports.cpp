@@ -48,7 +48,7 @@ std::string count(int64_t number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
-// Rows whose columns are as wide as their widest entry.
+// Text with one line per row, in which each column is as wide as its widest entry.
 std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
@@ -73,7 +73,7 @@ std::string settings_text(const Manifest& manifest) {
          count(manifest.world_size, "rank") + ", " + manifest.optimizer;
 }
 
-// Bytes of each parameter's states in the files, by state and dtype: "value F32".
+// By parameter, then by state and dtype ("value F32"): the bytes that the state has in the files.
 std::map<std::string, std::map<std::string, int64_t>> state_bytes(const Manifest& manifest) {
   std::map<std::string, std::map<std::string, int64_t>> bytes;
   for (const auto& [name, file] : manifest.files) {
@@ -256,7 +256,7 @@ ordered_json to_json(const CheckpointComparison& result) {
     if (state.differing > 0) {
       entry["elements"] = state.numel;
       entry["differing"] = state.differing;
-      // JSON has no infinity.
+      // null if infinite: JSON has no infinity.
       entry["largest_difference"] =
           std::isfinite(state.largest) ? ordered_json(state.largest) : ordered_json();
     }

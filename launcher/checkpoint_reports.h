@@ -19,7 +19,7 @@ std::string readable_bytes(int64_t bytes);
 std::string to_text(const std::vector<InventoryTag>& tags);
 nlohmann::ordered_json to_json(const std::vector<InventoryTag>& tags);
 
-/// `parameters`: those to show, by name.
+/// `parameters`: the names of the parameters to show.
 std::string to_text(const SavedState& saved, const std::vector<std::string>& parameters);
 nlohmann::ordered_json to_json(const SavedState& saved, const std::vector<std::string>& parameters);
 

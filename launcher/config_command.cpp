@@ -89,7 +89,7 @@ int check(const ConfigArguments& arguments) {
     std::string text;
     try {
       text = read_config_file(file);
-    } catch (const UserError& error) {  // the other files are still worth checking
+    } catch (const UserError& error) {  // go on with the other files
       std::fprintf(stderr, "zerorun: %s\n", error.what());
       total.add(Severity::error);
       list.push_back({{"file", file}, {"severity", "error"}, {"path", ""}, {"message", error.what()}});
@@ -126,7 +126,7 @@ int check(const ConfigArguments& arguments) {
   return arguments.werror && total.warnings > 0 ? kWarnings : kClean;
 }
 
-/// The configuration, unless it has errors: those are printed.
+/// The configuration; absent if it has errors, which are printed.
 std::optional<CheckedConfig> accepted(const std::string& file, const ConfigArguments& arguments) {
   CheckedConfig checked = check_file(file, arguments);
   if (!checked.refused()) return checked;

@@ -1,4 +1,4 @@
-// The launcher's stdout and stderr: what ranks print goes through a LineMultiplexer into two OutputQueues.
+// The launcher's stdout and stderr: the ranks' output goes through a LineMultiplexer into two OutputQueues.
 // Owned by launch(), used by the Job on the main thread.
 #pragma once
 
@@ -20,15 +20,15 @@ class Console {
 
   void feed(int rank, Stream stream, std::string_view bytes);
   void close(int rank, Stream stream);
-  /// "zerorun: `message`" on stderr.
+  /// Prints "zerorun: `message`" on stderr.
   void notice(const std::string& message);
 
-  /// False while the reader is so far behind that ranks should wait.
+  /// False while so many bytes are pending that the launcher should not read more from the ranks.
   bool takes_more(Stream stream) const;
   bool is_flushed() const;
   void append_poll_entries(std::vector<pollfd>& entries) const;
   void write_some();
-  /// True once nobody can read stdout any more (`zerorun ... | head`).
+  /// True once stdout has no reader any more (`zerorun ... | head`).
   bool stdout_is_gone() const;
 
  private:

@@ -16,8 +16,8 @@
 namespace zerorun {
 namespace {
 
-// Messages through the pipe are one pid_t each (so writes are atomic): a group to guard, its negative to
-// forget it, or this. Nothing but process groups is ever sent, and those are at least 2.
+// Each message through the pipe is one pid_t, so that writes are atomic: the number of a process group to
+// guard, its negative to forget the group, or kGoodbye. Numbers of process groups here are at least 2.
 constexpr pid_t kGoodbye = 0;
 constexpr char kName[] = "zr-guardian";
 
@@ -36,12 +36,12 @@ void leave_the_launchers_world(int pipe_end) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Whoever waits for the end of the launcher's output or for a lock of its must not wait for us.
+  // A process that waits for the end of the launcher's output or for its lock must not wait for the guardian.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1, 2}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
   ::close_range(pipe_end + 1, ~0U, 0);
-  if (::chdir("/") != 0) return;  // only a courtesy to whoever wants to unmount our folder
+  if (::chdir("/") != 0) return;  // not needed, only lets the launcher's folder be unmounted
 }
 
 [[noreturn]] void guard(int pipe_end) {
@@ -91,7 +91,7 @@ void Guardian::forget(pid_t group) const {
 }
 
 void Guardian::send(pid_t message) const {
-  // It fails only if somebody killed the guardian: the job goes on without it.
+  // The write fails only if the guardian was killed; the job then goes on without a guardian.
   [[maybe_unused]] ssize_t written = ::write(pipe_.get(), &message, sizeof message);
 }
 

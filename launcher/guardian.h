@@ -1,6 +1,6 @@
-// A second process that outlives a SIGKILL of the launcher just long enough to kill the ranks, grandchildren
-// included. It holds the read end of a pipe whose write end only the launcher keeps: end of file means the
-// launcher is gone. Owned by the launcher's main thread; one per job.
+// A second process that, if the launcher is killed with SIGKILL, kills the ranks and their descendants, and
+// then exits. The guardian holds the read end of a pipe whose write end only the launcher keeps: end of file
+// means the launcher is gone. Owned by the launcher's main thread; one per job.
 #pragma once
 
 #include <sys/types.h>
@@ -11,18 +11,18 @@ namespace zerorun {
 
 class Guardian {
  public:
-  /// Forks. Call before any rank is started. `argv`: main's, so that the process gets a name of its own and a
-  /// `pkill -f PROGRAM` aimed at the job misses it. Throws Error.
+  /// Forks. Call before any rank is started. `argc`, `argv`: main's; the guardian overwrites them with a name
+  /// of its own, so that a `pkill -f PROGRAM` for the job does not kill the guardian. Throws Error.
   Guardian(int argc, char** argv);
-  /// The job is over: the guardian leaves without killing anything.
+  /// Ends the guardian without killing any group. Call when the job is over.
   ~Guardian();
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// In a forked child that leads a process group of its own, before exec. Async-signal-safe.
+  /// Call before exec, in a forked child that leads a process group: guards this group. Async-signal-safe.
   void guard_own_group() const;
-  /// The group is empty: its number may come to mean somebody else.
+  /// Call when the group is empty: the system may then reuse its number for another group.
   void forget(pid_t group) const;
 
  private:

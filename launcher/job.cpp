@@ -16,16 +16,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Grace of 3 s and these two stay within the 5 s that the end of a job may take.
+// Together with the default grace of 3 s, at most the 5 s that the end of a job may take.
 constexpr milliseconds kKillPatience(1000);
 constexpr milliseconds kFlushPatience(500);
-// Groups of orphans whose parent is elsewhere vanish without a signal to us.
+// The interval for polling groups: no SIGCHLD comes when a group ends whose processes are not our children.
 constexpr milliseconds kTick(50);
-// `timeout -s INT` and shell wrappers send one Ctrl-C twice; no hand is that fast.
+// Within this time, a second SIGINT is the same one: `timeout -s INT` and shell wrappers send SIGINT twice.
 constexpr milliseconds kSameInterruption(100);
 constexpr size_t kReadSize = 1 << 16;
-// Bounds a drain should somebody fill the pipe as fast as we empty it; a pipe holds at most this by default
-// limits.
+// Bounds drain() for a pipe that is filled as fast as it is emptied. With default limits, a pipe holds no
+// more than this many reads.
 constexpr int kReadsPerDrain = 16;
 
 }  // namespace
@@ -51,7 +51,7 @@ int Job::run() {
     started.process = start_rank(static_cast<int>(rank), plan_.file, plan_.arguments,
                                  plan_.environments[rank], plan_.listening, signals_, guardian_);
     ranks_.push_back(std::move(started));
-    plan_.listening.reset();  // the first rank has it
+    plan_.listening.reset();  // rank 0 has inherited it
   }
   while (phase_ != Phase::over) {
     wait_for_something();
@@ -76,7 +76,7 @@ void Job::enter_phase_that_is_due() {
   if (phase_ < Phase::flushing && all_ranks_ended() && all_groups_gone()) {
     begin_flushing();
   } else if (phase_ == Phase::running && all_ranks_ended()) {
-    begin_ending(plan_.grace);  // all is well, but processes that ranks started are still there
+    begin_ending(plan_.grace);  // no rank failed, but processes that ranks started still run
   } else if (phase_ == Phase::ending && late) {
     begin_killing();
   } else if (phase_ == Phase::killing && late) {
@@ -94,7 +94,7 @@ void Job::begin_ending(milliseconds grace) {
   move_to(Phase::ending);
   deadline_ = Clock::now() + grace;
   signal_groups(SIGTERM);
-  signal_groups(SIGCONT);  // a stopped process takes SIGTERM only when it goes on
+  signal_groups(SIGCONT);  // a stopped process handles SIGTERM only when it continues
 }
 
 void Job::begin_killing() {
@@ -107,17 +107,17 @@ void Job::begin_flushing() {
   move_to(Phase::flushing);
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     drain(static_cast<int>(rank));
-    // Whoever has left the rank's group and still holds the pipe is no part of the job.
+    // A process that has left the rank's group may still hold the pipe; it is no part of the job any more.
     for (Stream stream : kStreams) console_.close(static_cast<int>(rank), stream);
   }
   report_failure();
-  // A reader may be as slow as it likes, but not when the job is to end soon.
+  // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
   if (failed_rank_ || interrupted_by_) deadline_ = Clock::now() + kFlushPatience;
 }
 
 void Job::wait_for_something() {
   std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
-  std::vector<std::pair<int, Stream>> sources = {{-1, Stream::out}};  // beside entries
+  std::vector<std::pair<int, Stream>> sources = {{-1, Stream::out}};  // sources[i] belongs to entries[i]
   for (size_t rank = 0; rank < ranks_.size() && phase_ < Phase::flushing; ++rank) {
     const RankProcess& process = ranks_[rank].process;
     for (Stream stream : kStreams) {
@@ -177,8 +177,8 @@ void Job::reap() {
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
     if (pid < 0 && errno == EINTR) continue;
     if (pid <= 0) break;
-    // Others than ranks are their orphans, which fall to us (see launch.cpp), or a guardian that somebody
-    // killed.
+    // A child that is no rank is an orphan of a rank, which the system reparents to the launcher (see
+    // launch.cpp), or a guardian that was killed.
     auto rank =
         std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.process.pid == pid; });
     if (rank == ranks_.end() || rank->status) continue;

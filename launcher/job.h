@@ -1,6 +1,6 @@
-// Supervises the ranks of one job from start to end: passes on what they print, ends them all when one fails
-// or the user says so, and leaves nothing behind. Made and run once, on the main thread; the only code that
-// signals ranks.
+// Supervises the ranks of one job from start to end: passes on the ranks' output, ends all ranks when one
+// fails or the user interrupts the job, and leaves no process running. Made and run once, on the main thread.
+// Besides the guardian, only this class signals ranks.
 #pragma once
 
 #include <poll.h>
@@ -20,37 +20,37 @@
 namespace zerorun {
 
 struct JobPlan {
-  std::string file;                                    // what is run
-  std::vector<std::string> arguments;                  // the first is the program's name for itself
+  std::string file;                                    // the program that the ranks run
+  std::vector<std::string> arguments;                  // argv, including argv[0]
   std::vector<std::vector<std::string>> environments;  // one per rank
-  UniqueFd listening;                                  // for rank 0, which its variables name
+  UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL
 };
 
 class Job {
  public:
   Job(JobPlan plan, Console& console, Signals& signals, const Guardian& guardian);
-  /// Kills what is still there: only after an exception.
+  /// Kills the ranks that are still running, which is only the case after an exception.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Starts the ranks, returns when all have ended and their output is written: the launcher's exit code.
+  /// Starts the ranks, waits until all have ended and their output is written; returns the exit code.
   /// Throws UserError or Error if a rank cannot be started.
   int run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // running -> ending (SIGTERM sent) -> killing (SIGKILL sent) -> flushing (only output is left) -> over; any
-  // of the middle ones may be left out.
+  // running -> ending (SIGTERM sent) -> killing (SIGKILL sent) -> flushing (only output is left) -> over; the
+  // phases between running and over may be skipped.
   enum class Phase { running, ending, killing, flushing, over };
 
   struct Rank {
     RankProcess process;
     LineTail last_lines;
-    std::optional<int> status;  // of waitpid, once it has ended
-    bool group_exists = true;   // false: its number must not be signalled any more
+    std::optional<int> status;  // from waitpid(), once the rank has ended
+    bool group_exists = true;   // false: no longer signal its number, which may be reused
   };
 
   void move_to(Phase phase);
@@ -82,8 +82,8 @@ class Job {
   const Guardian& guardian_;
   std::vector<Rank> ranks_;
   Phase phase_ = Phase::running;
-  std::optional<Clock::time_point> deadline_;  // of the present phase
-  std::optional<int> failed_rank_;             // the first one
+  std::optional<Clock::time_point> deadline_;  // of the current phase
+  std::optional<int> failed_rank_;             // the rank that failed first
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
   std::string buffer_;

@@ -28,11 +28,11 @@ extern char** environ;
 namespace zerorun {
 namespace {
 
-/// Opens what the caller left closed of stdin, stdout and stderr: else a pipe of ours would take its number.
+/// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get such a number.
 void fill_standard_descriptors() {
   for (int fd : {0, 1, 2}) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    [[maybe_unused]] int lowest_free = ::open("/dev/null", O_RDWR);  // which is fd
+    [[maybe_unused]] int lowest_free = ::open("/dev/null", O_RDWR);  // equals fd
   }
 }
 
@@ -47,7 +47,7 @@ std::vector<std::string> inherited_environment() {
   return entries;
 }
 
-/// What nobody outside the job can guess.
+/// A secret of 128 bits that no process outside the job can guess.
 std::string random_token() {
   std::random_device random;
   std::ostringstream text;
@@ -58,7 +58,7 @@ std::string random_token() {
 /// How many ranks run, and on which devices.
 struct RankDevices {
   bool gpus_wanted = true;
-  int gpus = 0;  // that ranks may use
+  int gpus = 0;  // number of GPUs that ranks may use
   int ranks = 1;
   std::string visible_devices;
 };
@@ -124,8 +124,8 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
 
   plan.listening = std::move(listening.fd);
 
-  // Processes whose rank has ended fall to us, not to the system's first process: we end them and collect
-  // them, also in containers whose first process collects nobody.
+  // Orphans of ranks become children of the launcher instead of process 1. The launcher ends and reaps them,
+  // because process 1 of a container may not.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
   Guardian guardian(argc, argv);

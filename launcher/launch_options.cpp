@@ -1,6 +1,6 @@
 #include "launcher/launch_options.h"
 
-// CLI::App: options, their help, and the split between ours and the program's
+// CLI::App
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -40,7 +40,7 @@ started (nohup, background of a shell script).
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
 
-// DeepSpeed's options that this launcher does not have: worth a better answer than "unknown".
+// DeepSpeed's options that this launcher does not have. Their error message says so.
 constexpr std::array<std::string_view, 24> kNotOffered = {"-H",
                                                           "--hostfile",
                                                           "-e",
@@ -85,7 +85,7 @@ class UsageFormatter : public CLI::Formatter {
   }
 };
 
-/// A number above `low` (or equal to it, if `low_allowed`), and at most `high`.
+/// Accepts a number above `low` (or equal to `low`, if `low_allowed`), and at most `high`.
 CLI::Validator seconds(double low, bool low_allowed, double high) {
   auto check = [=](std::string& text) -> std::string {
     double value = NAN;

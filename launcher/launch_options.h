@@ -1,4 +1,4 @@
-// The command line of `zerorun`. Pure: neither looks at the machine nor prints.
+// Parses the command line of `zerorun`. Pure: does not inspect the machine or print.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ struct LaunchOptions {
   std::vector<std::string> command;  // the program and its arguments, untouched
 };
 
-/// A text that the user asked for instead of a job (--help, --version).
+/// The text that the user requests with --help or --version instead of a job.
 struct Information {
   std::string text;
 };

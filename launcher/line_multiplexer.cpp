@@ -34,8 +34,8 @@ void LineMultiplexer::feed(int rank, Stream stream, std::string_view bytes) {
   }
   from.partial.append(bytes);
 
-  // A progress line may begin with '\r' instead of ending with it: on a terminal, write the text after it at
-  // once, not with the next update.
+  // A progress line may begin with '\r' instead of ending with it: on a terminal, write the text after '\r'
+  // at once, because waiting for the next '\r' would show each update too late.
   bool live_on_terminal = from.live && to.is_terminal;
   if (from.partial.size() >= kLongestLine || (live_on_terminal && !from.partial.empty())) {
     write(from, to, std::exchange(from.partial, {}), false);
@@ -63,13 +63,13 @@ std::string LineMultiplexer::take(Stream stream) {
 void LineMultiplexer::write(Source& source, Sink& sink, std::string_view text, bool finished) {
   if (sink.last != &source) {
     if (sink.is_terminal && sink.drawn) {
-      sink.output += "\r\x1b[K";  // erase the live line: its rank draws it again with the next update
+      sink.output += "\r\x1b[K";  // erase the live line: the rank's next update draws it again
     } else if (sink.open) {
       sink.output += '\n';
     }
     sink.open = false;
   }
-  // "\r\n" may arrive in two reads: its '\n' still belongs to the line before it.
+  // "\r\n" may arrive in two reads: a '\n' after the '\r' ends the same line, and gets no prefix.
   bool tail_of_line_end = source.live && text == "\n" && sink.last == &source;
   if (several_ranks_print_ && !sink.open && !tail_of_line_end) {
     sink.output += "[rank " + std::to_string(source.rank) + "] ";

@@ -1,9 +1,9 @@
-// Bytes of many ranks in, whole lines out: what the launcher writes to its own stdout and stderr. Pure (no
-// file descriptors, no clock), owned by the Console, used by one thread.
+// Turns the output of many ranks into whole lines for the launcher's own stdout and stderr. Pure (no file
+// descriptors, no clock), owned by the Console, used by one thread.
 //
-// Lines end in '\n', '\r' or "\r\n" and are never interleaved. They carry "[rank R] " as soon as a second
-// rank has printed anything; as long as one rank prints alone, its bytes pass through unchanged, whatever
-// they are.
+// Lines end in '\n', '\r' or "\r\n" and are never interleaved. As long as only one rank prints, its bytes
+// pass through unchanged, even binary data. As soon as a second rank has printed anything, each line starts
+// with "[rank R] ".
 #pragma once
 
 #include <array>
@@ -17,47 +17,47 @@ namespace zerorun {
 enum class Stream { out = 0, err = 1 };
 inline constexpr std::array<Stream, 2> kStreams = {Stream::out, Stream::err};
 
-/// Where the launcher's own two streams lead.
+/// The kinds of files that the launcher's own two streams write to.
 struct Display {
   bool out_is_terminal = false;
   bool err_is_terminal = false;
-  bool joined = false;  // both lead to the same file: everything is written, in order, to stdout
+  bool joined = false;  // both are the same file: all output is written, in order, to stdout
 };
 
 class LineMultiplexer {
  public:
-  /// A longer line is written in pieces, and broken by '\n' if another rank's line comes in between.
+  /// A longer line is written in pieces; '\n' ends a piece if another rank's line comes before the next one.
   static constexpr size_t kLongestLine = 1 << 20;
 
   LineMultiplexer(int ranks, Display display);
 
   void feed(int rank, Stream stream, std::string_view bytes);
-  /// The rank will write no more to this stream: its unfinished last line goes out as it is.
+  /// Call when the rank will write no more to this stream. Writes the rank's unfinished last line as it is.
   void close(int rank, Stream stream);
-  /// A line of the launcher's own, on stderr.
+  /// Prints a line of the launcher's own on stderr.
   void notice(std::string_view line);
-  /// What is to be written to the launcher's stream since the last call.
+  /// The bytes to write to the launcher's stream that have been added since the last call.
   std::string take(Stream stream);
 
  private:
   struct Source {
     int rank;
     std::string partial;
-    bool live = false;  // its last line ended in '\r': the next one is drawn over it
+    bool live = false;  // the last line ended in '\r': the next line is drawn over it
   };
   struct Sink {
     bool is_terminal = false;
     std::string output;
-    const Source* last = nullptr;  // who wrote last
+    const Source* last = nullptr;  // the source of the last line
     bool open = false;             // the last line is unfinished
-    bool drawn = false;            // the last line is there to be drawn over
+    bool drawn = false;            // the next line will be drawn over the last line
   };
 
   Source& source(int rank, Stream stream) { return sources_[2 * rank + static_cast<int>(stream)]; }
   Sink& sink(Stream stream) { return sinks_[joined_ ? 0 : static_cast<int>(stream)]; }
   void write(Source& source, Sink& sink, std::string_view text, bool finished);
 
-  std::vector<Source> sources_;  // never resized: sinks point into it
+  std::vector<Source> sources_;  // never resized: Sink::last points into it
   std::array<Sink, 2> sinks_;
   bool joined_;
   int first_rank_ = -1;

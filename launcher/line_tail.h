@@ -1,6 +1,6 @@
 // The last few lines of a stream of bytes, for the report about a failed rank. Pure; owned by the rank's
-// entry in the Job, used by one thread. Memory is bounded: long lines are cut. A line drawn over by '\r'
-// counts with its last text.
+// entry in the Job, used by one thread. Memory is bounded: long lines are cut. Of a line that '\r'
+// redraws, only the last text is kept.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,11 @@
-// What this machine has. Each call asks the system anew; any thread may call.
+// The machine's GPUs and name. Each call asks the system again; any thread may call.
 #pragma once
 
 #include <string>
 
 namespace zerorun {
 
-/// NVIDIA GPUs, counted by their device files (/dev/nvidia0, /dev/nvidia1, ...).
+/// The number of NVIDIA GPUs, counted by their device files (/dev/nvidia0, /dev/nvidia1, ...).
 int count_gpus(const std::string& device_folder = "/dev");
 std::string this_hostname();
 

@@ -1,5 +1,5 @@
-// zerorun: starts the ranks of a training job and stays with them until the last one has ended; `zerorun
-// config` looks at configurations, `zerorun checkpoint` at checkpoints.
+// zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
+// config` handles configurations, `zerorun checkpoint` handles checkpoints.
 #include <cstdio>
 #include <exception>
 #include <string>

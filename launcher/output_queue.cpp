@@ -12,8 +12,8 @@
 namespace zerorun {
 namespace {
 
-/// Others (the user's shell) share the descriptor's flags, so O_NONBLOCK must not be set on it: a terminal or
-/// a pipe is opened once more. Files never block for long, and reopening would lose their position.
+/// Other processes (the user's shell) share the descriptor's flags, so O_NONBLOCK must not be set on `fd`. A
+/// terminal or a pipe is opened again. A file is not: it never blocks for long, and would lose its position.
 UniqueFd reopen_non_blocking(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !(S_ISFIFO(info.st_mode) || ::isatty(fd))) return {};
@@ -35,8 +35,8 @@ void OutputQueue::push(std::string_view bytes) {
 }
 
 void OutputQueue::write_some() {
-  // A pipe that polls as writable takes PIPE_BUF bytes without blocking, even where it could not be opened
-  // anew.
+  // A pipe that polls as writable takes PIPE_BUF bytes without blocking, even if reopen_non_blocking() has
+  // failed.
   while (pending() > 0 && writable_now(fd())) {
     const ssize_t size = ::write(fd(), bytes_.data() + written_, std::min<size_t>(pending(), PIPE_BUF));
     if (size < 0) {

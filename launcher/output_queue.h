@@ -1,4 +1,4 @@
-// Bytes on their way to one of the launcher's own streams. Writing never blocks, so a reader that has stalled
+// Bytes waiting to be written to one of the launcher's own streams. Writing never blocks, so a stalled reader
 // cannot keep the launcher from ending the ranks. Owned by the Console, used by one thread.
 #pragma once
 
@@ -15,12 +15,12 @@ class OutputQueue {
   explicit OutputQueue(int fd);
 
   void push(std::string_view bytes);
-  /// Writes what the reader takes at once.
+  /// Writes as many pending bytes as possible without blocking.
   void write_some();
   size_t pending() const { return bytes_.size() - written_; }
-  /// What to poll for POLLOUT while bytes are pending.
+  /// The descriptor to poll for POLLOUT while bytes are pending.
   int fd() const { return own_.is_open() ? own_.get() : fd_; }
-  /// The errno of a write that failed, 0 if none did. From then on bytes are dropped.
+  /// The errno of the first failed write; 0: none. After a failure, all bytes are dropped.
   int error() const { return error_; }
 
  private:

@@ -39,7 +39,7 @@ std::string join(const std::vector<Value>& values) {
 
 std::vector<std::string> rank_environment(const std::vector<std::string>& inherited,
                                           const JobEnvironment& job, int rank) {
-  // No value: the variable is taken away.
+  // nullopt: the variable is removed from the environment.
   std::map<std::string, std::optional<std::string>> ours = {
       {"RANK", std::to_string(rank)},
       {"LOCAL_RANK", std::to_string(rank)},
@@ -52,7 +52,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
       {kListenVariable, std::nullopt},
       {"ZERORUN_TIMEOUT", shortest_text(job.timeout_seconds)},
       {"ZERORUN_TERMINAL", std::nullopt},
-      // Left over from a torchrun around us, it would make rank 0 look for a store that is not there.
+      // If torchrun started the launcher, this variable would make rank 0 use a store that does not exist.
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
   };
   if (rank == 0) ours[kListenVariable] = std::to_string(job.listening_fd);
@@ -62,7 +62,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(job.threads_per_rank);
-  // LibTorch's own warnings and backtraces would bury the one message that says what is wrong.
+  // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.
   if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
 
   std::vector<std::string> environment;

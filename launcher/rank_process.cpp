@@ -37,7 +37,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-/// Everything the child needs, made before the fork: after it only async-signal-safe calls are allowed.
+/// Everything the child needs, made before the fork: the child may only make async-signal-safe calls.
 struct ChildPlan {
   const char* file;
   char* const* arguments;
@@ -49,7 +49,7 @@ struct ChildPlan {
 [[noreturn]] void become_rank(const ChildPlan& plan, const Signals& signals, const Guardian& guardian) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != plan.launcher) _exit(127);  // it died before the line above could take effect
+  if (::getppid() != plan.launcher) _exit(127);  // the launcher died before prctl()
   guardian.guard_own_group();
   signals.restore_in_child();
   ::dup2(plan.in, 0);

@@ -1,5 +1,5 @@
-// Starts one rank: a child that leads a process group of its own, dies with the launcher, and writes into two
-// pipes. Used by the Job on the main thread.
+// Starts one rank: a child process that leads its own process group, is killed when the launcher ends, and
+// writes into two pipes. Used by the Job on the main thread.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@ struct RankProcess {
 };
 
 /// Runs `file` with `arguments`, the first of which is the program's own name. If `inherited` is open, the
-/// program gets it under the same descriptor number. Throws UserError if the system cannot run the file,
+/// program inherits the descriptor under the same number. Throws UserError if the system cannot run the file,
 /// Error if it is out of processes or descriptors.
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
                        const std::vector<std::string>& environment, const UniqueFd& inherited,

@@ -19,7 +19,7 @@ bool is_ignored(int signal) {
 }  // namespace
 
 Signals::Signals() {
-  // With SIGCHLD ignored by whoever started us, the kernel would throw the ranks' exit codes away.
+  // If the parent process left SIGCHLD ignored, the kernel would discard the ranks' exit codes.
   std::signal(SIGCHLD, SIG_DFL);
   std::signal(SIGPIPE, SIG_IGN);
   sigset_t ours;
@@ -45,7 +45,7 @@ std::optional<int> Signals::next() {
 }
 
 void Signals::restore_in_child() const {
-  // SIGTERM is how we end ranks, whoever else is to ignore it.
+  // SIGTERM must work in ranks even if the launcher inherited it ignored, because the Job ends ranks with it.
   for (int signal : {SIGPIPE, SIGTERM}) std::signal(signal, SIG_DFL);
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }

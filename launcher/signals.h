@@ -11,9 +11,9 @@ namespace zerorun {
 
 class Signals {
  public:
-  /// From here on SIGCHLD, SIGINT, SIGTERM and SIGHUP wait to be read, and SIGPIPE is ignored. Those of
-  /// SIGINT, SIGTERM and SIGHUP that are ignored (under nohup, or in the background of a shell script) stay
-  /// so. Throws Error.
+  /// Blocks SIGCHLD, SIGINT, SIGTERM and SIGHUP, which can then be read with next(), and ignores SIGPIPE. A
+  /// SIGINT, SIGTERM or SIGHUP that is already ignored (under nohup, or in the background of a shell script)
+  /// stays ignored. Throws Error.
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;
@@ -22,7 +22,7 @@ class Signals {
   int fd() const { return fd_.get(); }
   /// The next signal that has arrived, if any.
   std::optional<int> next();
-  /// In a forked child, before exec: undoes the above. Async-signal-safe.
+  /// Call in a forked child before exec: restores the signals for the rank. Async-signal-safe.
   void restore_in_child() const;
 
  private:

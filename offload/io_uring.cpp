@@ -1,4 +1,4 @@
-// Transfers through io_uring: the kernel does them, and no thread of this process waits for the disk.
+// Transfers through io_uring: the kernel does them, so that no thread of this process waits for the disk.
 #include <liburing.h>
 
 #include <cerrno>
@@ -52,7 +52,7 @@ class IoUring : public Transfers {
       if (rest.count() <= 0) return std::nullopt;
       __kernel_timespec time{.tv_sec = rest.count() / 1'000'000'000, .tv_nsec = rest.count() % 1'000'000'000};
       if (::io_uring_wait_cqe_timeout(&ring_, &entry, &time) == 0)
-        break;  // else interrupted by a signal, or timed out
+        break;  // else the wait was interrupted by a signal or timed out
     }
     const TransferDone done{.tag = static_cast<int>(entry->user_data), .result = entry->res};
     ::io_uring_cqe_seen(&ring_, entry);
@@ -73,7 +73,7 @@ std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most) {
   if (!files.has_descriptors()) return nullptr;
   io_uring ring{};
   if (::io_uring_queue_init(static_cast<unsigned>(most), &ring, 0) < 0) return nullptr;
-  // Older kernels lack IORING_OP_READ and IORING_OP_WRITE.
+  // Kernels without this feature also lack IORING_OP_READ and IORING_OP_WRITE, which start() needs.
   const bool is_complete = (ring.features & IORING_FEAT_RW_CUR_POS) != 0;
   if (is_complete) return std::make_unique<IoUring>(ring);
   ::io_uring_queue_exit(&ring);

@@ -9,7 +9,7 @@
 namespace zerorun {
 namespace {
 
-// The chunks, if the header takes `header_bytes`.
+// The chunks of a file whose header has `header_bytes` bytes.
 std::vector<Chunk> make_chunks(const SliceContents& contents, int64_t chunk_bytes, int64_t alignment,
                                int64_t header_bytes) {
   int64_t element = 0;
@@ -70,7 +70,7 @@ SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, 
   const std::string no_generation(kGenerationDigits, '0');
   metadata["generation"] = no_generation;
   SlotLayout layout;
-  // The header lists all offsets, so its length and the layout depend on each other.
+  // The header lists all offsets, so its length and the layout depend on each other: repeat until both agree.
   for (int64_t header_bytes = kPageBytes;; header_bytes = static_cast<int64_t>(layout.header.size())) {
     layout.chunks = make_chunks(contents, chunk_bytes, alignment, header_bytes);
     layout.bytes = layout.chunks.back().offset + layout.chunks.back().bytes;

@@ -1,5 +1,5 @@
-// The layout of a slice's state in a file, and the chunks in which it is read into memory. A chunk is
-// consecutive elements of the slice, with all their states, in consecutive bytes of the file. The file has
+// The layout of a slice's state in a file. The file is read into memory in chunks. A chunk has consecutive
+// elements of the slice, with all states of these elements, in consecutive bytes of the file. The file has
 // the format of a checkpoint's file (docs/checkpoint_format.md). Pure; any thread.
 #pragma once
 
@@ -17,7 +17,7 @@ struct SliceState {
   std::string dtype = "F32";  // as safetensors spells it
 };
 
-/// The part of a parameter that lies in the slice.
+/// The part of a parameter that is in the slice.
 struct SlicePart {
   std::string parameter;
   int64_t begin;           // its first element, counted from the parameter's first
@@ -28,22 +28,22 @@ struct SlicePart {
 struct SliceContents {
   std::string label;                            // for messages: "bucket 3 (wte.weight and 2 more)"
   std::map<std::string, std::string> metadata;  // for the header
-  int64_t numel = 0;                            // elements, with padding
+  int64_t numel = 0;                            // elements, including padding
   std::vector<SliceState> states;
   std::vector<SlicePart> parts;  // in ascending order of begin_in_slice
 };
 
 struct Chunk {
-  int64_t begin;  // elements of the slice
+  int64_t begin;  // first element, counted from the slice's first
   int64_t numel;
-  int64_t offset;                      // in bytes from the start of the file; starts a checksum block
+  int64_t offset;                      // in bytes from the start of the file; a multiple of kChecksumBlock
   int64_t bytes;                       // whole pages
   std::vector<int64_t> state_offsets;  // by state, in bytes from the start of the chunk
 };
 
 struct SlotLayout {
-  std::string header;              // lies at the start of the first chunk
-  size_t generation_at = 0;        // where the kGenerationDigits digits are in `header`
+  std::string header;              // is at the start of the first chunk
+  size_t generation_at = 0;        // position of the generation's kGenerationDigits digits in `header`
   std::vector<Chunk> chunks;       // in the order of the file, without gaps
   std::vector<StateRange> ranges;  // offsets are from the start of the file
   int64_t bytes = 0;               // of the file
@@ -52,7 +52,7 @@ struct SlotLayout {
 inline constexpr int kGenerationDigits = 12;
 
 /// `chunk_bytes`: maximum bytes of a chunk, a multiple of kChecksumBlock; the first chunk may be larger if
-/// its header is long. `alignment`: in elements; chunks and parts begin at multiples of it.
+/// the header is long. `alignment`: in elements; chunks and parts begin at multiples of it.
 SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, int64_t alignment);
 
 }  // namespace zerorun

@@ -43,7 +43,7 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = {static_cast<std::byte*>(memory), Unmap{static_cast<size_t>(total)}};
-  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // the disk writes to these pages
+  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // the disk must not write to shared pages
   const int64_t requests = (bytes_of_a_buffer_ + options_.request_bytes - 1) / options_.request_bytes;
   for (int i = 0; i < count; ++i) buffers_.push_back({.memory = memory_.get() + i * bytes_of_a_buffer_});
   requests_.resize(static_cast<size_t>(count * requests));
@@ -111,7 +111,7 @@ std::byte* StateFiles::open(int chunk, bool overwrites) {
   check_not_failed();
   if (chunks_[chunk].buffer < 0) load(chunk, take_buffer(), overwrites);
   const int buffer = chunks_[chunk].buffer;
-  ++buffers_[buffer].opened;  // before the wait, so that the buffer is not reused
+  ++buffers_[buffer].opened;  // before the wait, because opened buffers are not reused
   await(buffer);
   buffers_[buffer].last_opened = ++opens_;
   note_opened(chunk);
@@ -165,7 +165,7 @@ LentSlot StateFiles::lend(int number) {
   Slot& slot = slice.slots[slice.complete];
   if (!slot.replacement) slot.replacement = make_file(slice.layout);
   slot.readers->fetch_add(1, std::memory_order_relaxed);
-  // Its end is ordered before write(), which then sees whether the reader has linked the file.
+  // release pairs with the acquire in write(), so that write() sees whether this reader has linked the file.
   auto end = [file = slot.file, readers = slot.readers](OpenFile*) {
     readers->fetch_sub(1, std::memory_order_release);
   };
@@ -182,7 +182,7 @@ void StateFiles::fill(int chunk, std::byte* memory) const {
   if (state.index == 0) std::ranges::copy(std::as_bytes(std::span(slice.layout.header)), memory);
 }
 
-// Advances the plan past `chunk`: earlier chunks of the plan are no longer expected.
+// Advances the plan past `chunk`: chunks before `chunk` in the plan are no longer read ahead.
 void StateFiles::note_opened(int chunk) {
   const auto next = plan_.begin() + static_cast<std::ptrdiff_t>(opened_of_plan_);
   const auto end =
@@ -191,7 +191,7 @@ void StateFiles::note_opened(int chunk) {
   if (found != end) opened_of_plan_ = static_cast<size_t>(found - plan_.begin()) + 1;
 }
 
-// Whether the plan opens the chunk soon, so that its buffer must not be taken for one that is opened later.
+// Whether the plan opens `chunk` soon: if so, a chunk that is opened later should not take its buffer.
 bool StateFiles::is_planned(int chunk) const {
   const size_t end = std::min(plan_.size(), opened_of_plan_ + 2 * buffers_.size());
   for (size_t i = opened_of_plan_; i < end; ++i) {
@@ -306,7 +306,7 @@ void StateFiles::await(int buffer) {
   while (buffers_[buffer].use != Use::ready) finish_one(buffer, deadline);
 }
 
-// `awaited`: the buffer that the caller waits for; -1: any.
+// Waits for one request and finishes it. `awaited`: the buffer that the caller waits for; -1: any.
 void StateFiles::finish_one(int awaited, std::chrono::steady_clock::time_point deadline) {
   const auto busy = std::ranges::find_if(buffers_, [](const Buffer& buffer) { return buffer.requests > 0; });
   ZR_CHECK(busy != buffers_.end(), "all buffers of offloaded state are in use");
@@ -323,11 +323,11 @@ void StateFiles::finish(const TransferDone& done) {
   auto& [number, transfer, retries] = requests_[done.tag];
   Buffer& buffer = buffers_[number];
   int64_t count = done.result;
-  if (count == -EINVAL) {  // this file system cannot do this transfer with O_DIRECT after all
+  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer: repeat without it
     count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
                             : files_->read(transfer.file, transfer.bytes, transfer.offset);
   }
-  // A request is cancelled if the thread that submitted it has ended.
+  // -ECANCELED: the kernel cancels a request if the thread that submitted the request has ended.
   const bool is_for_now = count == -EINTR || count == -EAGAIN || count == -ECANCELED;
   if (is_for_now && ++retries < kMostRetries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,11 +1,11 @@
-// State of slices that is kept in files. A few buffers in memory hold the chunks that are in use; chunks are
-// read ahead and written behind. Used by one thread at a time.
+// Keeps the state of slices in files. A few buffers in memory hold the chunks that are in use; chunks are
+// read before they are opened and written after they are closed. Used by one thread at a time.
 //
-// [Note: generations] A slice has two slots, files of equal layout. A step's changes go to the slot that does
-// not have the last complete generation; finish_generation() returns when all of them are written, and then
-// the slots swap roles. So one complete generation exists at any time, and checkpoints link to it (lend()).
-// lend() makes a replacement file: a lent file is not written again, unless it got no name and nobody holds
-// it any more. Slots have no names: no file survives the process, however it ends.
+// [Note: generations] A slice has two slots: files of equal layout. One slot has the last complete
+// generation; a step's changes are written to the other. finish_generation() waits for these writes, then
+// swaps the roles of the slots, so that one complete generation always exists. Checkpoints link to its file
+// after lend(), which makes a replacement file: a lent file is written again only if it got no name and all
+// borrowers have released it. Slots have no names, so no file survives the process, however it ends.
 #pragma once
 
 #include <atomic>
@@ -29,18 +29,18 @@ namespace zerorun {
 struct StateFilesOptions {
   std::filesystem::path folder;  // must exist
   int rank = 0;                  // for messages
-  int buffers = 4;               // one chunk each; at least kFewestBuffers, if there are as many chunks
+  int buffers = 4;               // one chunk each; raised to kFewestBuffers, then limited to the chunks
   int64_t chunk_bytes = 0;       // a multiple of kChecksumBlock
-  int64_t request_bytes = 0;     // of one read or write, whole pages
+  int64_t request_bytes = 0;     // maximum of one read or write, whole pages
   int64_t alignment = 16;        // of the parts of slices, in elements
-  int threads = 1;               // used if there is no io_uring
+  int threads = 1;               // number of threads if there is no io_uring
   std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
 inline constexpr int kFewestBuffers = 3;  // one in use, one being read, one being written
 
-/// A complete generation of a slice, in a file that nobody writes to any more.
+/// A complete generation of a slice, in a file that is not written while it is lent.
 struct LentSlot {
   std::shared_ptr<OpenFile> file;
   StateFileFacts facts;
@@ -67,15 +67,15 @@ class StateFiles {
 
   /// Sets the order in which chunks will be opened from now on, so that they are read ahead.
   void plan(std::span<const int> chunks);
-  /// The chunk's memory, with its states at the offsets of layout(), valid until the chunk is closed as often
+  /// Returns the chunk's memory, with states at layout()'s offsets, valid until the chunk is closed as often
   /// as it was opened. `overwrites`: the caller will write all states, so nothing is read from the file.
   std::byte* open(int chunk, bool overwrites = false);
   /// `changed`: the chunk's memory is written to the next generation.
   void close(int chunk, bool changed);
   /// Returns when all changes are in files and the generation is complete.
   void finish_generation();
-  /// Lends the last complete generation; no chunk may have changed since. Also throws UserError if there is
-  /// no room for the replacement file; then nothing has changed.
+  /// Lends the last complete generation; no chunk of the slice may have changed since then. Also throws
+  /// UserError if the disk has no room for the replacement file; the state is then unchanged.
   LentSlot lend(int slice);
 
   // Bytes since construction.
@@ -89,9 +89,9 @@ class StateFiles {
  private:
   struct Slot {
     std::shared_ptr<OpenFile> file;
-    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // those it is lent to
+    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // borrowers
     std::vector<uint64_t> checksums = {};                                               // by block
-    std::shared_ptr<OpenFile> replacement = nullptr;  // set while the file is lent
+    std::shared_ptr<OpenFile> replacement = nullptr;  // from lend() to the next write of the slot
   };
   struct Slice {
     SliceContents contents;
@@ -100,14 +100,14 @@ class StateFiles {
     Slot slots[2];
     int complete = -1;  // the slot of the last complete generation; -1: none, the state is initial
     int64_t generation = 0;
-    int changed = 0;  // number of chunks that the next generation has
+    int changed = 0;  // number of chunks that are already in the next generation
     int next() const { return complete == 0 ? 1 : 0; }
   };
   struct ChunkState {
     int slice;
     int index;
-    int buffer = -1;          // the buffer that holds it; -1: none
-    bool is_in_next = false;  // the next generation has it
+    int buffer = -1;          // the buffer that holds the chunk; -1: none
+    bool is_in_next = false;  // the chunk is already in the next generation
   };
   enum class Use { none, reading, ready, writing };
   struct Buffer {
@@ -115,7 +115,7 @@ class StateFiles {
     Use use = Use::none;
     int chunk = -1;
     int opened = 0;
-    bool is_changed = false;  // and its write has not started
+    bool is_changed = false;  // the chunk has changed, and its write has not started
     int requests = 0;         // in flight
     int64_t last_opened = 0;
   };
@@ -167,7 +167,7 @@ class StateFiles {
   int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
   std::string failure_;
-  std::unique_ptr<Transfers> transfers_;  // destroyed before the memory that it writes to
+  std::unique_ptr<Transfers> transfers_;  // last member: destroyed before the memory that it uses
 };
 
 }  // namespace zerorun

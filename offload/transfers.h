@@ -31,7 +31,7 @@ class Transfers {
   /// Waits for all transfers in flight.
   virtual ~Transfers() = default;
 
-  /// Starts a transfer without waiting for the disk. At most `most` of open_transfers() may be in flight.
+  /// Starts a transfer without waiting for the disk. At most open_transfers()'s `most` may be in flight.
   virtual void start(const Transfer& transfer, int tag) = 0;
   /// Waits up to `patience` for a transfer to complete; absent if none does. 0: does not wait.
   virtual std::optional<TransferDone> next(std::chrono::milliseconds patience) = 0;
@@ -39,10 +39,10 @@ class Transfers {
   virtual const char* name() const = 0;
 };
 
-/// `most`: maximum transfers in flight. `threads`: used if there is no io_uring. `files` must outlive the
-/// result.
+/// `most`: maximum transfers in flight. `threads`: their number if there is no io_uring. `files` must outlive
+/// the result.
 std::unique_ptr<Transfers> open_transfers(FileSystem& files, int most, int threads);
-/// Null if this process may not use io_uring, or `files` has no descriptors of the kernel.
+/// Null if this process may not use io_uring, or if `files` does not use kernel file descriptors.
 std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most);
 std::unique_ptr<Transfers> open_transfer_threads(FileSystem& files, int threads);
 
