@@ -14,7 +14,7 @@ namespace zerorun {
 
 struct Damage {
   std::string file;    // empty: the checkpoint as a whole
-  int64_t block = -1;  // index, in blocks of kChecksumBlock bytes; -1: not one block
+  int64_t block = -1;  // index, in blocks of kChecksumBlock bytes; -1: no single block
   std::string what;    // "differs from its checksum: h.0.weight (value, exp_avg)"
 };
 

@@ -90,7 +90,7 @@ void read_untrained(DeepSpeedContents& contents) {
   if (frozen && stage == 3) add_frozen_fragments(contents, *frozen);
 }
 
-// Experts of DeepSpeed's own MoE layers are sharded over other ranks than the other parameters.
+// DeepSpeed shards experts that it has created itself (AutoEP) over other ranks than the other parameters.
 void refuse_experts(const PickledField& model) {
   for (const char* const key : {"ds_autoep_layers", "autoep_layers"}) {
     if (model.find(key))

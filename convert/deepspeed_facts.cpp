@@ -137,7 +137,7 @@ DeepSpeedFacts read_deepspeed_facts(const PickledField& model) {
   read_counters(model, facts);
   read_ranks(model, facts);
   auto config = model.find("ds_config");
-  if (config && !config->value.is(PickleKind::dict)) config.reset();  // a file name
+  if (config && !config->value.is(PickleKind::dict)) config.reset();  // ds_config may be just a file name
   facts.precision = precision_of(config);
   read_optimizer(config, facts);
   note_what_is_left_out(model, facts);

@@ -87,7 +87,7 @@ void refuse_other_parallelism(const fs::path& folder, const std::vector<std::str
 
 DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) {
   DeepSpeedFolder found;
-  found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // "." gets a name
+  found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // absolute: gives "." a file name
   if (!found.path.has_filename()) found.path = found.path.parent_path();
   found.tag = found.path.filename().string();
   const std::vector<std::string> names = names_in(files, found.path);

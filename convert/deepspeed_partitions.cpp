@@ -51,7 +51,7 @@ void check_ranks_are_used(const PartitionedState& state, int64_t numel) {
 }
 
 std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel) {
-  // Only the last partitions may lack padding, so rank 0's size is the partition size, or rank 0 has all.
+  // Partitions are filled in order, so rank 0's stored size is the partition size, or rank 0 has everything.
   const int64_t partition = state.by_rank.front()->tensor.numel;
   std::vector<SourcePiece> pieces;
   const int64_t end = begin + numel;

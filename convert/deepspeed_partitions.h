@@ -31,7 +31,7 @@ struct PartitionedState {
   std::vector<SourceTensorPtr> by_rank;
 };
 
-/// Throws UserError unless each of `ranks` ranks stores the state, in one dtype. `place`: names the owner.
+/// Throws UserError unless each of `ranks` ranks stores the state, in one dtype. `place`: for messages.
 void check_ranks(const PartitionedState& state, size_t ranks, const std::string& place);
 /// Stages 1 and 2: throws UserError unless the partitions hold `numel` elements and at most the padding with
 /// which DeepSpeed makes partitions equally long.

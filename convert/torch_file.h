@@ -1,6 +1,6 @@
 // A file of torch.save (PyTorch 1.6 or newer): a zip archive with a pickle and one entry for each storage.
-// Tensors are views of storages and are read in pieces. Nothing in the file is executed. Used by one
-// thread. https://github.com/pytorch/pytorch/blob/v2.11.0/torch/serialization.py
+// Tensors are views of storages and are read in pieces. Nothing in the file is run (convert/pickle.h). Used
+// by one thread. https://github.com/pytorch/pytorch/blob/v2.11.0/torch/serialization.py
 #pragma once
 
 #include <cstddef>

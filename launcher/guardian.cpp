@@ -17,7 +17,7 @@ namespace zerorun {
 namespace {
 
 // Each message through the pipe is one pid_t, so that writes are atomic: the number of a process group to
-// guard, its negative to forget the group, or kGoodbye. Numbers of process groups here are at least 2.
+// guard, its negative to forget the group, or kGoodbye, which is no group: group numbers are at least 2.
 constexpr pid_t kGoodbye = 0;
 constexpr char kName[] = "zr-guardian";
 
@@ -36,7 +36,7 @@ void leave_the_launchers_world(int pipe_end) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
-  // A process that waits for the end of the launcher's output or for its lock must not wait for the guardian.
+  // A process that waits until the launcher closes its output or a lock file must not wait for the guardian.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1, 2}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);

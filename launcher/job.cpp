@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Together with the default grace of 3 s, at most the 5 s that the end of a job may take.
+// These two and the default grace of 3 s stay within the 5 s that ending a job may take.
 constexpr milliseconds kKillPatience(1000);
 constexpr milliseconds kFlushPatience(500);
 // The interval for polling groups: no SIGCHLD comes when a group ends whose processes are not our children.

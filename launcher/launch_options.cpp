@@ -1,6 +1,6 @@
 #include "launcher/launch_options.h"
 
-// CLI::App
+// CLI::App: parses the options, prints their help, and separates the options of the program
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>

@@ -29,7 +29,7 @@ namespace zerorun {
 struct StateFilesOptions {
   std::filesystem::path folder;  // must exist
   int rank = 0;                  // for messages
-  int buffers = 4;               // one chunk each; raised to kFewestBuffers, then limited to the chunks
+  int buffers = 4;               // one chunk each; raised to kFewestBuffers, but not above chunks()
   int64_t chunk_bytes = 0;       // a multiple of kChecksumBlock
   int64_t request_bytes = 0;     // maximum of one read or write, whole pages
   int64_t alignment = 16;        // of the parts of slices, in elements
