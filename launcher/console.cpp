@@ -22,9 +22,9 @@ Display find_display() {
 
 }  // namespace
 
-Console::Console(int ranks)
+Console::Console(int ranks, int first_rank)
     : display_(find_display()),
-      lines_(ranks, display_),
+      lines_(ranks, display_, first_rank),
       queues_{OutputQueue(STDOUT_FILENO), OutputQueue(STDERR_FILENO)} {}
 
 void Console::feed(int rank, Stream stream, std::string_view bytes) {

@@ -16,7 +16,9 @@ namespace zerorun {
 
 class Console {
  public:
-  explicit Console(int ranks);
+  /// For `ranks` ranks on this host. In the methods, ranks are numbered from 0; what is printed names them
+  /// from `first_rank`.
+  Console(int ranks, int first_rank);
 
   void feed(int rank, Stream stream, std::string_view bytes);
   void close(int rank, Stream stream);

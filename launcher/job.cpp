@@ -48,7 +48,7 @@ Job::~Job() {
 int Job::run() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
-    started.process = start_rank(static_cast<int>(rank), plan_.file, plan_.arguments,
+    started.process = start_rank(plan_.first_rank + static_cast<int>(rank), plan_.file, plan_.arguments,
                                  plan_.environments[rank], plan_.listening, signals_, guardian_);
     ranks_.push_back(std::move(started));
     plan_.listening.reset();  // rank 0 has inherited it
@@ -242,10 +242,14 @@ bool Job::all_groups_gone() const {
   return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.group_exists; });
 }
 
+std::string Job::name_of(size_t rank) const {
+  return std::to_string(plan_.first_rank + rank);
+}
+
 void Job::report_survivors() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].group_exists) continue;
-    console_.notice("processes of rank " + std::to_string(rank) + " (process group " +
+    console_.notice("processes of rank " + name_of(rank) + " (process group " +
                     std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
   }
 }
@@ -253,7 +257,7 @@ void Job::report_survivors() {
 void Job::report_failure() {
   if (!failed_rank_) return;
   const Rank& rank = ranks_[*failed_rank_];
-  std::string report = "rank " + std::to_string(*failed_rank_) + " " + describe_end(*rank.status);
+  std::string report = "rank " + name_of(*failed_rank_) + " " + describe_end(*rank.status);
   const std::vector<std::string> lines = rank.last_lines.lines();
   if (was_user_mistake(*rank.status) || lines.empty()) {
     console_.notice(report);

@@ -22,7 +22,8 @@ namespace zerorun {
 struct JobPlan {
   std::string file;                                    // the program that the ranks run
   std::vector<std::string> arguments;                  // argv, including argv[0]
-  std::vector<std::vector<std::string>> environments;  // one per rank
+  std::vector<std::vector<std::string>> environments;  // one per rank of this host
+  int first_rank = 0;                                  // of this host
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL
 };
@@ -73,6 +74,8 @@ class Job {
 
   bool all_ranks_ended() const;
   bool all_groups_gone() const;
+  /// The number in the job of this host's rank number `rank`.
+  std::string name_of(size_t rank) const;
   void report_survivors();
   void report_failure();
 

@@ -6,22 +6,27 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <iomanip>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <utility>
 
 #include "base/cores.h"
+#include "base/error.h"
 #include "base/listening.h"
 #include "launcher/console.h"
+#include "launcher/dry_run.h"
 #include "launcher/guardian.h"
+#include "launcher/hostfile.h"
 #include "launcher/job.h"
+#include "launcher/job_placement.h"
 #include "launcher/machine.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "launcher/signals.h"
-#include "launcher/slots.h"
 
 extern char** environ;
 
@@ -55,82 +60,103 @@ std::string random_token() {
   return text.str();
 }
 
-/// How many ranks run, and on which devices.
-struct RankDevices {
-  bool gpus_wanted = true;
-  int gpus = 0;  // number of GPUs that ranks may use
-  int ranks = 1;
-  std::string visible_devices;
-};
-
-std::string machine_line(const RankDevices& devices) {
-  const std::string ranks = std::to_string(devices.ranks) + (devices.ranks == 1 ? " rank" : " ranks");
-  if (devices.gpus > 0) {
-    return std::to_string(devices.gpus) + (devices.gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
-  }
-  return (devices.gpus_wanted ? "no GPU found: " : "") + ranks +
-         (devices.ranks == 1 ? " runs on CPU" : " run on CPU");
+bool gpus_wanted(const LaunchOptions& options) {
+  return (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
 }
 
-RankDevices choose_devices(const LaunchOptions& options) {
-  RankDevices devices;
-  devices.gpus_wanted = (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
-  devices.gpus = devices.gpus_wanted ? count_gpus() : 0;
-  std::vector<int> slots;
-  if (!options.include.empty()) {
-    slots = parse_include(options.include, this_hostname());
-    check_slots(slots, devices.gpus);
+ThisMachine inspect_machine(const LaunchOptions& options) {
+  return {this_hostname(), gpus_wanted(options) ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
+}
+
+std::string machine_line(const LaunchOptions& options, int gpus, int count) {
+  const std::string ranks = std::to_string(count) + (count == 1 ? " rank" : " ranks");
+  if (gpus > 0) return std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
+  return (gpus_wanted(options) ? "no GPU found: " : "") + ranks +
+         (count == 1 ? " runs on CPU" : " run on CPU");
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::string choose_master_address(const LaunchOptions& options, const Placement& placement) {
+  if (!options.master_addr.empty()) return options.master_addr;
+  if (placement.nodes().size() == 1) return "127.0.0.1";
+  std::string host = placement.nodes().front().host;
+  host = host.substr(host.find('@') + 1);  // without the user's name; npos + 1 is 0
+  if (options.hostfile.empty() || is_loopback(host)) {
+    throw UserError("give the address of rank 0's host, which the other hosts connect to: --master_addr");
   }
-  const std::string users_list = devices.gpus > 0 ? variable("CUDA_VISIBLE_DEVICES") : "";
-  if (options.ranks) {
-    devices.ranks = *options.ranks;
-  } else if (!slots.empty()) {
-    devices.ranks = static_cast<int>(slots.size());
-  } else {
-    const size_t visible = users_list.empty() ? devices.gpus : split_devices(users_list).size();
-    devices.ranks = std::max<int>(1, visible);
-  }
-  devices.visible_devices = choose_visible_devices(slots, users_list, devices.gpus, devices.ranks);
-  return devices;
+  return host;
+}
+
+// Opens the socket where ranks meet, if rank 0 runs on this host, and completes `job` with it.
+UniqueFd open_meeting_point(const LaunchOptions& options, int node, JobEnvironment& job) {
+  const bool one_host = job.placement.nodes().size() == 1;
+  job.master_port = options.master_port.value_or(one_host ? 0 : kDefaultPort);
+  if (node != 0 || options.dry_run) return {};
+  // The name of a host may have another address on this host than on the others.
+  const bool all_interfaces = !one_host && !is_loopback(job.master_addr);
+  ListeningSocket listening = listen_on(all_interfaces ? "" : job.master_addr, job.master_port);
+  job.master_port = listening.port;
+  job.listening_fd = listening.fd.get();
+  return std::move(listening.fd);
+}
+
+// The launchers of several hosts must know the same text without talking to each other.
+std::string choose_token(const LaunchOptions& options, const JobEnvironment& job) {
+  if (!options.node_rank) return random_token();
+  const std::string shared = variable("ZERORUN_JOB");
+  return shared.empty() ? job.master_addr + ":" + std::to_string(job.master_port) : shared;
 }
 
 }  // namespace
 
 int launch(const LaunchOptions& options, int argc, char** argv) {
   fill_standard_descriptors();
-  JobPlan plan;
-  plan.file = find_program(options.command.front());
-  plan.arguments = options.command;
-  plan.grace = options.grace;
+  const std::vector<std::string> arguments =
+      program_arguments(options.command, options.module, options.no_python);
+  const std::string file = find_program(arguments.front());
+  std::optional<std::vector<Host>> hosts;
+  if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
+  const ThisMachine machine = inspect_machine(options);
+  const JobPlacement place = place_job(options, hosts, machine);
 
-  const RankDevices devices = choose_devices(options);
-  JobEnvironment shared;
-  shared.world_size = devices.ranks;
-  shared.master_addr = options.master_addr;
-  ListeningSocket listening = listen_on(options.master_addr, options.master_port.value_or(0));
-  shared.master_port = listening.port;
-  shared.listening_fd = listening.fd.get();
-  shared.token = random_token();
-  shared.timeout_seconds = options.timeout_seconds;
-  shared.device = options.device;
-  shared.comm = options.comm;
-  shared.threads_per_rank = std::max(1, count_usable_cores() / devices.ranks);
-  shared.visible_devices = devices.visible_devices;
-  shared.terminal = ::isatty(STDOUT_FILENO) == 1;
+  JobEnvironment job;
+  job.placement = place.placement;
+  const int ranks = job.placement.local_world_size(place.node);
+  job.master_addr = choose_master_address(options, job.placement);
+  job.timeout_seconds = options.timeout_seconds;
+  job.device = options.device;
+  job.comm = options.comm;
+  job.threads_per_rank = std::max(1, count_usable_cores() / ranks);
+  job.visible_devices = place.visible_devices;
+  job.terminal = ::isatty(STDOUT_FILENO) == 1;
+  UniqueFd listening = open_meeting_point(options, place.node, job);
+  job.token = choose_token(options, job);
   const std::vector<std::string> inherited = inherited_environment();
-  for (int rank = 0; rank < devices.ranks; ++rank) {
-    plan.environments.push_back(rank_environment(inherited, shared, rank));
+  if (options.dry_run) {
+    std::fputs(describe_job(job, place.node, inherited, arguments).c_str(), stdout);
+    return std::fflush(stdout) == 0 ? 0 : 1;
   }
 
-  plan.listening = std::move(listening.fd);
+  JobPlan plan;
+  plan.file = file;
+  plan.arguments = arguments;
+  plan.grace = options.grace;
+  plan.first_rank = job.placement.first_rank(place.node);
+  for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
+    plan.environments.push_back(rank_environment(inherited, job, rank));
+  }
+  plan.listening = std::move(listening);
 
   // Orphans of ranks become children of the launcher instead of process 1. The launcher ends and reaps them,
   // because process 1 of a container may not.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
   Guardian guardian(argc, argv);
-  Console console(devices.ranks);
-  console.notice(machine_line(devices));
+  Console console(ranks, plan.first_rank);
+  console.notice(machine_line(options, machine.gpus, ranks));
   return Job(std::move(plan), console, signals, guardian).run();
 }
 

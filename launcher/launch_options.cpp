@@ -19,40 +19,40 @@ constexpr double kLongestTimeout = 1e6;
 constexpr double kLongestGrace = 3600;
 
 constexpr char kDescription[] =
-    "Runs PROGRAM as the ranks of one job on this machine. What follows PROGRAM is passed to it untouched.";
+    "Runs PROGRAM as the ranks of one job. What follows PROGRAM is passed to it untouched.";
 
 constexpr char kExamples[] = R"(Examples:
   zerorun --num_gpus 2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --include localhost:0,2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
   zerorun --num_gpus 2 --device cpu build/bin/mlp --deepspeed ds_config.json
+  zerorun --hostfile hosts --no_ssh --node_rank 0 build/bin/mlp --deepspeed ds_config.json
+                                                  on the first host; on the second with --node_rank 1
+  zerorun --hostfile hosts --exclude worker-1:3 --node_rank 0 --dry_run build/bin/mlp
+                                                  print what would run where
   zerorun config --help                           check, show and compare configurations
   zerorun checkpoint --help                       list, verify, compare, prune, export and import checkpoints
 
-Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, MASTER_ADDR, MASTER_PORT,
-ZERORUN_JOB, ZERORUN_TIMEOUT, with --device ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with
---include, CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; the port is held from the start, and rank 0 finds the
-socket that listens on it in ZERORUN_LISTEN_FD.
-OMP_NUM_THREADS is set to the cores divided by the ranks unless it is set already, where the cgroup's CPU quota may make
-the cores fewer. Ranks read nothing from stdin. SIGINT, SIGTERM and SIGHUP end the job, unless they were ignored when it
-started (nohup, background of a shell script).
+A hostfile has a line `HOST slots=N` for each host. A filter is HOST[:SLOT,...][@HOST...]; a host without slots means all
+of them. Ranks are numbered host by host in the hostfile's order, by rising slot. A PROGRAM that ends in .py, or the name
+of a module after --module, is run by the python3 in PATH; --no_python runs it as it is.
+
+Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, CROSS_RANK (the number of its
+host), CROSS_SIZE (the number of hosts), MASTER_ADDR, MASTER_PORT, ZERORUN_JOB, ZERORUN_TIMEOUT, with --device
+ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with --include or --exclude,
+CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; with --node_rank set it to the same text on each host, otherwise
+the job is known by its address and port only. The port is held from the start, and rank 0 finds the socket that listens
+on it in ZERORUN_LISTEN_FD.
+OMP_NUM_THREADS is set to the cores divided by the host's ranks unless it is set already, where the cgroup's CPU quota
+may make the cores fewer. Ranks read nothing from stdin. SIGINT, SIGTERM and SIGHUP end the job, unless they were ignored
+when it started (nohup, background of a shell script).
 
 Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128 + signal if a signal killed it);
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
 
 // DeepSpeed's options that this launcher does not have. Their error message says so.
-constexpr std::array<std::string_view, 24> kNotOffered = {"-H",
-                                                          "--hostfile",
-                                                          "-e",
-                                                          "--exclude",
-                                                          "--num_nodes",
-                                                          "--node_rank",
-                                                          "--launcher",
+constexpr std::array<std::string_view, 15> kNotOffered = {"--launcher",
                                                           "--launcher_args",
-                                                          "--module",
-                                                          "--no_python",
-                                                          "--no_local_rank",
-                                                          "--no_ssh",
                                                           "--no_ssh_check",
                                                           "--force_multi",
                                                           "--save_pid",
@@ -64,7 +64,8 @@ constexpr std::array<std::string_view, 24> kNotOffered = {"-H",
                                                           "--bind_cores_to_rank",
                                                           "--bind_core_list",
                                                           "--venv_script",
-                                                          "--autotuning"};
+                                                          "--autotuning",
+                                                          "--log_level"};
 
 [[noreturn]] void refuse_option(const std::string& argument) {
   const std::string name = argument.substr(0, argument.find('='));
@@ -128,29 +129,59 @@ std::vector<std::string> command_of(const CLI::App& app) {
   return command;
 }
 
-}  // namespace
+// Options that say where the ranks run.
+struct PlacementValues {
+  int ranks = 0, nodes = 0, node_rank = 0, master_port = 0;
+  bool no_ssh = false, no_local_rank = false;
+};
 
-std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
-  LaunchOptions options;
-  int ranks = 0;
-  int master_port = 0;
-  double grace_seconds = 3;
+void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
+  app.add_option("-H,--hostfile", options.hostfile,
+                 "File with the hosts that the job may use; without it this machine")
+      ->type_name("FILE");
+  CLI::Option* include =
+      app.add_option("-i,--include", options.include, "Slots to use, one rank each: localhost:0,2")
+          ->type_name("FILTER");
+  CLI::Option* exclude =
+      app.add_option("-e,--exclude", options.exclude, "Slots to leave out")->type_name("FILTER");
+  CLI::Option* ranks =
+      app.add_option("--num_gpus,--num_accelerators,--nproc_per_node,--nproc-per-node", values.ranks,
+                     "Ranks on each host; without it one per slot, or one where there is no GPU")
+          ->type_name("N")
+          ->check(whole_number(1, kMostRanks));
+  CLI::Option* nodes =
+      app.add_option("--num_nodes,--nnodes", values.nodes, "Hosts: the first N of the hostfile")
+          ->type_name("N")
+          ->check(whole_number(1, kMostRanks));
+  include->excludes(exclude)->excludes(ranks)->excludes(nodes);
+  exclude->excludes(ranks)->excludes(nodes);
+  CLI::Option* node_rank =
+      app.add_option("--node_rank,--node-rank", values.node_rank,
+                     "Number of this host in a job whose launcher is started on each host")
+          ->type_name("N")
+          ->check(whole_number(0, kMostRanks - 1));
+  app.add_flag("--no_ssh", values.no_ssh, "Start ranks on this host only; needs --node_rank")
+      ->needs(node_rank);
+  app.add_option("--master_addr,--master-addr", options.master_addr,
+                 "Address where the ranks meet; without it rank 0's host")
+      ->type_name("ADDRESS");
+  app.add_option(
+         "--master_port,--master-port", values.master_port,
+         "Port where the ranks meet; without it a free one, with --node_rank " + std::to_string(kDefaultPort))
+      ->type_name("PORT")
+      ->check(whole_number(1, kHighestPort));
+}
 
-  CLI::App app(kDescription, "zerorun");
-  app.prefix_command();
-  auto formatter = std::make_shared<UsageFormatter>();
-  formatter->column_width(40);
-  app.formatter(formatter);
-  app.footer(kExamples);
-  app.set_version_flag("--version", "zerorun " ZERORUN_VERSION);
-  CLI::Option* num_gpus = app.add_option("--num_gpus,--num_accelerators", ranks,
-                                         "Ranks to run; without it one per GPU, or one where there is no GPU")
-                              ->type_name("N")
-                              ->check(whole_number(1, kMostRanks));
-  app.add_option("-i,--include", options.include,
-                 "Slots of this machine to use, one rank each: localhost:0,2")
-      ->type_name("HOST:SLOTS")
-      ->excludes(num_gpus);
+void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
+  CLI::Option* module = app.add_flag("--module", options.module, "PROGRAM is a Python module: python3 -m");
+  app.add_flag("--no_python", options.no_python, "Run PROGRAM itself, although its name ends in .py")
+      ->excludes(module);
+  app.add_flag("--no_local_rank", values.no_local_rank,
+               "Changes nothing: ranks find LOCAL_RANK in their environment, never as an argument");
+  app.add_flag("--dry_run,--dry-run", options.dry_run, "Print what would run where, and run nothing");
+}
+
+void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_seconds) {
   app.add_option(
          "--device", options.device,
          "What ranks train on: GPUs where they can (auto, without it), the CPU (cpu), or GPUs only (cuda)")
@@ -162,13 +193,6 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
          "memory only (shm), or Gloo")
       ->type_name("auto|shm|gloo")
       ->check(one_of("auto", "shm", "gloo"));
-  app.add_option("--master_addr", options.master_addr, "Address where the ranks meet")
-      ->type_name("ADDRESS")
-      ->capture_default_str();
-  CLI::Option* port =
-      app.add_option("--master_port", master_port, "Port where the ranks meet; without it a free one")
-          ->type_name("PORT")
-          ->check(whole_number(1, kHighestPort));
   app.add_option("--timeout", options.timeout_seconds, "Deadline of every collective, in seconds")
       ->type_name("SECONDS")
       ->check(seconds(0, false, kLongestTimeout))
@@ -177,6 +201,39 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
       ->type_name("SECONDS")
       ->check(seconds(0, true, kLongestGrace))
       ->capture_default_str();
+}
+
+// An option with an empty text would otherwise count as not given.
+void refuse_empty_texts(const CLI::App& app) {
+  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr"}) {
+    const CLI::Option* option = app.get_option(name);
+    if (option->count() > 0 && option->results().front().empty()) {
+      throw UserError(std::string(name) + ": expected a " +
+                      (name == std::string_view("--hostfile")      ? "file"
+                       : name == std::string_view("--master_addr") ? "host name or address"
+                                                                   : "filter such as localhost:0,2") +
+                      ", found an empty text");
+    }
+  }
+}
+
+}  // namespace
+
+std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
+  LaunchOptions options;
+  PlacementValues values;
+  double grace_seconds = 3;
+
+  CLI::App app(kDescription, "zerorun");
+  app.prefix_command();
+  auto formatter = std::make_shared<UsageFormatter>();
+  formatter->column_width(40);
+  app.formatter(formatter);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "zerorun " ZERORUN_VERSION);
+  add_placement_options(app, options, values);
+  add_program_options(app, options, values);
+  add_run_options(app, options, grace_seconds);
 
   try {
     app.parse(argc, argv);
@@ -188,9 +245,14 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
     throw UserError(std::string(error.what()) + " (see zerorun --help)");
   }
   options.command = command_of(app);
-  if (options.master_addr.empty()) throw UserError("--master_addr: expected an address, found an empty text");
-  if (num_gpus->count() > 0) options.ranks = ranks;
-  if (port->count() > 0) options.master_port = master_port;
+  refuse_empty_texts(app);
+  const auto given = [&](const char* name, int value) {
+    return app.get_option(name)->count() > 0 ? std::optional(value) : std::nullopt;
+  };
+  options.ranks_per_node = given("--num_gpus", values.ranks);
+  options.nodes = given("--num_nodes", values.nodes);
+  options.node_rank = given("--node_rank", values.node_rank);
+  options.master_port = given("--master_port", values.master_port);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
   return options;
 }

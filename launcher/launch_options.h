@@ -10,16 +10,25 @@
 namespace zerorun {
 
 struct LaunchOptions {
-  std::optional<int> ranks;  // --num_gpus
-  std::string include;       // --include, unparsed; empty if not given
-  std::string master_addr = "127.0.0.1";
-  std::optional<int> master_port;  // none: a free one
-  std::string device;              // --device: auto, cpu or cuda; empty if not given
-  std::string comm;                // --comm: auto, shm or gloo; empty if not given
+  std::string hostfile;               // empty if not given
+  std::string include, exclude;       // unparsed; empty if not given
+  std::optional<int> nodes;           // --num_nodes: hosts
+  std::optional<int> ranks_per_node;  // --num_gpus
+  std::optional<int> node_rank;       // the launcher runs once on each host; this is the number of this host
+  std::string master_addr;            // empty: rank 0's host
+  std::optional<int> master_port;     // absent: a free port, or kDefaultPort with --node_rank
+  std::string device;                 // --device: auto, cpu or cuda; empty if not given
+  std::string comm;                   // --comm: auto, shm or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
+  bool module = false;               // the program is the name of a Python module
+  bool no_python = false;            // the program is run as it is, although its name ends in .py
+  bool dry_run = false;              // print what would run instead
   std::vector<std::string> command;  // the program and its arguments, untouched
 };
+
+/// Where ranks meet when the launcher runs once on each host, which therefore cannot agree on a free port.
+inline constexpr int kDefaultPort = 29500;
 
 /// The text that the user requests with --help or --version instead of a job.
 struct Information {

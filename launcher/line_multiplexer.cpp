@@ -4,10 +4,10 @@
 
 namespace zerorun {
 
-LineMultiplexer::LineMultiplexer(int ranks, Display display) : joined_(display.joined) {
+LineMultiplexer::LineMultiplexer(int ranks, Display display, int first_rank) : joined_(display.joined) {
   sources_.reserve(2 * ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    for ([[maybe_unused]] Stream stream : kStreams) sources_.push_back({rank, {}, false});
+    for ([[maybe_unused]] Stream stream : kStreams) sources_.push_back({first_rank + rank, {}, false});
   }
   sink(Stream::err).is_terminal = display.err_is_terminal;
   sink(Stream::out).is_terminal = display.out_is_terminal;
@@ -15,8 +15,8 @@ LineMultiplexer::LineMultiplexer(int ranks, Display display) : joined_(display.j
 
 void LineMultiplexer::feed(int rank, Stream stream, std::string_view bytes) {
   if (bytes.empty()) return;
-  if (first_rank_ < 0) first_rank_ = rank;
-  if (rank != first_rank_) several_ranks_print_ = true;
+  if (first_to_print_ < 0) first_to_print_ = rank;
+  if (rank != first_to_print_) several_ranks_print_ = true;
 
   Source& from = source(rank, stream);
   Sink& to = sink(stream);

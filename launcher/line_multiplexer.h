@@ -29,7 +29,8 @@ class LineMultiplexer {
   /// A longer line is written in pieces; '\n' ends a piece if another rank's line comes before the next one.
   static constexpr size_t kLongestLine = 1 << 20;
 
-  LineMultiplexer(int ranks, Display display);
+  /// Lines of rank r, counted from 0, are marked as those of rank `first_rank` + r.
+  LineMultiplexer(int ranks, Display display, int first_rank = 0);
 
   void feed(int rank, Stream stream, std::string_view bytes);
   /// Call when the rank will write no more to this stream. Writes the rank's unfinished last line as it is.
@@ -41,7 +42,7 @@ class LineMultiplexer {
 
  private:
   struct Source {
-    int rank;
+    int rank;  // in the job
     std::string partial;
     bool live = false;  // the last line ended in '\r': the next line is drawn over it
   };
@@ -60,7 +61,7 @@ class LineMultiplexer {
   std::vector<Source> sources_;  // never resized: Sink::last points into it
   std::array<Sink, 2> sinks_;
   bool joined_;
-  int first_rank_ = -1;
+  int first_to_print_ = -1;
   bool several_ranks_print_ = false;
 };
 

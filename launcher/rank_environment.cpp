@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
-#include <optional>
-#include <sstream>
 
 #include "base/listening.h"
 
@@ -28,24 +25,21 @@ std::string shortest_text(double value) {
           std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed).ptr};
 }
 
-template <typename Value>
-std::string join(const std::vector<Value>& values) {
-  std::ostringstream text;
-  for (size_t i = 0; i < values.size(); ++i) text << (i ? "," : "") << values[i];
-  return text.str();
-}
-
 }  // namespace
 
-std::vector<std::string> rank_environment(const std::vector<std::string>& inherited,
-                                          const JobEnvironment& job, int rank) {
-  // nullopt: the variable is removed from the environment.
+std::map<std::string, std::optional<std::string>> rank_variables(const std::vector<std::string>& inherited,
+                                                                 const JobEnvironment& job, int rank) {
+  const Placement& placement = job.placement;
+  const int node = placement.node_of(rank);
+  const std::string local_world_size = std::to_string(placement.local_world_size(node));
   std::map<std::string, std::optional<std::string>> ours = {
       {"RANK", std::to_string(rank)},
-      {"LOCAL_RANK", std::to_string(rank)},
-      {"WORLD_SIZE", std::to_string(job.world_size)},
-      {"LOCAL_WORLD_SIZE", std::to_string(job.world_size)},
-      {"LOCAL_SIZE", std::to_string(job.world_size)},
+      {"LOCAL_RANK", std::to_string(placement.local_rank(rank))},
+      {"WORLD_SIZE", std::to_string(placement.world_size())},
+      {"LOCAL_WORLD_SIZE", local_world_size},
+      {"LOCAL_SIZE", local_world_size},
+      {"CROSS_RANK", std::to_string(node)},
+      {"CROSS_SIZE", std::to_string(placement.nodes().size())},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", std::to_string(job.master_port)},
       {"ZERORUN_JOB", job.token},
@@ -64,7 +58,12 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
     ours["OMP_NUM_THREADS"] = std::to_string(job.threads_per_rank);
   // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.
   if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
+  return ours;
+}
 
+std::vector<std::string> rank_environment(const std::vector<std::string>& inherited,
+                                          const JobEnvironment& job, int rank) {
+  const auto ours = rank_variables(inherited, job, rank);
   std::vector<std::string> environment;
   for (const std::string& entry : inherited) {
     if (!ours.contains(name_of(entry))) environment.push_back(entry);
@@ -73,25 +72,6 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
     if (value) environment.push_back(name + "=" + *value);
   }
   return environment;
-}
-
-std::string choose_visible_devices(const std::vector<int>& slots, const std::string& users_list, int gpus,
-                                   int ranks) {
-  if (!slots.empty()) return join(slots);
-  if (gpus == 0) return "";
-  std::vector<std::string> devices = split_devices(users_list);
-  if (devices.empty()) {
-    for (int gpu = 0; gpu < gpus; ++gpu) devices.push_back(std::to_string(gpu));
-  }
-  devices.resize(std::min<size_t>(devices.size(), ranks));
-  return join(devices);
-}
-
-std::vector<std::string> split_devices(const std::string& list) {
-  std::vector<std::string> devices;
-  std::istringstream text(list);
-  for (std::string device; std::getline(text, device, ',');) devices.push_back(device);
-  return devices;
 }
 
 }  // namespace zerorun

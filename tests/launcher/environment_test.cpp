@@ -142,6 +142,45 @@ TEST_CASE("ranks inherit no blocked or ignored signals of the launcher") {
   CHECK(result.out == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
 }
 
+TEST_CASE("two launchers, one for each host, run the ranks of one job") {
+  const auto start = [](const std::string& node) {
+    return Setup{.options = {"--num_nodes", "2", "--num_gpus", "2", "--no_ssh", "--node_rank", node,
+                             "--master_addr", "127.0.0.1", "--master_port", "23457"},
+                 .script =
+                     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $CROSS_RANK/$CROSS_SIZE "
+                     "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; [ $RANK != 3 ]"};
+  };
+  Launched first(start("0"));
+  Launched second(start("1"));
+  const Result of_first = first.finish();
+  const Result of_second = second.finish();
+  const std::string job = " 127.0.0.1:23457 127.0.0.1:23457 ";
+  CHECK_THAT(of_first.out,
+             Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
+  CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
+  // Lines and failures name the rank's number in the job.
+  CHECK_THAT(of_second.out, Contains("[rank 2] ") || Contains("[rank 3] "));
+  CHECK(of_first.exit_code == 0);
+  CHECK(of_second.exit_code == 1);
+  CHECK_THAT(of_second.err, Contains("zerorun: rank 3 exited with code 1\n"));
+}
+
+TEST_CASE("a dry run starts nothing, and its lines can be run") {
+  Launched dry(
+      std::vector<std::string>{"--dry_run", "--num_gpus", "2", "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE"});
+  const Result result = dry.finish();
+  CHECK(result.exit_code == 0);
+  CHECK(result.err.empty());
+  std::istringstream lines(result.out);
+  for (std::string rank : {"0", "1"}) {
+    std::string line;
+    REQUIRE(std::getline(lines, line));
+    REQUIRE(line.starts_with("localhost: env "));
+    Launched shell(std::vector<std::string>{"/bin/sh", "-c", line.substr(line.find(' ') + 1)});
+    CHECK(shell.finish().out == rank + " of 2\n");
+  }
+}
+
 TEST_CASE("mistakes end with exit code 2 and one message") {
   struct {
     std::vector<std::string> arguments;
@@ -151,7 +190,7 @@ TEST_CASE("mistakes end with exit code 2 and one message") {
       {{"--num_gpus", "2", "/etc/passwd"}, "chmod +x /etc/passwd"},
       {{"--num_gpus", "none", "/bin/true"}, "--num_gpus"},
       {{"--num_gpu", "2", "/bin/true"}, "--num_gpu: unknown option"},
-      {{"-i", "a:0@b:0", "/bin/true"}, "several hosts are not offered"},
+      {{"-i", "a:0@b:0", "/bin/true"}, "is not among those of the job"},
       {{}, "no program given"},
   };
   for (const auto& [arguments, message] : cases) {

@@ -35,9 +35,14 @@ std::string mistake(const Words& words) {
 
 TEST_CASE("defaults") {
   LaunchOptions found = options({"prog"});
-  CHECK_FALSE(found.ranks);
+  CHECK_FALSE(found.ranks_per_node);
+  CHECK_FALSE(found.nodes);
+  CHECK_FALSE(found.node_rank);
+  CHECK(found.hostfile.empty());
+  CHECK(found.exclude.empty());
+  CHECK_FALSE((found.module || found.no_python || found.dry_run));
   CHECK(found.include.empty());
-  CHECK(found.master_addr == "127.0.0.1");
+  CHECK(found.master_addr.empty());
   CHECK_FALSE(found.master_port);
   CHECK(found.device.empty());
   CHECK(found.comm.empty());
@@ -49,12 +54,27 @@ TEST_CASE("defaults") {
 TEST_CASE("options are read, both spellings") {
   LaunchOptions found = options({"--num_accelerators=4", "--master_addr", "::1", "--master_port", "2000",
                                  "--timeout", "1.5", "--grace", "0", "prog"});
-  CHECK(found.ranks == 4);
+  CHECK(found.ranks_per_node == 4);
   CHECK(found.master_addr == "::1");
   CHECK(found.master_port == 2000);
   CHECK(found.timeout_seconds == 1.5);
   CHECK(found.grace.count() == 0);
   CHECK(options({"-i", "localhost:1", "prog"}).include == "localhost:1");
+  CHECK(options({"-e", "a:1", "prog"}).exclude == "a:1");
+  CHECK(options({"-H", "hosts", "prog"}).hostfile == "hosts");
+  CHECK(options({"--num_nodes", "3", "prog"}).nodes == 3);
+  CHECK(options({"--no_ssh", "--node_rank=0", "prog"}).node_rank == 0);
+  // torchrun's spellings
+  found = options(
+      {"--nnodes=2", "--nproc-per-node=4", "--node-rank=1", "--master-addr=a", "--master-port=1", "p"});
+  CHECK(found.nodes == 2);
+  CHECK(found.ranks_per_node == 4);
+  CHECK(found.node_rank == 1);
+  CHECK(found.master_addr == "a");
+  CHECK(found.master_port == 1);
+  CHECK(options({"--module", "package.tool"}).module);
+  CHECK(options({"--no_python", "a.py"}).no_python);
+  CHECK(options({"--dry_run", "--no_local_rank", "p"}).dry_run);
   for (const char* device : {"auto", "cpu", "cuda"})
     CHECK(options({"--device", device, "prog"}).device == device);
   for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
@@ -65,7 +85,7 @@ TEST_CASE("all behind the program's name belongs to the program") {
                          "--",   "-x",         "++", "--a=b",  "[1,2]",     "%", "--version"};
   Words words = {"--num_gpus", "2"};
   words.insert(words.end(), command.begin(), command.end());
-  CHECK(options(words).ranks == 2);
+  CHECK(options(words).ranks_per_node == 2);
   CHECK(options(words).command == command);
   CHECK(options({"--num_gpus", "2", "--", "-prog", "--help"}).command == Words{"-prog", "--help"});
 }
@@ -95,5 +115,14 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--num_gpus", "2", "--include", "localhost", "p"}),
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));
-  CHECK_THAT(mistake({"--hostfile=hosts", "p"}), Contains("--hostfile") && Contains("does not offer"));
+  CHECK_THAT(mistake({"--launcher=pdsh", "p"}), Contains("--launcher") && Contains("does not offer"));
+  for (const char* option : {"--hostfile", "--include", "--exclude"})
+    CHECK_THAT(mistake({option, "", "p"}), Contains(option) && Contains("found an empty text"));
+  CHECK_THAT(mistake({"--include", "a", "--exclude", "b", "p"}),
+             Contains("--include") && Contains("--exclude"));
+  CHECK_THAT(mistake({"--num_nodes", "2", "--exclude", "b", "p"}),
+             Contains("--num_nodes") && Contains("--exclude"));
+  CHECK_THAT(mistake({"--no_ssh", "p"}), Contains("--no_ssh") && Contains("--node_rank"));
+  CHECK_THAT(mistake({"--node_rank", "-1", "p"}), Contains("--node_rank"));
+  CHECK_THAT(mistake({"--module", "--no_python", "p"}), Contains("--module") && Contains("--no_python"));
 }

@@ -1,50 +1,21 @@
-// Slots, GPUs and the environment of a rank.
+// GPUs, programs and the environment of a rank.
 #include <unistd.h>
 
-#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "launcher/dry_run.h"
 #include "launcher/machine.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
-#include "launcher/slots.h"
 
 using Catch::Matchers::Contains;
-using Slots = std::vector<int>;
 using zerorun::UserError;
-
-TEST_CASE("an include filter names slots of this machine") {
-  CHECK(zerorun::parse_include("localhost:0,2", "node7.example.org") == Slots{0, 2});
-  CHECK(zerorun::parse_include("127.0.0.1:3", "node7") == Slots{3});
-  CHECK(zerorun::parse_include("node7:1,0", "node7.example.org") == Slots{1, 0});
-  CHECK(zerorun::parse_include("node7.example.org:1", "node7.example.org") == Slots{1});
-  CHECK(zerorun::parse_include("localhost", "node7").empty());
-}
-
-TEST_CASE("filters that are refused") {
-  CHECK_THROWS_WITH(zerorun::parse_include("localhost:0@other:0", "node7"),
-                    Contains("several hosts are not offered"));
-  CHECK_THROWS_WITH(
-      zerorun::parse_include("other:0", "node7"),
-      Contains("'other' is not this machine (node7)") && Contains("several hosts are not offered"));
-  for (const char* filter :
-       {"", ":0", "localhost:", "localhost:0,", "localhost:,1", "localhost:-1", "localhost:x",
-        "localhost:0-2", "localhost:0 ,1", "localhost:99999999999", "localhost:1,1", "node:0"}) {
-    CAPTURE(filter);
-    CHECK_THROWS_AS(zerorun::parse_include(filter, "node7"), UserError);
-  }
-}
-
-TEST_CASE("slots are checked against the GPUs, where there are any") {
-  CHECK_NOTHROW(zerorun::check_slots({0, 3}, 4));
-  CHECK_NOTHROW(zerorun::check_slots({9}, 0));
-  CHECK_THROWS_WITH(zerorun::check_slots({0, 9}, 4), Contains("slot 9 does not exist") && Contains("4 GPUs"));
-}
 
 TEST_CASE("GPUs are counted by their device files") {
   char folder[] = "/tmp/zerorun_devices_XXXXXX";
@@ -85,7 +56,7 @@ std::string value_of(const std::vector<std::string>& environment, const std::str
 
 TEST_CASE("the environment of a rank") {
   zerorun::JobEnvironment job;
-  job.world_size = 4;
+  job.placement = zerorun::Placement({{"localhost", {0, 1, 2, 3}}});
   job.master_addr = "127.0.0.1";
   job.master_port = 1234;
   job.listening_fd = 5;
@@ -136,11 +107,47 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank0, "ZERORUN_TIMEOUT") == "600");
 }
 
-TEST_CASE("the devices that ranks see") {
-  CHECK(zerorun::choose_visible_devices({2, 0}, "5,6", 4, 2) == "2,0");
-  CHECK(zerorun::choose_visible_devices({2, 0}, "", 0, 2) == "2,0");
-  CHECK(zerorun::choose_visible_devices({}, "", 4, 2) == "0,1");
-  CHECK(zerorun::choose_visible_devices({}, "", 2, 8) == "0,1");
-  CHECK(zerorun::choose_visible_devices({}, "5,6,7", 8, 2) == "5,6");
-  CHECK(zerorun::choose_visible_devices({}, "5", 0, 2) == "");
+TEST_CASE("on several hosts, local variables count the ranks of one host") {
+  zerorun::JobEnvironment job;
+  job.placement = zerorun::Placement({{"a", {0, 1}}, {"b", {0, 2, 3}}});
+  const auto rank3 = zerorun::rank_environment({}, job, 3);
+  const std::pair<const char*, const char*> expected[] = {
+      {"RANK", "3"},       {"LOCAL_RANK", "1"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "3"},
+      {"LOCAL_SIZE", "3"}, {"CROSS_RANK", "1"}, {"CROSS_SIZE", "2"}};
+  for (const auto& [name, value] : expected) {
+    CAPTURE(name);
+    CHECK(value_of(rank3, name) == value);
+  }
+}
+
+TEST_CASE("a dry run prints commands that a shell takes as they are meant") {
+  zerorun::JobEnvironment job;
+  job.placement = zerorun::Placement({{"a", {0}}, {"b", {0}}});
+  job.master_addr = "10.0.0.1";
+  job.master_port = 29500;
+  job.token = "a secret";
+  job.threads_per_rank = 2;
+  const std::string text = zerorun::describe_job(job, 0, {}, {"prog", "two words", "it's", ""});
+  CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: env -u ") &&
+                       Contains(" prog 'two words' 'it'\\''s' ''\n") && Contains(" MASTER_PORT=29500 ") &&
+                       !Contains("secret"));
+  CHECK(text.find("OMP_NUM_THREADS=2") < text.find("\nb: "));
+  CHECK(text.find("OMP_NUM_THREADS", text.find("\nb: ")) == std::string::npos);
+  CHECK(zerorun::shell_word("a\nb") == "'a\nb'");
+  CHECK(zerorun::shell_word("$(id)") == "'$(id)'");
+}
+
+TEST_CASE("Python runs modules and files that end in .py") {
+  const auto arguments = zerorun::program_arguments;
+  using Words = std::vector<std::string>;
+  CHECK(arguments({"prog", "-a"}, false, false) == Words{"prog", "-a"});
+  CHECK(arguments({"package.tool", "-a"}, true, false) == Words{"python3", "-u", "-m", "package.tool", "-a"});
+  char file[] = "/tmp/zerorun_XXXXXX.py";
+  const int descriptor = mkstemps(file, 3);
+  REQUIRE(descriptor >= 0);
+  close(descriptor);
+  CHECK(arguments({file, "-a"}, false, false) == Words{"python3", "-u", file, "-a"});
+  CHECK(arguments({file}, false, true) == Words{file});
+  std::filesystem::remove(file);
+  CHECK_THROWS_WITH(arguments({file}, false, false), Contains(file) && Contains("correct the path"));
 }

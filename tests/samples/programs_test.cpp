@@ -119,6 +119,32 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
   }
 }
 
+TEST_CASE("two launchers, one for each host, train what one launcher trains, to the bit") {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2, 2, R"({"stage": 3})"), text = write_text(folder);
+  const auto train = [&](const std::string& launcher, const std::string& csv) {
+    return "timeout 120 " + kBin + "zerorun --comm " + launcher + " " + kBin + "gpt2 --deepspeed " + config +
+           " --data " + text + kTiny + "--steps 5 --generate 10 --csv " + csv + " --cache " +
+           (folder / "tokens").string();
+  };
+  for (std::string comm : {"shm", "gloo"}) {
+    CAPTURE(comm);
+    const std::string alone = folder / "alone.csv", together = folder / "together.csv";
+    const Outcome one = run(folder, train(comm + " --num_gpus 4", alone));
+    INFO(one.err);
+    REQUIRE(one.exit_code == 0);
+    const std::string node =
+        comm +
+        " --num_nodes 2 --num_gpus 2 --master_addr 127.0.0.1 --master_port 23458 --no_ssh --node_rank ";
+    const Outcome two = run(folder, "sh -c '" + train(node + "1", folder / "unused.csv") + " & " +
+                                        train(node + "0", together) + " && wait $!'");
+    INFO(two.err);
+    REQUIRE(two.exit_code == 0);
+    CHECK(read_file(together) == read_file(alone));
+    CHECK(two.out.substr(two.out.find("text: ")) == one.out.substr(one.out.find("text: ")));
+  }
+}
+
 TEST_CASE("the stage is the config's alone to say: the same losses, weights and text at each") {
   const TemporaryFolder folder;
   const std::string csv = folder / "log.csv", saved = folder / "saved.safetensors";

@@ -1,0 +1,22 @@
+// What --dry_run prints. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/rank_environment.h"
+
+namespace zerorun {
+
+/// A line for each rank of the job: its host, then the command with the variables that the launcher sets,
+/// quoted for a POSIX shell. Leaves out variables that are chosen when the job starts (ZERORUN_JOB,
+/// ZERORUN_LISTEN_FD, MASTER_PORT if it is a free port), and for ranks of other hosts than `node` those that
+/// depend on the host's cores and GPUs.
+std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
+                         const std::vector<std::string>& arguments);
+
+/// `text` as one word of a POSIX shell.
+std::string shell_word(std::string_view text);
+
+}  // namespace zerorun

@@ -1,0 +1,81 @@
+#include "launcher/hostfile.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+constexpr std::string_view kSlots = "slots=";
+
+// A name that starts with '-' would be an option of ssh.
+bool can_be_host(const std::string& name) {
+  return !name.starts_with("-") && name.find_first_of("@,:;'\"`$()<>|&*?!\\") == std::string::npos;
+}
+
+// ssh accepts `user@host`, and an IPv6 address has colons.
+bool is_host(const std::string& name) {
+  const size_t at = name.find('@');
+  const std::string host = at == std::string::npos ? name : name.substr(at + 1);
+  const std::string user = at == std::string::npos ? "user" : name.substr(0, at);
+  const bool address = std::count(host.begin(), host.end(), ':') > 1;
+  return !host.empty() && !user.empty() && can_be_host(user) &&
+         (address ? host.find_first_not_of(
+                        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ:.%_-") ==
+                        std::string::npos
+                  : can_be_host(host));
+}
+
+}  // namespace
+
+std::vector<Host> parse_hostfile(std::string_view text, const std::string& file) {
+  std::vector<Host> hosts;
+  std::istringstream lines{std::string(text)};
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const auto refuse = [&](const std::string& reason) {
+      throw UserError(file + ":" + std::to_string(number) + ": " + reason);
+    };
+    std::istringstream words(line.substr(0, line.find('#')));
+    std::string name;
+    std::string slots;
+    if (!(words >> name)) continue;
+    words >> slots;
+    if (!slots.starts_with(kSlots)) refuse("expected a host as `HOST slots=N`, found '" + line + "'");
+    if (!is_host(name)) refuse("'" + name + "' is not the name or address of a host");
+    const char* begin = slots.data() + kSlots.size();
+    const char* end = slots.data() + slots.size();
+    Host host{name, -1};
+    const auto [last, error] = std::from_chars(begin, end, host.slots);
+    if (error != std::errc() || last != end || host.slots < 0 || host.slots > kMostSlots) {
+      refuse("slots: expected a whole number from 0 to " + std::to_string(kMostSlots) + ", found '" +
+             std::string(begin, end) + "'");
+    }
+    if (std::ranges::count(hosts, name, &Host::name) > 0) refuse("the host " + name + " is listed twice");
+    hosts.push_back(host);
+  }
+  if (hosts.empty()) throw UserError(file + ": no host in it: write a line `HOST slots=N` for each host");
+  return hosts;
+}
+
+std::vector<Host> read_hostfile(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  const bool directory = std::filesystem::is_directory(file);
+  if (!stream.is_open() || stream.bad() || directory) {
+    throw UserError("--hostfile " + file +
+                    ": cannot be read: " + (directory ? "it is a directory" : std::strerror(errno)));
+  }
+  return parse_hostfile(text.str(), file);
+}
+
+}  // namespace zerorun

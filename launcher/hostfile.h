@@ -1,0 +1,27 @@
+// The hosts that a job may use: DeepSpeed's hostfile, one line `HOST slots=N` per host.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zerorun {
+
+struct Host {
+  std::string name;
+  int slots = 0;  // ranks that it runs at most; on machines with GPUs one per GPU
+
+  bool operator==(const Host&) const = default;
+};
+
+/// The highest number of slots that a host can have.
+inline constexpr int kMostSlots = 4096;
+
+/// Parses `text`, the content of `file`: lines `HOST slots=N`, after which more words may follow; `#` starts
+/// a comment, and empty lines are skipped. Throws UserError naming file and line, also if there is no host.
+std::vector<Host> parse_hostfile(std::string_view text, const std::string& file);
+
+/// Reads and parses `file`. Throws UserError if it cannot be read.
+std::vector<Host> read_hostfile(const std::string& file);
+
+}  // namespace zerorun

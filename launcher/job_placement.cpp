@@ -1,0 +1,136 @@
+#include "launcher/job_placement.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "launcher/host_filter.h"
+
+namespace zerorun {
+namespace {
+
+constexpr char kLocalhost[] = "localhost";
+
+bool names_slots(const LaunchOptions& options) {
+  return !options.include.empty() || !options.exclude.empty();
+}
+
+template <typename Value>
+std::string join(const std::vector<Value>& values) {
+  std::ostringstream text;
+  for (size_t i = 0; i < values.size(); ++i) text << (i ? "," : "") << values[i];
+  return text.str();
+}
+
+// `filter` with the names of this machine replaced by localhost.
+std::string with_localhost(const std::string& filter, const std::string& hostname) {
+  std::string result;
+  std::istringstream parts(filter + "@");  // without the last @, getline would drop an empty last part
+  for (std::string part; std::getline(parts, part, '@');) {
+    const size_t colon = std::min(part.find(':'), part.size());
+    const bool ours = is_this_machine(part.substr(0, colon), hostname);
+    result += "@" + (ours ? kLocalhost + part.substr(colon) : part);
+  }
+  return result.substr(1);
+}
+
+std::vector<Node> select(const LaunchOptions& options, const std::vector<Host>& pool) {
+  if (!options.include.empty()) return include_slots(pool, options.include);
+  if (!options.exclude.empty()) return exclude_slots(pool, options.exclude);
+  return first_slots(pool, options.nodes, options.ranks_per_node);
+}
+
+std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& machine) {
+  const size_t visible = machine.visible_devices.empty() || machine.gpus == 0
+                             ? machine.gpus
+                             : split_devices(machine.visible_devices).size();
+  const int usual = std::max<int>(1, visible);
+  if (!names_slots(options)) {
+    // More ranks than GPUs are no mistake: such a job trains on the CPU, which the engine says.
+    return first_slots({{kLocalhost, options.ranks_per_node.value_or(usual)}}, 1, options.ranks_per_node);
+  }
+  options.include = with_localhost(options.include, machine.hostname);
+  options.exclude = with_localhost(options.exclude, machine.hostname);
+  // Without GPUs, every slot exists; a bare host name then means the one rank that runs by default.
+  const bool bare = options.include == kLocalhost;
+  const int slots = machine.gpus > 0 ? machine.gpus : bare || !options.exclude.empty() ? usual : kMostSlots;
+  return select(options, {{kLocalhost, slots}});
+}
+
+std::vector<Node> equal_nodes(const LaunchOptions& options) {
+  const auto demand = [](bool given, const std::string& option) {
+    if (!given) throw UserError("--node_rank without a --hostfile needs " + option);
+  };
+  demand(!names_slots(options), "--num_nodes and --num_gpus instead of --include or --exclude");
+  demand(options.nodes.has_value(), "--num_nodes, the number of hosts");
+  demand(options.ranks_per_node.has_value(), "--num_gpus, the number of ranks on each host");
+  std::vector<Host> pool;
+  for (int node = 0; node < *options.nodes; ++node)
+    pool.push_back({"node " + std::to_string(node), *options.ranks_per_node});
+  return first_slots(pool, options.nodes, options.ranks_per_node);
+}
+
+int find_node(const LaunchOptions& options, const Placement& placement, const std::string& hostname) {
+  const int nodes = static_cast<int>(placement.nodes().size());
+  if (options.node_rank) {
+    if (*options.node_rank < nodes) return *options.node_rank;
+    throw UserError("--node_rank " + std::to_string(*options.node_rank) + ": the job has " +
+                    std::to_string(nodes) + (nodes == 1 ? " host" : " hosts") + ", numbered from 0");
+  }
+  if (nodes == 1 && is_this_machine(placement.nodes()[0].host, hostname)) return 0;
+  std::string hosts;
+  for (const Node& node : placement.nodes()) hosts += (hosts.empty() ? "" : ", ") + node.host;
+  throw UserError("the job runs on " + hosts + ", and zerorun does not start ranks on other hosts than " +
+                  hostname + " by itself: start it on each of them with the same command and " +
+                  "--no_ssh --node_rank 0, 1, ...");
+}
+
+std::string choose_visible_devices(bool slots_named, const std::vector<int>& slots,
+                                   const ThisMachine& machine) {
+  if (slots_named) return join(slots);
+  if (machine.gpus == 0) return "";
+  std::vector<std::string> devices = split_devices(machine.visible_devices);
+  if (devices.empty()) {
+    for (int gpu = 0; gpu < machine.gpus; ++gpu) devices.push_back(std::to_string(gpu));
+  }
+  devices.resize(std::min(devices.size(), slots.size()));
+  return join(devices);
+}
+
+}  // namespace
+
+JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
+                       const ThisMachine& machine) {
+  if (options.nodes.value_or(1) > 1 && !hosts && !options.node_rank) {
+    throw UserError("--num_nodes " + std::to_string(*options.nodes) +
+                    " needs a --hostfile that lists the hosts, or --node_rank on each of them");
+  }
+  Placement placement(hosts               ? select(options, *hosts)
+                      : options.node_rank ? equal_nodes(options)
+                                          : this_machine_only(options, machine));
+  const int node = find_node(options, placement, machine.hostname);
+  const std::vector<int>& slots = placement.nodes()[node].slots;
+  if (machine.gpus > 0 && (hosts || names_slots(options)) && slots.back() >= machine.gpus) {
+    throw UserError("slot " + std::to_string(slots.back()) + " does not exist: this machine has " +
+                    std::to_string(machine.gpus) + (machine.gpus == 1 ? " GPU" : " GPUs") +
+                    ", numbered from 0");
+  }
+  std::string visible = choose_visible_devices(names_slots(options), slots, machine);
+  return {std::move(placement), node, std::move(visible)};
+}
+
+bool is_this_machine(const std::string& host, const std::string& hostname) {
+  return host == kLocalhost || host == "127.0.0.1" || host == hostname ||
+         host == hostname.substr(0, hostname.find('.'));
+}
+
+std::vector<std::string> split_devices(const std::string& list) {
+  std::vector<std::string> devices;
+  std::istringstream text(list);
+  for (std::string device; std::getline(text, device, ',');) devices.push_back(device);
+  return devices;
+}
+
+}  // namespace zerorun

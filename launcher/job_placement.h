@@ -1,0 +1,37 @@
+// Decides where the ranks of a job run, from the options, the hostfile and this machine. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/hostfile.h"
+#include "launcher/launch_options.h"
+#include "launcher/placement.h"
+
+namespace zerorun {
+
+/// What the decision needs to know of the machine that the launcher runs on.
+struct ThisMachine {
+  std::string hostname;
+  int gpus = 0;                 // that ranks may use; 0 if they train on the CPU
+  std::string visible_devices;  // CUDA_VISIBLE_DEVICES; empty if not set
+};
+
+struct JobPlacement {
+  Placement placement;
+  int node = 0;                 // this machine's place among the placement's nodes
+  std::string visible_devices;  // CUDA_VISIBLE_DEVICES of the ranks of this machine; empty: keep the user's
+};
+
+/// `hosts`: the content of the hostfile; absent if there is none. Throws UserError naming the option.
+JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
+                       const ThisMachine& machine);
+
+/// Whether `host` is a name of the machine with this hostname.
+bool is_this_machine(const std::string& host, const std::string& hostname);
+
+/// Entries of a list such as CUDA_VISIBLE_DEVICES.
+std::vector<std::string> split_devices(const std::string& list);
+
+}  // namespace zerorun
