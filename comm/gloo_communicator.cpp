@@ -18,6 +18,8 @@
 #include "comm/deadline.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
+#include "comm/route.h"
+#include "comm/store.h"
 #include "comm/wait_board.h"
 
 namespace zerorun {
@@ -301,14 +303,24 @@ class GlooCommunicator : public Communicator {
   std::array<uint64_t, kCollectiveKinds> history_{};
 };
 
-std::shared_ptr<::gloo::transport::Device> choose_device(const Environment& environment) {
+// All ranks exchange their routes to MASTER_ADDR.
+std::string address_for_other_hosts(const Environment& environment, const JobStore& store,
+                                    const Deadline& deadline) {
+  const Route own = route_to(environment.master_addr);
+  std::vector<Route> routes;
+  for (const std::string& word : exchange_words(store, "route", environment.rank, environment.world_size,
+                                                own.local + " " + own.remote, deadline)) {
+    const size_t space = word.find(' ');
+    routes.push_back({word.substr(0, space), word.substr(space + 1)});
+  }
+  return reachable_address(routes, environment.rank);
+}
+
+std::shared_ptr<::gloo::transport::Device> choose_device(const std::string& address) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   }
-  if (environment.one_host) {
-    return c10d::ProcessGroupGloo::createDeviceForHostname(environment.master_addr);
-  }
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  return c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 }  // namespace
@@ -317,8 +329,10 @@ std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environm
                                                      const StorePointer& store, const Deadline& deadline) {
   auto options = c10d::ProcessGroupGloo::Options::create(deadline.remaining());
   options->threads = 1;
+  const std::string address =
+      environment.one_host ? environment.master_addr : address_for_other_hosts(environment, *store, deadline);
   try {
-    options->devices.push_back(choose_device(environment));
+    options->devices.push_back(choose_device(address));
     auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(
         store->part("gloo")->for_c10d(deadline), environment.rank, environment.world_size, options);
     return std::make_shared<GlooCommunicator>(std::move(group), store, environment.timeout);

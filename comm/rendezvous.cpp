@@ -1,5 +1,7 @@
 #include "comm/rendezvous.h"
 
+#include <c10/util/Logging.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -99,6 +101,7 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const Environment& environment) {
+  c10::initLogging();  // reads TORCH_CPP_LOG_LEVEL; otherwise only Python's torch does
   bool on_cuda = wants_cuda(environment);
   StorePointer store;
   std::shared_ptr<Communicator> communicator;
