@@ -1,4 +1,5 @@
-// Tests the sum of squares against wider and compensated sums, and the clipping factor against its formula.
+// Tests the sum of squares against a sum in long double, a compensated sum, and the promised order of
+// additions.
 #include "device/gradient_norm.h"
 
 #include <catch2/catch.hpp>
