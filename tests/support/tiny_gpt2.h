@@ -49,8 +49,8 @@ struct RunResult {
   std::optional<int64_t> raised;                         // step that threw TrainingError and ended the run
   std::vector<std::vector<double>> lrs;                  // [step][group], as used by the step
   std::vector<std::vector<std::optional<std::pair<double, double>>>> betas;  // [step][group], after the step
-  std::vector<std::pair<std::string, at::Tensor>> parameters;  // rank 0's final ones, equal on all ranks
-  BytesByCategory bytes;                                       // of rank 0, at the end
+  std::vector<std::pair<std::string, at::Tensor>> parameters;                // rank 0's final values
+  BytesByCategory bytes;                                                     // of rank 0, at the end
   double formula_bytes = 0;
   ResidencyReport residency;    // of rank 0
   double reduce_scattered = 0;  // elements sent by rank 0 over all steps
@@ -62,10 +62,10 @@ struct RunResult {
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
 
-/// The largest relative difference of the mean losses over all steps.
+/// The largest relative difference between the two runs' mean losses, over all steps.
 double largest_relative_loss_difference(const RunResult& a, const RunResult& b);
 
-/// CHECKs that losses, norms and final parameters are bitwise equal, and names the first difference.
+/// CHECKs that losses, norms, loss scales and final parameters have the same bits.
 void check_same_bits(const RunResult& a, const RunResult& b);
 
 }  // namespace zerorun::testing
