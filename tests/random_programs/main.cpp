@@ -1,11 +1,11 @@
 // Runs random training programs with the engine and compares them with plain LibTorch.
 //
 //   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]  programs of consecutive seeds
-//   random_programs --seed SEED                                            one of them
-//   random_programs --program FILE                                         a printed program
+//   random_programs --seed SEED                                            the program of one seed
+//   random_programs --program FILE                                         a program from a file
 //
-// Shrinks and prints a program that fails; --program reads the printed text. Exit code: 0 if none failed, 1
-// if any failed or none ran, 2 if the arguments are wrong.
+// A program that fails is shrunk and printed in the format that --program reads. Exit code: 0 if all programs
+// passed, 1 if any failed or none ran, 2 if the arguments are wrong.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>

@@ -16,7 +16,7 @@ enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
 
-/// Special values of a rank field.
+/// Special values of fields that hold a rank.
 inline constexpr int kEverybody = -1;
 inline constexpr int kNobody = -2;
 
@@ -34,8 +34,8 @@ struct Setup {
   bool clips = false;
   bool overlap = true;
   int bucket_numel = 64;
-  int max_live = 1000000;  // stage 3
-  int prefetch = 0;        // stage 3
+  int max_live = 1000000;  // stage3_max_live_parameters
+  int prefetch = 0;        // stage3_prefetch_bucket_size
   int persistence = 0;     // stage 3: parameters with up to this number of elements stay resident
   int scale_power = 4;     // fp16: the initial loss scale is 2 to this power
   bool fixed_scale = false;
@@ -88,7 +88,7 @@ struct Operation {
   std::vector<int> parameters = {};
   bool branch = false;   // forward, evaluate: each rank skips a different parameter
   int poison = kNobody;  // forward: the rank whose loss is infinite
-  bool retain = false;   // backward
+  bool retain = false;   // backward: retains the graph
   int how = 0;           // selects a variant of the kind
   std::vector<Operation> body = {};
 };
