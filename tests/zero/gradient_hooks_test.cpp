@@ -195,7 +195,7 @@ TEST_CASE("gradients: what is discarded leaves no trace, after a backward that w
 TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {
   struct Scenario {
     std::string name;
-    std::vector<std::pair<int, double>> backwards;  // parameters, and their gradients' elements
+    std::vector<std::pair<int, double>> backwards;  // parameter, and value of its gradient
     Dtype communication;
     std::optional<int> parameter;
     bool too_large;

@@ -34,7 +34,7 @@ inline std::string parameter_name(size_t index) {
   return c10::str("p", index);
 }
 
-/// first, first + 1, first + 2 ...
+/// A float32 tensor of `sizes` with the values first, first + 1, first + 2 ...
 inline at::Tensor numbered(const std::vector<int64_t>& sizes, double first) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).add(first).view(sizes);
 }
