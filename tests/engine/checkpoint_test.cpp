@@ -46,7 +46,7 @@ constexpr const char* kSchedule =
 struct Outcome {
   CollectedState at_the_checkpoint;
   CollectedState at_the_end;
-  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // by rank: losses of the steps after the checkpoint
 
   /// The mean over ranks of the losses, by step: the loss of the whole batch.
   std::vector<double> mean_losses() const {

@@ -25,7 +25,7 @@ StateCase wide(StateCase how);
 
 struct Trained {
   CollectedState state;
-  std::vector<std::vector<float>> losses;  // by rank
+  std::vector<std::vector<float>> losses;  // by rank and step
 };
 
 /// Trains five steps. Each rank calls `behind_step` after each step, with the step's number.

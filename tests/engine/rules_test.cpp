@@ -305,7 +305,7 @@ TEST_CASE("Views and operators on sizes alone gather nothing") {
           expect(found[index].strides() == expected[index].strides(), what + ": other strides");
           expect_same(found[index], expected[index], what);
         }
-        model->parameters()[1].sum();  // evicts `w`
+        model->parameters()[1].sum();  // releases `w`
       }
     }
     const int64_t gathers = engine.residency().gathers;

@@ -32,7 +32,7 @@ std::string settings_of(const Way& way) {
 }
 
 struct Outcome {
-  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // by rank: losses of micro-steps after the checkpoint
   CollectedState at_the_end;
 };
 
