@@ -1,4 +1,5 @@
-// Tests copies and sums of gradients between all pairs of dtypes against float64 and LibTorch's rounding.
+// Tests gradient copies and sums for all pairs of dtypes. The expected values are computed in float64 and
+// rounded by LibTorch.
 #include "device/gradient_copy.h"
 
 #include <torch/torch.h>
@@ -20,7 +21,8 @@ std::vector<Simd> paths() {
   return {available_simds().begin(), available_simds().end()};
 }
 
-// Values of many magnitudes, including fp16 subnormals; they and their squares are finite in every dtype.
+// Random values of many magnitudes, including fp16 subnormals. The values and their squares are finite in
+// every dtype.
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   std::mt19937_64 random(seed);
   at::Tensor values = at::empty({numel});
@@ -31,13 +33,13 @@ at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   return values.to(dtype);
 }
 
-// Unlike at::equal(), distinguishes 0 and -0.
+// Compares bits. Unlike at::equal(), this distinguishes 0 and -0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.nbytes() == b.nbytes() &&
          (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-// value[i] * factor in float32, which is the float64 product rounded once.
+// `values` times `factor`: the float64 product of each element, rounded once to float32.
 at::Tensor product(const at::Tensor& values, float factor) {
   return values.to(at::kDouble).mul(static_cast<double>(factor)).to(at::kFloat);
 }
@@ -140,7 +142,8 @@ TEST_CASE("gradient copy: what the target is too small for is noticed, what just
     float factor;
     bool finite;
   };
-  // 65520 and 0x1.ffp127 lie half-way between the largest finite value and the power of two above it.
+  // 65520 (fp16) and 0x1.ffp127 (bf16) lie half-way between the largest finite value of their dtype and the
+  // next power of two. They round to infinity; smaller values round to a finite one.
   const Case cases[] = {
       {at::kHalf, 65519.996F, 1, true},
       {at::kHalf, 65520, 1, false},

@@ -1,4 +1,5 @@
-// Tests the sum of squares against wider and compensated sums, and the clipping factor against its formula.
+// Tests the sum of squares against a sum in long double, a compensated sum, and the promised order of
+// additions.
 #include "device/gradient_norm.h"
 
 #include <catch2/catch.hpp>
@@ -30,7 +31,8 @@ double kahan_sum(const std::vector<float>& values) {
   return total;
 }
 
-// The sixteen partial sums that the header promises, added sequentially: bitwise the expected result.
+// The order of additions that device/gradient_norm.h promises: element i is added to partial sum i % 16, then
+// the partial sums are added in order. The kernels must return the same bits.
 double sixteen_sums(const std::vector<float>& values) {
   double sums[16] = {};
   for (size_t i = 0; i < values.size(); ++i) sums[i % 16] += static_cast<double>(values[i]) * values[i];
@@ -59,7 +61,8 @@ TEST_CASE("sum of squares: right to a few units in the last place for every size
     const std::vector<float> values = random_values(random, count);
     const double got = sum_of(values);
     INFO(count << " values");
-    // All terms are positive, so the error is at most count / 16 + 16 roundings of half a unit each.
+    // All terms are positive, so the relative error is at most that of count / 16 + 16 roundings of half a
+    // unit in the last place.
     const double bound = (static_cast<double>(count) / 16 + 16) * std::numeric_limits<double>::epsilon() / 2;
     REQUIRE(std::abs(got - static_cast<double>(wide_sum(values))) <= bound * got);
     REQUIRE(std::abs(got - kahan_sum(values)) <= bound * got);
@@ -111,7 +114,7 @@ TEST_CASE("sum of squares: 16-bit values give the bits of the same values in flo
   for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
     for (size_t count : {0, 1, 15, 16, 17, 1023, 1024, 1025, 2048, 5000}) {
       std::vector<uint16_t> values(count);
-      // Random bits that are neither infinity nor NaN in fp16 and bf16.
+      // The mask clears exponent bits, so that no value is infinite or NaN in fp16 or bf16.
       for (uint16_t& value : values) value = static_cast<uint16_t>(random()) & 0xbbff;
       std::vector<float> wide(count);
       widen(values.data(), dtype, wide.data(), static_cast<int64_t>(count));

@@ -1,4 +1,5 @@
-// Tests a step's facts: the norm, clipping, and findings of values that are not finite.
+// Tests device/step_facts.h: the gradient norm, the clipping divisor, and the exchange of the numbers of
+// gradients that are not finite.
 #include "device/step_facts.h"
 
 #include <catch2/catch.hpp>

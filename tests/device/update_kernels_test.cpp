@@ -1,5 +1,5 @@
-// Tests that all paths of the update kernels give the same bits, however the memory is split. The optimizer's
-// tests check the values.
+// Tests that the update kernels give the same bits on every instruction set, also if a shard is updated in
+// pieces. tests/optim/ checks the values.
 #include "device/update_kernels.h"
 
 #include <bit>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr float kFactor = 0.37F;
 
-// Aligns to a cache line, as Device::allocate() does: only then are rounded values written with
-// non-temporal stores.
+// Aligns arrays to a cache line, as Device::allocate() does. The kernels write rounded values with
+// non-temporal stores only to such arrays.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
@@ -42,7 +42,7 @@ struct Memory {
     for (Array<float>* array : {&gradient, &values, &first, &second, &third}) {
       for (int64_t i = 0; i <= count; ++i) array->push_back(normal(random));
     }
-    // Moments that are averages of squares must not be negative.
+    // The rules take square roots of these moments, so they must not be negative.
     for (Array<float>* array : {squares_first ? &first : &second, &third}) {
       for (float& value : *array) value *= value;
     }
@@ -52,7 +52,8 @@ struct Memory {
     widen(narrow_gradient.data(), dtype, gradient.data(), count + 1);
   }
 
-  /// The span with the gradient in `dtype` and values rounded to `rounded_dtype` (fp32: not rounded).
+  /// A span over these arrays. Its gradient has `dtype`. The kernel writes values rounded to `rounded_dtype`;
+  /// with fp32 it writes no rounded values.
   UpdateSpan span(Dtype dtype, Dtype rounded_dtype, int moments) {
     UpdateSpan span{
         .numel = numel, .gradient = gradient.data(), .gradient_dtype = dtype, .values = values.data()};
@@ -78,7 +79,7 @@ struct Memory {
   }
 };
 
-// Checks that an update has not written to the guard elements and the gradients.
+// Checks that an update wrote neither to the guard elements nor to the gradients.
 void check_untouched(const Memory& after, const Memory& before) {
   for (auto array : {&Memory::values, &Memory::first, &Memory::second, &Memory::third}) {
     CHECK((after.*array).back() == (before.*array).back());
@@ -104,7 +105,7 @@ void check_paths_of(const Rule& rule, bool squares_first, int64_t numel, Dtype d
     update(rule, kFactor, whole.span(dtype, rounded_dtype, Rule::kMoments), simd);
     CHECK(whole.bits() == portable.bits());
 
-    // In pieces, most of which begin at unaligned elements.
+    // Updates the shard in pieces, most of which do not begin at a multiple of the vector width.
     Memory cut = before;
     const int64_t piece = 1 + numel / 3;
     for (int64_t begin = 0; begin < numel; begin += piece) {
@@ -221,8 +222,8 @@ TEST_CASE("update kernels: RMSprop has the same bits on every path") {
   check_paths(rmsprop<CenteredRmspropMomentumUpdate>(), true);
 }
 
-// The variance of equal gradients is 0, and rounding can make it negative: in float32 for a third of the
-// gradients below.
+// The variance of equal gradients is 0. In float32, rounding makes the computed variance negative for a third
+// of the gradients below.
 TEST_CASE("update kernels: centered RMSprop makes no NaN of gradients that are always the same") {
   auto rule = rmsprop<CenteredRmspropUpdate>();
   rule.gradient_decay = 0;
@@ -245,7 +246,7 @@ TEST_CASE("update kernels: centered RMSprop makes no NaN of gradients that are a
   CHECK(below > 0);
 }
 
-// Chen et al. 2023, algorithm 2, in float64.
+// The expected values follow Chen et al. 2023, algorithm 2, in float64.
 TEST_CASE("update kernels: Lion follows the formula") {
   const LionUpdate rule{.lr = 0.05F,
                         .beta1 = 0.9F,

@@ -1,5 +1,5 @@
-// Reads and writes a parameter that is not gathered, by every kind of access: each gives the current value or
-// an error message of ours, never a crash or an old value.
+// Tests reads and writes of a parameter that is not gathered, by every kind of access. Each access must give
+// the current value or ZeroRun's error, never a crash or an old value.
 #include <catch2/catch.hpp>
 #include <sstream>
 
@@ -12,13 +12,13 @@ namespace {
 
 using torch::nn::Linear;
 
-// A layer whose values the test knows, and a third parameter; each has its own bucket.
+// A layer whose values the test knows, and another parameter. Each parameter has its own bucket.
 struct Known {
   explicit Known(std::shared_ptr<Communicator> communicator)
       : root(build([this](Built& built) {
           model = built.add("layer", Linear(6, 5));
           other = built.add_parameter("other", {16});
-          built.add("apart", Linear(torch::nn::LinearOptions(4, 4).bias(false)));  // no test uses it
+          built.add("apart", Linear(torch::nn::LinearOptions(4, 4).bias(false)));  // used by do_before() only
           return nullptr;
         })),
         engine(make_engine(*root, Partition{.bucket_numel = 16}, std::move(communicator))) {
@@ -29,7 +29,7 @@ struct Known {
   at::Tensor other;
   std::shared_ptr<Built> root;
   Engine engine;
-  at::Tensor w = values({5, 6}, 501) * 0.3, b = values({5}, 502) * 0.3;  // what the layer must hold
+  at::Tensor w = values({5, 6}, 501) * 0.3, b = values({5}, 502) * 0.3;  // the layer's expected values
 };
 
 void on_ranks(const std::function<void(Known&)>& body) {
@@ -43,14 +43,14 @@ void on_ranks(const std::function<void(Known&)>& body) {
   }));
 }
 
-// Evicts what the last access gathered, by using the other parameter (max_live is 0).
+// Releases the parameters of the last access: max_live is 0, so the use of another parameter evicts them.
 void release(Known& known, const std::string& after = "an access") {
   known.other.sum();
   expect_released(known.model->weight, "weight after " + after);
   expect_released(known.model->bias, "bias after " + after);
 }
 
-// Throws unless the parameters, read from the shards, hold `w` and `b`. Every rank calls it.
+// Throws unless the parameters, gathered anew from the slices, are `w` and `b`. All ranks must call it.
 void expect_values(Known& known, const std::string& what) {
   release(known, what);
   expect_same(known.model->weight, known.w, what + ", weight");
@@ -212,7 +212,7 @@ TEST_CASE("Writing in place reaches every rank's slice") {
 }
 
 TEST_CASE("Random initialisation of released parameters") {
-  // One rank: rank-threads would share LibTorch's generator.
+  // Uses one rank, since rank-threads would share LibTorch's generator.
   run_ranks(1, [](std::shared_ptr<Communicator> communicator) {
     Known known(std::move(communicator));
     auto initialise = [&](const std::string& what, const std::function<void(at::Tensor)>& how) {

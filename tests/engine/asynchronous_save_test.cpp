@@ -1,5 +1,5 @@
-// A checkpoint that is written while training continues has the state at the call, whatever changes it
-// meanwhile and however far the writer is.
+// Tests that a checkpoint which is written while training continues has the state at the time of the call,
+// for each kind of change to the state and for many positions of the writer.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <future>
@@ -23,7 +23,7 @@ using Catch::Matchers::Contains;
 struct Change {
   std::string name;
   std::function<void(StateTraining&)> make;
-  int last_stage = 3;  // last stage at which it is possible
+  int last_stage = 3;  // last stage at which the program can make this change
 };
 
 void write_raw(const at::Tensor& tensor) {
@@ -60,7 +60,7 @@ std::vector<Change> all_changes() {
   };
 }
 
-// Blocks the writer before one of its calls until the gate is opened.
+// Blocks the writer before one of its file system calls, until `promise` is set.
 struct Gate {
   std::promise<void> promise;
   std::shared_future<void> opened = promise.get_future().share();
@@ -74,8 +74,8 @@ struct Setting {
   bool on_device_with_streams = false;
 };
 
-// Saves with the writers blocked before call number `call`, changes everything, then lets them continue.
-// Returns whether any writer reached that call.
+// Saves while each rank's writer is blocked before its file system call number `call`. Changes the state,
+// trains two steps, then lets the writers continue. Returns whether any writer reached that call.
 bool save_and_change(const Setting& setting, const Change& change, int64_t call,
                      const std::filesystem::path& folder, CollectedState& expected) {
   std::atomic<bool> came = false;
@@ -96,7 +96,7 @@ bool save_and_change(const Setting& setting, const Change& change, int64_t call,
         training.step(1);
         {
           const torch::NoGradGuard no_grad;
-          training.model->first.mul_(1.5);  // the other ranks have not received it at the call
+          training.model->first.mul_(1.5);  // other ranks have not received this write when the save starts
         }
         save_checkpoint(*training.state, folder, "", {}, files);
         expected.add(training);

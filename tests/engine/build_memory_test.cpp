@@ -1,5 +1,5 @@
-// The memory cost of building: eight ranks build a model of 400 MB under a DeferredInit, and none ever holds
-// more than its slice and two buckets above its initial memory.
+// Tests the memory that building a model takes: eight ranks build a model of 400 MB under a DeferredInit. No
+// rank's memory may grow by more than its slice and two buckets.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -18,9 +18,9 @@ namespace {
 constexpr int kRanks = 8;
 constexpr int kLayers = 16;
 constexpr int64_t kWidth = 2500;
-constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;  // 25 MB; sixteen of them are 400 MB
+constexpr int64_t kLayerBytes = (kWidth * kWidth + kWidth) * 4;  // 25 MB; all layers have 400 MB
 
-// The value of a line of /proc/self/status, in bytes.
+// The value, in bytes, of the line with this key in /proc/self/status.
 int64_t status_bytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -32,7 +32,7 @@ int64_t status_bytes(const std::string& key) {
 std::string build(int rank, int port) {
   at::set_num_threads(1);
   set_rank_variables(rank, kRanks, port, std::chrono::minutes(2));
-  setenv("ZERORUN_COMM", "gloo", 1);  // over shm, shared pages would count for every rank that has read them
+  setenv("ZERORUN_COMM", "gloo", 1);  // over shm, VmRSS counts a shared page for every rank that read it
   InitializeOptions options;
   options.communicator = connect();
   const int64_t start = status_bytes("VmRSS");
@@ -77,7 +77,8 @@ TEST_CASE("Building never takes more than a slice and two buckets on any rank") 
     sums.push_back(sum);
   }
   CHECK(std::ranges::all_of(sums, [&](const std::string& sum) { return sum == sums[0]; }));
-  // 16 x 2500^2 values, uniform in (-1/50, 1/50): variance 1/7500.
+  // Checks the sum of squares of 16 x 2500^2 values that are uniform in (-1/50, 1/50): their variance is
+  // 1/7500.
   CHECK(std::strtod(sums[0].c_str(), nullptr) == Approx(kLayers * kWidth * kWidth / 7500.0).epsilon(0.01));
 }
 

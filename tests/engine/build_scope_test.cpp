@@ -1,4 +1,5 @@
-// Models built under a DeferredInit train to the same bits as plainly built ones, at every stage.
+// Tests that a model built under a DeferredInit trains to the same bits as a plainly built model, at every
+// stage.
 #include <catch2/catch.hpp>
 #include <mutex>
 
@@ -19,9 +20,9 @@ std::vector<at::Tensor> train(bool deferred, int stage, int world_size) {
   run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
     Gpt2 model = nullptr;
     {
-      static std::mutex construction;  // threads share the generator
+      static std::mutex construction;  // all threads share LibTorch's generator
       std::lock_guard lock(construction);
-      torch::manual_seed(7 + communicator->rank());  // only rank 0's values count
+      torch::manual_seed(7 + communicator->rank());  // the engine broadcasts rank 0's values
       std::optional<DeferredInit> scope;
       if (deferred) scope.emplace();
       model = Gpt2(kOptions);

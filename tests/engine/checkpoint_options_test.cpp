@@ -1,4 +1,5 @@
-// What save_checkpoint() leaves out, links and removes; what loading reads; a disk that is actually full.
+// Tests the options of saving and loading: frozen parameters that a save leaves out or links, old tags that
+// it removes, how much a load reads, and saving to a full disk.
 #include <sys/mount.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@ StateCase adam() {
   return all_state_cases().front();
 }
 
-// Names of the files that are the same file in both tags.
+// Names of files in folder `a` that are hard links to the file of the same name in folder `b`.
 std::set<std::string> linked(const fs::path& a, const fs::path& b) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(a)) {
@@ -39,7 +40,7 @@ std::set<std::string> linked(const fs::path& a, const fs::path& b) {
   return names;
 }
 
-// Names of the files that contain the frozen parameter.
+// Names of the checkpoint's files that contain the frozen parameter.
 std::set<std::string> frozen_files(const fs::path& folder) {
   std::set<std::string> names;
   const SavedState saved(local_file_system(), folder);
@@ -68,7 +69,7 @@ class LinklessFileSystem : public FaultyFileSystem {
   int link(const fs::path&, const fs::path&) override { return -EXDEV; }
 };
 
-// Counts the bytes read from files of slices.
+// Counts the bytes that a load reads from files of slices.
 class CountingFileSystem : public FaultyFileSystem {
  public:
   CountingFileSystem() : FaultyFileSystem(local_file_system(), {}) {}
@@ -93,7 +94,7 @@ class CountingFileSystem : public FaultyFileSystem {
   int64_t bytes_ = 0;
 };
 
-// A file system of 64 MiB in a file, if this process may mount one.
+// Mounts a file system of 64 MiB in a file, if this process may mount one.
 class SmallDisk {
  public:
   explicit SmallDisk(const TemporaryFolder& folder) : mounted_(folder / "mounted") {
@@ -122,7 +123,7 @@ TEST_CASE("What is frozen is written once, and again when it was written to, see
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 2, 3);
   const bool raw = GENERATE(false, true);
-  if (raw && stage == 3) return;  // at stage 3 the engine notices every access
+  if (raw && stage == 3) return;  // raw access throws at stage 3
   const fs::path at = folder / "a";
   std::vector<CollectedState> expected(5);
   CAPTURE(stage, raw);
@@ -148,7 +149,8 @@ TEST_CASE("What is frozen is written once, and again when it was written to, see
     save(4);
     training.engine->wait_for_checkpoint();
   }));
-  // The last save removed tags 1 to 3; their files still exist in later tags.
+  // The last save removed the tags of steps 1 to 3. Their files of frozen parameters still exist as links in
+  // later tags.
   CHECK(published_tags(local_file_system(), at) == std::vector<std::string>{"global_step4", "global_step5"});
   CHECK(linked(at / "global_step4", at / "global_step5") == frozen_files(at / "global_step5"));
   CHECK(!frozen_files(at / "global_step5").empty());
@@ -166,7 +168,7 @@ TEST_CASE("Frozen files of earlier tags are linked until they are written to") {
       training.engine->save_checkpoint(folder / "a");
       if (step != 1) continue;
       const torch::NoGradGuard no_grad;
-      training.model->fixed.fill_(0.5);  // while the save may still be writing it
+      training.model->fixed.fill_(0.5);  // while the save may still be writing this parameter
     }
   });
   const auto frozen = frozen_files(folder / "a/global_step1");

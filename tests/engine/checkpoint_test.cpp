@@ -1,5 +1,6 @@
-// Checkpoints of an engine: any training resumes from another one's checkpoint, whatever its ranks, stage and
-// precision; all ranks report a checkpoint that is damaged, does not match or cannot be written.
+// Tests an engine's checkpoints. Training resumes from a checkpoint of any number of ranks, stage and
+// precision. If a checkpoint is damaged, does not match the model or cannot be written, all ranks get the
+// error.
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <fstream>
@@ -45,9 +46,9 @@ constexpr const char* kSchedule =
 struct Outcome {
   CollectedState at_the_checkpoint;
   CollectedState at_the_end;
-  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // by rank: losses of the steps after the checkpoint
 
-  /// The losses of the whole batch, by step.
+  /// The mean over ranks of the losses, by step: the loss of the whole batch.
   std::vector<double> mean_losses() const {
     std::vector<double> means(losses.front().size());
     for (const std::vector<float>& of_a_rank : losses) {
@@ -58,14 +59,15 @@ struct Outcome {
   }
 };
 
-// The tolerance is relative for losses above 1.
+// CHECKs that losses are equal up to `tolerance`, which is relative for losses above 1.
 void check_close(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
   REQUIRE(a.size() == b.size());
   for (size_t step = 0; step < a.size(); ++step)
     CHECK(std::abs(a[step] - b[step]) <= tolerance * std::max(1.0, std::abs(b[step])));
 }
 
-// Trains to the checkpoint and beyond; with `loads`, loads it instead and continues.
+// If `loads`, loads the checkpoint of step kSaved; otherwise trains to that step and saves it. Then trains to
+// step kSteps.
 void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
   outcome.losses.resize(way.ranks);
   run_ranks(
@@ -82,7 +84,7 @@ void run(const Way& way, const fs::path& folder, bool loads, Outcome& outcome) {
           expect(restored.client_state == R"({"epoch":2})", restored.client_state);
           expect(training.engine->global_steps() == kSaved, "another step");
         } else {
-          training.engine->save_checkpoint(folder, "", {.client_state = R"({"epoch": 2})"});  // trains on
+          training.engine->save_checkpoint(folder, "", {.client_state = R"({"epoch": 2})"});  // asynchronous
         }
         outcome.at_the_checkpoint.add(training);
         for (int step = kSaved; step < kSteps; ++step) outcome.losses[rank].push_back(training.step(step));
@@ -117,7 +119,7 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
     const StateCase& how = cases[pair % cases.size()];
     Way writer{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
     Way reader{how, 1 + any(4), any(4), precisions[any(3)], any(2) == 0};
-    if (any(2) == 0) {  // then training continues with the same bits
+    if (any(2) == 0) {  // then training must continue with the same bits
       reader.ranks = writer.ranks;
       reader.precision = writer.precision;
     }
@@ -132,7 +134,7 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
   }
 }
 
-// Not run by default: takes minutes.
+// Hidden tag: not run by default, since it takes minutes.
 TEST_CASE("The whole product of writers and readers", "[.][product]") {
   std::vector<Way> ways;
   for (const int ranks : {1, 2, 3, 4}) {

@@ -1,5 +1,5 @@
-// Collects the state that all rank-threads store for a model, to compare trainings that partition it
-// differently.
+// Collects the model state that all rank-threads store, so that tests can compare trainings with different
+// stages or numbers of ranks.
 #pragma once
 
 #include <map>
@@ -12,10 +12,11 @@ namespace zerorun::testing {
 
 class CollectedState {
  public:
-  /// Whole tensors, by state and parameter; both master weights and fp32 values are named "exact".
+  /// Whole tensors by state and parameter. The exact values of a parameter (its master weights, or its values
+  /// in fp32) are named "exact".
   using Whole = std::map<std::string, at::Tensor>;
 
-  /// Adds this rank's slices. Each rank calls it once.
+  /// Adds this rank's slices. Each rank calls it once. Thread-safe.
   void add(StateTraining& training);
   const Whole& whole() const { return whole_; }
 
@@ -24,8 +25,8 @@ class CollectedState {
   Whole whole_;
 };
 
-/// Fails unless both are bitwise equal. Without `same_precision` it skips frozen parameters, which have no
-/// master weights.
+/// Fails unless both states have the same bits. Frozen parameters have no master weights, so they are skipped
+/// unless `same_precision`.
 void check_same(CollectedState::Whole a, CollectedState::Whole b, bool same_precision = true);
 
 }  // namespace zerorun::testing

@@ -1,4 +1,5 @@
-// How initialize() uses a ds_config.json: "auto", the resolved configuration next to the outputs, the log.
+// Tests how initialize() uses a ds_config.json: values for "auto", the resolved configuration in the output
+// folder, and the log.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -41,7 +42,7 @@ Arguments arguments() {
           {"optimizer.params.betas", std::vector<double>{0.5, 0.75}}};
 }
 
-// The config of each rank's engine after initialize() of a model of width 12.
+// The config of each rank's engine after initialize(), for a model of width 12.
 std::vector<Config> initialize_ranks(int world_size, const fs::path& file, const InitializeOptions& options) {
   std::vector<Config> configs(world_size);
   run_ranks(world_size, [&](std::shared_ptr<Communicator> communicator) {
@@ -53,7 +54,7 @@ std::vector<Config> initialize_ranks(int world_size, const fs::path& file, const
   return configs;
 }
 
-// The text that `body` writes to the process' standard error.
+// The text that this process writes to standard error while `body` runs.
 template <typename Body>
 std::string standard_error_of(const fs::path& file, Body body) {
   std::fflush(stderr);
@@ -93,7 +94,7 @@ TEST_CASE("\"auto\" gets its value from the program's arguments and from the mod
     CHECK(config.zero.param_persistence_threshold == 120);
   }
 
-  options.hidden_size = 7;  // takes precedence over the width that is found
+  options.hidden_size = 7;  // takes precedence over the width that the engine finds
   for (const Config& config : initialize_ranks(2, file, options)) {
     CHECK(config.zero.reduce_bucket_size == 49);
     CHECK(config.zero.param_persistence_threshold == 70);
@@ -112,7 +113,7 @@ TEST_CASE("initialize() refuses what stays \"auto\" with key, line and how to gi
                         Contains("arguments[\"gradient_clipping\"]"));
   CHECK_THAT(error, Contains("ds_config.json:5:") && Contains("optimizer.params.lr") &&
                         Contains("arguments[\"optimizer.params.lr\"]"));
-  CHECK_THAT(error, !Contains("optimizer.params.betas") && !Contains("bucket_size"));  // those have values
+  CHECK_THAT(error, !Contains("optimizer.params.betas") && !Contains("bucket_size"));  // have values
 }
 
 TEST_CASE("A model without a width leaves \"auto\" sizes to the program") {
@@ -147,7 +148,7 @@ TEST_CASE("Rank 0 writes the resolved configuration, which is a configuration it
   const fs::path resolved = folder / "runs" / "of rank 0" / "ds_config.resolved.json";
   CHECK(written == std::vector<fs::path>{resolved.parent_path(), resolved});
 
-  InitializeOptions none;  // no arguments: the values are in the file
+  InitializeOptions none;  // without arguments: all values are in the file
   for (const Config& config : initialize_ranks(world_size, resolved, none)) {
     CHECK(config.batch.train_batch_size == 15 * world_size);
     CHECK(std::get<AdamConfig>(*config.optimizer).lr == 0.125);
@@ -167,7 +168,7 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
       Net model;
       InitializeOptions options;
       options.communicator = communicator;
-      if (communicator->rank() == 0) options.output_folder = output_folder;  // only rank 0's folder counts
+      if (communicator->rank() == 0) options.output_folder = output_folder;  // only rank 0 writes
       Config config = load_config(file, 3);
       if (from_code) config.resolved.clear();
       errors[communicator->rank()] = user_error([&] { initialize(*model, config, options); });
@@ -184,7 +185,7 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
   fs::create_directories(folder / ("taken" + name));
   CHECK_THAT(initialize_to(folder / "taken", false),
              StartsWith("rank 0: " + (folder / "taken").string() + name));
-  CHECK(std::distance(fs::directory_iterator(folder / "taken"), {}) == 1);  // no leftovers
+  CHECK(std::distance(fs::directory_iterator(folder / "taken"), {}) == 1);  // no temporary file is left
   CHECK_THAT(initialize_to(folder / "new", true), Contains("load_config"));
   CHECK(initialize_to(folder / "new", false) == "no error");
   CHECK(initialize_to("", true) == "no error");

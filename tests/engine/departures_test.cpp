@@ -1,5 +1,6 @@
-// Iterations that differ from the one before, operators that fail, threads of the program: partitioned
-// training stays correct, and ranks that diverge get an error that says how.
+// Tests iterations that differ from the previous one, operators that throw, and threads of the program:
+// training with partitioned parameters stays correct. Ranks that run different operators get an error that
+// shows both.
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -12,7 +13,7 @@ namespace {
 
 using torch::nn::Linear;
 
-// Layers in buckets of their own; `run` does nothing, the tests call layers.
+// Four layers. The tests call apply() with the order of the layers instead of Built::run.
 struct Layers {
   static std::shared_ptr<Built> make() {
     return build([](Built& built) {
@@ -32,7 +33,9 @@ at::Tensor input(int iteration) {
   return values({3, 6}, iteration);
 }
 
-// Runs `iteration`, which returns the losses of one step, with the engine's model and with the plain one.
+// `iteration` returns the losses of one step. Trains six steps with the engine and with a plain module, and
+// CHECKs that the parameters have the same bits. `departs`: whether iterations are expected to differ from
+// the trace.
 using Iteration = std::function<std::vector<at::Tensor>(const Built&, int iteration)>;
 void check_training(const Iteration& iteration, bool departs) {
   const int64_t max_live = GENERATE(0, 64, 100'000);
@@ -147,7 +150,8 @@ TEST_CASE("Accumulation over micro-steps with another input each") {
   }));
 }
 
-// The gathers of a single rank need no order, so any thread may run any part of the model.
+// A single rank has no other rank to agree with on the order of gathers, so any thread may run any part of
+// the model.
 TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
   const int64_t max_live = GENERATE(0, 64);
   CAPTURE(max_live);
@@ -179,7 +183,8 @@ TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
           Layers::apply(*plain, {0, 1, 2, 0}, input(i)) + Layers::apply(*plain, {3, 1, 2, 1}, input(i));
       loss_of(sum).backward();
       plain_step(*plain);
-      // The order in which a parameter's gradients are summed follows the order of the operators.
+      // Gradients of one parameter are added in the order of its operators, which depends on the threads. So
+      // the comparison allows rounding, and the next iteration starts from equal values.
       const auto found = model->parameters(), expected = plain->parameters();
       torch::NoGradGuard no_grad;
       for (size_t index = 0; index < found.size(); ++index) {

@@ -1,5 +1,5 @@
-// What remains when a scope, an engine or initialize() ends early, and how much memory evaluation and
-// departures may hold.
+// Tests scopes, engines and calls of initialize() that end early, and the memory that evaluation and
+// departures from the trace may hold.
 #include <catch2/catch.hpp>
 
 #include "engine/gathered_parameters.h"
@@ -13,7 +13,7 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements; each parameter of layers() has as many
+constexpr int64_t kBucket = 1024;  // elements, as many as each parameter of layers() has
 
 std::function<at::Tensor(int)> layers(Built& model) {
   std::vector<Linear> stack;
@@ -57,7 +57,7 @@ TEST_CASE("Evaluation and departures keep the limits on memory") {
         *model, Partition{.max_live = max_live, .prefetch = prefetch, .bucket_numel = kBucket}, communicator);
     const int64_t bound = (std::max(max_live, kBucket) + prefetch) * 4;
     for (int i = 0; i < 8; ++i) {
-      engine.backward(loss_of(model->run(i)));  // every third iteration uses another order
+      engine.backward(loss_of(model->run(i)));  // every third iteration uses another order of layers
       engine.step();
       model->eval();
       torch::NoGradGuard no_grad;
@@ -97,8 +97,9 @@ TEST_CASE("A model whose initialize() failed says so, and crashes nowhere") {
       torch::NoGradGuard no_grad;
       bad.copy_(outside);
     }
-    outside.add_(1);  // so that the values of `bad` cannot be computed
-    // Buckets fill from the last parameter on: `good` is registered first, so it is bucketed last.
+    outside.add_(1);  // makes the values of `bad` impossible to compute
+    // Buckets are filled from the last parameter to the first: "last" is moved into a bucket before `bad`
+    // fails, and `good` is not moved.
     model.register_parameter("last", torch::ones({32, 32}));
     CHECK_THROWS_AS(make_engine(model, Partition{.bucket_numel = kBucket}, communicator), std::exception);
     expect_throws([&] { model.named_parameters()["last"].sum(); }, "engine", "an operator afterwards");

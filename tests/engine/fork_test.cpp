@@ -1,5 +1,5 @@
-// Programs that fork in the middle of training, as data loaders do: nothing that the child does when it ends,
-// its destructors included, affects its parent.
+// Tests programs that fork in the middle of training, as data loaders do. A child that ends, with or without
+// destructors, must not affect its parent.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@
 namespace zerorun::testing {
 namespace {
 
-// A rank's objects, as globals of a program would be.
+// All objects of a rank, as globals of a program would be.
 struct Job {
   std::shared_ptr<Communicator> communicator;
   Net model;
@@ -28,7 +28,8 @@ struct Job {
   std::optional<Engine> engine;
 };
 
-// Forks a child that waits for what its parent waits for and destroys all of it. Returns the child's status.
+// Forks a child that tries to use the parent's communicator, work and model, and destroys all of them.
+// Returns the child's wait status.
 int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = {}) {
   const pid_t child = fork();
   if (child == 0) {
@@ -43,7 +44,7 @@ int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = 
     };
     if (!refused([&] { job->communicator->barrier("a child of one rank")->wait(); })) status = 3;
     if (under_way && !refused([&] { under_way->wait(); })) status = 4;
-    // At some stages forward waits for the parent's collectives that are under way.
+    // At some stages forward waits for collectives that the parent has started.
     refused([&] { job->model->forward(sample(0, 0, 0), true); });
     under_way.reset();
     job.reset();
@@ -71,7 +72,8 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
   text << std::hexfloat;
   for (int step = 0; step < 3; ++step) {
     for (int micro = 0; micro < 2; ++micro) {
-      // After a step, with accumulated gradients, and with updated parameters under way.
+      // Forks in three states: after a step, with accumulated gradients, and while the all-gather of updated
+      // parameters may be in flight.
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
       job->engine->backward(job->model->forward(sample(step, micro, rank), true).square().sum());
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
@@ -79,7 +81,7 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
         GatheredParameters scope(*job->engine, job->model->parameters());
       }
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
-      // The parent would lack any data that the child receives or any operation that it completes instead.
+      // If a child received data or completed an operation of this all-reduce, the parent would lack it.
       at::Tensor sum = torch::full({5000}, 1.0 + rank);
       auto work = job->communicator->all_reduce(sum, "a sum of the program");
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -98,7 +100,7 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
   return text.str();
 }
 
-// A bucket that only has a parameter without elements.
+// Trains a model with a bucket whose only parameter has no elements.
 std::string train_beside_nothing(int rank, int port, int stage) {
   at::set_num_threads(1);
   set_rank_variables(rank, 2, port, std::chrono::seconds(60));
@@ -119,8 +121,9 @@ std::string train_beside_nothing(int rank, int port, int stage) {
   return std::to_string(after);
 }
 
-// Values in files, gathered into one buffer for all ranks. A child of rank 0 uses the parameters in another
-// mode, while rank 0 still has the first one gathered and rank 1 has released it.
+// Reads values in files, which are gathered into one buffer for all ranks. Rank 0 forks while it still has
+// the first parameter gathered. Its child switches to evaluation and uses the other parameter, and rank 1
+// releases the first parameter. Then rank 0 must still read the right values.
 std::string read_beside_a_child(int rank, int port, bool forks) {
   at::set_num_threads(1);
   set_rank_variables(rank, 2, port, std::chrono::seconds(60));
@@ -141,7 +144,7 @@ std::string read_beside_a_child(int rank, int port, bool forks) {
       training = false;
       try {
         state.leaves[1].sum();
-      } catch (const std::exception&) {  // the values are in files that only the parent may read
+      } catch (const std::exception&) {  // only the parent may read the files
       }
       _exit(0);
     }
@@ -193,7 +196,7 @@ TEST_CASE("A bucket without elements stays with its parameter when the engine go
   CAPTURE(stage);
   const int port = free_port();
   const auto endings = run_processes(2, [&](int rank) { return train_beside_nothing(rank, port, stage); });
-  // Two steps of 0.1 with a mean gradient of 1/2.
+  // Two SGD steps with learning rate 0.1 and a mean gradient of 1/2.
   for (const Ending& ending : endings) CHECK(std::strtof(ending.text.c_str(), nullptr) == Approx(32 * 0.9F));
 }
 

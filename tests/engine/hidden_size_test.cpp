@@ -1,4 +1,4 @@
-// Compares the width found from a model with the width that it was made with.
+// Compares the width that hidden_size_of() finds with the width that the model was made with.
 #include "engine/hidden_size.h"
 
 #include <torch/torch.h>

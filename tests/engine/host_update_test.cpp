@@ -1,5 +1,5 @@
-// Updates in host memory for ranks whose parameters are on another device, on the recording device: the bits
-// are those of ranks with one memory, each hand-over and each host wait is needed, and allocations follow the
+// Tests updates in host memory for parameters on another device, with the recording device. The bits are
+// those of a device without streams, every hand-over and host wait is necessary, and allocations match the
 // formula.
 #include <catch2/catch.hpp>
 
@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Offloads besides kHostUpdate exist only at stage 3.
+// The values of Setting::offload to test. Slices of parameters can be offloaded only at stage 3.
 std::vector<std::string> offloads(int stage, const TemporaryFolder& folder) {
   if (stage < 3) return {kHostUpdate};
   return {kHostUpdate, kHostSlices, in_files_of(folder / "")};
@@ -135,20 +135,20 @@ TEST_CASE(
   CHECK(bytes.master == 0);
   CHECK(bytes.moments == 0);
   CHECK(static_cast<double>(bytes.model_states()) >= formula);
-  // Bytes per element of this rank's slices: master weight and two moments, the gradient, and a value, which
-  // in fp32 is the master weight.
+  // Bytes per element of this rank's slices: the master weight and two moments, the gradient, and a 16-bit
+  // value. In fp32 the master weight is the value.
   const int64_t gradient = precision == kFp32 || stage > 1 ? 4 : 2;
   const int64_t element = 4 + 8 + gradient + (precision == kFp32 ? 0 : 2);
   CHECK(bytes.on_host % element == 0);
   const int64_t elements = bytes.on_host / element;
   CHECK(elements >= 4 * (12 * 12 + 12) / 2);
-  CHECK(elements < 4 * (12 * 12 + 12) / 2 + 200);  // alignment
-  // The step's facts are on the host as well.
+  CHECK(elements < 4 * (12 * 12 + 12) / 2 + 200);  // room for alignment
+  // Host memory also has the StepFacts.
   CHECK(on_host.front() >= bytes.on_host);
   CHECK(on_host.front() - bytes.on_host < 200);
-  // The host waits once per step for the step's facts, and for each slice that gathers read it waits for the
-  // gathers and for the slice's writers.
-  constexpr int64_t kBuckets = 4;  // a layer each
+  // In each step the host waits once for the StepFacts. With slices in host memory it also waits twice for
+  // each bucket: for the gathers that read its slice, and for the writers of the slice.
+  constexpr int64_t kBuckets = 4;  // one for each layer
   const int64_t waits = stage == 3 && has_slices ? 1 + 2 * kBuckets : 1;
   for (size_t step = 3; step < on_host.size(); ++step) {
     CHECK(on_host[step] == on_host[step - 1]);

@@ -1,6 +1,7 @@
-// Trainings killed at random moments, and file systems that fail at random calls: a published checkpoint
-// exists completely, and training resumes from it with the same bits. ZERORUN_KILLS, ZERORUN_FAULTS: how many
-// (50); ZERORUN_SEED: the random seed (1).
+// Tests trainings that are killed at random moments, and file systems that fail at random calls. A published
+// checkpoint must be complete, and training must resume from it with the same bits. Environment variables:
+// ZERORUN_KILLS and ZERORUN_FAULTS are the numbers of kills and faults (default 50), ZERORUN_SEED is the
+// random seed (default 1).
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@
 namespace zerorun::testing {
 namespace {
 
-constexpr int kSteps = 30;  // of a training, however often it is killed
+constexpr int kSteps = 30;  // of each training, including steps after kills
 using Random = std::mt19937_64;
 
 int64_t number_from(const char* variable, int64_t otherwise) {
@@ -37,10 +38,10 @@ int any(Random& random, int count) {
   return static_cast<int>(random() % static_cast<uint64_t>(count));
 }
 
-// Memory that parent and children share.
+// Results in memory that the test process and its children share.
 struct Told {
-  std::array<uint64_t, kSteps + 1> digests;  // of the state after each step, in a training without kills
-  std::atomic<int64_t> durable;              // the last step whose save has ended
+  std::array<uint64_t, kSteps + 1> digests;  // of the state after each step of a training without kills
+  std::atomic<int64_t> durable;              // the latest step whose checkpoint is known to be published
   std::array<char, 1000> failure;
 };
 
@@ -50,8 +51,8 @@ Told& shared_memory() {
   return *new (memory) Told{};
 }
 
-// Runs `body` in a child process, since this process must not have threads when it forks. Returns the child's
-// wait status.
+// Runs `body` in a child process, since this process must not have threads when it forks. Kills the child
+// after `killed_after`, unless that is 0. Returns the child's wait status.
 template <typename Body>
 int in_child(Told& told, std::chrono::milliseconds killed_after, const Body& body) {
   const pid_t child = ::fork();
@@ -88,7 +89,7 @@ uint64_t digest_of(const CollectedState& state) {
   return checksum_of(std::as_bytes(std::span(digests)));
 }
 
-// The digest of all ranks' state, after every rank has added its own.
+// Adds this rank's state and returns the digest of all ranks' state. A collective.
 uint64_t digest_of_all(CollectedState& state, StateTraining& training) {
   state.add(training);
   training.state->communicator->barrier("collected")->wait();
@@ -113,11 +114,12 @@ void learn_digests(const Way& way, Told& told) {
   });
 }
 
-// Resumes from the newest checkpoint, which must be correct, and saves each step.
+// Resumes from the newest checkpoint, CHECKs its state against the digests, and trains to the end with a save
+// after each step.
 void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::path& folder, Told& told) {
   CollectedState loaded;
   run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
-    Random random(seed);  // the same on all ranks
+    Random random(seed);  // the same numbers on all ranks
     const bool talks = communicator->rank() == 0;
     const StateCase adam = all_state_cases().front();
     const bool is_in_files = stage > 0 && any(random, 2) == 0;
@@ -170,9 +172,9 @@ TEST_CASE("A training that is killed at any moment goes on from what it has save
       REQUIRE((status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)));
       killed += status != 0;
     }
-    // The last published checkpoint is correct too.
+    // Loads the last published checkpoint, which must be correct too.
     REQUIRE(in_child(told, {}, [&] { train_on(way, 0, 0, folder / "a", told); }) == 0);
-    // The next save removes the tags that a killed process did not remove.
+    // A killed process may leave one tag more than keep_last, which the next save would remove.
     CHECK(published_tags(local_file_system(), folder / "a").size() <= 3);
     ++trainings;
   }
@@ -216,7 +218,8 @@ TEST_CASE("File systems that fail at any call leave what was published, and all 
           const auto latest = latest_tag(local_file_system(), folder / "a");
           const std::string tag = kStepTag + std::to_string(step);
           if (errors[step][0].empty()) last = step;
-          // If a save fails after the last rename, the new tag is the latest, else the old one is.
+          // A save that fails after its last rename has published its tag; otherwise the previous tag is
+          // still the latest.
           expect(last == 0 || latest == kStepTag + std::to_string(last) || latest == tag, "another latest");
           if (latest == tag) last = step;
           communicator->barrier("checked")->wait();

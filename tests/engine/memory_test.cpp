@@ -1,4 +1,5 @@
-// The memory of partitioned parameters: peak bytes, allocations in steady state, copies that escape, strides.
+// Tests the memory of partitioned parameters: peak bytes, allocations in steady state, copies that backward
+// saves, and strides.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -11,10 +12,11 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements; each parameter below has exactly as many
+constexpr int64_t kBucket = 1024;  // elements, as many as each parameter below has
 constexpr int64_t kBucketBytes = kBucket * 4;
 
-// `widest`: number of buckets that one operator needs at the same time.
+// CHECKs that the bytes of gathered buckets keep to the limits. `widest` is the largest number of buckets
+// that one operator needs at the same time; `buckets` is the number of all buckets.
 void check_peak(const std::string& name, const Build& how, int64_t widest, int64_t buckets) {
   const int64_t max_live = GENERATE(0, 1, 3, 100) * kBucket;
   const int64_t prefetch = GENERATE(0, 1, 2) * kBucket;
@@ -86,7 +88,7 @@ TEST_CASE("Bytes at once keep to the limits: a recurrent network") {
             built.add("module", torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).num_layers(3).bias(false)));
         return [=](int i) mutable { return std::get<0>(module->forward(values({4, 2, 16}, i))); };
       },
-      6, 6);  // cuDNN needs all weights at once
+      6, 6);  // lstm counts as one use of all its weights
 }
 
 TEST_CASE("Full copies in another type are told of, once, with their bytes") {
@@ -120,7 +122,7 @@ TEST_CASE("No conversion, no warning") {
     engine.backward(model->forward(sample(0, 0, 0).to(at::kDouble).to(at::kFloat), true).sum());
     engine.step();
     torch::NoGradGuard no_grad;
-    model->first->weight.to(at::kDouble);  // no backward saves this copy
+    model->first->weight.to(at::kDouble);  // backward does not save this copy
     engine.eval();
   }));
   CHECK(capture.text().find("converted") == std::string::npos);

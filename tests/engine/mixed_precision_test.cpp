@@ -1,5 +1,5 @@
-// Training in 16 bits gives exactly the bits of a plain LibTorch program that does the same by hand. Also
-// tests writes by the program, scopes without synchronisation, and conversions.
+// Tests that training in 16 bits gives exactly the bits of a plain LibTorch program with the same arithmetic.
+// Also tests writes of the program, no_sync() scopes, and conversions.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -14,7 +14,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// The backwards that the program runs in a no_sync() scope to accumulate by itself.
+// The backwards of a step that the program runs in a no_sync() scope, if it accumulates gradients by itself.
 enum class InScope { none, all_but_last, all, all_on_rank_1 };
 
 struct Mixed {
@@ -27,7 +27,7 @@ struct Mixed {
   InScope in_scope = InScope::none;
 };
 
-using Write = std::function<void(Net&, int step)>;  // writes by the program to parameters
+using Write = std::function<void(Net&, int step)>;  // writes to parameters as a program does
 using EngineWrite = std::function<void(Engine&, Net&, int step)>;
 
 std::string config_of(const Mixed& mixed, int stage) {
@@ -52,8 +52,8 @@ at::Tensor loss_of(Net& model, int step, int micro, int rank) {
   return model->forward(sample(step, micro, rank).to(dtype), step != 1).to(at::kFloat).square().sum();
 }
 
-// The parameters after training with SGD on two ranks, by hand. `shards`: sums over ranks first, then over
-// micro-steps (stages 2 and 3); otherwise over micro-steps first.
+// The parameters after SGD on two ranks, computed with plain LibTorch. With `shards` gradients are summed
+// over ranks and then over micro-steps (stages 2 and 3), otherwise first over micro-steps.
 std::vector<at::Tensor> plain_mixed(const Mixed& mixed, bool shards, int steps, const Write& write = {}) {
   torch::NoGradGuard no_grad;
   const at::ScalarType training = scalar_type(mixed.training);
@@ -152,7 +152,8 @@ void train_step(Engine& engine, Net& model, const Mixed& mixed, int step) {
   engine.step();
 }
 
-// `engine_write`: writes with the effect of `write` in a program with an engine.
+// CHECKs that the engine's parameters have the bits of plain_mixed(). `engine_write` replaces `write` in the
+// engine's run and must have the same effect.
 void check_against_plain(const Mixed& mixed, int stage, const Write& write = {},
                          const EngineWrite& engine_write = {}) {
   constexpr int kSteps = 4;

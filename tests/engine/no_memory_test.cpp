@@ -1,4 +1,4 @@
-// Memory runs out when a window of gradients turns out to need more of it.
+// Tests a backward that needs memory for a window's gradients when there is no memory left.
 #include <catch2/catch.hpp>
 #include <new>
 
@@ -19,7 +19,7 @@ struct ScarceDevice : CpuDevice {
   bool exhausted = false;
 };
 
-// A world of one.
+// The communicator of a world of one rank.
 struct Alone : Communicator {
   explicit Alone(Device& device) : Communicator(0, 1, std::chrono::seconds(60), device) {}
   std::unique_ptr<Notices> open_notices() override {
@@ -52,7 +52,7 @@ TEST_CASE("A backward for which there is no memory has not begun") {
   auto loss = [&] { return model->forward(sample(0, 0, 0).to(at::kBFloat16), true).sum(); };
   {
     auto scope = engine.no_sync();
-    device.exhausted = true;  // several backwards are summed in float32, apart from the sent buffers
+    device.exhausted = true;  // in the scope gradients are summed in float32, in memory that is allocated now
     CHECK_THROWS_AS(engine.backward(loss()), std::bad_alloc);
     device.exhausted = false;
   }

@@ -1,4 +1,4 @@
-// An infinite or NaN gradient: every rank skips the step, nothing else happens, and the log names the
+// Tests infinite and NaN gradients: every rank skips the step and keeps its state, and the log names the
 // parameter and the rank.
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -25,7 +25,7 @@ std::string config_of(int stage, const std::string& precision, int accumulation 
          R"(, "stage3_param_persistence_threshold": 0}})";
 }
 
-// `bias_factor` is added to the gradient of one parameter.
+// A loss in which `bias_factor` is added to the gradient of branch.bias.
 at::Tensor loss_with(Net& model, int step, int rank, double bias_factor) {
   const at::Tensor x = sample(step, 0, rank).to(model->first->weight.scalar_type());
   return model->forward(x, true).to(at::kFloat).square().sum() +
@@ -36,7 +36,7 @@ at::Tensor good_loss(Net& model, int step, int rank) {
   return loss_with(model, step, rank, 0);
 }
 
-// The gradient of one parameter is not finite; all other gradients are finite.
+// A loss in which only the gradient of branch.bias is not finite.
 at::Tensor bad_loss(Net& model, int step, int rank) {
   return loss_with(model, step, rank, kInfinity);
 }
@@ -110,7 +110,8 @@ TEST_CASE("The earliest gradient is named, on the lowest rank") {
     Net model;
     Engine engine = make_engine(*model, config_of(stage, kBf16, 2), communicator);
     const int rank = communicator->rank();
-    // On rank 0 all gradients are infinite in the second micro-step; on ranks 1 and 2 one is from the first.
+    // On rank 0 all gradients of the second micro-step are infinite. On ranks 1 and 2 the gradient of
+    // branch.bias is infinite in the first micro-step already.
     for (int micro = 0; micro < 2; ++micro) {
       const at::Tensor loss =
           rank == 0 ? good_loss(model, 0, rank) * (micro == 1 ? kInfinity : 1) : bad_loss(model, 0, rank);
@@ -152,7 +153,8 @@ TEST_CASE("A found loss scale falls, and at its minimum the run ends with the pa
 }
 
 TEST_CASE("Where each gradient is finite and their sum is not, the sum is named") {
-  // 40,000 from each micro-step; the sum over micro-steps is kept in fp16, whose largest value is 65,504.
+  // Each micro-step adds 40,000: 20,000 times the loss scale of 4, divided by 2 micro-steps. The sum is kept
+  // in fp16, whose largest value is 65,504.
   const std::string precision =
       R"("fp16": {"enabled": true, "loss_scale": 4}, "data_types": {"grad_accum_dtype": "fp16"}, )";
   const int stage = GENERATE(2, 3);
@@ -203,7 +205,7 @@ TEST_CASE("A norm that no float holds is a norm like others: gradients are clipp
     engine.step();
     expect(engine.was_step_applied() && std::abs(engine.get_global_grad_norm() / 1e39 - 1) < 1e-6,
            "the norm");
-    // 100 equal gradients whose norm is 1, and the learning rate is 0.1.
+    // Clipping leaves 100 equal gradients with norm 1, so each is 0.1; the learning rate is 0.1.
     expect(torch::allclose(model->weight.detach(), before - 0.01, 1e-6, 1e-6), "the update");
   }));
 }

@@ -1,5 +1,6 @@
-// Slices of parameters in files, at stage 3: the same bits as in memory, with and without optimizer states in
-// files; writes by the program; checkpoints; bytes written to the disk; what is refused.
+// Tests slices of parameters in files at stage 3: training gives the same bits as in memory, with optimizer
+// state in files or in memory. Also tests writes of the program, checkpoints, bytes read and written, and
+// refused settings.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -45,7 +46,7 @@ TEST_CASE("The tiny GPT-2 trains to the same bits with slices of parameters in f
   };
   const std::string in_files = offload_in("offload_param", folder / "");
   const std::string all_in_files = in_files + offload_in("offload_optimizer", folder / "");
-  // Gathers as little as possible, and prefetches.
+  // Small limits: few buckets are gathered at a time, and a few are prefetched.
   const std::string tight = R"(, "stage3_max_live_parameters": 20000, "stage3_prefetch_bucket_size": 10000)";
   const RunResult in_memory = run(false, "");
   CHECK(in_memory.bytes.in_files == 0);
@@ -150,7 +151,7 @@ TEST_CASE("A checkpoint links values in files, frozen ones once, and is read whe
   }
   const auto of_frozen =
       std::ranges::count_if(files, [](const auto& file) { return file.second.size() == 1; });
-  CHECK(of_frozen == 2);  // one bucket, two ranks
+  CHECK(of_frozen == 2);  // one frozen bucket on each of two ranks
   for (const auto& [name, inodes] : files) CHECK((inodes.size() == 1 || inodes.size() == 5));
 }
 
@@ -183,14 +184,14 @@ TEST_CASE("Frozen values in files are linked once more where their own file cann
       return std::ranges::count_if(inodes_of(saves, rank),
                                    [](const auto& file) { return file.second.size() == 1; });
     };
-    if (fs::exists("/dev/shm")) {  // another file system
+    if (fs::exists("/dev/shm")) {  // /dev/shm is another file system: a link to it fails
       save_twice(elsewhere);
       expect(frozen_in(elsewhere) == 1, "copied once");
     }
     save_twice(folder / "a");
     expect(frozen_in(folder / "a") == 1, "linked");
     communicator->barrier("all have looked")->wait();
-    if (rank == 0) fs::remove_all(folder / "a");  // a file that has lost its last name cannot be linked again
+    if (rank == 0) fs::remove_all(folder / "a");  // a file without any name left cannot be linked again
     communicator->barrier("removed")->wait();
     save_twice(folder / "b");
     expect(frozen_in(folder / "b") == 1, "copied once, then linked");
@@ -208,11 +209,11 @@ TEST_CASE("Frozen values in files are linked once more where their own file cann
 
 namespace {
 
-// More layers than buffers; each layer is a bucket.
+// A model with more layers than the files have buffers. Each layer is a bucket.
 struct Layers {
   static constexpr int kLayers = 12, kWidth = 512;
 
-  // `between`: called by each rank behind each layer of the forward pass.
+  // `between` is called on each rank after each layer of the forward pass.
   Layers(
       const std::string& precision, const fs::path& folder, std::shared_ptr<Communicator> communicator,
       const std::function<void(int layer)>& between = [](int) {}) {
@@ -268,9 +269,8 @@ TEST_CASE("A step writes values in files once, and reads them for each gather") 
     store.finish_generation();
     const double slice = (precision.empty() ? 4 : 2) * Layers::kWidth * Layers::kWidth;
     const double written_slices = static_cast<double>(files.written_bytes() - written) / slice;
-    CHECK(written_slices == Approx(kSteps * kLayers).epsilon(0.02));  // headers
-    // Slices in the buffers at the turn from forward to backward, and at the end of a step, are not read
-    // again.
+    CHECK(written_slices == Approx(kSteps * kLayers).epsilon(0.02));  // allows for headers
+    // Slices that are still in the buffers, after the end of forward or of a step, are not read again.
     const auto updates = static_cast<double>(precision.empty() ? kSteps * kLayers : 0);
     const double uses = static_cast<double>(layers.engine->residency().gathers - gathers) + updates;
     const double read_slices = static_cast<double>(files.read_bytes() - read) / slice;
@@ -287,7 +287,7 @@ TEST_CASE("Ranks that share memory gather values from files into one buffer, whi
   constexpr int kRanks = 3;
   struct Outcome {
     std::vector<at::Tensor> parameters;
-    int64_t peak = 0;  // bytes of gathered values, over all ranks
+    int64_t peak = 0;  // bytes of gathered values, summed over all ranks
   };
   auto train = [&](bool shares_memory, bool some_are_late) {
     std::mutex mutex;
@@ -337,7 +337,7 @@ TEST_CASE("Slices stay in memory up to max_in_cpu, and none where all of them ma
   };
   constexpr int64_t kFirst = 61 * 67 * 4, kLast = 67 * 13 * 4;
   CHECK(bytes_of("").in_files == 0);
-  constexpr int64_t kBias = 16 * 4;  // stays gathered
+  constexpr int64_t kBias = 16 * 4;  // bytes; below the persistence threshold, so it stays gathered
   CHECK(bytes_of(R"(, "max_in_cpu": 0)").parameters == kBias);
   const int64_t some = bytes_of(R"(, "max_in_cpu": 1200)").parameters;
   CHECK((some >= kLast && some < kFirst));

@@ -1,5 +1,5 @@
-// Optimizer states in files: the same bits as in memory, in all settings; bytes written to the disk; what is
-// refused.
+// Tests optimizer state in files: training gives the same bits as in memory, in all settings. Also tests
+// bytes read and written, checkpoints, and refused settings.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -142,15 +142,15 @@ TEST_CASE("A step reads and writes the bytes of the formula") {
   struct Row {
     std::string precision;
     size_t optimizer;
-    double per_parameter;  // by docs/offload.md
-    int walks = 1;         // passes over all chunks; each finds some chunks in the buffers
+    double per_parameter;  // bytes read and written per parameter and step, by docs/offload.md
+    int walks = 1;         // passes over all chunks; each finds some chunks in buffers
   };
   const Row row = GENERATE(Row{"bf16", 0, 24}, Row{"fp32", 0, 16}, Row{"fp32", 6, 8}, Row{"bf16", 7, 48, 2},
                            Row{"fp32", 7, 32, 2}, Row{"bf16", 8, 32, 2});
   CAPTURE(row.precision, row.optimizer);
   const TemporaryFolder folder;
   StateCase how = in_files(all_state_cases()[row.optimizer], folder / "");
-  how.width = 61 * 512;  // much more than the buffers hold
+  how.width = 61 * 512;  // makes the state much larger than the buffers
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(how, 2, row.precision, communicator);
     training.step(0);

@@ -1,5 +1,5 @@
-// Every optimizer that a config can name: the same bits at every stage, and parameter groups with their own
-// hyperparameters.
+// Tests every optimizer that a config can name: all stages give the same bits, and parameter groups can have
+// their own hyperparameters.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -51,7 +51,7 @@ void check_stages(const std::string& optimizer, int world, const std::string& mo
   }
 }
 
-// Net's trainable weights, and its other trainable parameters.
+// Net's trainable parameters in two groups: the weights, and all others.
 struct Groups {
   std::vector<at::Tensor> weights, others;
 
@@ -62,7 +62,8 @@ struct Groups {
   }
 };
 
-// Net's parameters after a torch::optim optimizer with two groups in one process; the second has `options`.
+// Net's parameters after training in one process with a torch::optim optimizer of two groups. The weights'
+// group has `options`, the other group has `defaults`.
 template <typename Optimizer, typename Options>
 std::vector<at::Tensor> plain(const Options& defaults, const Options& options) {
   Net model;
@@ -83,7 +84,8 @@ std::vector<at::Tensor> plain(const Options& defaults, const Options& options) {
   return result;
 }
 
-// `weights`: the hyperparameters of the weights' group.
+// CHECKs that training with the config's `optimizer` gives `expected` at every stage. `weights` has the
+// hyperparameters of the weights' group.
 void check_groups(const std::string& optimizer, ParameterGroup weights,
                   const std::vector<at::Tensor>& expected) {
   for (int stage : {0, 1, 2, 3}) {

@@ -1,5 +1,5 @@
-// Shared by the tests of partitioned parameters: configs, modules whose forward is a function, a plain copy
-// trained for comparison, and checks that rank-threads may make (CHECK is for one thread only).
+// Shared by the tests of partitioned parameters: configs, modules whose forward is a function, plain modules
+// to compare with, and checks that throw, since rank-threads may not use CHECK.
 #pragma once
 
 #include <torch/torch.h>
@@ -14,8 +14,8 @@
 
 namespace zerorun::testing {
 
-/// SGD with learning rate 1, so that an update is one subtraction and plain LibTorch gives the same bits; no
-/// parameter persists.
+/// A config with SGD. With learning rate 1 an update is one subtraction, so plain LibTorch gives the same
+/// bits. The persistence threshold is 0, so no parameter stays resident.
 struct Partition {
   int stage = 3;
   int64_t max_live = 0;
@@ -28,7 +28,8 @@ struct Partition {
 Engine make_engine(torch::nn::Module& model, const Partition& partition,
                    std::shared_ptr<Communicator> communicator);
 
-/// A module whose forward, `run`, is made by a Build function. `run` receives the iteration number.
+/// A module that a Build function fills with submodules and parameters. The Build function returns `run`, the
+/// forward of one iteration.
 class Built : public torch::nn::Module {
  public:
   std::function<at::Tensor(int iteration)> run;
@@ -42,42 +43,43 @@ class Built : public torch::nn::Module {
   }
 };
 using Build = std::function<std::function<at::Tensor(int iteration)>(Built&)>;
-/// Fills the parameters with the same values in each call.
+/// Makes a module. Its parameters have the same values in each call.
 std::shared_ptr<Built> build(const Build& how);
 
-/// A scalar that weighs each element of the output differently.
+/// A scalar in which each element of the output has another weight.
 at::Tensor loss_of(const at::Tensor& output);
-/// The engine's SGD step on a plain module: subtracts the gradients and drops them.
+/// The step on a plain module that the engine's SGD takes: subtracts `lr` times the gradients, and drops the
+/// gradients.
 void plain_step(torch::nn::Module& model, double lr = 1);
 
-/// CHECKs that three iterations and an evaluation after them give the bits of the plain module: outputs,
-/// parameters, buffers. Runs with and without prefetch, on two ranks with the same input, so that the mean
+/// CHECKs that three iterations and a following evaluation give the bits of the plain module: outputs,
+/// parameters and buffers. Runs with and without prefetch, on two ranks with the same input, so that the mean
 /// over ranks is exact. `same_uses`: each iteration uses the same parameters in the same order.
 void check_beside_plain(const std::string& name, const Build& how, bool same_uses = true);
 
-/// Throws std::runtime_error, which fails the test, unless the condition holds.
+/// Throws std::runtime_error, which fails the test, unless `condition` holds.
 void expect(bool condition, const std::string& what);
-/// Throws unless shapes, dtypes and bits are the same.
+/// Throws unless both tensors have the same shape, dtype and bits.
 void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what);
-/// Throws unless all parameters and buffers are the same.
+/// Throws unless both modules have the same parameters and buffers.
 void expect_same(const torch::nn::Module& found, const torch::nn::Module& expected, const std::string& what);
 /// Throws unless `action` throws an exception with `part` in its message.
 void expect_throws(const std::function<void()>& action, const std::string& part, const std::string& what);
-/// Throws unless raw access throws, as it must while a parameter is not gathered.
+/// Throws unless raw access to the parameter throws, as it must while the parameter is not gathered.
 void expect_released(const at::Tensor& parameter, const std::string& what);
 void expect_released(const torch::nn::Module& model);
 
-/// What the program has done before a test begins.
+/// Actions of the program before a test begins.
 enum class Before {
   nothing,
-  write,      // to a parameter, by operators on all ranks, with the same result
-  exception,  // on rank 0 only; it leaves a scope that all ranks opened to read, and wrote in
+  write,      // operators on all ranks write the same values to a parameter
+  exception,  // on rank 0 an exception leaves a read-only scope of all ranks, in which rank 0 wrote
   both
 };
-/// Does so with `parameter`, whose values do not change.
+/// Performs `before` on `parameter`. The parameter's values are the same afterwards.
 void do_before(Engine& engine, at::Tensor parameter, Before before);
 
-/// A part of every message about a parameter that is not gathered.
+/// This text is part of every error about a parameter that is not gathered.
 inline const std::string kNotGathered = "not gathered now";
 
 }  // namespace zerorun::testing

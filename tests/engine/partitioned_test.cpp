@@ -1,5 +1,5 @@
-// Stage 3 on the tiny GPT-2: the bits of the other stages under all limits, and the communication volume and
-// memory that the limits promise.
+// Tests stage 3 on the tiny GPT-2. It gives the bits of the other stages under all limits, and the
+// communication volume and memory that the limits promise.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -9,7 +9,7 @@
 namespace zerorun::testing {
 namespace {
 
-constexpr int64_t kBucket = 8000;  // elements; the tiny GPT-2 gets about 16 buckets
+constexpr int64_t kBucket = 8000;  // elements; gives the tiny GPT-2 about 16 buckets
 
 struct Limits {
   int64_t max_live = 1'000'000'000;
@@ -87,11 +87,13 @@ TEST_CASE("Stage 3 sends what its limits promise") {
     CHECK(run.residency.departures == 0);
     return run.all_gathered / unit;
   };
-  // Padding: less than 16 elements per parameter and 16 x ranks per bucket, of 118,528.
+  // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. The
+  // model has 118,528 parameters.
   CHECK(volume({}) == Approx(1).epsilon(0.02));
   for (int64_t prefetch : {0, 20'000, 50'000'000}) {
     CAPTURE(prefetch);
-    // The furthest-used-last rule keeps what it can from forward to backward: fewer than two gathers each.
+    // Belady's rule keeps buckets from forward to backward where it can, so each bucket is gathered less than
+    // twice per micro-step.
     CHECK(volume({.max_live = 35'000, .prefetch = prefetch}) <= 2.04);
     const double without_reuse = volume({.max_live = 60'000, .max_reuse_distance = 0, .prefetch = prefetch});
     CHECK(without_reuse == Approx(2).epsilon(0.06));
@@ -178,7 +180,7 @@ TEST_CASE("Inference on split parameters between steps: the values of training, 
     engine.eval();
     require(torch::equal(infer(model), infer(whole)), "the last inference differs");
     if (max_live > 0) return;
-    // With the trace of inference: 12 buckets per pass.
+    // By now the trace of inference is followed, which gathers each of 12 buckets once per pass.
     const int64_t before = engine.residency().gathers;
     infer(model);
     infer(model);
@@ -204,7 +206,7 @@ TEST_CASE("Frozen parameters are partitioned too, and stay as they were") {
     auto require = [](bool holds, const char* what) {
       if (!holds) throw std::runtime_error(what);
     };
-    // 64 x 64 weights and 64 biases per layer; each of the two ranks has half of them.
+    // Each layer has 64 x 64 weights and 64 biases, and each of the two ranks has half of them.
     require(engine.bytes_by_category().buffers == (64 * 64 + 64) * 4 / 2, "frozen bytes");
     require(reference.bytes_by_category().buffers == (64 * 64 + 64) * 4, "whole frozen bytes");
     require(engine.bytes_by_category().parameters == (64 * 64 + 64) * 4 / 2, "trained bytes");

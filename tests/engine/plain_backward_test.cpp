@@ -1,5 +1,5 @@
-// loss.backward() of LibTorch beside engine.backward() and beside plain LibTorch: the same bits, the same
-// collectives, and what a backward that throws, a dropped batch or several engines in one graph leave.
+// Compares LibTorch's loss.backward() with engine.backward() and with plain LibTorch: the same bits and the
+// same collectives. Also tests backwards that throw, dropped batches, and several engines in one graph.
 #include <catch2/catch.hpp>
 #include <map>
 #include <mutex>
@@ -40,7 +40,7 @@ void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Ten
     testing::expect_same(found[index], expected[index], what + ", parameter " + std::to_string(index));
 }
 
-// Elements of gradients and parameters that this rank has sent.
+// Number of elements of gradients and parameters that this rank has sent.
 double sent_by(Communicator& communicator) {
   return communicator.volume().elements(Collective::reduce_scatter) +
          communicator.volume().elements(Collective::all_gather);
@@ -69,7 +69,7 @@ Trained train(const std::shared_ptr<Communicator>& communicator, const std::stri
           sent_by(*communicator) - before};
 }
 
-// A model of layers that are all recomputed in backward, so that all gradients arrive in nested tasks.
+// Recomputes a layer in backward, so that its gradients arrive in a nested graph task.
 struct Recompute : torch::autograd::Function<Recompute> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, int64_t layer) {
     context->save_for_backward({x});
@@ -140,7 +140,7 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
       INFO("stage " << stage << ", buckets of " << bucket);
       CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
         at::set_num_threads(1);
-        double reduced = 0;  // elements of gradients that one run has sent
+        double reduced = 0;  // number of gradient elements that this rank sent in the last run
         const auto run = [&](bool recomputes, bool is_plain) {
           Blocks model(4);
           InitializeOptions options;
@@ -162,7 +162,7 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
         const auto expected = run(false, false);
         const double once_each = reduced;
         expect(once_each >= 3 * 4 * 42 / 2, "half of each gradient is sent");
-        if (bucket > 36) expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // beside padding
+        if (bucket > 36) expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // little padding
         expect_same(run(true, false), expected, "recomputed");
         expect(reduced == once_each, "traffic, recomputed");
         expect_same(run(true, true), expected, "recomputed, loss.backward()");
@@ -195,7 +195,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
             };
             for (int step = 0; step < 4; ++step) {
               if (fails && step == 2) {
-                backward(model.forward(values({3, 6}, 77), nested));  // lost with the next one
+                backward(model.forward(values({3, 6}, 77), nested));  // dropped too, by the throw below
                 engine.step();
                 at::Tensor x = values({3, 6}, 78).requires_grad_(true);
                 at::Tensor hidden = model.layers[0]->forward(x);
@@ -217,7 +217,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
                   if (!where.ends_with("at once"))
                     expect_throws([&] { engine.step(); }, "the last backward threw", "step()");
                 } else {
-                  engine.zero_grad();  // no gradient has told the engine of that backward
+                  engine.zero_grad();  // the engine does not know of this backward
                 }
               }
               for (int micro = 0; micro < 2; ++micro) {
@@ -286,11 +286,11 @@ TEST_CASE("Two engines in one graph: a GAN beside plain LibTorch") {
           judge_sgd(plain_judge->parameters(), 0.1);
       for (int step = 0; step < 4; ++step) {
         {
-          judge_engine.zero_grad();  // drops what the generator's backward has left
+          judge_engine.zero_grad();  // drops gradients of the judge from the generator's backward
           const auto [judged, fake] = losses(generator, judge, step, rank);
           judged.backward();
           judge_engine.step();
-          (-judge->forward(fake)).exp().mean().backward();  // gradients of both
+          (-judge->forward(fake)).exp().mean().backward();  // computes gradients of both models
           generator_engine.step();
         }
         judge_sgd.zero_grad();
@@ -378,7 +378,7 @@ TEST_CASE("The program may say where accumulation ends") {
           }
         }
         expect(engine.global_steps() == 3, "steps");
-        const double factor = how == "set" ? 0.5 : 1;  // gradients are divided by gradient_accumulation_steps
+        const double factor = how == "set" ? 0.5 : 1;  // the engine divides by gradient_accumulation_steps
         check_close(*model, plain_sgd(2, 1, 3, [&](Net& net, int step, int, int of_rank) {
           at::Tensor sum = torch::zeros({});
           for (int micro = 0; micro < 3; ++micro)

@@ -1,5 +1,5 @@
-// What the stages guarantee in every precision, on the tiny GPT-2: the same bits, also with a skipped step,
-// and the bytes of the formulas.
+// Tests the stages' guarantees in every precision, on the tiny GPT-2: the same bits, also with a skipped
+// step, and the bytes of the formulas.
 #include <catch2/catch.hpp>
 
 #include "tests/support/tiny_gpt2.h"
@@ -9,7 +9,7 @@ namespace {
 
 const std::string kFp32;
 const std::string kBf16 = R"("bf16": {"enabled": true},)";
-// The scale doubles after the third step; the fourth step halves it.
+// With these settings the loss scale doubles after the third step. The fourth step overflows and halves it.
 const std::string kFp16 =
     R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";
 
@@ -67,7 +67,7 @@ TEST_CASE("With accumulation stages 0 and 1 and stages 2 and 3 give the same bit
 
 TEST_CASE("Model states in 16 bits take the bytes of the ZeRO formula within 5 percent") {
   const std::string precision = GENERATE(kBf16, kFp16);
-  const bool narrow = GENERATE(false, true);  // gradients accumulated in 16 bits
+  const bool narrow = GENERATE(false, true);  // whether gradients are accumulated in 16 bits
   const int accumulation = GENERATE(1, 2);
   const int ranks = GENERATE(1, 2, 3);
   const int stage = GENERATE(0, 1, 2, 3);
@@ -78,8 +78,9 @@ TEST_CASE("Model states in 16 bits take the bytes of the ZeRO formula within 5 p
       train({.precision = precision + types, .accumulation = accumulation}, stage, ranks, 2);
   double parameters = 0;
   for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
-  // Bytes: 2 for the parameter, `gradient`, 12 for master weight and moments. Whole gradients are in 16 bits
-  // unless they must be accumulated; slices are in the accumulation dtype.
+  // Bytes per parameter: 2 for its value, `gradient` for its gradient, 12 for master weight and moments.
+  // Whole gradients are in 16 bits unless they are accumulated. Slices of gradients are in the accumulation
+  // dtype.
   const double n = ranks;
   const double gradient = !narrow && (stage >= 2 || accumulation > 1) ? 4 : 2;
   const double per_parameter = stage == 0   ? 14 + gradient

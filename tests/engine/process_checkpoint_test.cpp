@@ -1,5 +1,5 @@
-// Checkpoints of ranks that are processes, over shared memory and over Gloo; each kind resumes from the
-// other's.
+// Tests checkpoints of ranks that are processes, over shared memory and over Gloo. Training over one of these
+// resumes from checkpoints of the other.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -28,7 +28,8 @@ struct Way {
   bool adds_up;  // accumulates over several micro-steps
 };
 
-// Returns the losses after the checkpoint, which it saves or, with `loads`, loads.
+// Trains to the checkpoint and saves it; with `loads`, loads it instead. Returns the losses of the steps
+// after the checkpoint, as text.
 std::string run(const Way& way, int rank, int port, const std::filesystem::path& folder, bool loads) {
   at::set_num_threads(1);
   set_rank_variables(rank, way.ranks, port, std::chrono::minutes(1));
@@ -59,7 +60,7 @@ std::vector<std::string> run_all(const Way& way, const std::filesystem::path& fo
   return texts;
 }
 
-// Rank 1 dies during a save; rank 0 does not wait for that save when its training ends with an error.
+// Rank 1 exits during a save. Rank 0's training then ends with an error, and must not wait for that save.
 std::string survive(int rank, int port, const std::filesystem::path& folder) {
   at::set_num_threads(1);
   set_rank_variables(rank, 2, port, std::chrono::minutes(5));
@@ -92,7 +93,7 @@ TEST_CASE("Processes take over what other processes have saved, and go on with t
   for (int pair = 0; pair < kPairs; ++pair) {
     const TemporaryFolder folder;
     const std::string precision = std::vector<std::string>{"fp32", "bf16", "fp16"}[any(3)];
-    const bool adds_up = any(2) == 0;  // then the checkpoint is between micro-steps
+    const bool adds_up = any(2) == 0;  // the checkpoint is then between micro-steps
     const int stage = any(4);
     const std::vector<std::string> comms = {"shm", "gloo"};
     const Way writer{1 + any(3), stage, comms[any(2)], precision, adds_up};

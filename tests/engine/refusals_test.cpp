@@ -1,4 +1,5 @@
-// What the engine refuses with a named error, and its messages when ranks disagree or are missing.
+// Tests the calls that the engine refuses with a named error, and its errors if ranks disagree or a rank is
+// missing.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -128,7 +129,7 @@ TEST_CASE("Ranks that use parameters in another order at stage 3 are told who is
       [&](std::shared_ptr<Communicator> communicator) {
         torch::nn::Sequential model(Linear(8, 8), Linear(8, 8));
         InitializeOptions options;
-        options.bucket_numel = 1;  // separate buckets of equal sizes for weights and biases
+        options.bucket_numel = 1;  // gives each parameter its own bucket
         Engine engine = make_engine(*model, R"({"train_micro_batch_size_per_gpu": 1,
             "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
             "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})",

@@ -1,5 +1,5 @@
-// The stored slices and the restart items are all that a training needs to continue with the same bits: the
-// tests copy both at one step and put them back later.
+// Tests that the stored slices and the restart items are the whole state of a training: if both are copied at
+// one step and put back later, training continues with the same bits.
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -17,12 +17,12 @@ struct Snapshot {
   std::map<std::string, RestartValue> items;
 };
 
-// Afterwards no update is under way to this rank, and no slice is gathered.
+// Finishes the all-gathers of updated slices and releases all gathered parameters.
 void finish_open_step(StateTraining& training) {
   if (training.state->residency) training.state->residency->finish_iteration();
 }
 
-// The part of a state that this rank saves and restores: of shared memory, its own slice.
+// The part of a tensor that this rank saves and restores. In shared memory this is its own slice.
 at::Tensor part_of(const StateTensor& state) {
   return state.home == Home::shared ? state.own : state.memory;
 }
@@ -107,7 +107,7 @@ TEST_CASE("Before the first step, too") {
   }
 }
 
-// Rank-threads share one generator, so this test has one rank.
+// Uses one rank, since rank-threads share one generator.
 TEST_CASE("What is forgotten shows, random numbers too") {
   const StateCase adam = all_state_cases().front();
   auto communicator = make_thread_communicators(1, std::chrono::seconds(60)).front();

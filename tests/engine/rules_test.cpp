@@ -1,5 +1,6 @@
-// Rules for partitioned parameters of all models: where they are stored, when gradients leave, what autograd
-// sees, which operators gather. Memory: memory_test.cpp.
+// Tests rules for the partitioned parameters of any model: when gradients are reduced, which versions
+// autograd sees, which operators gather, and errors about parameters that left their buckets. memory_test.cpp
+// tests memory.
 #include <torch/version.h>
 
 #include <catch2/catch.hpp>
@@ -15,7 +16,7 @@ namespace {
 
 using torch::nn::Linear;
 
-const bool key_was_free = interception_key_is_free();  // before any engine of this program
+const bool key_was_free = interception_key_is_free();  // evaluated before the program has any engine
 
 Build mlp() {
   return [](Built& built) {
@@ -24,7 +25,7 @@ Build mlp() {
   };
 }
 
-// Trains the same steps with an engine and without; all ranks have the same input.
+// Trains the same steps with and without an engine and expects the same bits. All ranks have the same input.
 using LossIn = std::function<at::Tensor(Built&, int iteration)>;
 void train_beside(std::shared_ptr<Communicator> communicator, const Build& how, const LossIn& loss,
                   bool create_graph = false) {
@@ -40,7 +41,7 @@ void train_beside(std::shared_ptr<Communicator> communicator, const Build& how, 
   expect_same(*model, *plain, "after training");
 }
 
-// Recomputes the layer in backward; its gradients arrive in a nested backward.
+// Recomputes the layer in backward. The layer's gradients arrive in a nested backward.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, int64_t layer) {
     context->save_for_backward({x});
@@ -167,10 +168,10 @@ TEST_CASE("Autograd hears of new values from step(), and of nothing else") {
       return result;
     };
     const auto before = versions();
-    for (const auto& parameter : model->parameters()) parameter.sum();  // gathers each, releases the others
+    for (const auto& parameter : model->parameters()) parameter.sum();  // releases all others
     at::Tensor loss = loss_of(model->run(0));
     engine.backward(loss, /*retain_graph=*/true);
-    engine.backward(loss, /*retain_graph=*/true);  // again, over weights that have been released since
+    engine.backward(loss, /*retain_graph=*/true);  // the weights have been released since the forward
     engine.eval();
     engine.train();
     expect(versions() == before, "a gather or a release has changed a version");
@@ -304,7 +305,7 @@ TEST_CASE("Views and operators on sizes alone gather nothing") {
           expect(found[index].strides() == expected[index].strides(), what + ": other strides");
           expect_same(found[index], expected[index], what);
         }
-        model->parameters()[1].sum();  // evicts `w`
+        model->parameters()[1].sum();  // releases `w`
       }
     }
     const int64_t gathers = engine.residency().gathers;

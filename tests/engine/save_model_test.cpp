@@ -1,5 +1,6 @@
-// engine.save_16bit_model(): the file has the trained weights to the bit, at every stage, precision and
-// number of ranks; a rank that cannot write, or a call at a wrong moment, is an error on all ranks.
+// Tests engine.save_16bit_model(). The file has the trained weights to the bit, at every stage, precision and
+// number of ranks. If one rank cannot write, or the call comes between backward() and step(), all ranks get
+// an error.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <map>
@@ -34,8 +35,8 @@ at::Tensor batch_for(const Engine& engine, int step, int rank) {
                                                               : at::kHalf);
 }
 
-// Trains two steps, saves, trains on and saves again under the same name. Returns what rank 0 reads by
-// operators right after the last save.
+// Trains two steps, saves, trains two more steps and saves again under the same name. Returns the parameters
+// and buffers that rank 0 reads by operators after the last save.
 Bytes train_and_save(const std::filesystem::path& folder, int world, const std::string& config,
                      bool exclude_frozen) {
   Bytes expected;

@@ -1,5 +1,5 @@
-// Schedules of the program and of the config, per parameter group: equal to plain LibTorch runs that set the
-// hyperparameters by hand; a skipped step advances none of them.
+// Tests schedules of the program and of the config, by parameter group. Training equals plain LibTorch with
+// the hyperparameters set by hand, and a skipped step does not advance the schedule.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
@@ -19,13 +19,13 @@ using torch::optim::OptimizerParamGroup;
 using Betas = std::optional<std::pair<double, double>>;
 
 constexpr int kSteps = 7;
-constexpr int kSkipped = 2;  // the step in which rank 1 has a gradient that is not finite
+constexpr int kSkipped = 2;  // the step in which rank 1's gradients are not finite
 
 void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// The trainable matrices, and the trainable vectors.
+/// The trainable parameters in two groups: the matrices, and the vectors.
 std::vector<std::vector<at::Tensor>> two_groups(const Net& model) {
   std::vector<std::vector<at::Tensor>> groups(2);
   for (const at::Tensor& parameter : model->parameters()) {
@@ -48,7 +48,7 @@ std::vector<OptimizerParamGroup> torch_groups(const Net& model) {
   return groups;
 }
 
-/// The same on every rank, so that the mean over ranks is the loss of one process.
+/// The loss of a batch. It is the same on every rank, so that its mean over ranks is the loss of one process.
 at::Tensor loss_of(Net& model, int batch) {
   return model->forward(sample(batch, 0, 0), true).square().sum();
 }
@@ -60,7 +60,8 @@ std::string config_of(int stage, const std::string& more) {
 
 const std::string kAdamW = R"("optimizer": {"type": "AdamW", "params": {"lr": 0.5, "weight_decay": 0.01}})";
 
-/// Trains steps of which one is skipped; `before_step` receives the number of applied steps.
+/// Trains kSteps steps, of which the engine must skip step kSkipped. `before_step` receives the number of
+/// applied steps.
 void train_with_a_skip(Engine& engine, Net& model, const std::function<void(int applied)>& before_step) {
   int applied = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -74,7 +75,7 @@ void train_with_a_skip(Engine& engine, Net& model, const std::function<void(int 
   }
 }
 
-/// The parameters after plain LibTorch training; `before_step` sets the step's hyperparameters.
+/// The parameters after kSteps - 1 steps of plain LibTorch. `before_step` sets the step's hyperparameters.
 template <typename Optimizer>
 std::vector<at::Tensor> train_plain(Net& model, Optimizer& optimizer,
                                     const std::function<void(int step)>& before_step,
@@ -211,7 +212,7 @@ TEST_CASE("A schedule of the config follows its list, and each group's own learn
     Engine own = make_engine(*model, config_of(1, kAdamW + R"(, "scheduler": {"type": "WarmupLR", "params":
         {"warmup_num_steps": 4, "warmup_type": "linear"}})"),
                              communicator, options);
-    // Steps 0 and 1 are at the start of the warm-up.
+    // Steps 0 and 1 both have the first value of the warm-up.
     train_with_a_skip(own, model, [&](int applied) {
       const double share = std::min(std::max(applied - 1, 0) / 4.0, 1.0);
       expect(own.get_lr() == std::vector<double>{0.5 * share, 0.25 * share}, "get_lr()");

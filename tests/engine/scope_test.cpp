@@ -1,4 +1,5 @@
-// GatheredParameters: raw and rank-dependent access to parameters that are otherwise not in memory.
+// Tests GatheredParameters: raw access, and access that differs between ranks, to parameters that are
+// otherwise not in memory.
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
@@ -15,7 +16,7 @@ namespace {
 
 using torch::nn::Linear;
 
-// A chain of layers, each in its own bucket.
+// A model that is a chain of layers, each in its own bucket, and its engine.
 struct Chain {
   Chain(std::shared_ptr<Communicator> communicator, const Partition& partition)
       : model(make()), engine(make_engine(*model, partition, std::move(communicator))) {}
@@ -37,7 +38,7 @@ struct Chain {
   at::Tensor weight(int layer) const { return model->parameters()[layer]; }
   at::Tensor initial(int layer) const { return make()->parameters()[layer].detach(); }
   bool partitioned() const { return engine.config().zero.stage == 3; }
-  // Uses another parameter, which evicts the gathered ones (max_live is 0).
+  // Releases the layer: max_live is 0, so the use of another layer evicts it.
   void release(int layer) const {
     weight((layer + 1) % 4).sum();
     if (partitioned()) expect_released(weight(layer), "layer " + std::to_string(layer));
@@ -116,13 +117,13 @@ TEST_CASE("What the modifier rank writes is every rank's") {
     chain.expect_value(0, first, "raw writes");
     chain.expect_value(2, second, "writes by operators");
     chain.expect_value(1, chain.initial(1), "what is not in the scope");
-    // Training continues from these values, which are the same on all ranks.
+    // Training continues from the written values, which are the same on all ranks.
     auto plain = Chain::make();
     torch::NoGradGuard no_grad;
     plain->parameters()[0].copy_(first);
     plain->parameters()[2].copy_(second);
     torch::AutoGradMode grad(true);
-    if (world == 3) return;  // a mean over three is not exact
+    if (world == 3) return;  // a mean over three ranks is not exact
     train_beside(chain, *plain, 0, 2);
     expect_same(*chain.model, *plain, "after training");
   });
@@ -312,7 +313,7 @@ TEST_CASE("Uses of other parameters inside a scope, and a scope opened after a u
   on_ranks(GENERATE(1, 2), 3, [](Chain& chain, int) {
     chain.weight(0).sum();
     GatheredParameters scope(chain.engine, {chain.weight(1)});
-    // The bucket gathered for the use before the scope may have been released.
+    // The bucket of this parameter was gathered for the use before the scope, and may have been released.
     expect_same(chain.weight(0) * 2, chain.initial(0) * 2, "used before and in the scope");
     expect_same(torch::cat({chain.weight(2), chain.weight(1)}),
                 torch::cat({chain.initial(2), chain.initial(1)}), "held and not held");

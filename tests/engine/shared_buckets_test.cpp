@@ -1,5 +1,5 @@
-// Buckets that ranks share: the same bits as with separate buckets on each rank, whatever the program does to
-// parameters between uses, and the memory of one copy.
+// Tests buckets that ranks share. Training gives the same bits as with separate buckets on each rank,
+// whatever the program does to parameters between uses, and all ranks together take the memory of one copy.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -23,7 +23,7 @@ std::string gpt2_config(int stage, int accumulation, const std::string& precisio
          precision + R"("zero_optimization": )" + zero + "}";
 }
 
-// SGD; at stage 3 no parameter persists.
+// A config with SGD. At stage 3 no parameter stays resident.
 std::string net_config(int stage) {
   return R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
              "zero_optimization": {"overlap_comm": true, "stage3_param_persistence_threshold": 0, "stage": )" +
@@ -38,21 +38,21 @@ RunResult train(const std::string& config, int world, bool shares_memory) {
                                   .shares_memory = shares_memory});
 }
 
-// Delays the rank whose turn it is.
+// Delays rank `turn` % `world` by 15 ms.
 void dawdle(int rank, int turn, int world) {
   if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
 }
 
-// What a rank does with its own network between two steps.
+// Actions of a rank on its network after each step.
 using Between = std::function<void(Net& model, Engine& engine, int rank, int step)>;
 
 struct Outcome {
   std::vector<double> losses;
   std::vector<at::Tensor> parameters;
-  int64_t copies = 0;  // bytes still resident after a step
+  int64_t copies = 0;  // largest number of bytes of private copies after a step
 };
 
-// Rank 0's outcome of six steps.
+// Trains six steps. Returns rank 0's outcome.
 Outcome train_net(int world, int stage, bool shares_memory, const Between& between) {
   Outcome outcome;
   auto body = [&](std::shared_ptr<Communicator> communicator) {
@@ -276,7 +276,7 @@ TEST_CASE("Raw access to shared parameters throws, and has a copy after synchron
       const at::Tensor expected = weight.detach().clone();
       auto* values = weight.data_ptr<float>();
       expect(std::memcmp(values, expected.const_data_ptr(), expected.nbytes()) == 0, "other values");
-      values[3] = static_cast<float>(step + 1);  // the same on every rank
+      values[3] = static_cast<float>(step + 1);  // every rank writes the same value
       communicator->barrier("all have written")->wait();
       expect(weight.data_ptr<float>() == values, "an operator has ended raw access");
       const at::Tensor loss = model->forward(sample(step, 0, rank), true).square().mean();

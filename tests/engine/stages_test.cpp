@@ -1,5 +1,5 @@
-// What the stages guarantee on the tiny GPT-2: the same bits, and the communication volume and memory of the
-// formulas.
+// Tests the guarantees of stages 0 to 2 on the tiny GPT-2: the same bits, and the communication volume and
+// memory of the formulas.
 #include <catch2/catch.hpp>
 
 #include "tests/support/tiny_gpt2.h"
@@ -72,7 +72,8 @@ TEST_CASE("Elements sent are those of the formulas") {
     for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
     const double unit = parameters * (world - 1) / world * steps;
     const double reductions = stage == 2 ? accumulation : 1;
-    // Padding: less than 16 elements per parameter and 16 x ranks per bucket, of 118,528.
+    // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. The
+    // model has 118,528 parameters.
     CHECK(run.reduce_scattered / unit == Approx(reductions).epsilon(0.02));
     CHECK(run.reduce_scattered >= reductions * unit);
     CHECK(run.all_gathered / unit == Approx(1).epsilon(0.02));
@@ -94,8 +95,8 @@ TEST_CASE("Model states take the bytes of the ZeRO formula within 5 percent") {
     CHECK(run.formula_bytes == Approx(per_parameter * parameters));
     CHECK(run.bytes.master == 0);
     if (stage != 2) continue;
-    // The full gradients of a bucket are freed once they are reduced: at most two buckets are being filled
-    // and two being reduced. The largest buckets here are single matrices of 16,384 elements.
+    // The whole gradients of a bucket are freed once they are reduced. So at most two buckets are being
+    // filled and two reduced at a time. The largest buckets here are single matrices of 16,384 elements.
     CHECK(static_cast<double>(run.bytes.gradients) == Approx(4 * parameters / n).epsilon(0.05));
     CHECK(run.bytes.buckets <= 4 * (16384 + 16 * world) * 4);
   }

@@ -1,4 +1,4 @@
-// Trainings of all kinds whose engine state a test can inspect. For rank-threads.
+// Trainings with every kind of optimizer, whose engine state a test can inspect. For rank-threads.
 #pragma once
 
 #include <torch/torch.h>
@@ -14,12 +14,12 @@
 
 namespace zerorun::testing {
 
-/// One way to train: with an optimizer of the config or one of the program.
+/// One way to train: with an optimizer of the config, or with one of the program.
 struct StateCase {
   std::string name;
-  std::string optimizer = {};  // the config's "optimizer" block, if any
+  std::string optimizer = {};  // the config's "optimizer" section; empty: the program's optimizer
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> client = {};
-  std::string zero = {};  // more keys for the config's "zero_optimization" block: R"(, "sub_group_size": 5)"
+  std::string zero = {};  // more keys of "zero_optimization": R"(, "sub_group_size": 5)"
   int64_t width = 61;     // of the model's input
 };
 
@@ -29,11 +29,11 @@ StateCase in_files(StateCase how, const std::filesystem::path& folder);
 /// The same case at stage 3, with all slices of parameters in files of `folder`.
 StateCase with_values_in_files(StateCase how, const std::filesystem::path& folder);
 
-/// All optimizers, with momentum where they have that option.
+/// All optimizers, with momentum if they have that option.
 std::vector<StateCase> all_state_cases();
 
-/// Two matrices, a bias and a frozen matrix, all of sizes that no number of ranks divides; with dropout if it
-/// is not 0.
+/// Two matrices, a bias and a frozen matrix, with dropout unless `dropout` is 0. No number of ranks divides
+/// their numbers of elements.
 struct StateNetImpl : torch::nn::Module {
   explicit StateNetImpl(double dropout = 0, int64_t width = 61);
   at::Tensor loss(const at::Tensor& x);
@@ -43,14 +43,14 @@ struct StateNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(StateNet);
 
-/// An engine whose state a test can inspect.
+/// A model, its optimizer, and an engine whose state a test can inspect.
 struct StateTraining {
   StateTraining(const StateCase& how, int stage, const std::string& precision,
                 std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0,
                 int64_t bucket_numel = 4096);
 
-  /// Takes a step on this rank's part of a batch that is the same for every world size. Returns the loss
-  /// before the step.
+  /// Takes step `number` on this rank's part of a batch; the whole batch is the same for every world size.
+  /// Returns the loss before the step.
   float step(int number);
 
   StateNet model;

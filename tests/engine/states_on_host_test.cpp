@@ -1,5 +1,5 @@
-// engine.offload_states(): state that has left a rank's GPU comes back unchanged, nothing uses it in between,
-// and ranks on CPUs refuse the same calls as ranks on GPUs.
+// Tests engine.offload_states(). State that moves from a rank's GPU to the host and back is unchanged, no
+// call uses it in between, and ranks on CPUs refuse the same calls as ranks on GPUs.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"

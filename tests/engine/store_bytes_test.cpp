@@ -1,5 +1,5 @@
-// Compares the bytes of slices that the store counts with what the device has allocated, and with the
-// estimate made before training.
+// Compares the bytes of slices that the slice store counts with the bytes that the device has allocated, and
+// with the estimate that is made before training.
 #include <catch2/catch.hpp>
 
 #include "engine/memory_check.h"
@@ -14,9 +14,11 @@
 namespace zerorun::testing {
 namespace {
 
-// The step's facts, tallies, Lamb's norms: a few numbers per rank, parameter or bucket.
+// Upper bound, in bytes, of allocations that the store does not count: StepFacts, tallies and Lamb's norms.
+// They are a few numbers for each rank, parameter or bucket.
 constexpr int64_t kNumbers = 4096;
-// Any tensor of a slice is larger: the smallest is a third of a bucket of 61 x 67 parameters in 16 bits.
+// The smallest tensor of a slice, a third of 61 x 67 parameters in 16 bits, is larger than half of that
+// bound.
 static_assert(61 * 67 / 3 * 2 > kNumbers / 2);
 
 void check_bytes(const StateTraining& training, const Recording& recording, const std::string& when) {
@@ -24,7 +26,7 @@ void check_bytes(const StateTraining& training, const Recording& recording, cons
   int64_t kept = 0;
   store.for_each([&](int, const StateTensor& state) { kept += store.bytes(state); });
   const BytesByCategory bytes = training.engine->bytes_by_category();
-  int64_t beside = 0;  // tensors that stay in the program's memory
+  int64_t beside = 0;  // bytes of tensors that are not in buckets
   for (const NamedTensor& other : training.state->unbucketed)
     beside += static_cast<int64_t>(other.tensor.nbytes());
   expect(bytes.model_states() + bytes.buffers - beside == kept,
@@ -83,7 +85,8 @@ TEST_CASE("What memory training needs is known before it, and never too much") {
              : kept.kind == StateKind::master   ? master
                                                 : moments) += state.store.bytes(kept);
           });
-          // Without shared memory each rank stores always accessible parameters completely.
+          // Without shared memory each rank stores the whole of parameters that are always resident; the
+          // estimate counts a slice.
           const bool has_whole = !shares_memory && stage > 0;
           expect(needed.values == values || (has_whole && needed.values < values),
                  "values: " + std::to_string(needed.values) + " of " + std::to_string(values));
@@ -137,7 +140,8 @@ TEST_CASE("A model that no machine has memory for is refused before any of it is
           "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}})",
                   communicator);
     });
-    // 4 bytes of values and 8 of moments, divided among the ranks; 4 of gradients on each.
+    // 4 bytes of values and 8 bytes of moments are divided among the ranks. Each rank has 4 bytes of
+    // gradients.
     const std::string expected =
         "the model states of 2 ranks take " + std::to_string((4 + 8 + 2 * 4) * (kNumel >> 20)) + " MiB";
     expect(message.starts_with(expected), message);

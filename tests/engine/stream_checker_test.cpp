@@ -1,4 +1,5 @@
-// Tests the checker that the streams tests rely on: it finds each use out of order, and nothing else.
+// Tests the StreamChecker, which the tests of streams rely on: it must report each use that is out of order,
+// and no other use.
 #include "tests/support/stream_checker.h"
 
 #include <array>

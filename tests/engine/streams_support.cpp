@@ -28,7 +28,7 @@ struct DeepNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeepNet);
 
-// A program that writes on one stream to parameters that it reads on another must order the two itself.
+// Orders two streams as the program must: it writes to parameters on one stream and reads them on another.
 void order(Recording* recording, StreamId before, StreamId after) {
   if (recording) recording->checker.wait(recording->checker.now(before), after);
 }

@@ -1,4 +1,4 @@
-// Trainings on the recording device, compared with the same trainings on a device without streams.
+// Trains on the recording device, to compare with the same training on a device without streams.
 #pragma once
 
 #include <filesystem>
@@ -16,13 +16,13 @@ inline const std::string kBf16 = R"("bf16": {"enabled": true},)";
 inline const std::string kFp16 =
     R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)";
 
-// For Setting::offload.
-/// The host updates the parameters.
+// Values of Setting::offload.
+/// The optimizer state is in host memory, and the host runs the update.
 inline constexpr const char* kHostUpdate = R"(, "offload_optimizer": {"device": "cpu"})";
-/// The host updates the parameters and, at stage 3, stores their slices.
+/// As kHostUpdate, and at stage 3 the parameters' slices are in host memory too.
 inline constexpr const char* kHostSlices =
     R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
-/// As kHostSlices, with that state in files of `folder`.
+/// As kHostSlices, but the state and the slices are in files of `folder`.
 std::string in_files_of(const std::filesystem::path& folder);
 
 struct Setting {
@@ -31,15 +31,15 @@ struct Setting {
   std::string precision = {};
   int accumulation = 1;
   bool overlap = true;
-  int max_live = 600;  // fewer elements than the model has
+  int max_live = 600;  // in elements: fewer than the model has
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
-  bool client = false;       // the program's torch::optim::AdamW in place of it
-  std::string offload = {};  // the config's offload sections, with a comma before them
+  bool client = false;       // uses the program's torch::optim::AdamW instead of `optimizer`
+  std::string offload = {};  // the config's offload sections, after a comma
 };
 
 std::string config_of(const Setting& setting);
 
-// Results of a run on several streams, from rank 0.
+// Rank 0's results of a run.
 struct Trained {
   std::vector<at::Tensor> parameters;
   double grad_norm = 0;
@@ -49,25 +49,25 @@ struct Trained {
 
 struct Program {
   int steps = 6;
-  bool side_streams = false;   // forward, backward or both run on another stream in each step
-  bool writes = false;         // the program itself writes to parameters, on another stream
-  bool two_backwards = false;  // two in each micro-step
-  bool evaluates = false;      // after each step, in every other step on two streams
-  bool reads_raw = false;  // without an operator, after each step; for stages where each rank has all values
-  std::filesystem::path saves_to = {};  // a checkpoint after each step
-  int infinite_step = -1;               // the step in which rank 1's gradients are not finite
+  bool side_streams = false;            // in each step forward, backward or both run on another stream
+  bool writes = false;                  // the program writes to parameters on another stream
+  bool two_backwards = false;           // runs two backwards in each micro-step
+  bool evaluates = false;               // evaluates after each step, every other time on two streams
+  bool reads_raw = false;               // after each step, without operators; needs all values on each rank
+  std::filesystem::path saves_to = {};  // saves a checkpoint after each step
+  int infinite_step = -1;               // the step in which rank 1's gradients are not finite; -1: none
   std::function<void(Engine& engine)> before_evaluation = [](Engine&) {};
   std::function<void(int step, Engine& engine)> after_step = [](int, Engine&) {};
 };
 
 /// Trains on a device without streams.
 Trained run_plain(const Setting& setting, const Program& program);
-/// Trains with one recording per rank.
+/// Trains on recording devices, one for each rank.
 Trained run_recorded(const Setting& setting, const Program& program, std::vector<Recording>& recordings);
 /// CHECKs that no recording has a violation.
 void check_clean(const std::vector<Recording>& recordings);
 void check_same(const Trained& a, const Trained& b);
-/// CHECKs that the recorded run has no violations and gives the same bits as the plain run.
+/// CHECKs that the run on recording devices has no violations and gives the bits of the plain run.
 void check_beside_plain(const Setting& setting, const Program& program);
 
 }  // namespace zerorun::testing

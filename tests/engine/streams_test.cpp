@@ -1,5 +1,5 @@
-// The engine on a device with streams: every hand-over of memory between streams exists and is needed, the
-// results are those of a device without streams, and the host waits only where it must.
+// Tests the engine on a device with streams. Every hand-over of memory between streams exists and is
+// necessary, the results are those of a device without streams, and the host waits only where it must.
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -48,7 +48,8 @@ TEST_CASE("streams: what evaluation gathers between steps is handed over, and st
   };
   const Trained recorded = run_recorded(setting, program, recordings);
   check_clean(recordings);
-  // With 700 all parameters fit into the limit, but not together with the arena.
+  // With a limit of 700 elements all parameters fit into the limit, but not together with the arena, so
+  // evaluation allocates.
   for (size_t step = 4; step < allocations.size() && max_live != 700; ++step) {
     CHECK(allocations[step] == allocations[step - 1]);
   }
@@ -124,13 +125,14 @@ TEST_CASE("streams: a step waits for no device unless the loss scale does, and a
   };
   run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
   check_clean(recordings);
-  // A step without a loss scale waits for the step before it.
+  // The host waits once per step: under fp16 for this step's results, otherwise for those of the previous
+  // step.
   for (size_t step = 4; step < counts.size(); ++step) {
     CHECK(counts[step].host_waits - counts[step - 1].host_waits == 1);
     CHECK(counts[step].allocations == counts[step - 1].allocations);
     CHECK(counts[step].frees == counts[step - 1].frees);
   }
-  // Initialisation waits once.
+  // initialize() waits once. Under fp16 the first step waits too.
   CHECK(counts[0].host_waits == (precision == kFp16 ? 2 : 1));
 }
 

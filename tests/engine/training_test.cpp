@@ -1,4 +1,4 @@
-// The engine on small modules: training must equal a plain LibTorch run over the whole batch.
+// Tests the engine on small modules. Training must equal plain LibTorch on the whole batch.
 #include <catch2/catch.hpp>
 #include <limits>
 
@@ -60,8 +60,8 @@ TEST_CASE("Several backwards before a step add up, also at the boundary") {
 
 namespace {
 
-// Recomputes its forward inside backward by a nested backward, as activation checkpointing does: hooks of the
-// parameters inside fire in the nested graph.
+// Recomputes its forward inside backward in a nested backward, as activation checkpointing does. The hooks of
+// the layer's parameters run in the nested graph task.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, int64_t layer_address) {
     context->save_for_backward({x});
@@ -93,8 +93,8 @@ TEST_CASE("A parameter used plainly and recomputed in backward is reduced once a
   CAPTURE(stage);
   const int accumulation = GENERATE(1, 2);
   CAPTURE(accumulation);
-  // The recomputation starts in step 2, when the engine already expects one gradient per parameter; on rank 1
-  // one step later.
+  // The recomputation starts in step 2 on rank 0 and in step 3 on rank 1. By then the engine expects one
+  // gradient per parameter.
   auto loss_of = [](Net& model, int step, int micro, int rank) {
     at::Tensor hidden = torch::tanh(model->first(sample(step, micro, rank)));
     if (step >= 2 + rank)
@@ -180,7 +180,7 @@ TEST_CASE("A non-finite gradient on one rank skips the step on all, at every sta
       engine.backward(poison ? loss * std::numeric_limits<float>::infinity() : loss);
       engine.step();
       const bool same = torch::equal(model->first->weight, before);
-      // Steps 0 and 1 have a learning rate of 0, step 3 repeats what step 2 would have done.
+      // In steps 0 and 1 the learning rate is 0. Step 3 must apply what step 2 skipped.
       if (engine.was_step_applied() == (step == 2)) throw std::runtime_error("applied or skipped wrongly");
       if (step == 2 && (!same || std::isfinite(engine.get_global_grad_norm()) || engine.get_lr()[0] != lr)) {
         throw std::runtime_error("the skipped step left a trace");
@@ -245,7 +245,7 @@ TEST_CASE("Client optimizers train as on whole parameters") {
     options.optimizer = optimizer.get();
     Engine engine = make_engine(*model, no_optimizer_config(stage), communicator, options);
     for (int step = 0; step < 4; ++step) {
-      optimizer->zero_grad();  // usual, and harmless
+      optimizer->zero_grad();  // programs call this, and it must have no effect
       engine.backward(model->forward(sample(step, 0, communicator->rank()), true).square().sum());
       engine.step();
     }
@@ -296,7 +296,7 @@ TEST_CASE("Stage 2 never holds whole gradients, not in the first backward either
     fill(*model, 3);
     Engine engine = make_engine(*model, sgd_config(2), communicator);
     at::Tensor x = values({4, 32}, 1).requires_grad_(true);
-    int64_t held = 0;  // when the input's gradient arrives, all other gradients have arrived
+    int64_t held = 0;  // bytes when the input's gradient arrives, which is the last one
     x.register_hook([&](const at::Tensor&) { held = engine.bytes_by_category().buckets; });
     engine.backward(model->forward(x).sum());
     engine.step();

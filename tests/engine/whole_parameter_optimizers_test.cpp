@@ -1,5 +1,5 @@
-// Lamb and Muon on ranks that own slices of parameters, compared with float64 formulas for whole parameters
-// in one process; and the same bits at all stages.
+// Tests Lamb and Muon, whose updates need whole parameters, on ranks that own slices. The expected values are
+// computed from the formulas in float64 in one process. All stages must give the same bits.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <map>
@@ -14,7 +14,7 @@ constexpr int kSteps = 5;
 constexpr double kClipping = 0.5;
 constexpr double kDecay = 0.1;
 
-// Wide, tall and square matrices, a convolution's weight, biases.
+// A model with wide, tall and square matrices, a convolution's weight, and biases.
 struct ShapesImpl : torch::nn::Module {
   ShapesImpl() {
     convolution = register_module("convolution", torch::nn::Conv2d(2, 5, 2));
@@ -37,9 +37,9 @@ at::Tensor loss_of(Shapes& model, int step, int rank) {
   return model(values({3, 2, 3, 3}, 1000 + 10 * step + rank)).square().mean();
 }
 
-using Weights = std::map<std::string, at::Tensor>;  // float64
+using Weights = std::map<std::string, at::Tensor>;  // float64 values by parameter name
 
-// The averaged gradients of a step, in float64.
+// The gradients of a step, averaged over ranks, in float64.
 Weights gradients(Shapes& model, const Weights& weights, int step, int ranks) {
   {
     torch::NoGradGuard no_grad;
@@ -78,7 +78,8 @@ Weights train_plain(int ranks, const Update& update) {
   return weights;
 }
 
-// Takes an extra step with infinite gradients before step `overflow_before`.
+// Trains kSteps steps with the engine. Before step `overflow_before` it takes an extra step with infinite
+// gradients.
 Weights train_engine(const std::string& optimizer, int stage, int ranks, const std::string& more = "",
                      int overflow_before = -1) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 3, "gradient_clipping": )" +
@@ -110,7 +111,7 @@ Weights train_engine(const std::string& optimizer, int stage, int ranks, const s
   return result;
 }
 
-// The tolerance is relative to a parameter's largest value if that is above 1.
+// CHECKs that values are equal up to 1e-6 times the parameter's largest value, or times 1 if that is larger.
 void check_close(const Weights& found, const Weights& expected) {
   REQUIRE(found.size() == expected.size());
   for (const auto& [name, value] : expected) {
@@ -132,8 +133,8 @@ const std::string kLamb =
     R"({"type": "Lamb", "params": {"lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1,
         "max_coeff": 0.9, "min_coeff": 0.2}})";
 
-// You et al. 2020, algorithm 2, with the bounds of DeepSpeed's documentation and kernel, and the bias
-// correction where they have it.
+// You et al. 2020, algorithm 2, with the bounds and the bias correction of DeepSpeed's documentation and
+// kernel.
 Update lamb() {
   auto moments = std::make_shared<std::map<std::string, Moments>>();
   return [moments](Weights& weights, Weights gradients, int step) {
@@ -155,7 +156,8 @@ std::string muon(const std::string& method) {
          method + R"("}})";
 }
 
-// The iteration does to a matrix what its polynomial does to the singular values.
+// The Newton-Schulz iteration of a matrix, computed on its singular values: it applies its polynomial to each
+// of them.
 at::Tensor orthogonal(const at::Tensor& matrix) {
   const auto [u, singular, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
   at::Tensor s = singular / (matrix.norm() + 1e-7);

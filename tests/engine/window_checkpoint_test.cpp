@@ -1,5 +1,6 @@
-// Checkpoints between the micro-steps of an optimizer step contain their gradients; only the same kind of
-// training can continue from them.
+// Tests checkpoints between the micro-steps of an optimizer step. They contain the gradients accumulated so
+// far, and only a training with the same ranks, precision and accumulation can continue from them, at stages
+// 0 and 1 or at stages 2 and 3.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/collected_state.h"
@@ -31,11 +32,11 @@ std::string settings_of(const Way& way) {
 }
 
 struct Outcome {
-  std::vector<std::vector<float>> losses;  // after the checkpoint, by rank
+  std::vector<std::vector<float>> losses;  // by rank: losses of micro-steps after the checkpoint
   CollectedState at_the_end;
 };
 
-// Runs one micro-step. In micro-step `infinite`, rank 1's gradients are not finite.
+// Runs micro-step `number`. In micro-step `infinite`, rank 1's gradients are not finite.
 float micro_step(StateTraining& training, int number, int infinite) {
   if (number != infinite || training.state->communicator->rank() != 1) return training.step(number);
   const at::Tensor loss = training.model->loss(
@@ -88,7 +89,7 @@ TEST_CASE("A checkpoint among micro-steps has their gradients: training goes on 
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16", "fp16");
   const int saved = GENERATE(1, 5);
-  const bool is_infinite = GENERATE(false, true);  // one gradient before the checkpoint
+  const bool is_infinite = GENERATE(false, true);  // rank 1's last gradients before the save
   const Way writer{.stage = stage, .precision = precision};
   const int infinite = is_infinite ? saved - 1 : -1;
   Outcome written;

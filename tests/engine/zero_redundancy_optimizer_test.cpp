@@ -1,4 +1,5 @@
-// ZeroRedundancyOptimizer and enable_zero() beside plain LibTorch, and what they refuse.
+// Compares ZeroRedundancyOptimizer and enable_zero() with plain LibTorch, and tests the calls that they
+// refuse.
 #include "engine/zero_redundancy_optimizer.h"
 
 #include <catch2/catch.hpp>
@@ -32,8 +33,8 @@ std::vector<at::Tensor> copies_of(const torch::nn::Sequential& model) {
 
 constexpr int kSteps = 5;
 
-// Two backwards a step, whose gradients are summed; the batch of step 2 is dropped; the rate halves every two
-// steps.
+// Trains kSteps steps of two backwards each, whose gradients are summed. The gradients of step 2 are dropped.
+// The scheduler halves the learning rate every two steps.
 template <typename Optimizer, typename Drop>
 void train(torch::nn::Sequential& model, Optimizer& optimizer, torch::optim::StepLR& scheduler,
            const std::vector<int>& ranks, const Drop& drop) {

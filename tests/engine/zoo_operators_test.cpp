@@ -1,5 +1,5 @@
-// Operators far from linear layers, and modes of LibTorch, with parameters released as early as possible: the
-// bits are those of the same module without the engine.
+// Tests many kinds of operators, and modes of LibTorch, with parameters released as early as possible. The
+// bits must be those of the same module without the engine.
 #include <ATen/autocast_mode.h>
 
 #include <catch2/catch.hpp>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace torch::nn;
 
-// A square matrix that is far from singular.
+// Adds 5 to the diagonal, so that the matrix is far from singular.
 at::Tensor regular(const at::Tensor& parameter) {
   return parameter + 5 * torch::eye(parameter.size(0));
 }

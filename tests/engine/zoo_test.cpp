@@ -1,5 +1,5 @@
-// LibTorch's own modules, with every parameter released as early as possible: outputs, gradients and buffers
-// have the bits of the same module without the engine.
+// Tests LibTorch's own modules, with every parameter released as early as possible. Outputs, parameters and
+// buffers must have the bits of the same module without the engine.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -11,7 +11,7 @@ namespace {
 using namespace torch::nn;
 namespace F = torch::nn::functional;
 
-// One module with one input of `sizes`.
+// A Build of one module, whose input has `sizes`.
 template <class Holder, class Options>
 Build one(Options options, std::vector<int64_t> sizes) {
   return [=](Built& built) {

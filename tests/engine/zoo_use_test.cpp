@@ -1,5 +1,5 @@
-// Uses of parameters that no hook on a module would see, with every parameter released as early as possible:
-// the bits are those of the same module without the engine.
+// Tests uses of parameters that hooks on modules would not see, with every parameter released as early as
+// possible. The bits must be those of the same module without the engine.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -14,7 +14,7 @@ using torch::indexing::Slice;
 using namespace torch::nn;
 namespace F = torch::nn::functional;
 
-// x W^T; the function itself saves W for backward.
+// Computes x W^T. The function itself saves W for backward.
 struct SavesWeight : torch::autograd::Function<SavesWeight> {
   static at::Tensor forward(AutogradContext* context, at::Tensor x, at::Tensor weight) {
     context->save_for_backward({x, weight});
@@ -30,7 +30,7 @@ LinearImpl& layer_at(const AutogradContext& context) {
   return *reinterpret_cast<LinearImpl*>(context.saved_data.at("layer").toInt());
 }
 
-// Runs its layer again in backward, in a nested backward in which the gradients arrive.
+// Recomputes its layer in a nested backward, in which the layer's gradients arrive.
 struct RecomputedByBackward : torch::autograd::Function<RecomputedByBackward> {
   static at::Tensor forward(AutogradContext* context, at::Tensor x, int64_t layer) {
     context->save_for_backward({x});
@@ -46,7 +46,7 @@ struct RecomputedByBackward : torch::autograd::Function<RecomputedByBackward> {
   }
 };
 
-// Computes the gradients inside its backward, and returns them.
+// Recomputes its layer in backward, computes the gradients with autograd::grad(), and returns them.
 struct RecomputedByGrad : torch::autograd::Function<RecomputedByGrad> {
   static at::Tensor forward(AutogradContext* context, at::Tensor x, at::Tensor weight, at::Tensor bias) {
     context->save_for_backward({x, weight, bias});

@@ -1,4 +1,4 @@
-// Tests that torch::optim optimizers on shards give the same bits as on whole tensors.
+// Tests that a torch::optim optimizer gives the same bits on shards as on whole tensors.
 #include "optim/client_optimizer.h"
 
 #include <catch2/catch.hpp>
@@ -35,7 +35,8 @@ std::vector<OptimizerParamGroup> groups_of(const Tensors& tensors) {
   return groups;
 }
 
-// Tensors of 96 elements, so that slices are processed with the same vector width as whole tensors.
+// Tensors of 96 elements. Each slice is then a multiple of 16 elements, so LibTorch processes slices and
+// whole tensors with the same vector width.
 Tensors two_groups() {
   Tensors tensors;
   for (int group : {0, 1, 0}) tensors.add(16 * 6, group);
@@ -57,7 +58,7 @@ std::vector<at::Tensor> train_whole(const Make& make, double divisor) {
 
 std::vector<at::Tensor> train_shards(const Make& make, double divisor, int slices) {
   Tensors tensors = two_groups();
-  // Constructed like a user's optimizer: over the model's parameters, before they are moved into buckets.
+  // As in a program, the optimizer is constructed over the model's parameters, before they move into buckets.
   auto optimizer = make(groups_of(two_groups()));
   check_client_optimizer(*optimizer);
   auto sharded = make_client_optimizer(*optimizer, tensors.shards(slices), testing::lend());
@@ -83,7 +84,7 @@ void check_same_bits(const Make& make) {
   }
 }
 
-// The tensors of the optimizer's state, which torch::optim has no common function to list.
+// All tensors of the optimizer's state. torch::optim has no function that lists them.
 std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
   std::vector<at::Tensor> found;
@@ -107,7 +108,8 @@ std::vector<at::Tensor> tensors_of(const torch::optim::Optimizer& optimizer) {
   return found;
 }
 
-// Checks that all of the optimizer's state is in borrowed memory, before and after the first step.
+// Checks that all state of the optimizer is in borrowed memory after the first step. Returns the number of
+// borrowed bytes.
 int64_t borrowed_bytes(const Make& make) {
   Tensors tensors = two_groups();
   auto optimizer = make(groups_of(two_groups()));
@@ -242,7 +244,7 @@ TEST_CASE(
   CHECK_FALSE(shard.expired());
   sharded.reset();
   CHECK(shard.expired());
-  CHECK(optimizer.state().empty());  // as before make_client_optimizer()
+  CHECK(optimizer.state().empty());  // as it was before make_client_optimizer()
   REQUIRE(optimizer.param_groups()[0].params().size() == 2);
   REQUIRE(optimizer.param_groups()[1].params().size() == 1);
   CHECK(optimizer.param_groups()[0].params()[1].is_same(given.values[2]));

@@ -1,5 +1,5 @@
-// Tests the fused optimizer: Adam, AdamW and SGD against their formulas in float64 (the other optimizers:
-// torch_optim_test.cpp), and properties of all optimizers.
+// Tests the fused optimizer. Adam, AdamW and SGD are compared with their formulas in float64;
+// torch_optim_test.cpp tests the other optimizers. Other properties are tested for all optimizers.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <map>
@@ -17,8 +17,8 @@ using testing::Tensors;
 
 constexpr int kSteps = 20;
 
-// One element updated by the papers' formulas: Adam (Kingma and Ba), AdamW (Loshchilov and Hutter), SGD with
-// momentum as PyTorch defines it (the first step's buffer is the gradient itself).
+// One element, updated in float64 by the formulas of Adam (Kingma and Ba), AdamW (Loshchilov and Hutter) and
+// SGD with momentum. As in PyTorch, SGD's buffer after the first step is the gradient itself.
 class Element {
  public:
   Element(const OptimizerConfig& config, double value) : config_(config), value_(value) {}
@@ -160,7 +160,8 @@ TEST_CASE("fused: each group has its own settings") {
   check_against_formulas({adam(), other, uncorrected}, tensors);
 }
 
-// Stages 0 and 1 rely on this: a rank that updates everything gets the same bits as ranks that update slices.
+// All stages give the same bits because of this property: a rank that updates the whole bucket (stage 0) gets
+// the bits of ranks that each update one slice.
 TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whole") {
   for (const OptimizerConfig& config : testing::all_optimizers()) {
     std::vector<at::Tensor> results;
@@ -258,7 +259,7 @@ TEST_CASE("fused: learning rates read and set by group") {
   CHECK_FALSE(at::equal(tensors.values[0], testing::uniform(32, 0)));
 }
 
-// torch::optim's bias correction uses the betas of the current step, as DeepSpeed's Adam does.
+// Like DeepSpeed's Adam, torch::optim computes the bias correction from the betas of the current step.
 TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has them") {
   Tensors tensors;
   tensors.add(100);

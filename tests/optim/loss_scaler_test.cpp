@@ -1,5 +1,5 @@
-// Tests the loss scale against DeepSpeed's, update by update (data/loss_scaler.json, made by running its
-// class).
+// Compares the loss scaler's state after each update with DeepSpeed's. data/loss_scaler.json was recorded
+// from DeepSpeed's DynamicLossScaler.
 #include "optim/loss_scaler.h"
 
 #include <catch2/catch.hpp>
@@ -47,7 +47,7 @@ std::vector<std::string> trace_of(const json& item) {
   return trace;
 }
 
-// The first difference between our scaler and the trace; "" if none.
+// Describes the first difference between our scaler and the trace; "" if there is none.
 std::string first_difference(const json& item, const std::string& overflows,
                              const std::vector<std::string>& trace) {
   LossScaler scaler(config_of(item));
@@ -93,7 +93,7 @@ TEST_CASE("loss scale: a fixed one stays as it is, and the run goes on") {
 
 TEST_CASE("loss scale: at its minimum it says so in the update that cannot lower it, not before") {
   LossScaler scaler({.fixed = {}, .initial = 4, .window = 1000, .hysteresis = 2, .minimum = 2});
-  CHECK(scaler.update(true));  // uses up hysteresis
+  CHECK(scaler.update(true));  // the hysteresis allows one overflow without a lower scale
   CHECK(scaler.scale() == 4);
   CHECK(scaler.update(true));
   CHECK(scaler.scale() == 2);

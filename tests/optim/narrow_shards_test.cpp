@@ -1,5 +1,5 @@
-// Tests shards in 16-bit training: gradients in bf16, fp16 or fp32, float32 master weights, and the 16-bit
-// parameters written in the same pass. Reference formulas are implemented here in float64 for whole tensors.
+// Tests shards of 16-bit training: gradients in bf16, fp16 or fp32, float32 master weights, and 16-bit
+// parameters that the update writes in the same pass. The expected values are computed in float64.
 #include <ATen/Parallel.h>
 
 #include <catch2/catch.hpp>
@@ -32,7 +32,7 @@ constexpr Precision kPrecisions[] = {{at::kBFloat16, at::kBFloat16},
                                      {at::kFloat, at::kBFloat16},
                                      {at::kFloat, at::kHalf}};
 
-// Tensors as in the engine's 16-bit training, and their gradients in every step.
+// Shards as the engine makes them for 16-bit training, with a gradient for each step.
 struct Training {
   std::vector<at::Tensor> master;
   std::vector<Shard> shards;
@@ -59,7 +59,7 @@ struct Training {
       size_t told = 0;
       optimizer.step(testing::facts(divisor), [&](int index) {
         CHECK(index == static_cast<int>(told++));
-        // The update is complete: the parameter to be gathered is the rounded master weight.
+        // The callback comes after the update: the 16-bit parameter must be the rounded master weight.
         const Shard& shard = shards[index];
         CHECK(at::equal(shard.rounded, shard.values.to(shard.rounded.scalar_type())));
       });
@@ -127,8 +127,8 @@ void check_formulas(const std::vector<OptimizerConfig>& groups) {
 
 using Make = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
 
-// Checks that a client's optimizer gives the same results on 16-bit shards as on float32 ones with the same
-// gradients.
+// Checks that a torch::optim optimizer gives 16-bit shards the same master weights as float32 tensors with
+// the same gradients.
 void check_client(Make make) {
   for (const Precision& precision : kPrecisions) {
     for (double divisor : {1.0, 2.7}) {

@@ -1,5 +1,5 @@
-// Tests schedules against DeepSpeed's values and errors: data/lr_schedules.json, made by running DeepSpeed
-// 0.19.8's classes on torch.optim.AdamW and SGD.
+// Tests schedules against DeepSpeed's values and errors. data/lr_schedules.json was recorded from the classes
+// of DeepSpeed 0.19.8 with torch.optim.AdamW and SGD.
 #include "optim/schedule.h"
 
 #include <catch2/catch.hpp>
@@ -45,7 +45,7 @@ std::string twelve_digits(double value) {
   return text;
 }
 
-/// Compares 12 significant digits; a difference fails a check and returns false.
+/// Compares 12 significant digits. A difference fails a Catch2 check, and the function returns false.
 bool is_same(const char* what, int64_t step, double found, const json& hex) {
   const std::string expected = twelve_digits(number(hex));
   if (twelve_digits(found) == expected) return true;
@@ -53,13 +53,14 @@ bool is_same(const char* what, int64_t step, double found, const json& hex) {
   return false;
 }
 
-/// DeepSpeed's beta1 in a step; null if the optimizer has no betas. Beta2 does not change after step 0.
+/// DeepSpeed's beta1 in step `step`; null if the optimizer has no betas. Beta2 is constant.
 json beta1_of(const json& item, int64_t step) {
   if (item["betas_init"].is_null()) return {};
   return step == 0 || !item.contains("beta0") ? item["betas_init"][0] : item["beta0"][step - 1];
 }
 
-/// A schedule that does not set betas leaves the optimizer's, which are 0.9 and 0.999 in the table.
+/// Compares betas in step `step`. A schedule without betas keeps the optimizer's, which are 0.9 and 0.999 in
+/// the table.
 bool has_betas_of(const json& item, int64_t step, const ScheduledValues& values) {
   const json beta1 = beta1_of(item, step);
   if (beta1.is_null()) return true;
@@ -76,11 +77,12 @@ TEST_CASE("schedules: DeepSpeed's learning rates and betas in every step, at 12 
     if (item.contains("error")) continue;
     INFO(item["type"] << " " << item["params"] << " " << item["optimizer"]);
     ++schedules;
-    // DeepSpeed treats unknown types as "log"; ZeroRun rejects them.
+    // DeepSpeed treats an unknown warmup_type as "log". ZeroRun rejects it, so the test replaces it.
     if (item["params"].value("warmup_type", "") == "cubic") item["params"]["warmup_type"] = "log";
     const SchedulerConfig schedule = schedule_of(item);
     REQUIRE(item["lr"].size() == 200);
-    // The table has the values set by the constructor, which step 0 uses, and by each of 200 calls of step().
+    // The table has the value that DeepSpeed's constructor sets, for step 0, and the value after each of 200
+    // calls of step().
     for (int64_t step = 0; step <= 200; ++step) {
       const ScheduledValues values = scheduled_values(schedule, 0, item["base_lr"], step);
       if (!is_same("lr", step, values.lr, step == 0 ? item["lr_init"] : item["lr"][step - 1])) break;

@@ -1,4 +1,5 @@
-// Shards with reproducible contents: whole tensors, or the slices of several ranks.
+// Shards with reproducible contents for the tests of optim/. A shard is a whole tensor, or one rank's slice
+// of it.
 #pragma once
 
 #include <torch/torch.h>
@@ -9,7 +10,7 @@
 
 namespace zerorun::testing {
 
-/// `numel` values between -1 and 1, never exactly 0, determined by `seed`.
+/// `numel` random values between -1 and 1. `seed` determines them, and none is exactly 0.
 at::Tensor uniform(int64_t numel, uint64_t seed);
 
 /// The gradient of tensor number `index` in step `step`.
@@ -22,28 +23,30 @@ struct Tensors {
   std::vector<int> groups;
 
   void add(int64_t numel, int group = 0);
-  /// Sets the gradients to those of `step`.
+  /// Sets each gradient to gradient_of() its tensor's number and `step`.
   void set_gradients(int step);
   /// Splits every tensor into `slices` shards of equal length over the same memory.
   std::vector<Shard> shards(int slices = 1) const;
 };
 
-/// Lends new tensors as moments; lend_counted() adds up their bytes.
+/// Callbacks that return a new zero-filled tensor for each moment. lend_counted() also adds the tensors'
+/// bytes to `bytes`.
 BorrowMoment lend();
 BorrowMoment lend_counted(int64_t& bytes);
 
-/// Configs with hyperparameters other than the defaults, with weight decay.
+/// Optimizer configs with weight decay and other hyperparameters than the defaults.
 AdamConfig adam(bool decoupled = true);
 SgdConfig sgd(double momentum);
 AdagradConfig adagrad();
 RmspropConfig rmsprop(double momentum, bool centered);
 LionConfig lion();
-/// Each of these in every variant that differs in formula or moments.
+/// All of these optimizers, in each variant that has another formula or other moments.
 std::vector<OptimizerConfig> all_optimizers();
 
 inline void no_update(int) {}
 
-/// StepFacts that make an optimizer divide gradients by `divisor` and, unless `apply` is false, apply them.
+/// StepFacts in a tensor. The optimizer divides gradients by `divisor` and applies them; if `apply` is false,
+/// it skips the step.
 at::Tensor facts(double divisor, bool apply = true);
 
 }  // namespace zerorun::testing

@@ -1,5 +1,5 @@
-// Tests a config's optimizers against torch::optim's on whole tensors in float64, and Lion, which LibTorch
-// does not have, against its paper.
+// Compares the config's optimizers with torch::optim on whole tensors in float64. LibTorch has no Lion, so
+// Lion is compared with the formulas of its paper.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <string>
@@ -67,7 +67,7 @@ double largest_difference(const Parameters& a, const Parameters& b) {
   return largest;
 }
 
-// A few float32 roundings of values of order 1 in each of twenty steps.
+// Allows a few float32 roundings of values of order 1 in each of twenty steps.
 constexpr double kTolerance = 3e-6;
 
 void check_same(const OptimizerConfig& config, const Make& make) {
@@ -91,7 +91,7 @@ TEST_CASE("torch::optim: Adam and AdamW, with and without AMSGrad") {
   }
   AdamConfig defaults;
   check_same(defaults, maker<AdamW>(AdamWOptions(1e-3).weight_decay(0)));
-  // AMSGrad must differ from Adam here, or the comparison above would not test it.
+  // With these gradients AMSGrad must differ from Adam, or the comparison above would not test AMSGrad.
   AdamConfig amsgrad = adam();
   amsgrad.amsgrad = true;
   CHECK(largest_difference(train_fused(amsgrad), train_fused(adam())) > 1e-4);
@@ -137,7 +137,7 @@ TEST_CASE("torch::optim: RMSprop with and without momentum, centered and not") {
   }
 }
 
-// Chen et al. 2023, algorithm 2, in float64.
+// The expected values follow Chen et al. 2023, algorithm 2, in float64.
 TEST_CASE("Lion follows its paper over many steps") {
   const LionConfig config = testing::lion();
   const Parameters found = train_fused(config);

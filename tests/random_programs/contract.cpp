@@ -1,7 +1,7 @@
-// What the engine's contract allows, and where: docs/limitations.md, engine/engine.h and
-// engine/gathered_parameters.h. Removes operations that it does not allow, so that every drawn or shrunk
-// program must run as with plain LibTorch. Operations that the engine must refuse with a named error stay:
-// the plain run notes the error.
+// Removes the operations of a program that the engine's contract (docs/limitations.md, engine/engine.h,
+// engine/gathered_parameters.h) does not allow at their place. The remaining program must give the same
+// results as plain LibTorch. Operations that the engine must refuse with a named error stay: the plain run
+// notes the error.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -46,8 +46,8 @@ class Contract {
   struct Scope {
     std::vector<int> parameters;
     int modifier;
-    int attempts;              // number of attempts open when the scope was opened
-    bool written = false;      // operators wrote in the scope
+    int attempts;              // number of open attempts when the scope was opened
+    bool written = false;      // an operator wrote in the scope
     bool raw_written = false;  // the modifier wrote through pointers in the scope
   };
 
@@ -105,7 +105,7 @@ class Contract {
 
   bool allows_training(Operation& operation) {
     if (operation.kind == Kind::step) {
-      if (!free_of_blocks() || !has_gradients_) return true;  // the engine refuses it with a named error
+      if (!free_of_blocks() || !has_gradients_) return true;  // the engine must refuse it
       has_gradients_ = pending_ = synchronized_ = false;
       if (++micro_steps_ % setup_.micro_steps == 0) graphs_.fill(false);
       return true;
@@ -168,7 +168,7 @@ class Contract {
       scopes_.push_back({operation.parameters, operation.rank, attempts_});
       operation.body = filter(operation.body);
       scopes_.pop_back();
-      if (operation.rank != kNobody) graphs_.fill(false);  // its end counts as a write
+      if (operation.rank != kNobody) graphs_.fill(false);  // the end of the scope counts as a write
     } else if (operation.kind == Kind::no_sync) {
       ++no_syncs_;
       operation.body = filter(operation.body);
@@ -182,8 +182,8 @@ class Contract {
     return !operation.body.empty() || operation.kind == Kind::scope;
   }
 
-  // The contract does not say whether operators' writes in a scope that an exception leaves are kept, nor
-  // that writes to memory are lost if another scope still holds that memory.
+  // The contract leaves two cases open when an exception leaves a scope: whether writes by operators in the
+  // scope are kept, and whether writes to memory are lost if an outer scope still holds that memory.
   bool allows_fail(Operation& operation) {
     if (attempts_ == 0) return false;
     if (setup_.ranks == 1) operation.rank = kEverybody;
@@ -211,7 +211,7 @@ class Contract {
     return true;
   }
 
-  // Without an engine, each rank has its own parameters.
+  // Without an engine, each rank has its own parameters, so only reads and writes are allowed.
   bool allows_without_engine(Operation& operation) const {
     const bool raw = operation.kind == Kind::raw_read || operation.kind == Kind::raw_write;
     if (!raw && operation.kind != Kind::read && operation.kind != Kind::write) return false;
@@ -260,16 +260,16 @@ class Contract {
   const Program& program_;
   const Setup& setup_;
   bool engine_ = true;
-  std::array<bool, kSlots> graphs_{};  // slots whose graph backward may use
+  std::array<bool, kSlots> graphs_{};  // by slot: whether backward may use the slot's graph
   bool has_gradients_ = false;
   int micro_steps_ = 0;
-  bool pending_ = false;       // written at stage 3, and perhaps not all ranks have the value
-  bool synchronized_ = false;  // raw access is allowed everywhere
-  bool may_be_open_ = false;   // raw access may be possible
+  bool pending_ = false;       // at stage 3: after a write that other ranks may not have received
+  bool synchronized_ = false;  // raw access is allowed outside of scopes too
+  bool may_be_open_ = false;   // the engine need not refuse raw access to whole buckets
   std::vector<Scope> scopes_;
   int no_syncs_ = 0;
   int attempts_ = 0;
-  bool unwinding_ = false;  // an exception is propagating
+  bool unwinding_ = false;  // an exception leaves the open blocks
 };
 
 void correct(std::vector<Parameter>& parameters) {

@@ -16,7 +16,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Ends the run without the rest of the program.
+// Thrown to end the run before the end of the program.
 struct Over {};
 
 void expect(bool condition, const std::string& what) {
@@ -35,7 +35,7 @@ void expect_throws(const std::function<void()>& action, const std::string& part,
   throw Mismatch(what + " did not throw (\"" + part + "\")");
 }
 
-// NaNs count as equal to each other.
+// Throws Mismatch unless both tensors are equal. NaNs count as equal to each other.
 void expect_same(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   expect(found.sizes() == expected.sizes() && found.scalar_type() == expected.scalar_type(),
          what + " has another shape or type");
@@ -227,9 +227,9 @@ class EngineRun {
     }
   }
 
-  // loss.backward() may throw before a gradient has shown the engine that a backward has begun: then the
-  // program has to drop earlier gradients itself. At stages 0 and 1 the engine prepares for a backward only
-  // once it knows of it, which the plain run does not model.
+  // A loss.backward() that throws before its first gradient is unknown to the engine. The program must then
+  // drop earlier gradients itself. Stages 0 and 1 are left out, since there the engine prepares for a
+  // backward only after its first gradient, which the plain run does not model.
   void run_failing_backward(const Operation& operation) {
     const bool plain = operation.how >= 3 && setup_.stage >= 2;
     const at::Tensor loss = loss_that_fails(model_->all, operation.parameters, operation.data, rank_);
@@ -281,7 +281,7 @@ class EngineRun {
     compare_all();
   }
 
-  // Runs one SGD step of one parameter with a second engine while the first one exists.
+  // Runs one SGD step of one parameter with a second engine while the first engine exists.
   void run_companion(const Operation& operation) {
     Program small;
     small.setup = {.place = setup_.place, .ranks = setup_.ranks, .stage = setup_.stage};

@@ -1,4 +1,4 @@
-// Runs a program on one rank with the engine and compares it with the results of plain LibTorch.
+// Runs a program on one rank with the engine, and compares the results with those of plain LibTorch.
 #pragma once
 
 #include <functional>
@@ -16,12 +16,12 @@ struct Mismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Throws Mismatch, also for an exception that the engine should not have thrown. Every message begins with
-/// the operation.
+/// Throws Mismatch if a result differs from `expected`, or if the engine throws where the plain run did not.
+/// The message begins with the operation.
 void run_with_engine(const Program& program, const std::shared_ptr<Communicator>& communicator,
                      const Journal& expected);
 
-/// The ds_config.json of `setup`.
+/// The ds_config.json text of `setup`.
 std::string config_of(const Setup& setup);
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// Draws programs from seeds.
+// Draws a random program from a seed.
 #include <random>
 
 #include "tests/random_programs/program.h"
@@ -6,7 +6,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Unlike the standard library's distributions, it gives the same numbers on every machine.
+// Random numbers. Unlike the standard library's distributions, these are the same on every machine.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : engine_(seed * 0x9E3779B97F4A7C15ULL + 1) {}
@@ -22,8 +22,8 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-// Of ten blocks, four run in threads, four in threads that share memory, one in processes over shared memory
-// and one in processes over Gloo.
+// Each ten blocks of seeds have four in threads, four in threads that share memory, one in processes over
+// shared memory and one in processes over Gloo.
 Place place_of(uint64_t block) {
   using enum Place;
   static constexpr Place kPlaces[] = {
@@ -175,7 +175,7 @@ class Operations {
     if (block.kind == Kind::attempt || dice_.chance(20)) {
       Operation fail{.kind = Kind::fail, .rank = everybody_or_one()};
       auto* inner = &block.body;
-      // At the end of this block, or of a block nested at its end.
+      // Adds the exception at the end of this block, or of a block that is nested at its end.
       while (!inner->empty() && is_block(inner->back().kind) && dice_.chance(70)) inner = &inner->back().body;
       if (dice_.chance(70)) inner->push_back(fail);
     }
@@ -183,9 +183,9 @@ class Operations {
     if (dice_.chance(30)) to.push_back({.kind = Kind::step});
   }
 
-  // One rank reads within a scope, as if to save, and fails.
+  // One rank reads parameters within a scope, as if to save them, and then throws.
   void add_saving(std::vector<Operation>& to) {
-    // Often after a write that other ranks have not received yet.
+    // Often a write precedes the scope, which other ranks may not have received yet.
     if (dice_.chance(60)) {
       to.push_back({.kind = Kind::write, .data = dice_.below(1000), .parameters = some_parameters(3)});
     }

@@ -26,7 +26,7 @@ std::vector<Journal> plain_journals(const Program& program) {
   }
 }
 
-// Returns "" if the run passes.
+// Returns the rank's failure, or "" if the run passes.
 std::string run_rank(const Program& program, const std::shared_ptr<Communicator>& communicator,
                      const Journal& expected) {
   try {
@@ -51,7 +51,7 @@ std::string run_in_threads(const Program& program, std::chrono::milliseconds dea
         failures[rank] = run_rank(program, communicator, journals[rank]);
       },
       deadline, program.setup.place == Place::sharing_threads);
-  // Failures of ranks that only missed another rank come last.
+  // Puts the messages of ranks that only waited in vain for another rank last.
   std::ranges::stable_partition(failures, [](const std::string& failure) {
     return failure.find("did not take part") == std::string::npos;
   });

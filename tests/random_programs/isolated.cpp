@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A child process. It writes "passed" for each program that passes, or "failed:" and the message for the
-// first that does not.
+// A child process that runs programs. To its pipe it writes "passed" for each program that passes. For the
+// first program that fails it writes "failed:" and the message, and ends.
 class Child {
  public:
   template <typename Body>
@@ -42,7 +42,7 @@ class Child {
     body([&](const std::string& line) {
       if (write(ends[1], line.data(), line.size()) < 0) _exit(1);
     });
-    _exit(0);  // without destructors: the objects are the parent's
+    _exit(0);  // runs no destructors: the objects belong to the parent
   }
   ~Child() {
     end();
@@ -107,7 +107,7 @@ void run_all(std::span<const Program> programs, const Run& run, const auto& say)
   }
 }
 
-// Reads the children's output until all have ended, or until none writes for `patience`.
+// Reads the children's output until all children have ended, or until none has written for `patience`.
 void await(std::vector<std::unique_ptr<Child>>& children, std::chrono::milliseconds patience) {
   for (;;) {
     std::vector<pollfd> open;
@@ -136,7 +136,8 @@ std::string how_it_ended(Child& child) {
              : "ended with code " + std::to_string(WEXITSTATUS(status)) + "\n" + child.last_words();
 }
 
-// The fewest programs that any child has passed, and the children's messages about the next one.
+// `passed` is the smallest number of programs that any child has passed. `failure` has the children's
+// messages about the next program.
 Outcome outcome_of(std::vector<std::unique_ptr<Child>>& children, size_t programs) {
   Outcome outcome{.passed = programs};
   for (size_t rank = 0; rank < children.size(); ++rank) {

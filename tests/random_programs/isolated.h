@@ -1,5 +1,5 @@
-// Runs programs in child processes, so that a crash or a hang counts as an ordinary failure. The calling
-// process has no threads and never computes.
+// Runs programs in child processes, so that a crash or a hang of a program counts as an ordinary failure. The
+// parent process has no threads and never computes.
 #pragma once
 
 #include <chrono>
@@ -12,19 +12,21 @@
 namespace zerorun::testing {
 
 struct Outcome {
-  size_t passed = 0;         // number of programs that passed, from the first on
-  std::string failure = {};  // of the next program; empty: all passed
+  size_t passed = 0;         // number of programs that passed before the first failure
+  std::string failure = {};  // message of the program that failed; empty: all passed
 };
 
-/// Whether two programs can run in the same child processes.
+/// Whether the same child processes can run both programs: both in threads, or in processes with the same
+/// Place and number of ranks.
 bool run_alike(const Program& a, const Program& b);
-/// Runs programs that all run alike, until one fails. `deadline`: for every wait for other ranks.
+/// Runs programs until one fails. run_alike() must hold for all of them. `deadline` limits each wait for
+/// other ranks.
 Outcome run_isolated(std::span<const Program> programs, std::chrono::milliseconds deadline);
 
-// in_ranks.cpp: for the child processes.
-/// Runs the ranks as threads. Returns their failures; empty: none failed.
+// In in_ranks.cpp, for the child processes:
+/// Runs the program's ranks as threads. Returns the messages of the ranks that failed, or an empty string.
 std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline);
-/// This process as one rank of several.
+/// Runs programs in this process, which is one of several rank processes.
 class RankProcess {
  public:
   RankProcess(const Setup& setup, int rank, int port, std::chrono::milliseconds deadline);

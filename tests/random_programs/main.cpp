@@ -1,11 +1,11 @@
 // Runs random training programs with the engine and compares them with plain LibTorch.
 //
 //   random_programs [--first SEED] [--programs COUNT] [--seconds SECONDS]  programs of consecutive seeds
-//   random_programs --seed SEED                                            one of them
-//   random_programs --program FILE                                         a printed program
+//   random_programs --seed SEED                                            the program of one seed
+//   random_programs --program FILE                                         a program from a file
 //
-// Shrinks and prints a program that fails; --program reads the printed text. Exit code: 0 if none failed, 1
-// if any failed or none ran, 2 if the arguments are wrong.
+// A program that fails is shrunk and printed in the format that --program reads. Exit code: 0 if all programs
+// passed, 1 if any failed or none ran, 2 if the arguments are wrong.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -23,8 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The most programs that one set of children runs. Children take a moment to start, but the session checks
-// the time and --stop only between two sets.
+// The largest number of programs that one set of child processes runs. Children take a moment to start, so a
+// set runs many programs; but the session checks the time and --stop only between two sets.
 constexpr size_t kMostTogether = 200;
 
 struct Options {
@@ -82,7 +82,7 @@ Options read_options(int count, char** arguments) {
 void report(const std::string& what, const Program& program, std::string failure, const Options& options) {
   std::cout << "FAILED: " << what << "\n" << failure << "\n";
   if (options.shrinks) {
-    // Many failures include waits that time out.
+    // A short deadline, because many failures include waits that time out.
     constexpr std::chrono::milliseconds kShortDeadline(3000);
     const Program shorter = shrink(
         program,

@@ -6,9 +6,9 @@ namespace zerorun::testing {
 namespace {
 
 constexpr int64_t kRows = 2;
-constexpr int64_t kWidth = 8;  // no parameter is wider
+constexpr int64_t kWidth = 8;  // columns of the state; no parameter is wider
 
-// Returns its input; its backward throws.
+// An operation that copies its input and whose backward throws.
 struct Failing : torch::autograd::Function<Failing> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, at::Tensor values) {
     return values.clone();
@@ -91,7 +91,7 @@ void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation&
   at::Tensor state = input(parameters.front().scalar_type(), operation.data, rank);
   for (int index : operation.parameters) state = use(parameters[index], state);
   const at::Tensor& last = parameters[operation.parameters.back()];
-  // Throws in an operator that uses the parameter.
+  // The shapes of this operator do not match, so it throws while it uses the parameter.
   if (operation.how % 2 == 1 && last.dim() == 2) at::mm(at::ones({1, kWidth + 1}, last.options()), last);
   throw Thrown("thrown in forward");
 }

@@ -1,5 +1,5 @@
-// Shared by the plain run and the engine's run: the model of a program, its data, its writes, and the notes
-// of both runs that are compared.
+// Shared by the plain run and the engine's run of a program: the model, its data, the writes to its
+// parameters, and the notes that the two runs compare.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,7 +17,7 @@ struct Thrown : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Numbers between -1 and 1, the same on every machine.
+/// Numbers between -1 and 1, determined by `data`. They are the same on every machine.
 at::Tensor numbers(at::IntArrayRef sizes, int64_t data);
 
 /// The parameters of a program with their initial values, which are the same on every rank.
@@ -27,27 +27,27 @@ class Model : public torch::nn::Module {
   std::vector<at::Tensor> all;  // in the program's order
 };
 
-/// The loss of `rank`, which uses the parameters `uses` in this order.
+/// The loss of `rank` for the input number `data`. It uses the parameters `uses` in this order.
 at::Tensor loss_of(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                    int rank);
-/// The same loss, whose backward throws Thrown halfway.
+/// The same loss, but its backward throws Thrown after about half of the uses.
 at::Tensor loss_that_fails(const std::vector<at::Tensor>& parameters, const std::vector<int>& uses, int data,
                            int rank);
-/// The forward of Kind::failing_forward on a rank where it fails: always throws.
+/// The forward of Kind::failing_forward on a rank where it fails. It always throws.
 void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation& operation, int rank);
 
-/// Writes with an in-place operator; records no gradients.
+/// Writes with an in-place operator under NoGradGuard. `data` selects the operator.
 void write_by_operator(at::Tensor parameter, int data);
-/// Writes another value to one element, through data_ptr().
+/// Writes a value to one element through mutable_data_ptr(). `data` determines the element and the value.
 void write_raw(const at::Tensor& parameter, int data);
-/// A copy made without operators on `parameter`.
+/// Copies the parameter's memory without an operator on it.
 at::Tensor copy_raw(const at::Tensor& parameter);
 
-/// A value to compare. Notes are in the order in which a rank reaches them.
+/// A value that both runs compare. A rank's notes are in the order in which it reaches them.
 struct Note {
   std::string what;
-  at::Tensor value;  // a tensor's value; undefined: see `text`
-  std::string text;  // a part of an exception's message, or a step's numbers
+  at::Tensor value;  // undefined: the note is `text`
+  std::string text;  // part of an exception's message, or the numbers that a step reports
 };
 using Journal = std::vector<Note>;
 

@@ -10,9 +10,9 @@ namespace {
 
 enum class Flow {
   on,
-  left_by_some,  // an exception propagates on one rank; the other ranks have nothing more to do there
+  left_by_some,  // an exception leaves the block on one rank; the other ranks have nothing more to do in it
   left_by_all,
-  over,  // the run must end
+  over,  // the program ends here
 };
 
 class PlainRun {
@@ -35,7 +35,7 @@ class PlainRun {
       int parameter;
       at::Tensor value;
     };
-    std::vector<Saved> saved;  // values before raw writes of the modifier
+    std::vector<Saved> saved;  // values before the modifier's raw writes
   };
 
   template <typename Body>
@@ -153,7 +153,7 @@ class PlainRun {
       note_text("step()", training_.report());
       return Flow::on;
     }
-    // A schedule that threw is called again before anything else happens; the step was taken.
+    // If the schedule threw, the step was taken, and the engine calls the schedule again at its next call.
     const bool over = ending == PlainTraining::Ending::scale_at_minimum;
     note_text("step() throws", over ? kScaleAtMinimum : kScheduleThrows);
     return over ? Flow::over : Flow::on;
@@ -185,7 +185,7 @@ class PlainRun {
     std::vector<Scope::Saved> saved = std::move(scopes_.back().saved);
     scopes_.pop_back();
     if (flow == Flow::left_by_all) {
-      // Writes through pointers are lost.
+      // An exception on all ranks discards writes through pointers.
       for (auto item = saved.rbegin(); item != saved.rend(); ++item) {
         at::Tensor(parameter(item->rank, item->parameter)).copy_(item->value);
       }

@@ -1,4 +1,4 @@
-// Runs a program with plain LibTorch: the results that every rank must have.
+// Runs a program with plain LibTorch and notes the results that every rank must have.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace zerorun::testing {
 
-/// The notes of each rank. Runs in the caller's thread.
+/// Runs all ranks in the caller's thread. Returns the notes of each rank.
 std::vector<Journal> run_plainly(const Program& program);
 
-// Parts of the engine's messages.
+// Parts of the messages of errors that the engine must throw.
 inline constexpr const char* kStepInNoSync = "inside a no_sync() scope";
 inline constexpr const char* kStepInScope = "inside a GatheredParameters scope";
 inline constexpr const char* kStepWithoutBackward = "without a backward before it";

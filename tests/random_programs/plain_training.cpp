@@ -13,12 +13,12 @@ at::ScalarType type_of(Precision precision) {
   return precision == Precision::fp32 ? at::kFloat : precision == Precision::bf16 ? at::kBFloat16 : at::kHalf;
 }
 
-// `tensor` * factor in float32, rounded once.
+// `tensor` * `factor` in float32, rounded once to `type`.
 at::Tensor scaled(const at::Tensor& tensor, double factor, at::ScalarType type) {
   return (tensor.to(at::kFloat) * factor).to(type);
 }
 
-// `sum` + more in float32, rounded to the type of the sum.
+// Adds `more` to `sum` in float32 and rounds to the dtype of `sum`.
 void add(at::Tensor& sum, const at::Tensor& more) {
   sum = (sum.to(at::kFloat) + more.to(at::kFloat)).to(sum.scalar_type());
 }
@@ -39,7 +39,8 @@ PlainTraining::PlainTraining(const Program& program)
       training_(type_of(setup_.precision)),
       travelling_(type_of(setup_.communication)),
       accumulating_(type_of(setup_.accumulation)) {
-  // Sums over ranks must not overflow in fp16 if no gradient does.
+  // A sum over ranks in fp16 could overflow although no gradient does. So gradients are divided by a power of
+  // two before the sum.
   const double before =
       setup_.communication == Precision::fp16 ? std::bit_ceil(static_cast<unsigned>(setup_.ranks)) : 1;
   factor_ = 1 / before;
@@ -77,15 +78,15 @@ void PlainTraining::begin(bool first) {
   last_overflow_ = -1;
 }
 
-// Stages 0 and 1: whether a rank sums its gradients in the accumulation dtype, apart from the buffers it
-// sends.
+// For stages 0 and 1: whether a rank adds up its gradients in the accumulation dtype, in other memory than
+// the buffers that it sends.
 bool PlainTraining::sums_apart() const {
   if (accumulating_ == travelling_) return false;
   return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
 }
 
 void PlainTraining::drop_gradients() {
-  // The engine has prepared for the backward that threw.
+  // The engine had already prepared for the backward that threw.
   if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
   micro_steps_ -= micro_steps_ % setup_.micro_steps;
   gradients_.assign(program_.parameters.size(), {});
@@ -110,7 +111,7 @@ void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain,
   has_gradients_ = true;
 }
 
-// The sum over ranks of the sent gradients, in rank order: in float32, rounded once.
+// The sum over ranks of the gradients that they send: added in float32 in rank order, rounded once.
 at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
   at::Tensor sum;
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -222,7 +223,7 @@ void PlainTraining::update(double norm) {
   ++applied_;
   for (int index : trained_) {
     State& state = states_[index];
-    // Takes over the values that the program wrote to 16-bit parameters.
+    // Master weights take over the values that the program wrote to 16-bit parameters.
     const at::Tensor values = parameters(0)[index].detach();
     state.master = at::where(state.master.to(training_).eq(values), state.master, values.to(at::kFloat));
     apply_rule(state, gradients_[index].reduced.to(at::kFloat) * factor,
@@ -239,7 +240,8 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
     const double root = rounded(1 / std::sqrt(1 - std::pow(kBeta2, steps)));
     state.first = state.first * rounded(kBeta1) + gradient * rounded(1 - kBeta1);
     state.second = state.second * rounded(kBeta2) + (gradient * gradient) * rounded(1 - kBeta2);
-    // LibTorch's own float32 sqrt is a vector function that does not always round to nearest.
+    // LibTorch's float32 sqrt is a vector function that does not always round to nearest. The float64 sqrt,
+    // rounded to float32, does.
     const at::Tensor roots = state.second.to(at::kDouble).sqrt().to(at::kFloat);
     const at::Tensor move = state.first * step_size / (roots * root + rounded(kEpsilon));
     state.master = state.master - (state.master * rounded(rate * decay) + move);
@@ -253,7 +255,8 @@ void PlainTraining::apply_rule(State& state, at::Tensor gradient, double rate) c
   state.master = state.master - gradient * rounded(rate);
 }
 
-// DeepSpeed's rule. Returns false if the scale should fall and cannot.
+// Changes the loss scale by DeepSpeed's rule. Returns false if the scale must fall but is already at its
+// minimum.
 bool PlainTraining::follow_loss_scale(bool overflow) {
   if (setup_.precision != Precision::fp16 || setup_.fixed_scale) return true;
   const int64_t number = steps_ - 1;

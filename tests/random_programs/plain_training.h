@@ -1,5 +1,5 @@
-// The results of training, computed with plain LibTorch by the rules of docs/architecture.md ("Precision",
-// "Why the bits are the same"): every rank's parameters in one thread, without buckets, collectives or any
+// Computes the results of training with plain LibTorch, by the rules of docs/architecture.md ("Precision",
+// "Why the bits are the same"). One thread holds every rank's parameters, without buckets, collectives or any
 // engine code.
 #pragma once
 
@@ -17,37 +17,39 @@ inline constexpr double kLearningRate = 0.125;
 inline constexpr double kWeightDecay = 0.0625;
 inline constexpr double kClipping = 0.5;
 inline constexpr int kScaleWindow = 2;
-/// The learning rate of the program's own schedule after `applied` applied steps.
+/// The learning rate of the program's own schedule for `group` after `applied` applied steps.
 double scheduled_rate(int64_t applied, int group);
 
 class PlainTraining {
  public:
   explicit PlainTraining(const Program& program);
 
-  /// A rank's parameters. They differ between ranks only where the program makes them differ.
+  /// The parameters of `rank`. They differ between ranks only where the program makes them differ.
   const std::vector<at::Tensor>& parameters(int rank) const { return models_[rank]->all; }
   int ranks() const { return setup_.ranks; }
 
-  /// An engine takes the model: all ranks get rank 0's values, and no earlier state remains. At stage 3 the
-  /// previous engine has taken the values with it, so the model is new.
+  /// Models initialize(): all ranks get rank 0's values, and earlier optimizer state and gradients are
+  /// dropped. At stage 3 the previous engine's end has made the values inaccessible, so except the first time
+  /// the model is new.
   void begin(bool first);
-  /// Runs backward of every rank's loss. `reduces`: not inside a no_sync scope. `plain`: as loss.backward(),
-  /// whose gradients are divided by the micro-steps as they are copied.
+  /// Runs backward of every rank's loss. `reduces` is false inside a no_sync scope. `plain`: as
+  /// loss.backward(), whose gradients the engine divides by the number of micro-steps when it copies them.
   void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain);
-  /// Those since the last step, after a backward that threw on all ranks.
+  /// Drops all gradients since the last optimizer step, as the engine does after a backward that threw on all
+  /// ranks.
   void drop_gradients();
   bool has_gradients() const { return has_gradients_; }
 
   enum class Ending { goes_on, schedule_throws, scale_at_minimum };
   Ending step();
-  /// Everything that the engine reports about its last step.
+  /// The numbers that the engine reports about its last step, as text.
   std::string report() const;
 
  private:
-  // Of one parameter in one accumulation window.
+  // The gradient of one parameter in one accumulation window.
   struct Gradient {
-    std::vector<at::Tensor> local;  // by rank, not yet reduced; undefined: none
-    std::vector<at::Tensor> late;   // by rank, computed after the reduction (stages 0 and 1)
+    std::vector<at::Tensor> local;  // by rank, before the reduction; undefined: none
+    std::vector<at::Tensor> late;   // by rank, computed after the reduction has started (stages 0 and 1)
     at::Tensor reduced;             // summed over ranks
   };
   struct State {
@@ -77,12 +79,12 @@ class PlainTraining {
   at::ScalarType travelling_;
   at::ScalarType accumulating_;
   double factor_;   // multiplies gradients before the sum over ranks
-  double divisor_;  // divides the sum
+  double divisor_;  // divides the sum over ranks
   std::vector<std::shared_ptr<Model>> models_;
   std::vector<int> trained_;
-  std::vector<State> states_;        // one per parameter, unused for frozen ones
-  std::vector<Gradient> gradients_;  // likewise
-  bool made_sums_ = false;           // separate sums exist, for a window that was not expected to need them
+  std::vector<State> states_;        // one for each parameter; unused for frozen parameters
+  std::vector<Gradient> gradients_;  // one for each parameter
+  bool made_sums_ = false;           // stages 0 and 1: the engine has allocated separate sums
   bool departed_ = false;            // this window's gradients have been reduced (stages 0 and 1)
   bool has_gradients_ = false;
   int64_t micro_steps_ = 0;

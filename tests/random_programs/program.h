@@ -1,6 +1,5 @@
 // A random training program as data: the engine's setup, the model's parameters, and a tree of operations.
-// Without LibTorch: a process that never computes draws programs, keeps them within the engine's contract,
-// and prints, reads and shrinks them.
+// Does not use LibTorch, since a process that never computes draws, prints, reads and shrinks programs.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@ enum class Precision { fp32, bf16, fp16 };
 enum class Rule { sgd, momentum, adam_w };
 enum class InFiles { nothing, states, parameters, both };
 
-/// Special values of a rank field.
+/// Special values of fields that hold a rank.
 inline constexpr int kEverybody = -1;
 inline constexpr int kNobody = -2;
 
@@ -35,21 +34,21 @@ struct Setup {
   bool clips = false;
   bool overlap = true;
   int bucket_numel = 64;
-  int max_live = 1000000;  // stage 3
-  int prefetch = 0;        // stage 3
-  int persistence = 0;     // stage 3: parameters up to this size persist
-  int scale_power = 4;     // fp16: the first loss scale is 2 to this power
+  int max_live = 1000000;  // stage3_max_live_parameters
+  int prefetch = 0;        // stage3_prefetch_bucket_size
+  int persistence = 0;     // stage 3: parameters with up to this number of elements stay resident
+  int scale_power = 4;     // fp16: the initial loss scale is 2 to this power
   bool fixed_scale = false;
   bool has_schedule = false;    // the program passes a schedule function
-  int schedule_throws_at = -1;  // the applied step for which the schedule throws once; -1: none
+  int schedule_throws_at = -1;  // the applied step in which the schedule throws once; -1: none
   InFiles in_files = InFiles::nothing;
-  int max_in_cpu = 0;  // offload_param: elements of slices that stay in memory
+  int max_in_cpu = 0;  // offload_param: number of elements of slices that stay in memory
 };
 
 enum class Layout { plain, transposed, channels_last };
 
 struct Parameter {
-  std::vector<int> sizes;  // 0 to 2 dimensions of at most 8; channels_last: 4
+  std::vector<int> sizes;  // 0 to 2 dimensions of at most 8 elements; channels_last: 4 dimensions
   Layout layout = Layout::plain;
   bool frozen = false;
   bool tied = false;  // registered under two names
@@ -60,37 +59,37 @@ struct Parameter {
 enum class Kind {
   forward,           // computes the loss of `slot` from `data` with `parameters`
   failing_forward,   // a forward that throws on `rank`; the program catches it
-  backward,          // of the loss in `slot`; `how` 1: loss.backward() instead of engine.backward()
-  failing_backward,  // a backward that throws, so that gradients since the last step are dropped
+  backward,          // backward of the loss in `slot`; `how` 1: loss.backward() instead of engine.backward()
+  failing_backward,  // a backward that throws: gradients since the last step are dropped
   step,
   evaluate,
   read,        // reads `parameters` by operators, on `rank`
   write,       // writes `parameters` by operators that all ranks run
-  scope,       // GatheredParameters; `rank` is the modifier
+  scope,       // `body` in a GatheredParameters scope; `rank` is the modifier
   rank_write,  // the modifier of the surrounding scope writes `parameters`
   raw_read,
-  raw_write,    // the same on all ranks, after synchronize
-  raw_refused,  // raw access that must throw
+  raw_write,    // writes the same through pointers on all ranks, after synchronize
+  raw_refused,  // access through pointers, which must throw
   no_sync,
-  attempt,  // catches exceptions of its body
+  attempt,  // catches exceptions of `body`
   fail,     // throws an exception on `rank`
   synchronize,
-  remake,     // destroys the engine, runs `body` without one, makes another one
-  companion,  // a second engine exists for a moment
-  fork,       // a child process that destroys what it inherited
+  remake,     // destroys the engine, runs `body` without an engine, makes a new engine
+  companion,  // makes, uses and destroys a second engine
+  fork,       // forks a child process, which destroys the engine and model that it inherited
 };
 
-/// The meaning of a field depends on the kind; fields that a kind does not use keep their default.
+/// The kind determines the meaning of the fields. Fields that a kind does not use keep their default.
 struct Operation {
   Kind kind = Kind::step;
   int slot = 0;
-  int data = 0;  // determines the values
+  int data = 0;  // determines input or written values
   int rank = kEverybody;
   std::vector<int> parameters = {};
   bool branch = false;   // forward, evaluate: each rank skips a different parameter
   int poison = kNobody;  // forward: the rank whose loss is infinite
-  bool retain = false;   // backward
-  int how = 0;           // which of several variants
+  bool retain = false;   // backward: retains the graph
+  int how = 0;           // selects a variant of the kind
   std::vector<Operation> body = {};
 };
 
@@ -109,30 +108,31 @@ inline bool shares_parameters(const Setup& setup) {
   return setup.ranks > 1 && setup.stage > 0 &&
          (setup.place == Place::sharing_threads || setup.place == Place::shared_memory_processes);
 }
-/// Whether ranks share partitioned parameters too.
+/// Whether ranks share the memory of partitioned parameters too.
 inline bool shares_partitioned(const Setup& setup) {
   return shares_parameters(setup) && setup.in_files != InFiles::parameters && setup.in_files != InFiles::both;
 }
-/// Parameters in the order in which `rank` uses them.
+/// The indices of the parameters in the order in which `rank` uses them.
 std::vector<int> uses_of(const Operation& operation, int rank);
 
 // program_text.cpp
 std::string to_text(const Program& program);
-std::string to_text(const Operation& operation);  // one line, without its body
-/// Throws std::runtime_error naming the line.
+std::string to_text(const Operation& operation);  // one line, without the body
+/// Throws a std::runtime_error that names the line.
 Program parse_program(std::string_view text);
 
 // generate.cpp
-/// Programs with seeds of one block have the same Place and, in processes, the same number of ranks.
+/// A block is kBlock consecutive seeds. Its programs have the same Place and, in processes, the same number
+/// of ranks.
 inline constexpr int64_t kBlock = 50;
 Program generate(uint64_t seed);
 
 // contract.cpp
-/// The program without operations that the engine's contract does not allow at their place.
+/// Returns the program without the operations that the engine's contract does not allow at their place.
 Program within_contract(Program program);
 
 // features.cpp
-/// Adds the features of a program that ran to `counts`.
+/// Adds 1 to the count of each feature that the program has.
 using FeatureCounts = std::map<std::string, int64_t>;
 void count_features(const Program& program, FeatureCounts& counts);
 

@@ -1,4 +1,4 @@
-// Converts programs to text, one operation per line, and back.
+// Converts programs to text, with one operation on a line, and back.
 #include <array>
 #include <functional>
 #include <sstream>
@@ -46,7 +46,7 @@ std::vector<int> split(const std::string& text, char separator) {
   return values;
 }
 
-// Visits the fields of a record with their names, to write or to read them. Enumerations are written by name.
+// Visits the fields of a record with their names, to write or to read them. Enumerators are written as names.
 template <typename Visitor>
 void visit(Setup& setup, Visitor&& visitor) {
   visitor.name("place", setup.place, kPlaceNames);
@@ -111,7 +111,7 @@ struct Writer {
   }
 };
 
-// Reads the fields that the text contains.
+// Sets the fields that the text contains and leaves the other fields unchanged.
 struct Reader {
   std::map<std::string, std::string> fields;
 
@@ -132,7 +132,7 @@ struct Reader {
   }
 };
 
-// The fields that differ from those of a default record.
+// The text of the fields that differ from those of a default record.
 template <typename Record>
 std::string differences(Record record) {
   Writer own;

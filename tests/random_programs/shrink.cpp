@@ -14,7 +14,8 @@ int count(const std::vector<Operation>& operations) {
   return total;
 }
 
-// Finds the operation with this number, in printing order: the list it is in and its position there.
+// Finds operation number `number` in printing order. Returns the list that contains it, and sets `position`
+// to its index in the list.
 std::vector<Operation>* find(std::vector<Operation>& operations, int& number, size_t& position) {
   for (position = 0; position < operations.size(); ++position) {
     if (number-- == 0) return &operations;
@@ -45,7 +46,7 @@ Change without(int first, int length) {
   };
 }
 
-// Replaces a block by its body.
+// The change that replaces a block by its body.
 Change opened(int block) {
   return [=](Program& program) {
     int number = block;
@@ -161,7 +162,7 @@ void add_details(std::vector<Change>& changes, Program& program) {
   }
 }
 
-// Large changes first.
+// All changes to try, the largest first.
 std::vector<Change> changes_of(Program& program) {
   std::vector<Change> changes;
   const int operations = count(program.operations);
@@ -188,7 +189,7 @@ Program shrink(Program program, const std::function<bool(const Program&)>& fails
       Program candidate = program;
       if (!change(candidate)) continue;
       candidate = within_contract(std::move(candidate));
-      // Skips a change that the contract takes back or that lengthens the program.
+      // Skips a change that the contract reverts or that adds operations.
       if (to_text(candidate) == to_text(program) || count(candidate.operations) > count(program.operations))
         continue;
       if (!fails(candidate)) continue;

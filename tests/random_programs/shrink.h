@@ -1,4 +1,4 @@
-// Finds a shorter program that fails too.
+// Finds a shorter program that still fails.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,8 @@
 
 namespace zerorun::testing {
 
-/// Removes or simplifies one thing after the other while the program still fails, within `budget`.
+/// Repeats changes that remove or simplify a part of the program, and keeps each change after which `fails`
+/// is true. Ends when no change is left, or after `budget`.
 Program shrink(Program program, const std::function<bool(const Program&)>& fails,
                std::chrono::seconds budget);
 

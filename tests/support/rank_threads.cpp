@@ -15,8 +15,8 @@
 namespace zerorun::testing {
 namespace {
 
-// MKL selects its vector functions on first use, and if two threads do that at once, one can get results of
-// low accuracy (1e-4) from its first call. This happens in plain LibTorch too.
+// MKL selects its vector functions in the first call. If two threads make that call at once, one of them can
+// get results of low accuracy (1e-4), also in plain LibTorch. So one thread makes it before the ranks start.
 void settle_math_library() {
   static const at::Tensor settled =
       at::tanh(at::addmm(at::ones({16}), at::ones({16, 16}), at::ones({16, 16})));
@@ -28,7 +28,7 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds t
                std::optional<bool> shares_memory) {
   const bool by_default = std::getenv("ZERORUN_TEST_SHARED_MEMORY") != nullptr;
   auto communicators = make_thread_communicators(world_size, timeout, shares_memory.value_or(by_default));
-  if (world_size == 1) return body(communicators.front());  // Catch2's macros are for one thread only
+  if (world_size == 1) return body(communicators.front());  // so that `body` may use Catch2's macros
   settle_math_library();
   std::vector<std::exception_ptr> failures(world_size);
   std::vector<std::thread> threads;
@@ -42,7 +42,7 @@ void run_ranks(int world_size, const RankBody& body, std::chrono::milliseconds t
     });
   }
   for (auto& thread : threads) thread.join();
-  // A failing rank makes the others time out with a CommError, which is not the cause.
+  // A failing rank makes the other ranks time out with a CommError, which is not the cause of the failure.
   std::exception_ptr first;
   for (auto& failure : failures) {
     if (!failure) continue;

@@ -1,4 +1,4 @@
-// Runs ranks as threads of the test process.
+// Runs ranks as threads of the test process, each with its own communicator.
 #pragma once
 
 #include <chrono>
@@ -12,9 +12,10 @@ namespace zerorun::testing {
 
 using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
 
-/// Runs `body` once for each rank, each in its own thread (a single rank in the caller's). Rethrows the
-/// lowest failing rank's exception; a CommError only if no rank threw another one. `shares_memory`: the
-/// communicators have allocate_shared(); by default if ZERORUN_TEST_SHARED_MEMORY is set.
+/// Calls `body` once for each rank, each in a thread of its own; a single rank runs in the caller's thread.
+/// After all threads have ended, rethrows the exception of the lowest rank that failed. A CommError is
+/// rethrown only if no rank threw anything else. `shares_memory`: whether allocate_shared() of the
+/// communicators works. The default is true if the environment has ZERORUN_TEST_SHARED_MEMORY.
 void run_ranks(int world_size, const RankBody& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(60),
                std::optional<bool> shares_memory = {});

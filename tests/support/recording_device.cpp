@@ -35,7 +35,7 @@ class RecordingStreams : public Streams {
     recording_->checker.wait(static_cast<const RecordedEvent&>(*event.state).clock, stream);
   }
   void await(const Event& event, std::chrono::milliseconds, const std::string& what) override {
-    if (!event.state || std::this_thread::get_id() != owner_) return;  // the program waits in its own thread
+    if (!event.state || std::this_thread::get_id() != owner_) return;  // reports only the rank thread's waits
     const std::string& dropped = recording_->dropped_on_host;
     if (!dropped.empty() && what.find(dropped) != std::string::npos) {
       ++recording_->dropped_host_waits;
@@ -56,10 +56,10 @@ class RecordingStreams : public Streams {
  private:
   Recording* recording_;
   std::thread::id owner_ = std::this_thread::get_id();
-  StreamId current_ = 0;  // a rank uses its device from one thread
+  StreamId current_ = 0;  // no lock: a rank uses its device from one thread
 };
 
-// What kernels read and write.
+// Runs each kernel on the CPU, after it has reported the tensors that the kernel reads and writes.
 class RecordingKernels : public CpuDevice {
  public:
   void zero(const at::Tensor& values) override {
@@ -70,7 +70,7 @@ class RecordingKernels : public CpuDevice {
     uses({from}, {to}, "copy");
     CpuDevice::copy(to, from);
   }
-  // Findings update their slots atomically, so for ordering they count as reads.
+  // Kernels update the slots of `tally` atomically, so this use needs no order and counts as a read.
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                    const FiniteCheck& finite_check) override {
     uses({from, finite_check.tally}, {to}, "copy_scaled");
@@ -121,7 +121,7 @@ class RecordingKernels : public CpuDevice {
   }
 };
 
-// The host, which runs offloaded updates in its own memory.
+// The device of host memory, for offloaded updates. Its uses are reported as the host's.
 class RecordingHost : public RecordingKernels {
  public:
   explicit RecordingHost(Recording& recording) : recording_(&recording) {}
@@ -153,7 +153,7 @@ class RecordingDevice : public RecordingKernels {
     return make(numel, dtype, StreamChecker::kHost);
   }
 
-  // Like LibTorch's caching allocator: freed memory is reused at once, on the same stream.
+  // Like LibTorch's caching allocator, this reuses freed memory at once, on the stream that allocated it.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
     const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
     std::vector<at::Tensor>& free = (*freed_)[key];
@@ -165,7 +165,7 @@ class RecordingDevice : public RecordingKernels {
   }
 
  private:
-  // Allocates memory, which `stream` fills with zeros.
+  // Allocates memory that `stream` fills with zeros.
   at::Tensor make(int64_t numel, at::ScalarType dtype, StreamId stream) {
     const at::Tensor memory = zeroed_memory(std::max<int64_t>(numel, 1), dtype);
     void* begin = memory.mutable_data_ptr();
@@ -178,7 +178,7 @@ class RecordingDevice : public RecordingKernels {
     return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
   }
 
-  // A tensor over `memory`; calls `give_back` when its last reference goes.
+  // A tensor over `memory`. When its last reference is destroyed, it calls `give_back`.
   template <typename GiveBack>
   at::Tensor lent(const at::Tensor& memory, int64_t numel, at::ScalarType dtype, GiveBack give_back) {
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
@@ -203,8 +203,8 @@ class RecordingDevice : public RecordingKernels {
   std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and size in bytes
 };
 
-// A non-owning tensor over the same memory. Rank-threads hold each other's tensors for a while, but only the
-// owner may free its memory.
+// A non-owning tensor over the same memory. Other rank-threads hold references to the tensors of a collective
+// for a while; with non-owning tensors only the owner's thread can free the memory.
 at::Tensor borrowed(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.options());
 }
@@ -213,7 +213,8 @@ struct Done : Work {
   void wait() override {}
 };
 
-// Its collectives run on the current stream, as on a GPU, but are complete when start() returns.
+// A communicator whose collectives are reported on the current stream, as on a GPU. They are complete when
+// start() returns.
 class RecordingCommunicator : public Communicator {
  public:
   RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device)

@@ -1,4 +1,5 @@
-// Captures what all threads of this process write to stderr until text() is called. One capture at a time.
+// Captures the output of all threads of this process to stderr, from construction until text() is called. At
+// most one capture may exist at a time.
 #pragma once
 
 #include <unistd.h>

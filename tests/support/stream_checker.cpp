@@ -45,7 +45,7 @@ bool StreamChecker::knows(const void* address) const {
   });
 }
 
-// The host starts work on `stream` after everything that the host has waited for.
+// Work that the host starts on `stream` comes after everything that the host has waited for.
 void StreamChecker::follow_host(StreamId stream) {
   join(clocks_.at(stream), host_);
 }
@@ -72,8 +72,8 @@ void StreamChecker::note(const Use& mine, const Clock& clock) {
                           (other.writes ? " writes (" : " reads (") + other.what +
                           "), and nothing puts them in order");
   }
-  // Later uses need no comparison with uses that this write covers, or with earlier reads of the same bytes
-  // by this stream.
+  // Removes uses that later uses need not be compared with: those that this write covers, and earlier reads
+  // of the same bytes by this stream.
   std::erase_if(uses_, [&](const Use& other) {
     const bool covered = mine.begin <= other.begin && other.end <= mine.end;
     return covered && (mine.writes || (!other.writes && other.stream == mine.stream));

@@ -1,6 +1,7 @@
-// Finds conflicting uses of memory on different streams that no wait orders: data races on a GPU. It uses
-// vector clocks (Fidge, Mattern): a use is ordered after an earlier one if its stream has waited for an event
-// recorded after that. Owned by one rank's device; used by one thread at a time.
+// Finds data races that a GPU would have: uses of the same memory on different streams that no wait orders.
+// It uses vector clocks (Fidge, Mattern). A use comes after an earlier use on another stream only if its
+// stream has waited for an event that was recorded after the earlier use. Owned by one rank's device, used by
+// one thread at a time.
 #pragma once
 
 #include <array>
@@ -18,23 +19,25 @@ class StreamChecker {
   static constexpr StreamId kHost = kStreams;  // the host counts as one more stream
   using Clock = std::array<uint64_t, kStreams + 1>;
 
-  /// Registers new memory, which `stream` (or kHost) fills with zeros; its uses are checked from now on.
-  /// remove_memory() ends that; it makes the host wait for all streams, as cudaFree() does.
+  /// Registers new memory, which `stream` (or kHost) fills with zeros. Uses of the memory are checked until
+  /// remove_memory(), which also makes the host wait for all streams, as cudaFree() does.
   void add_memory(const void* begin, size_t bytes, StreamId stream);
   void remove_memory(const void* begin);
   bool knows(const void* address) const;
 
-  /// `stream` reads or writes these bytes; `what` describes the operation in messages.
+  /// Reports that `stream` reads or writes `bytes` bytes from `begin`. `what` names the operation in
+  /// messages.
   void use(const void* begin, size_t bytes, StreamId stream, bool writes, const std::string& what);
 
-  /// The host itself reads or writes them, immediately.
+  /// Reports that the host reads or writes the bytes at the time of the call.
   void use_by_host(const void* begin, size_t bytes, bool writes, const std::string& what);
 
   Clock now(StreamId stream);
   void wait(const Clock& event, StreamId stream);
   void wait_on_host(const Clock& event);
 
-  /// "compute writes (zero) what gather reads (all_gather of ...), and nothing puts them in order"
+  /// One message for each race, such as: "compute writes (zero) what gather reads (all_gather of ...), and
+  /// nothing puts them in order".
   const std::vector<std::string>& violations() const { return violations_; }
 
  private:

@@ -1,4 +1,5 @@
-// A temporary folder that its destructor removes, and a helper that returns a call's UserError message.
+// A temporary folder that is removed by its destructor, and helpers that read a file and return the message
+// of a UserError.
 #pragma once
 
 #include <unistd.h>
@@ -44,7 +45,8 @@ inline std::string read_file(const std::filesystem::path& file) {
   return bytes.str();
 }
 
-/// The message of the UserError that `call` throws; "no error" when it throws none.
+/// The message of the UserError that `call` throws; "no error" if it throws none. Other exceptions pass
+/// through.
 template <typename Call>
 std::string user_error(Call call) {
   try {

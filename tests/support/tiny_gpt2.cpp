@@ -21,7 +21,8 @@ namespace {
 
 constexpr int64_t kSeq = 32;
 constexpr size_t kTextBytes = 32768;
-// FNV-1a of those bytes, whose sha256 is 6b24a465de31c6e83313e6c43a8c3a83c7d21329ac17ef28dd916d14bf0a72ba.
+// FNV-1a hash of the text's bytes. Their sha256 is
+// 6b24a465de31c6e83313e6c43a8c3a83c7d21329ac17ef28dd916d14bf0a72ba.
 constexpr uint64_t kTextHash = 0xcc70d9aadc57e883ULL;
 
 uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
@@ -31,7 +32,7 @@ uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
 }
 
 Gpt2 load_model() {
-  static std::mutex construction;  // initialisation draws from a random generator that all threads share
+  static std::mutex construction;  // all threads share LibTorch's default generator
   std::lock_guard lock(construction);
   Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
   load_weights(*model, ZERORUN_SOURCE_DIR "/tests/golden/data/init_tiny_seed1234.safetensors");
@@ -136,7 +137,7 @@ RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& opti
     const ResidencyReport residency = engine.residency();
     const Volume volume = communicator->volume();
     for (const auto& item : model->named_parameters()) {
-      const at::Tensor values = item.value().detach().clone().cpu();  // all ranks gather
+      const at::Tensor values = item.value().detach().clone().cpu();  // a collective at stage 3
       if (rank == 0) result.parameters.emplace_back(item.key(), values);
     }
     if (rank != 0) return;

@@ -15,26 +15,29 @@
 
 namespace zerorun::testing {
 
-/// The text of the traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3. If that file is
-/// missing or different, prints the reason and exits with 77, which ctest reports as a skipped test.
+/// The training text of the golden traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3. If
+/// that file is missing or different, the function prints the reason and exits with 77, which ctest reports
+/// as a skipped test.
 const std::vector<uint8_t>& golden_text();
 
 struct RunOptions {
   int world_size = 2;
   int64_t steps = 10;
   std::optional<int64_t> bucket_numel = {};
-  /// Two parameter groups: this weight decay for tensors of two or more dimensions, none for the others.
+  /// If set, there are two parameter groups: tensors of two or more dimensions with this weight decay, and
+  /// the other tensors with none.
   std::optional<double> group_weight_decay = {};
-  /// At these steps every rank multiplies its loss by infinity before backward.
+  /// In these steps every rank multiplies its loss by infinity before backward.
   std::vector<int64_t> inject_inf_steps = {};
-  /// Returns the communicator for a rank's training, given the rank-threads' communicator.
+  /// Wraps the rank-threads' communicator for one rank's training.
   std::function<std::shared_ptr<Communicator>(std::shared_ptr<Communicator>)> communicator_for = {};
   /// As in run_ranks().
   std::optional<bool> shares_memory = {};
-  /// Loads the latest checkpoint of this folder and trains from `first_step` on.
+  /// If set, the run loads the latest checkpoint of this folder and trains from `first_step` on.
   std::filesystem::path resume_from = {};
   int64_t first_step = 0;
-  /// Called on every rank before the first step, on its own thread: no place for Catch2's assertions.
+  /// Called on every rank before the first step, in the rank's thread. It must not use Catch2's assertions,
+  /// which are for one thread only.
   std::function<void(torch::nn::Module&, int rank)> before_training = {};
 };
 
@@ -46,8 +49,8 @@ struct RunResult {
   std::optional<int64_t> raised;                         // step that threw TrainingError and ended the run
   std::vector<std::vector<double>> lrs;                  // [step][group], as used by the step
   std::vector<std::vector<std::optional<std::pair<double, double>>>> betas;  // [step][group], after the step
-  std::vector<std::pair<std::string, at::Tensor>> parameters;  // rank 0's final ones, equal on all ranks
-  BytesByCategory bytes;                                       // of rank 0, at the end
+  std::vector<std::pair<std::string, at::Tensor>> parameters;                // rank 0's final values
+  BytesByCategory bytes;                                                     // of rank 0, at the end
   double formula_bytes = 0;
   ResidencyReport residency;    // of rank 0
   double reduce_scattered = 0;  // elements sent by rank 0 over all steps
@@ -59,10 +62,10 @@ struct RunResult {
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
 
-/// The largest relative difference of the mean losses over all steps.
+/// The largest relative difference between the two runs' mean losses, over all steps.
 double largest_relative_loss_difference(const RunResult& a, const RunResult& b);
 
-/// CHECKs that losses, norms and final parameters are bitwise equal, and names the first difference.
+/// CHECKs that losses, norms, loss scales and final parameters have the same bits.
 void check_same_bits(const RunResult& a, const RunResult& b);
 
 }  // namespace zerorun::testing

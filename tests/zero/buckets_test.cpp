@@ -1,5 +1,5 @@
-// Parameters in buckets: the program's own leaves get rank 0's values, each rank stores its part, and what
-// the leaves contain after the buckets are destroyed.
+// Tests parameters in buckets: the program's own leaves get rank 0's values, each rank stores its part, and
+// leaves remain usable or throw a clear error after the buckets are destroyed.
 #include "zero/buckets.h"
 
 #include <torch/torch.h>
@@ -35,7 +35,7 @@ void check_worlds(const Body& body) {
   for (int ranks = 1; ranks <= 3; ++ranks) check_both_ways(ranks, body);
 }
 
-// A sum of squares, for which autograd saves the parameter.
+// A sum of squares. Autograd saves the parameter for its backward.
 at::Tensor recorded_loss(const at::Tensor& leaf) {
   return leaf.square().sum();
 }
@@ -74,7 +74,7 @@ TEST_CASE("buckets: unmarked parameters are views into one plain tensor") {
       expect_equal(state.leaves[index], given_values(specs, index), name);
       const at::Tensor& flat = state.buckets.flat(state.buckets.bucket_of(index));
       expect(state.leaves[index].is_alias_of(flat), name + " lies elsewhere");
-      // A write through one is visible in the other.
+      // A write to the leaf is visible in the bucket.
       torch::NoGradGuard no_grad;
       state.leaves[index].neg_();
       expect_equal(state.buckets.view(index, flat), -given_values(specs, index), name + " in its bucket");
@@ -87,7 +87,7 @@ TEST_CASE("buckets: which kind a bucket is of") {
     const std::vector<ParameterSpec> specs = {{{64}, true}, {{64}, false}};
     RankState alone(specs, communicator, {.marked = true, .shared = false});
     RankState together(specs, communicator, {.marked = true, .shared = true});
-    // For ranks that share no memory, `shared` has no effect.
+    // The option `shared` has no effect if the ranks cannot share memory.
     const bool shares = together.buckets.shared(0);
     auto expect_kind = [](const Buckets& buckets, int bucket, bool comes_and_goes, bool copied, bool around) {
       const BucketKind kind = buckets.kind(bucket);
@@ -138,7 +138,8 @@ TEST_CASE("buckets: strides are kept") {
         expect(view.strides() == given[index].strides(), name + ": a view with other strides");
         expect_equal(view, given[index], name);
       }
-      // piece() is in memory order: for the transposed parameter that of the tensor before t().
+      // piece() returns elements in memory order: for the transposed parameter, the order of the tensor
+      // before t().
       expect_equal(state.buckets.piece(0, all), numbered({36}, 10), "piece of the transposed parameter");
 
       const at::Tensor same = at::empty_strided({9, 4}, {1, 9}).copy_(transposed * 2);
@@ -153,7 +154,8 @@ TEST_CASE("buckets: strides are kept") {
 
 TEST_CASE("buckets: where parameters lie, and what is between them") {
   check_on_ranks(1, false, [](Communicator& communicator) {
-    // The layout starts with the last parameter: p2 at 0, p1 at 32, p0 at 96; padded to 128.
+    // The layout starts with the last parameter: p2 at 0, p1 at 32 and p0 at 96. The bucket is padded to 128
+    // elements.
     RankState state({{{5}}, {{40}}, {{3}}}, communicator, {}, 1000);
     expect(state.buckets.layout(0).numel == 128, "length of the bucket");
     const std::vector<std::pair<int64_t, int>> places = {{0, 2},  {2, 2},  {3, 2},  {31, 2},  {32, 1},
@@ -171,7 +173,7 @@ TEST_CASE("buckets: where parameters lie, and what is between them") {
     const at::Tensor numbers = numbered({128}, 0);
     expect_equal(state.buckets.view(1, numbers), numbered({40}, 32), "view of p1");
     expect_equal(state.buckets.piece(0, numbers), numbered({5}, 96), "piece of p0");
-    // Views of a tensor that is itself a slice of a larger one.
+    // A view of a tensor that is itself a slice of a larger tensor.
     const at::Tensor part = numbered({200}, 0).narrow(0, 50, 128);
     expect_equal(state.buckets.view(1, part), numbered({40}, 82), "view of p1 in a part");
   });
@@ -186,7 +188,7 @@ TEST_CASE("buckets: a parameter that has moved out is found") {
       state.leaves[0].set_data(at::zeros({4, 4}));
       expect(!state.buckets.in_place(0), "with memory of its own");
       expect(state.buckets.in_place(1), "the other one");
-      // In the bucket's memory, but at another parameter's position, or with other strides.
+      // Both leaves alias the bucket's memory, but at another parameter's position or with other strides.
       state.leaves[0].set_data(state.leaves[1].detach());
       expect(!state.buckets.in_place(0), "in another's place");
       state.leaves[1].set_data(state.leaves[1].detach().t());
@@ -254,7 +256,7 @@ TEST_CASE("buckets: what parameters have when the buckets have gone") {
       }
       state.reset();
 
-      // Values of whole buckets stay, and from now on belong to the program alone.
+      // Values of whole buckets remain. From now on the program is their only owner.
       expect_equal(leaves[0], given_values(specs, 0), "a whole parameter");
       torch::NoGradGuard no_grad;
       leaves[0].add_(communicator.rank());

@@ -1,5 +1,6 @@
-// The build scope: values that are made later equal plain construction bit for bit, in any order of creation;
-// operations that cannot be deferred are refused with a reason; no memory is allocated before.
+// Tests DeferredInit: values that are made later have the same bits as in plain construction, in whatever
+// order they are made. Operations that cannot be deferred are refused with a reason, and no memory is
+// allocated before values are made.
 #include "zero/deferred_init.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,7 +40,7 @@ std::string generator_state() {
   return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
 }
 
-// Compares bits, not values: NaN and -0 count.
+// Compares bits, so that NaN equals itself and -0 differs from 0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.strides() != b.strides() || a.scalar_type() != b.scalar_type())
     return false;
@@ -47,7 +48,8 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// Makes the values in the middle of a larger tensor, as in a bucket.
+// Makes the values in the middle of a larger tensor, as initialize() does in a bucket. CHECKs that the
+// surrounding elements are unchanged.
 at::Tensor made_in_a_bucket(const at::Tensor& deferred) {
   const int64_t room = static_cast<int64_t>(
       at::detail::computeStorageNbytes(deferred.sizes(), deferred.strides(), deferred.element_size()) /
@@ -224,7 +226,7 @@ TEST_CASE("Plain tensors stay plain") {
   CHECK(twice[0].item<float>() == outside[0].item<float>() * 2);
   CHECK_FALSE(is_deferred(torch::empty({2}, at::kMeta)));
   CHECK(torch::tensor(5).item<int>() == 5);
-  CHECK(torch::randperm(9).sum().item<int64_t>() == 36);  // index tensors are not deferred
+  CHECK(torch::randperm(9).sum().item<int64_t>() == 36);  // tensors of indices are not deferred
   InterceptionPause pause;
   CHECK(torch::tensor(std::vector<float>{1, 2}).sum().item<float>() == 3);
 }
@@ -263,7 +265,7 @@ TEST_CASE("What needs values that are not made yet is refused") {
 
   at::Tensor place = torch::empty({6});
   at::Tensor twice = probabilities * 2;
-  make_values(twice, place);  // the refusals left the tape intact
+  make_values(twice, place);  // works although the calls above were refused
   CHECK((place.ge(0) & place.lt(2)).all().item<bool>());
 
   DeferredInit other;
@@ -327,7 +329,7 @@ TEST_CASE("Sizes of a trial forward can be asked for within the scope") {
 
 TEST_CASE("Parameters take no memory until they are made, and then one at a time") {
   constexpr int64_t kWidth = 1600;
-  constexpr int64_t kWeight = kWidth * kWidth * 4;  // 10 MB; the model has 40 weights, 400 MB
+  constexpr int64_t kWeight = kWidth * kWidth * 4;  // bytes: 10 MB; the model's 40 weights have 400 MB
   constexpr int64_t kSlack = 1 << 20;               // for generator states and similar
   CountingAllocator memory;
   {
@@ -345,7 +347,7 @@ TEST_CASE("Parameters take no memory until they are made, and then one at a time
     CHECK(memory.now() < kSlack);
     at::Tensor place = torch::zeros({kWidth, kWidth});
     memory.restart_peak();
-    make_values(weights[0], place);  // empty and uniform_ write into `place`
+    make_values(weights[0], place);  // empty() and uniform_() write directly into `place`
     CHECK(memory.peak() < kWeight + kSlack);
     for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight) make_values(*weight, place);
     CHECK(memory.peak() < 2 * kWeight + kSlack);

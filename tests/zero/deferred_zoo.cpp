@@ -14,7 +14,7 @@ namespace nn = torch::nn;
 using ModulePtr = std::shared_ptr<nn::Module>;
 using Maker = std::function<ModulePtr()>;
 
-// A module whose named tensors are made by a function.
+// A module whose parameters and buffers are made by the function `fill`.
 struct Bag : nn::Module {
   using Fill = std::function<void(Bag&)>;
   explicit Bag(const Fill& fill) { fill(*this); }

@@ -1,6 +1,6 @@
-// Modules that the tests build both plainly and under the build scope, and compare: LibTorch's own modules,
-// one module for each initialiser, and modules whose tensors are computed, tied, shared or copied. Each call
-// of `make` draws from the default generator.
+// Modules that deferred_init_test.cpp builds both plainly and under a DeferredInit, and compares: LibTorch's
+// own modules, a module for each initialiser, and modules whose tensors are computed, tied, shared or copied.
+// Each call of `make` draws from the default generator.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// A simulator that knows the rules, but not how plans are made, executes the plans. Small cases are compared
-// with plans made by hand and with an exhaustive search.
+// Tests gather plans. A simulator that knows the rules but not the planner executes each plan. Small cases
+// are also compared with plans made by hand and with an exhaustive search.
 #include "zero/gather_schedule.h"
 
 #include <algorithm>
@@ -26,8 +26,8 @@ void check(const GatherCase& input, const GatherPlan& plan, bool all_equal = fal
   FAIL_CHECK(wrong);
 }
 
-// "start +0 +1, 0 +2, 1 -0": at which step each bucket is gathered (+) or released (-), releases in ascending
-// order; empty steps are left out.
+// The plan as text, such as "start +0 +1, 0 +2, 1 -0": the step in which each bucket is gathered (+) or
+// released (-). Releases are in ascending order, and empty steps are left out.
 std::string text(const GatherPlan& plan) {
   std::ostringstream out;
   const auto write = [&](const std::string& when, std::vector<int> releases, const auto& gathers) {
@@ -44,8 +44,9 @@ std::string text(const GatherPlan& plan) {
   return out.str();
 }
 
-// A forward over all buckets and a backward. A tied bucket 0 is also used between them (an embedding that is
-// also the head).
+// The uses of one iteration: a forward over all buckets and a backward. If `tied`, bucket 0 is also used
+// between them, like an embedding that is also the head. If `straddling`, some operators use two neighbouring
+// buckets at once.
 GatherCase sweep_case(std::vector<int64_t> numel, bool tied, bool straddling) {
   GatherCase result;
   const int last = static_cast<int>(numel.size()) - 1;
@@ -69,11 +70,11 @@ std::vector<int64_t> random_sizes(std::mt19937& random, int count, int smallest,
   return sizes;
 }
 
-// The fewest gathers for one-bucket uses with room for `room` buckets, over all choices of which buckets
-// stay.
+// The fewest gathers for uses of one bucket each, with room for `room` buckets. An exhaustive search tries
+// all choices of the buckets that stay.
 int fewest_gathers(const Uses& uses, int buckets, int room) {
   constexpr int kNever = 1 << 20;
-  std::vector<int> cost(1 << buckets, kNever);  // by set of gathered buckets
+  std::vector<int> cost(1 << buckets, kNever);  // by the bit set of gathered buckets
   cost[0] = 0;
   for (const std::vector<int>& use : uses) {
     const int needed = 1 << use[0];
@@ -195,7 +196,8 @@ TEST_CASE("gather schedule: operand sets that straddle two buckets need no more 
 }
 
 TEST_CASE("gather schedule: the arena is never larger than the model") {
-  // Found by search: placing buckets one by one, ordered by start or by size, takes 2736 elements here.
+  // This case was found by a search: if buckets are placed one by one, ordered by start or by size, the arena
+  // needs 2736 elements.
   GatherCase input{.uses = {}, .numel = {528, 160, 624, 288, 80, 528, 496}, .limits = {2704, 792, 2042}};
   for (int bucket : {0, 3, 4, 5, 5, 3, 6, 3, 6, 0, 4, 5, 1, 2, 5, 5, 4, 5, 0}) input.uses.push_back({bucket});
   const GatherPlan plan = input.plan();
@@ -269,7 +271,8 @@ TEST_CASE("gather schedule: random traces keep to every limit") {
     const GatherPlan plan = input.plan();
     check(input, plan, all_equal);
     if (plan.arena_numel <= input.bound()) continue;
-    // The bound cannot always be met: partly overlapping operand sets of many sizes can leave no arrangement.
+    // The bound cannot always be met: if operand sets overlap in part and have many sizes, it may be that no
+    // arrangement fits.
     ++past_bound;
     INFO(input.text());
     CHECK_FALSE(all_equal);

@@ -67,14 +67,14 @@ class Simulator {
   struct Held {
     int64_t offset;
     int use;                  // the use that it was gathered for
-    int64_t used_until = -1;  // elements used so far at its latest use, that use included
+    int64_t used_until = -1;  // value of used_ after its latest use; -1: not used yet
   };
 
   void expect(bool holds, const std::string& what) {
     if (!holds && wrong_.size() < 500) wrong_ += (wrong_.empty() ? "not so: " : "; ") + what;
   }
 
-  // The bucket's first use at or after k; past the end if it has none.
+  // The bucket's first use at or after step k; the number of uses if there is none.
   int next_use(int bucket, int k) const {
     const auto found = std::lower_bound(positions_[bucket].begin(), positions_[bucket].end(), k);
     return found == positions_[bucket].end() ? static_cast<int>(case_.uses.size()) : *found;
@@ -82,7 +82,8 @@ class Simulator {
 
   bool needed(int bucket, int k) const { return next_use(bucket, k) == k; }
 
-  // Elements held for uses after k; with `live`, for uses up to and including k.
+  // Elements of gathered buckets: with `live` those gathered for uses up to and including k, else those
+  // gathered for later uses.
   int64_t held_numel(int k, bool live) const {
     int64_t sum = 0;
     for (const auto& [bucket, held] : held_) sum += (held.use <= k) == live ? case_.numel[bucket] : 0;
@@ -187,7 +188,7 @@ class Simulator {
   std::map<int, Held> held_;
   std::map<int, int> released_at_;
   std::pair<int, int> latest_ = {-1, -1};  // (use, bucket) of the gather started last
-  int64_t ahead_ = 0;                      // after the previous step
+  int64_t ahead_ = 0;                      // elements gathered ahead, after the previous step
   int64_t used_ = 0;
   int64_t gathered_ = 0;
   int64_t top_ = 0;

@@ -1,5 +1,5 @@
-// Executes gather plans and reports violated rules. It knows the rules, not how plan_gathers() makes plans.
-// For tests. Callable from any thread: it has no shared state.
+// Executes a gather plan and reports the rules that it violates. The simulator knows the rules only, not how
+// plan_gathers() makes plans. Pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct GatherCase {
   GatherPlan plan() const { return plan_gathers(uses, numel, limits); }
   int64_t total() const;
   int64_t size(const std::vector<int>& buckets) const;
-  int64_t bound() const;  // upper bound for the arena
+  int64_t bound() const;  // upper bound of the arena's size, in elements
   std::string text() const;
 };
 
-/// Returns the rules that `plan` violates, or an empty string. `all_equal` (all buckets have one size, so the
-/// arena never fragments) adds two rules: no eviction is needless or of the wrong bucket, and no gather could
-/// have started earlier.
+/// Returns the rules that `plan` violates, or an empty string. If `all_equal`, all buckets have one size, so
+/// the arena never fragments. Two more rules then apply: each eviction is necessary and takes the bucket
+/// whose next use is furthest ahead, and each gather starts as early as the limits allow.
 std::string simulate(const GatherCase& input, const GatherPlan& plan, bool all_equal);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// The gradient reducer's hooks beside the program's own, and its reports of gradients that bypassed it or are
-// not finite.
+// Tests the gradient reducer's hooks together with the program's own hooks, and its reports of gradients that
+// bypassed the reducer or are not finite.
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Hook = torch::autograd::PostAccumulateGradHook;
 
-// The program's hook: counts its calls, or removes the gradient.
+// A hook of the program. It counts its calls and can remove the gradient.
 struct ProgramHook : Hook {
   ProgramHook(int& calls, bool takes_away) : calls(&calls), takes_away(takes_away) {}
   void operator()(const at::Tensor& tensor) override {
@@ -60,7 +60,7 @@ struct Run {
   std::optional<GradientReducer> reducer;
 };
 
-// Finishes a window and returns what the tally reports.
+// Finishes the window and returns the gradient that the tally reports as not finite, if any.
 std::optional<GradientReducer::NotFinite> find_not_finite(Run& run) {
   run.reducer->finish_window();
   Tally tally;
@@ -195,7 +195,7 @@ TEST_CASE("gradients: what is discarded leaves no trace, after a backward that w
 TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {
   struct Scenario {
     std::string name;
-    std::vector<std::pair<int, double>> backwards;  // parameters, and their gradients' elements
+    std::vector<std::pair<int, double>> backwards;  // parameter, and value of its gradient
     Dtype communication;
     std::optional<int> parameter;
     bool too_large;
@@ -218,7 +218,7 @@ TEST_CASE("gradients: the first that is not finite is named, with whether its ty
                                .communication = scenario.communication,
                                .accumulation = Dtype::fp32,
                                .accumulates = false});
-        // Only rank 1 has bad gradients: rank 0's are finite, and its tally reports that.
+        // Only rank 1 has gradients that are not finite, so rank 0's tally must report none.
         const bool bad_rank = communicator.rank() == 1;
         run.reducer->start_backward(true);
         for (const auto& [parameter, value] : scenario.backwards) {

@@ -1,5 +1,5 @@
-// Reduction of the gradients of tiny graphs. The gradients are small whole numbers, so plain sums are exact
-// in every dtype and serve as expected values.
+// Tests the reduction of gradients of tiny graphs. The gradients are small whole numbers, so plain sums are
+// exact in every dtype and serve as expected values.
 #include "zero/gradient_reducer.h"
 
 #include <torch/torch.h>
@@ -15,7 +15,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Three buckets, from the last parameter on: p5 and p4; p3, p2 and p1; p0.
+// There are three buckets, filled from the last parameter on: {p5, p4}, {p3, p2, p1} and {p0}.
 constexpr int kParameters = 6;
 constexpr int64_t kBucketNumel = 96;
 std::vector<ParameterSpec> specs_of(int stage) {
@@ -54,7 +54,7 @@ struct Run {
   std::optional<GradientReducer> reducer;
 };
 
-// Whole numbers from -4 to 4.
+// A gradient of whole numbers from -4 to 4.
 at::Tensor gradient_of(const Run& run, int parameter, int rank, int step) {
   const at::Tensor numbers = numbered(run.specs[parameter].sizes, 3 * rank + 5 * step + 7 * parameter);
   return at::remainder(numbers * 7, 9) - 4;
@@ -64,8 +64,8 @@ bool is_used(int parameter, int rank, int step) {
   return (parameter + rank + 2 * step) % 4 != 0;
 }
 
-// A loss with the gradients of gradient_of(). Reads all parameters, used or not: ranks that share no memory
-// must all issue the same gathers.
+// A loss whose gradients are gradient_of(). It reads all parameters, also those without a gradient, since
+// ranks that share no memory must all start the same gathers.
 at::Tensor loss_of(const Run& run, int step) {
   const int rank = run.communicator.rank();
   at::Tensor loss = at::zeros({});
@@ -76,12 +76,12 @@ at::Tensor loss_of(const Run& run, int step) {
   return loss;
 }
 
-// A loss with the gradient `values` for one parameter and none for the others.
+// A loss whose gradient is `values` for one parameter, and none for the other parameters.
 at::Tensor loss_with(const Run& run, int parameter, const at::Tensor& values) {
   return (run.state.leaves[parameter] * values).sum();
 }
 
-// `expected`: the sums for the whole bucket.
+// Expects gradient() to be this rank's part of `expected`, the sums of the whole bucket.
 void expect_gradient(const Run& run, int bucket, const at::Tensor& expected, const std::string& what) {
   const at::Tensor& found = run.reducer->gradient(bucket);
   const at::Tensor mine = run.policy.replicate_update
@@ -95,7 +95,8 @@ struct Part {
   int step;
 };
 
-// Expects gradient() to be the sum over `parts` of their losses' gradients.
+// Expects gradient() to be `factor` times the sum of the gradients of all `parts`: the losses of a rank in a
+// step.
 void expect_sums(const Run& run, const std::vector<Part>& parts, const std::string& what, double factor = 1) {
   const Buckets& buckets = run.state.buckets;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -124,7 +125,7 @@ std::string text(int stage, const ReducerOptions& options) {
                   options.overlap ? ", overlaps" : "");
 }
 
-// Runs the body for every combination that changes a gradient's path.
+// Runs `body` for every combination of stage, dtypes, accumulation, overlap, ranks and shared memory.
 template <typename Body>
 void check_ways(const Body& body, float factor = 1) {
   for (int stage = 0; stage <= 3; ++stage) {
@@ -168,7 +169,7 @@ TEST_CASE("gradients: sums over ranks and micro-steps; a window starts from zero
       expect_sums(run, parts_of(run, steps), "window " + std::to_string(window));
       run.reducer->start_window();
     }
-    // Every rank uses only p3, whose gradient is computed from its own values: 0 to 39.
+    // Every rank uses only p3. Its gradient is its values minus 4000: 0 to 39.
     run.backward(true, (run.state.leaves[3] - 4000).square().sum() / 2);
     run.reducer->finish_window();
     const Buckets& buckets = run.state.buckets;
@@ -186,7 +187,8 @@ TEST_CASE("gradients: those that come after their bucket has left are added in")
   check_ways([](Run& run, const ReducerOptions&) {
     for (int window = 0; window < 3; ++window) {
       const std::string where = "window " + std::to_string(window);
-      // Two backwards where one is expected; in the second window on rank 0 only.
+      // Runs two backwards where the plan expects one. In the second window only rank 0 runs the second
+      // backward.
       const int step = 10 * window;
       std::vector<Part> parts = parts_of(run, {step});
       run.reducer->start_backward(true);
@@ -203,7 +205,7 @@ TEST_CASE("gradients: those that come after their bucket has left are added in")
       expect_sums(run, parts, where);
       run.reducer->start_window();
     }
-    // Two accumulation boundaries before the step.
+    // Runs two backwards that are both accumulation boundaries before one step.
     run.backward(true, loss_of(run, 50));
     run.backward(true, loss_of(run, 51));
     run.reducer->finish_window();
@@ -251,7 +253,7 @@ TEST_CASE("gradients: sparse ones, and those with other strides") {
       expect_gradient(run, bucket, expected, what);
       run.reducer->start_window();
     };
-    // The last row is used twice, the middle one never.
+    // The embedding uses its last row twice and its middle row never.
     const at::Tensor rows = at::tensor(std::vector<int64_t>{2, 0, 2});
     run.backward(true, torch::embedding(run.state.leaves[1], rows, -1, false, /*sparse=*/true).sum());
     expect_p1(at::tensor({1.0F, 0.0F, 2.0F}).view({3, 1}).expand({3, 7}), "sparse");
@@ -269,11 +271,12 @@ TEST_CASE("gradients: where they are rounded follows from the types that they tr
     Dtype accumulation;
     bool accumulates;
     Dtype dtype;
-    double of_two;    // the sum over 2 ranks, each with gradients 1 and then 2^-8
-    double of_three;  // with 2^-8 a second time
+    double of_two;    // the sum over 2 ranks with gradients 1 and 2^-8 each
+    double of_three;  // the same with gradients 1, 2^-8 and 2^-8
   };
-  // In bf16, 1 + 2^-8 and 2 + 2^-7 lie halfway between two numbers and round to the even one; 1 + 2^-7 and 2
-  // + 2^-6 are exact. Stages 0 and 1 sum micro-batches before they send, stages 2 and 3 after.
+  // In bf16, 1 + 2^-8 and 2 + 2^-7 lie half-way between two numbers and round to the even one; 1 + 2^-7 and 2
+  // + 2^-6 are exact. Stages 0 and 1 add micro-batches before they send the sum; stages 2 and 3 send each
+  // micro-batch and add afterwards.
   const double half = 2 + 1.0 / 128;
   const double full = 2 + 1.0 / 64;
   for (const Expected& row : std::vector<Expected>{{0, Dtype::fp32, true, Dtype::fp32, 2, full},
@@ -302,7 +305,7 @@ TEST_CASE("gradients: where they are rounded follows from the types that they tr
         if (three) run.backward(false, loss_with(run, 0, small));
         run.backward(true, loss_with(run, 0, small));
         run.reducer->finish_window();
-        // p0 is at the start of its bucket, entirely in rank 0's slice.
+        // p0 is at the start of its bucket, wholly in rank 0's slice.
         if (communicator.rank() == 0) {
           const at::Tensor expected = at::full({5}, three ? row.of_three : row.of_two);
           expect_equal(found.narrow(0, 0, 5), expected.to(found.scalar_type()), three ? "three" : "two");

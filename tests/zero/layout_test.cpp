@@ -1,4 +1,4 @@
-// Properties of the layout over thousands of random models, and its edge cases.
+// Tests the layout's properties for thousands of random models, and its edge cases.
 #include "zero/layout.h"
 
 #include <algorithm>
@@ -30,8 +30,8 @@ struct Case {
   }
 };
 
-// Returns the violated properties, or an empty string: thousands of cases are too many for Catch's
-// assertions.
+// Checks a layout. run() returns the violated properties, or an empty string: thousands of cases are too many
+// for Catch2's assertions.
 class LayoutCheck {
  public:
   LayoutCheck(const Case& input, const Layout& layout)
@@ -82,7 +82,8 @@ class LayoutCheck {
     const int64_t ranks = input_.world_size;
     expect(bucket.slice_numel * ranks == bucket.numel, name + "slices are equal and cover it");
     expect(bucket.slice_numel % alignment_ == 0, name + "slices are aligned");
-    // Padding is less than one alignment per parameter, plus less than world size * alignment at the end.
+    // Padding is less than one alignment per parameter, plus less than world size * alignment elements at the
+    // end.
     const int64_t bound =
         (alignment_ - 1) * static_cast<int64_t>(bucket.parameters.size()) + alignment_ * ranks - 1;
     expect(bucket.numel - used <= bound, name + "padding is bounded");
@@ -90,10 +91,10 @@ class LayoutCheck {
            name + "exceeds the bound only with a lone parameter");
   }
 
-  // Within a group, reading bucket after bucket gives the parameters in reverse order of registration, and a
-  // bucket was closed only because the next parameter did not fit.
+  // Within a group, the buckets contain the parameters in reverse order of registration, and a bucket is
+  // closed only if the next parameter does not fit.
   void check_order() {
-    std::map<int, int> last;         // group -> parameter
+    std::map<int, int> last;         // group -> latest parameter
     std::map<int, int64_t> content;  // group -> aligned elements in its latest bucket
     for (size_t number = 0; number < layout_.buckets.size(); ++number) {
       const BucketLayout& bucket = layout_.buckets[number];
@@ -187,8 +188,9 @@ TEST_CASE("layout: the properties hold for every world size and small parameter"
 }
 
 TEST_CASE("layout: offsets, slices and order of a small model, worked out by hand") {
-  // Parameters of 5, 16, 0 and 33 elements are laid out in reverse, each padded to a multiple of 16: the one
-  // of 33 at 0 (48 with padding), of 0 at 48, of 16 at 48, of 5 at 64 (16 with padding). The sum is 80.
+  // Parameters of 5, 16, 0 and 33 elements are placed in reverse order, each padded to a multiple of 16. The
+  // 33 elements are at 0 (48 with padding), the empty parameter is at 48, the 16 elements are at 48, and the
+  // 5 elements are at 64 (16 with padding). The sum is 80.
   const Layout layout = make_layout(of_group_0({5, 16, 0, 33}), 3, 16, 1000);
   REQUIRE(layout.buckets.size() == 1);
   const BucketLayout& bucket = layout.buckets[0];
@@ -204,7 +206,7 @@ TEST_CASE("layout: offsets, slices and order of a small model, worked out by han
 TEST_CASE("layout: the bound counts alignment and may be met exactly") {
   CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 16, 32).buckets.size() == 2);
   CHECK(make_layout(of_group_0({16, 16, 16, 16}), 1, 16, 31).buckets.size() == 4);
-  CHECK(make_layout(of_group_0({1, 1}), 1, 16, 17).buckets.size() == 2);  // each takes 16
+  CHECK(make_layout(of_group_0({1, 1}), 1, 16, 17).buckets.size() == 2);  // each parameter takes 16 elements
   CHECK(make_layout(of_group_0({1, 1}), 1, 16, 32).buckets.size() == 1);
 }
 

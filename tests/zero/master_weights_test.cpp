@@ -1,4 +1,4 @@
-// 16-bit buckets: the master weights behind rounded parameters, and how they follow the program's writes.
+// Tests the fp32 master weights of 16-bit buckets, and how they follow the program's writes to parameters.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Thirds: values that neither 16-bit type represents exactly.
+// Parameter sizes. The values are thirds, which neither 16-bit type represents exactly.
 const std::vector<ParameterSpec> kSpecs = {{{5, 7}}, {{130}}, {{3}, false, kFrozen}};
 
 at::Tensor thirds(int index, int rank) {
@@ -109,7 +109,7 @@ TEST_CASE("master weights: take over what was written, and keep the rest as prec
   check_precisions(false, [](Communicator& communicator, RankState& state, const Precision& precision) {
     torch::NoGradGuard no_grad;
     const at::Tensor start = precision.from_fp32 ? thirds(1, 0) : rounded(thirds(1, 0), precision.dtype);
-    // Every third element, in all slices; one of them is set to the value that it already has.
+    // Writes every third element, in all slices. Element 9 is then set back to the value that it already had.
     at::Tensor leaf = state.leaves[1];
     leaf.slice(0, 0, 130, 3).fill_(1.0 / 7);
     leaf.slice(0, 9, 10).copy_(thirds(1, 0).slice(0, 9, 10));
@@ -130,11 +130,11 @@ TEST_CASE("master weights: take over what was written, and keep the rest as prec
       expect_equal(state.buckets.view(1, memory), expected, "all of it after the write");
     }
 
-    // follow_writes() takes in a noted write once.
+    // follow_writes() applies a noted write once. This second write is not noted yet.
     leaf.fill_(2);
     state.buckets.follow_writes();
     expect_equal(master_of(communicator, state, 1), expected, "nobody has told of the second write");
-    // Frozen parameters have no master weights that could follow.
+    // A noted write to a frozen parameter has no effect: frozen parameters have no master weights.
     state.leaves[2].fill_(5);
     state.buckets.note_written(state.buckets.bucket_of(2));
     state.buckets.follow_writes();

@@ -1,5 +1,5 @@
-// Shared by the tests of zero/'s state: one rank's parameters moved into buckets, and checks that rank
-// threads may make (CHECK is for one thread only). Expected values are plain tensors.
+// Shared by the tests of buckets, gradients and residency: the parameters of one rank in buckets, and checks
+// that throw, since rank-threads may not use Catch2's CHECK. Expected values are plain tensors.
 #pragma once
 
 #include <torch/torch.h>
@@ -21,25 +21,25 @@
 
 namespace zerorun::testing {
 
-/// Alignment of parameters and slices, in elements, as in a 16-bit run.
+/// Alignment of parameters and slices in elements: 64 bytes of 16-bit values.
 inline constexpr int64_t kAlignment = 32;
 
 struct ParameterSpec {
   std::vector<int64_t> sizes;
   bool partitioned = false;
-  int group = 0;  // or kFrozen; those come last
+  int group = 0;  // or kFrozen; frozen parameters come last
 };
 
 inline std::string parameter_name(size_t index) {
   return c10::str("p", index);
 }
 
-/// first, first + 1, first + 2 ...
+/// A float32 tensor of `sizes` with the values first, first + 1, first + 2 ...
 inline at::Tensor numbered(const std::vector<int64_t>& sizes, double first) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).add(first).view(sizes);
 }
 
-/// Rank 0's initial values of parameter number `index`. Buckets gives them to all ranks.
+/// Rank 0's initial values of parameter number `index`, which Buckets broadcasts to all ranks.
 inline at::Tensor given_values(const std::vector<ParameterSpec>& specs, int index) {
   return numbered(specs[index].sizes, 1000.0 * (index + 1));
 }
@@ -59,8 +59,8 @@ inline std::vector<int64_t> numels_of(const std::vector<ParameterSpec>& specs) {
   return numels;
 }
 
-/// Parameters "p0", "p1" ... of one rank in buckets, assembled in the engine's order. Before the move into
-/// buckets, ranks other than 0 have different values.
+/// Parameters "p0", "p1" ... of one rank in buckets, made in the same order as in the engine. Before they
+/// move into buckets, ranks other than 0 have other values than rank 0.
 struct RankState {
   RankState(const std::vector<ParameterSpec>& specs, Communicator& communicator, const BucketOptions& options,
             int64_t bucket_numel = 1, bool values_in_files = false)
@@ -120,7 +120,8 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// `found` may be a marked parameter: only one operator reads it.
+/// Throws unless both tensors are equal. `found` may be a parameter that is gathered around its uses: a
+/// single operator reads it.
 inline void expect_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   const at::Tensor values = found.detach().clone();
   expect(values.sizes() == expected.sizes(), what + ": other sizes");
@@ -150,7 +151,7 @@ void expect_throws(const Action& action, const std::vector<std::string>& parts, 
   throw std::runtime_error(what + ": did not throw");
 }
 
-/// CHECKs that no rank throws.
+/// Runs `body` on every rank and CHECKs that no rank throws.
 template <typename Body>
 void check_on_ranks(int ranks, bool shares_memory, const Body& body) {
   INFO(ranks << (shares_memory ? " ranks that share memory" : " ranks"));

@@ -1,4 +1,5 @@
-// The order in which buckets depart, by hand: orders of arrival in, orders of departure out.
+// Tests the order in which the buckets' reductions start: for each order in which gradients arrive, the test
+// gives the expected order of buckets. A bucket departs when its reduction starts.
 #include "zero/reduction_plan.h"
 
 #include <catch2/catch.hpp>
@@ -8,7 +9,7 @@
 namespace zerorun::testing {
 namespace {
 
-// Parameters of one element, each in its own bucket: bucket b holds parameter 3 - b.
+// Four parameters of one element, each in a bucket of its own: bucket b holds parameter 3 - b.
 const std::vector<ParameterSpec> kFour = {{{1}}, {{1}}, {{1}}, {{1}}};
 
 std::string text(const std::vector<int>& numbers) {
@@ -19,7 +20,7 @@ void expect_order(const std::vector<int>& found, const std::vector<int>& expecte
   expect(found == expected, what + ": " + text(found) + ", not " + text(expected));
 }
 
-// Takes all buckets that are complete and next in order.
+// Takes buckets as long as the next one in order is complete.
 std::vector<int> take_complete(ReductionPlan& plan) {
   std::vector<int> taken;
   while (const auto bucket = plan.take_complete()) taken.push_back(*bucket);
@@ -32,7 +33,7 @@ std::vector<int> take_rest(ReductionPlan& plan) {
   return taken;
 }
 
-// A backward in which gradients for these buckets' parameters arrive and no bucket is taken.
+// Runs a backward in which the gradients of these buckets arrive and no bucket is taken.
 void backward(ReductionPlan& plan, const std::vector<int>& arrivals) {
   plan.start_backward();
   for (const int bucket : arrivals) plan.note_gradient(3 - bucket);
@@ -82,14 +83,14 @@ TEST_CASE(
 
 TEST_CASE("departure plan: a bucket is complete when each of its parameters has had its gradient") {
   check_on_ranks(1, false, [](Communicator& communicator) {
-    // One bucket of parameters 2, 1 and 0.
+    // There is one bucket, which holds parameters 2, 1 and 0.
     RankState state({{{1}}, {{1}}, {{1}}}, communicator, {}, 1000);
     expect(state.buckets.count() == 1, "the test needs one bucket");
     ReductionPlan plan(state.buckets);
     plan.start_backward();
     plan.note_gradient(0);
     plan.note_gradient(2);
-    plan.note_gradient(2);  // a second gradient does not count for the missing parameter
+    plan.note_gradient(2);  // does not count for the missing parameter 1
     expect_order(take_complete(plan), {}, "parameter 1 is missing");
     plan.note_gradient(1);
     expect_order(take_complete(plan), {0}, "all are there");
@@ -129,7 +130,7 @@ TEST_CASE("departure plan: all ranks go by rank 0's order of completion") {
 
 TEST_CASE("departure plan: a bucket completes with the last gradient of its parameters") {
   check_on_ranks(1, false, [](Communicator& communicator) {
-    // Bucket 0: parameters 3 and 2. Bucket 1: parameters 1 and 0.
+    // Bucket 0 holds parameters 3 and 2, bucket 1 holds parameters 1 and 0.
     RankState state(kFour, communicator, {}, 2 * kAlignment);
     expect(state.buckets.count() == 2, "the test needs two buckets");
     ReductionPlan plan(state.buckets);
@@ -145,7 +146,7 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
   struct Scenario {
     std::string name;
     std::vector<std::vector<int>> arrivals;  // by rank
-    std::vector<int> order;                  // of departure, by rank 0's arrivals
+    std::vector<int> order;                  // the expected order of departure
   };
   const std::vector<Scenario> scenarios = {
       {"unused on rank 1", {{3, 2, 1, 0}, {3, 1, 0}}, {3, 1, 0, 2}},
@@ -153,8 +154,8 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
       {"unused everywhere", {{1, 0, 3}, {3, 0, 1}}, {1, 0, 3, 2}},
       {"used twice on rank 1", {{3, 2, 1, 0}, {3, 3, 2, 1, 0}}, {2, 1, 0, 3}},
       {"used twice on rank 0", {{1, 0, 1, 2, 3}, {3, 2, 1, 0}}, {0, 2, 3, 1}},
-      // Rank 0's order also decides among the last buckets; those that rank 0 did not use come after those
-      // that it used.
+      // Rank 0's order also decides among the buckets that depart last. Among these, buckets that rank 0 did
+      // not use come after buckets that it used.
       {"one of each", {{2, 0, 3, 1}, {2, 2, 0, 3}}, {0, 3, 2, 1}},
       {"unused on rank 0 and twice on rank 1", {{3, 1, 0}, {3, 3, 2, 1, 0}}, {1, 0, 3, 2}},
       {"rank 0 used nothing", {{}, {3, 2, 1, 0}}, {0, 1, 2, 3}},
@@ -191,7 +192,8 @@ TEST_CASE("departure plan: as many gradients are expected as any backward has br
       expect_order(take_complete(plan), {0, 1}, "all three");
       plan.finish_backward();
 
-      // A backward with fewer gradients does not lower the expected number: the bucket departs with the rest.
+      // A backward with fewer gradients does not lower the expected number. The bucket departs when backward
+      // ends.
       plan.begin_again();
       backward(plan, {0});
       expect_order(take_complete(plan), {}, "one of three");

@@ -1,4 +1,5 @@
-// Shared by the tests of Residency: a rank's parameters in buckets of each kind, with a listener.
+// Shared by the tests of Residency: one rank's parameters in buckets of one kind, with the Residency that
+// gathers them.
 #pragma once
 
 #include <torch/torch.h>
@@ -17,7 +18,7 @@ namespace zerorun::testing {
 struct Kind {
   std::string name;
   bool partitioned;
-  bool shares_memory;  // among the ranks
+  bool shares_memory;  // with the other ranks
   bool in_files = false;
 
   bool comes_and_goes() const { return partitioned && (!shares_memory || in_files); }
@@ -29,8 +30,8 @@ inline const std::vector<Kind> kKinds = {
     {"shared whole", false, true},   {"shared partitioned", true, true},
     {"in files", true, false, true}, {"in files, one buffer for all ranks", true, true, true}};
 
-/// Three parameters, each in its own bucket: parameter p is in bucket 2 - p. On 2 and 3 ranks parameter 0
-/// spans all slices.
+/// Three parameters, each in a bucket of its own: parameter p is in bucket 2 - p. On 2 and 3 ranks every
+/// rank's slice has a part of parameter 0.
 class Model {
  public:
   static std::vector<ParameterSpec> specs(const Kind& kind) {
@@ -52,14 +53,15 @@ class Model {
   static int bucket_of(int parameter) { return 2 - parameter; }
   at::Tensor given(int parameter) const { return given_values(specs(kind), parameter); }
 
-  /// The same calls as in Engine::step(). No rank writes while another rank may still read.
+  /// The same calls as in Engine::step(). The barrier ensures that no rank writes while another rank may
+  /// still read.
   void start_update() {
     residency.finish_iteration();
     communicator.barrier("in place of the norm")->wait();
     for (int bucket = 0; bucket < state.buckets.count(); ++bucket) residency.start_update(bucket);
     state.buckets.follow_writes();
   }
-  /// Adds `add` * (rank + 1) to this rank's slices.
+  /// Updates this rank's slices: adds `add` * (rank + 1) to each element.
   void finish_update(double add) {
     for (int bucket = 0; bucket < state.buckets.count(); ++bucket) {
       state.buckets.with_shard(bucket, ValueUse::change, [&] {
@@ -73,7 +75,7 @@ class Model {
     finish_update(add);
   }
 
-  /// For each element of the parameter: its owner's rank + 1.
+  /// For each element of the parameter, the rank of its owner plus 1.
   at::Tensor owners(int parameter) const {
     const auto [bucket, offset] = state.store.layout().locations[parameter];
     const at::Tensor places = numbered(specs(kind)[parameter].sizes, static_cast<double>(offset));
@@ -88,7 +90,7 @@ class Model {
   }
   std::vector<at::Tensor> all_given() const { return {given(0), given(1), given(2)}; }
 
-  /// Raw access throws, unless the bucket is whole and not shared.
+  /// Expects raw access to throw, unless the bucket is whole and not shared.
   void expect_guarded(int parameter, const std::string& what) const {
     const at::Tensor& leaf = leaves[parameter];
     if (!kind.guarded()) {
@@ -108,7 +110,7 @@ class Model {
   Residency residency;
 };
 
-/// CHECKs `body(model)` on buckets of each kind.
+/// Runs `body(model)` for each kind of bucket on `lowest_ranks` to 3 ranks, and CHECKs that no rank throws.
 template <typename Body>
 void check_kinds(const std::vector<Kind>& kinds, int lowest_ranks, const Body& body,
                  GatherLimits limits = {}) {
@@ -124,7 +126,7 @@ void check_kinds(const std::vector<Kind>& kinds, int lowest_ranks, const Body& b
   }
 }
 
-/// Reads the memory without an operator.
+/// A copy of the parameter's memory, read without an operator.
 inline at::Tensor raw_values(const at::Tensor& leaf) {
   return at::from_blob(leaf.mutable_data_ptr(), leaf.sizes(), leaf.scalar_type()).clone();
 }

@@ -1,5 +1,5 @@
-// Buckets that are held for a scope, for each kind of bucket and each end of the scope, and their contents
-// after the listener is destroyed.
+// Tests scopes that hold buckets in memory, for each kind of bucket and each end of a scope, and the
+// parameters' values after the Residency is destroyed.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -14,12 +14,12 @@ namespace {
 
 const std::vector<int> kHeld = {Model::bucket_of(0)};
 
-// Writes to memory without an operator.
+// Writes to the parameter's memory without an operator.
 void fill_raw(const at::Tensor& leaf, double value) {
   at::from_blob(leaf.mutable_data_ptr(), leaf.sizes(), leaf.scalar_type()).fill_(value);
 }
 
-// The steps at the end of a GatheredParameters scope with modifier rank 0.
+// Ends a scope as GatheredParameters does with modifier rank 0.
 void end_modified(Model& model) {
   const at::Tensor values = model.residency.start_write(kHeld.front());
   const at::Tensor piece = model.state.buckets.piece(0, values);
@@ -87,7 +87,7 @@ TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket 
     model.expect_values(model.all_given(), "after the scope");
     model.update(1);
     expect_equal(model.leaves[0], model.given(0) + model.owners(0), "after an update");
-    // The same when the update is the ranks' first common use after the scope.
+    // The result is the same if the update is the first use after the scope that all ranks make.
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -139,7 +139,7 @@ TEST_CASE("residency: what one rank wrote in a scope that writes is there for al
       model.update(0);
       model.expect_values({at::full({96}, 7.0 * round), model.given(1), model.given(2)}, "updated");
     }
-    // An update directly after the scope adds to the written values.
+    // An update directly after the scope adds to the values written in the scope.
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) fill_raw(model.leaves[0], -1);
     end_modified(model);
@@ -193,7 +193,7 @@ TEST_CASE(
   check_kinds(kKinds, 2, [](Model& model) {
     for (int iteration = 0; iteration < 3; ++iteration) {
       model.expect_values(model.all_given(), "in an iteration");
-      if (iteration == 2) {  // the bucket is planned to stay until its use below
+      if (iteration == 2) {  // the plan keeps the bucket until its use below
         model.residency.hold(kHeld);
         if (model.communicator.rank() == 0 && model.kind.partitioned) at::Tensor(model.leaves[0]).mul_(2);
         model.residency.unhold(kHeld, ScopeEnd::abandoned);

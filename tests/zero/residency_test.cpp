@@ -1,5 +1,5 @@
-// When parameters have memory, for each kind of bucket: around operators and in scopes, and whose values they
-// have then.
+// Tests when parameters have memory and which values they have then, around operators and in scopes, for each
+// kind of bucket.
 #include "zero/residency.h"
 
 #include <torch/torch.h>
@@ -14,7 +14,8 @@
 namespace zerorun::testing {
 
 TEST_CASE("residency: values are there while an operator runs, and only then") {
-  // All buckets may stay; none may; two may, and gathers start early.
+  // With the first limits all buckets may stay in memory, with the second none, and with the third two, and
+  // gathers start early.
   for (const GatherLimits limits : {GatherLimits{}, GatherLimits{0, 0, 0}, GatherLimits{192, 100, 192}}) {
     INFO("at most " << limits.max_live << " elements");
     auto body = [](Model& model) {
@@ -41,7 +42,7 @@ TEST_CASE("residency: backward finds the values too") {
     torch::AutoGradMode grad(true);
     for (int iteration = 0; iteration < 3; ++iteration) {
       const at::Tensor loss = model.leaves[0].square().sum() + model.leaves[1].cos().sum();
-      model.residency.finish_iteration();  // as after an evaluation between forward and backward
+      model.residency.finish_iteration();  // as an evaluation between forward and backward would
       const auto gradients = torch::autograd::grad({loss}, {model.leaves[0], model.leaves[1]});
       expect_equal(gradients[0], 2 * model.given(0), "gradient of p0");
       expect_equal(gradients[1], -model.given(1).sin(), "gradient of p1");
@@ -77,7 +78,8 @@ TEST_CASE("residency: evaluation between iterations of training has its values, 
         }
       }
     }
-    // Each training iteration used the same parameters, despite the evaluations between them.
+    // Each training iteration used the same parameters, so the evaluations between them must not count as
+    // departures.
     expect(model.residency.report().departures == 0, "an iteration that departed from its trace");
   };
   check_kinds(kKinds, 1, body);
@@ -132,7 +134,8 @@ TEST_CASE("residency: what all ranks write in place is there at once, and stays"
   });
 }
 
-// Ranks write different values, which shows the source of each slice: its owner.
+// Each rank writes another value, so the values show which rank each slice comes from: it must be the slice's
+// owner.
 TEST_CASE("residency: of what is written each owner's slice reaches all ranks") {
   check_kinds(kKinds, 1, [](Model& model) {
     at::Tensor(model.leaves[0]).fill_(model.communicator.rank() + 1);
@@ -152,7 +155,7 @@ TEST_CASE("residency: of what is written each owner's slice reaches all ranks") 
 
 TEST_CASE("residency: threads of a rank may use the same parameter at the same time") {
   check_kinds(kKinds, 1, [](Model& model) {
-    expect_equal(model.leaves[0], model.given(0), "before");  // gathers it, so that no thread has to
+    expect_equal(model.leaves[0], model.given(0), "before");  // gathers p0, so that no thread has to
     std::atomic<int> wrong = 0;
     std::vector<std::thread> threads;
     for (int number = 0; number < 3; ++number) {
@@ -197,7 +200,8 @@ TEST_CASE("residency: raw access between an update and the first use throws, and
     model.residency.synchronize();
     const at::Tensor expected = model.given(0) + 3 * model.owners(0);
     expect_equal(raw_values(model.leaves[0]), expected, "after synchronize()");
-    // Raw access writes to this rank's copy; this rank's slice of it reaches the other ranks.
+    // Raw access writes to this rank's copy. The next update sends this rank's slice of it to the other
+    // ranks.
     model.communicator.barrier("all have read")->wait();
     at::from_blob(model.leaves[0].mutable_data_ptr(), {96}).fill_(model.communicator.rank() + 1);
     model.update(10);
@@ -213,7 +217,7 @@ TEST_CASE("residency: the report counts gathers") {
       torch::NoGradGuard no_grad;
       Model model(kind, communicator);
       const bool passes = kind.comes_and_goes();
-      const int sharing = kind.shares_memory ? 2 : 1;  // ranks, of the memory behind a gathered bucket
+      const int sharing = kind.shares_memory ? 2 : 1;  // ranks that share a gathered bucket's memory
       int64_t gathers = 0;
       auto expect_more = [&](int64_t more, const std::string& what) {
         gathers += more;

@@ -1,5 +1,5 @@
-// The slices of several ranks side by side, in one thread: which part each rank stores, and that all ranks
-// together hold every element of every parameter once.
+// Tests slice stores of several ranks in one thread: which part each rank stores, and that all ranks together
+// hold every element of every parameter once.
 #include "zero/slice_store.h"
 
 #include <torch/torch.h>
@@ -12,8 +12,8 @@
 namespace zerorun::testing {
 namespace {
 
-// Three ranks own 4 elements each. Parameter 0 is the first 5, parameter 1 is empty, parameter 2 is the next
-// 6.
+// The store of one of three ranks, which own 4 elements of the bucket each. Parameter 0 is the first 5
+// elements, parameter 1 is empty, and parameter 2 is the next 6 elements.
 constexpr int kRanks = 3;
 SliceStore three_ranks_store(int rank) {
   Layout layout{
@@ -23,7 +23,7 @@ SliceStore three_ranks_store(int rank) {
   return {std::move(layout), {5, 0, 6}, rank, kRanks};
 }
 
-// 0, 1, 2 ...: the value of each element is its position in the bucket.
+// 0, 1, 2 ...: each element's value is its position in the bucket.
 at::Tensor positions(int64_t numel) {
   return at::arange(numel, at::kFloat);
 }
@@ -33,7 +33,8 @@ std::vector<float> list(const at::Tensor& values) {
   return {copy.const_data_ptr<float>(), copy.const_data_ptr<float>() + copy.numel()};
 }
 
-// Copies the elements of `parameter` that `store` holds under `name` to `values`, and counts them in `times`.
+// Copies those elements of `parameter` that `store` holds under `name` to `values`, and adds 1 to their
+// counts in `times`.
 void collect(const SliceStore& store, int parameter, const std::string& name, at::Tensor& values,
              at::Tensor& times) {
   store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
@@ -156,7 +157,7 @@ TEST_CASE("slice store: ranges and pieces of parameters that span slices, by han
       CHECK(list(piece.values) == list(positions(range.numel) + (offset + begin)));
       CHECK(piece.state == &store.at(0, piece.state->name));
     });
-    CHECK(pieces == (range.numel > 0 ? 2 : 0));  // one for each name
+    CHECK(pieces == (range.numel > 0 ? 2 : 0));  // the value and the moment
   }
 }
 
@@ -168,7 +169,7 @@ TEST_CASE("slice store: over all ranks the pieces have every element of every pa
       for (int ranks = 1; ranks <= 4; ++ranks) {
         INFO(ranks << " ranks, alignment " << alignment << ", buckets of " << bucket_numel);
         const Layout layout = make_layout_of(specs, ranks, alignment, bucket_numel);
-        // Padding between parameters is NaN, and no piece may contain it.
+        // Padding between parameters is NaN. No piece may contain NaN.
         std::vector<at::Tensor> flats;
         for (const BucketLayout& bucket : layout.buckets) {
           flats.push_back(at::full({bucket.numel}, std::nan("")));
@@ -216,7 +217,7 @@ TEST_CASE("slice store: of shared memory a rank pays its part") {
   CHECK(bytes("narrow", Extent::bucket, positions(12).to(at::kBFloat16), Home::shared) == 8);
 }
 
-// The same queries work whether the ranks share the values or each rank has a copy.
+// The same queries of the store work whether ranks share memory or not.
 TEST_CASE("slice store: the buckets of a rank put their values where they lie") {
   for (const bool shares_memory : {false, true}) {
     check_on_ranks(2, shares_memory, [&](Communicator& communicator) {
