@@ -35,14 +35,14 @@ namespace zerorun {
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // the user's leaf
-  int group;          // or kFrozen
+  int group;          // parameter group, or kFrozen
 };
 
 /// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
 struct BucketKind {
   /// The memory for all values exists only from a gather until the release.
   bool comes_and_goes = false;
-  /// Ranks share the memory of the values, so the program writes to a private copy of this rank.
+  /// Ranks share the memory of the values, so the program's writes go to a private copy, one per rank.
   bool copied_for_writes = false;
   /// The parameters are accessible only around uses, and all ranks have the same uses. The values are lost
   /// when the engine is destroyed.
@@ -56,7 +56,7 @@ struct BucketOptions {
   /// Operators on the parameters notify the listener set by listen(). Required if a bucket is partitioned.
   bool marked = false;
   bool shared = false;            // marked buckets are kept or gathered in memory that the ranks share
-  Dtype dtype = Dtype::fp32;      // of the values; if 16-bit, trained buckets have master weights
+  Dtype dtype = Dtype::fp32;      // dtype of the values; if 16-bit, trained buckets have master weights
   bool master_from_fp32 = false;  // master weights start from the given parameters, not from the rounded ones
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
@@ -103,7 +103,7 @@ class Buckets {
             .copied_for_writes = shared(bucket) || gathers_once(bucket),
             .around_uses = partitioned(bucket)};
   }
-  /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
+  /// The bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.

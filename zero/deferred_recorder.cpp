@@ -324,7 +324,7 @@ void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::Dispat
   torch::jit::drop(*stack, seen.values.size());
   if (all_plain(results)) {
     const int64_t bytes = defer_results(entry, seen.values, results);
-    if (entry.random && bytes >= kLargeBlock) return_freed_memory();  // of the drawn values
+    if (entry.random && bytes >= kLargeBlock) return_freed_memory();  // the memory of the drawn values
     tape_.add(std::move(entry));
   }
   for (c10::IValue& result : results) stack->push_back(std::move(result));

@@ -17,7 +17,7 @@ namespace zerorun {
 
 class GatherMemory {
  public:
-  /// Both must outlive it. Whole and shared buckets always have memory.
+  /// `buckets` and `communicator` must outlive this object. Whole and shared buckets always have memory.
   GatherMemory(const Buckets& buckets, Communicator& communicator);
 
   /// The bucket's memory, 1-D; undefined if it has none.
@@ -61,7 +61,7 @@ class GatherMemory {
     bool planned = false;   // `memory` is from take_planned(): in the arena, or the shared buffer
     bool copied = false;    // `memory` is this rank's private copy of a shared bucket
     StreamUsers users;      // streams that used the values since the last gather
-    uintptr_t address = 0;  // of the memory that `users` used
+    uintptr_t address = 0;  // address of the memory that `users` used
   };
 
   bool take_shared(int bucket);

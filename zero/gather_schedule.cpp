@@ -83,7 +83,8 @@ class DemandPass {
   }
 
  private:
-  // The reuse distance is the number of elements of all uses between a use of the bucket and its next use.
+  // Releases buckets of the last use that are not needed soon. The reuse distance is the number of elements
+  // of all uses between a use of the bucket and its next use.
   void release_ended(int k) {
     for (size_t i = 0; i < trace_.uses[k - 1].size(); ++i) {
       const int next = trace_.next_use[k - 1][i];
@@ -146,7 +147,7 @@ void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& reside
     const auto must_wait = [&] { return position < residency.use && ahead > prefetch; };
     while (position < earliest[residency.bucket] || must_wait()) ahead -= due[++position];
     residency.start = position;
-    earliest[residency.bucket] = residency.release + 1;  // a gather in the step of the release would undo it
+    earliest[residency.bucket] = residency.release + 1;  // a gather in the same step would undo the release
   }
 }
 
@@ -157,7 +158,8 @@ class ArenaPacking {
   explicit ArenaPacking(const std::vector<Stay>& residencies)
       : residencies_(residencies), count_(std::ssize(residencies)), offsets_(count_), present_(count_) {}
 
-  // Returns the smallest arena found and sets `offsets` to the places in it.
+  // Returns the size of the smallest arena found, in elements, and sets `offsets` to the positions of the
+  // stays in it.
   int64_t run(const Trace& trace, std::vector<int64_t>& offsets) {
     for (const Stay& residency : residencies_) offsets.push_back(trace.own_place[residency.bucket]);
     int64_t arena = trace.total_numel;

@@ -42,11 +42,11 @@ struct GatherPlan {
   int64_t gathered_numel = 0;  // the sum of elements of all gathers
 };
 
-/// `uses[k]`: the buckets that use k needs at once, ascending and without repetition. No bucket is in memory
-/// at the start. The plan has the buckets of each use in memory when the use begins. During a use, buckets
-/// that have been used take at most max(max_live, elements of this use), and prefetched buckets at most
-/// `prefetch`. The arena has at most max(max_live, largest use) + prefetch elements if such a placement is
-/// found, possibly by planning with lower limits. Offsets are sums of bucket sizes, so they have the
+/// `uses[k]`: the buckets that the k-th use needs at once, ascending and without repetition. No bucket is in
+/// memory at the start. The plan has the buckets of each use in memory when the use begins. During a use,
+/// buckets that have been used take at most max(max_live, elements of this use), and prefetched buckets at
+/// most `prefetch`. The arena has at most max(max_live, largest use) + prefetch elements if such a placement
+/// is found, possibly by planning with lower limits. Offsets are sums of bucket sizes, so they have the
 /// alignment of these sizes. Throws InternalError if a limit is negative or a use is not as described.
 GatherPlan plan_gathers(std::span<const std::vector<int>> uses, std::span<const int64_t> bucket_numel,
                         const GatherLimits& limits);

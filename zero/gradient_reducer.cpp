@@ -129,10 +129,10 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
   return device_->allocate(numel, scalar_type(dtype));
 }
 
-// For a window with more backwards than the config says.
+// Makes buffers of sums, for a window with more backwards than the config says.
 void GradientReducer::make_sums() {
   const bool reduction_started =
-      std::ranges::any_of(states_, &BucketState::reduction_started);  // the rest is late anyway
+      std::ranges::any_of(states_, &BucketState::reduction_started);  // further gradients are late anyway
   if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
@@ -167,7 +167,7 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
         "the gradient of parameter " + buckets_->parameters()[parameter].name +
         " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
   }
-  if (!buckets_->in_place(parameter)) return;  // step() reports it
+  if (!buckets_->in_place(parameter)) return;  // step() reports the error
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
   ++window_arrivals_;
 
@@ -279,7 +279,7 @@ void GradientReducer::start_reduction(int bucket) {
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // On a device with streams this does not block, and the reduce stream orders later work.
+  // On a device with streams retiring does not block, and the reduce stream orders later work.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();

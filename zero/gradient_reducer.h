@@ -70,7 +70,7 @@ struct ReducerOptions {
 
 /// The state of an unfinished window, apart from the gradients in the store.
 struct WindowSoFar {
-  std::vector<char> has_gradient;  // by trained parameter
+  std::vector<char> has_gradient;  // by trained parameter: whether it has a gradient
   int64_t arrivals = 0;            // number of gradients that this rank's hooks have received
   std::vector<uint8_t> tally;      // bytes of a Tally, which holds the first gradient that was not finite
 };
@@ -205,7 +205,7 @@ class GradientReducer {
   Event reduced_;
   Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
-  at::Tensor late_counts_;  // on the CPU: by bucket, the ranks with late gradients; then the notices
+  at::Tensor late_counts_;  // on the CPU; by bucket: ranks with late gradients; then the count of notices
 
   /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;

@@ -135,8 +135,8 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
-// Whether the operator reads only sizes, strides and types. Its schema says that it returns a view, or its
-// name is in the list below.
+// Whether the operator reads only sizes, strides and types. It does if its schema says that it returns a
+// view, or if it is one of the operators named below.
 bool touches_no_memory(const c10::FunctionSchema& schema) {
   if (schema.is_mutable()) return false;
   const auto& returns = schema.returns();

@@ -22,7 +22,7 @@ class OperatorRecorder;
 /// The allocator is the only field of a storage that one thread may read while another thread gives the
 /// storage memory.
 struct StorageOwner : c10::Allocator {
-  // Exactly one of the two is set.
+  // Exactly one of `listener` and `recorder` is set.
   OperatorListener* listener = nullptr;
   OperatorRecorder* recorder = nullptr;
   /// Called when the storage is destroyed; may be null.
@@ -74,7 +74,8 @@ c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device
 /// Gives the storage memory, or takes its memory away. Without memory any access throws the message.
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
-/// These end the ownership. Then the storage has `memory`; or it has no memory and access throws `message`.
+/// Both end the ownership. leave_memory() gives the storage `memory`; after leave_without_memory() access
+/// throws `message`.
 void leave_memory(const c10::Storage& storage, c10::DataPtr memory);
 void leave_without_memory(const c10::Storage& storage, const std::string& message);
 

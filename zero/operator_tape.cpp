@@ -262,7 +262,7 @@ void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
   InterceptionPause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Replay(*this, target, memory).run();
-  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // of intermediate results
+  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // the memory of intermediate results
 }
 
 }  // namespace zerorun

@@ -60,7 +60,7 @@ struct TapeOperator {
 /// Reads the CPU generator's state under the generator's lock.
 GeneratorState save_state(const at::Generator& generator);
 
-/// Returns a tensor with this geometry on the storage, which has memory.
+/// Returns a tensor with `geometry` on `storage`, which must have memory.
 at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
 /// Returns a storage with zero-filled memory of its own, which is freed with the storage.
 c10::Storage allocate_storage(int64_t nbytes);

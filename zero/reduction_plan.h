@@ -13,9 +13,9 @@ namespace zerorun {
 
 class ReductionPlan {
  public:
-  /// `buckets` must outlive it. Until the plan is made, buckets are reduced in the order in which gradients
-  /// arrive if they come from the last parameter to the first. A bucket with parameters of all layers then
-  /// comes last and delays no other.
+  /// `buckets` must outlive it. Until the plan is made, the order assumes that gradients arrive from the last
+  /// parameter to the first. A bucket with parameters of all layers then comes last and delays no other
+  /// bucket.
   explicit ReductionPlan(const Buckets& buckets);
 
   void start_backward();

@@ -65,7 +65,7 @@ Residency::~Residency() {
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
   c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
-  bool pinned = true;  // all of them, by an enclosing operator or a scope: then this is not a new use
+  bool pinned = true;                // all of these, by an enclosing operator or scope: not a new use
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);

@@ -45,7 +45,7 @@ namespace zerorun {
 
 /// How a scope that held buckets ended.
 enum class ScopeEnd {
-  read,       // writes by operators that all ranks made stay, even if some ranks threw an exception
+  read,       // writes that all ranks made by operators stay, even if some ranks threw an exception
   written,    // the modifier rank wrote, and all ranks have its values
   abandoned,  // an exception was thrown before all ranks had the values
 };
@@ -117,7 +117,8 @@ class Residency final : public OperatorListener {
   };
 
   // An all-reduce that finds out which ranks wrote to shared, partitioned buckets in a scope. All ranks start
-  // it when the scope ends, also by an exception, and wait for it later, at a point that all ranks reach.
+  // it when the scope ends, even if an exception ends it, and wait for it later, at a point that all ranks
+  // reach.
   struct WriterQuery {
     std::vector<int> buckets;
     at::Tensor writers;  // by bucket: the number of ranks that have written

@@ -33,7 +33,7 @@ class SliceFiles {
   /// Returns the chunk's elements of the bucket's state number `state`, 1-D.
   at::Tensor tensor(int bucket, size_t state, int chunk) const;
 
-  // These throw TrainingError if a disk fails.
+  // The functions below throw TrainingError if a disk fails.
 
   /// Sets the order in which chunks will be opened from now on. Skips buckets without a file.
   void plan(std::span<const ChunkOfSlice> chunks);

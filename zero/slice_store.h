@@ -58,7 +58,7 @@ struct StateTensor {
   Home home;
   at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if `home` is a file
   at::Tensor own;     // this rank's slice, 1-D; values in files have memory only while open
-  std::vector<at::Tensor> chunks = {};  // of master weights or moments in files: 1-D, likewise
+  std::vector<at::Tensor> chunks = {};  // by chunk, for master weights or moments in files: 1-D, likewise
 };
 
 /// A master weight or moment tensor of a bucket's slice to keep in files: fp32, initially zero.
@@ -124,8 +124,8 @@ class SliceStore {
   Range chunk_range(int bucket, int chunk) const;
   /// Returns the chunk's elements of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
-  /// Open or close a chunk, or the slice of values. `changed`: the caller has written to the chunk. They
-  /// throw TrainingError if a disk fails.
+  /// These open or close a chunk, or the slice of values, and throw TrainingError if a disk fails. `changed`:
+  /// the caller has written to the chunk.
   void open_chunk(int bucket, int chunk);
   void close_chunk(int bucket, int chunk, bool changed);
   void open_values(int bucket, ValueUse use);
