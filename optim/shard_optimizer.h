@@ -1,5 +1,4 @@
-// The interface of optimizers, which update bucket slices of this rank. Owned by the engine, used by its
-// thread.
+// The interface of optimizers that update bucket slices. Owned by the engine, used by its thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +21,7 @@ namespace zerorun {
 struct Shard {
   at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
-  at::Tensor rounded;   // bfloat16 or float16: updates write rounded `values` here; undefined: they do not
+  at::Tensor rounded;   // bfloat16 or float16: updates write `values` rounded here; undefined: not written
   int group;            // parameter group
   int bucket = 0;
   int rank = 0;       // the rank that owns the slice
