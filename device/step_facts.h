@@ -50,7 +50,7 @@ ZERORUN_HOST_DEVICE int64_t exchanged_numel(int ranks) {
 }
 inline constexpr int64_t kFactsNumel = sizeof(StepFacts) / sizeof(double);
 
-/// Writes this rank's elements, and zeros to the other ranks'.
+/// Writes this rank's elements, and zeros to the elements of the other ranks.
 ZERORUN_HOST_DEVICE void publish(const Tally& tally, double* exchange, int rank, int ranks) {
   for (int64_t i = 0; i < exchanged_numel(ranks); ++i) exchange[i] = 0;
   exchange[rank] = tally.squares;
@@ -63,7 +63,7 @@ struct StepRule {
   double clipping;  // maximum gradient norm; 0: no clipping
 };
 
-/// Returns the divisor, at least 1, of gradients that reduces their norm to `limit` (0: no limit) or less:
+/// Returns the divisor (at least 1) that reduces the norm of gradients to `limit` or less (0: no limit):
 /// (norm + 1e-6) / limit if that exceeds 1 (DeepSpeed's stage_1_and_2.py, unscale_and_clip_grads).
 ZERORUN_HOST_DEVICE double clip_divisor(double norm, double limit) {
   const double divisor = limit > 0 ? (norm + 1e-6) / limit : 1;
