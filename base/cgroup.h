@@ -1,4 +1,4 @@
-// Where the system publishes the limits of this process's cgroup. Any thread.
+// Finds the folders in which the system publishes the limits of this process's cgroup. Any thread.
 #pragma once
 
 #include <string>

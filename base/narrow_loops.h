@@ -49,7 +49,8 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float
 [[gnu::always_inline]] inline uint16_t narrow_fp16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Adding 0.5f rounds to the subnormals of fp16: float32 values from 0.5 on are 2^-24 apart, as these are.
+  // Subnormals of fp16 are multiples of 2^-24, the spacing of float32 values from 0.5 to 1. So adding 0.5f
+  // rounds to a subnormal.
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   // Rounding up may carry into the exponent; from the largest finite value this gives infinity, as it must.

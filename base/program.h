@@ -1,4 +1,4 @@
-// What every ZeroRun program does around its main function: errors become one message on stderr and an exit
+// The frame of every ZeroRun program: errors of its main function become one message on stderr and an exit
 // code.
 #pragma once
 

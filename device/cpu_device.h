@@ -9,7 +9,7 @@ namespace zerorun {
 
 class CpuDevice : public Device {
  public:
-  /// Choose another instruction set than the best one for measurements only: the bits are the same.
+  /// `update_simd`: the instruction set of update(). All give the same bits; set it for measurements only.
   explicit CpuDevice(Simd update_simd = widest_simd()) : update_simd_(update_simd) {}
 
   c10::Device location() const override { return c10::kCPU; }

@@ -1,5 +1,5 @@
-// The device of a rank's tensors: its memory, streams and kernels. The CPU's is here, CUDA's in cuda/. Owned
-// by the communicator; any thread.
+// The interface of a rank's device: memory, streams and kernels. The CPU implementation is in this folder and
+// static, the CUDA implementation is in cuda/ and owned by its communicator. Any thread may call it.
 //
 // Kernels run on the calling thread's current stream (streams.h). Their tensors are 1-D, contiguous and on
 // this device; values are float32, bfloat16 or float16 unless stated otherwise. All devices give the same
@@ -20,7 +20,7 @@ namespace zerorun {
 /// Where a kernel reports the first value that is not finite ([Note: finite checks]).
 struct FiniteCheck {
   at::Tensor tally;  // a Tally
-  int64_t number;    // reported for infinite or NaN; number + 1: finite, but overflows in the result's dtype
+  int64_t number;  // reported if infinite or NaN; number + 1: if finite, but overflows in the result's dtype
 };
 
 using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
@@ -31,7 +31,7 @@ using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdat
 struct UpdateTensors {
   at::Tensor gradient;
   at::Tensor values;  // float32
-  at::Tensor first;   // float32; first, second, third: as many as the rule has moments
+  at::Tensor first;   // float32 moments: first, second, third, as many as the rule has
   at::Tensor second;
   at::Tensor third;
   at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not written
@@ -47,10 +47,10 @@ class Device {
   virtual Device& host();
   /// Alignment of parameters and slices, in bytes.
   virtual int64_t alignment() const = 0;
-  /// A zero-filled 1-D tensor. Freeing one waits for all of the device's work.
+  /// Returns a zero-filled 1-D tensor. Freeing the tensor waits for all of the device's work.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype) = 0;
-  /// Uninitialised memory for work on the current stream. Freeing it does not wait, and later allocations on
-  /// the same stream reuse it.
+  /// Returns uninitialised memory for work on the current stream. Freeing the memory does not wait, and later
+  /// allocations on the same stream reuse it.
   virtual at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) = 0;
   /// Like allocate(), in host memory that the device copies to and from directly (page-locked).
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) = 0;
@@ -62,26 +62,28 @@ class Device {
   /// overlap.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                            const FiniteCheck& finite_check) = 0;
-  /// to += from * factor, likewise; the finite_check concerns the added values, not the sum.
+  /// to += from * factor, computed in float32 and rounded once. `finite_check` checks the added values, not
+  /// the sum.
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor,
                           const FiniteCheck& finite_check) = 0;
-  /// The same without a check for finite values.
+  /// Like the functions above, but without a check for finite values.
   virtual void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
   virtual void add_scaled(const at::Tensor& to, const at::Tensor& from, float factor) = 0;
 
-  /// Adds the sum of squares of `values` in float64 to `tally`, with the same bits for the same values.
-  /// Reports the first value that is not finite as `number` + its position.
+  /// Adds the sum of squares of `values` in float64 to `tally`; the same values give the same bits. Reports
+  /// the first value that is not finite as `number` + its position.
   virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) = 0;
   /// Writes `tally` to `exchange` ([Note: exchange]) and resets it to zeros.
   virtual void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) = 0;
-  /// Computes the StepFacts in `exchange` from the exchanged elements there.
+  /// Computes the StepFacts from the elements that ranks have exchanged, and stores them after these in
+  /// `exchange`.
   virtual void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) = 0;
 
   /// One step of `rule`, with gradients multiplied by StepFacts::factor, if StepFacts::apply is set. `facts`
   /// has kFactsNumel elements.
   virtual void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) = 0;
-  /// master (float32) = values, for each element whose master does not round to its value: elements that the
-  /// program has not overwritten keep their precision.
+  /// For each element whose master weight (float32) does not round to its value: master = value. So elements
+  /// that the program has not overwritten keep their precision.
   virtual void follow_written(const at::Tensor& master, const at::Tensor& values) = 0;
 };
 

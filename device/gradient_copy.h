@@ -17,7 +17,7 @@ bool copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
 /// to += from * factor, computed in float32 and rounded once. Returns whether every value added was finite.
 bool add_scaled(const at::Tensor& to, const at::Tensor& from, float factor);
 
-/// The same with a given instruction set, for tests.
+/// copy_scaled() and add_scaled() with a given instruction set, for tests.
 bool copy_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
 bool add_scaled_on(Simd simd, const at::Tensor& to, const at::Tensor& from, float factor);
 

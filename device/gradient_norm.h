@@ -8,9 +8,10 @@
 
 namespace zerorun {
 
-/// Sum of squares of `numel` values of `dtype`, in float64. Infinite or NaN exactly when some value is:
-/// float32 squares cannot overflow float64. The same bits on every machine: it adds sixteen fixed partial
-/// sums, whatever the vector width; 16-bit values give the same bits as the same values in float32.
+/// Returns the sum of squares of `numel` values of `dtype`, in float64. It is infinite or NaN exactly if some
+/// value is, because squares of float32 values cannot overflow float64. The bits are the same on every
+/// machine, because there are always sixteen partial sums, whatever the vector width. 16-bit values give the
+/// same bits as the same values in float32.
 double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd = widest_simd());
 
 }  // namespace zerorun

@@ -1,10 +1,10 @@
-// The gradient norm and overflow decision of an optimizer step, in memory of the device that computes them:
-// the update runs without waiting for the host. Plain structs and pure functions for host and device, no
+// The gradient norm and overflow decision of an optimizer step, in memory of the device that computes them,
+// so that the update does not wait for the host. Plain structs and pure functions for host and device, no
 // LibTorch.
 //
 // [Note: finite checks] Every value that may become infinite or NaN has a number of at least 1; earlier
-// values have smaller numbers. A slot keeps the smallest number reported to it, as its complement: so 0 means
-// that nothing was reported, and zero-filled memory is a valid initial state.
+// values have smaller numbers. A slot keeps the smallest number reported to it, stored as its bitwise
+// complement. So 0 means that nothing was reported, and zero-filled memory is a valid initial slot.
 #pragma once
 
 #include <cmath>
@@ -21,11 +21,11 @@ struct Tally {
   uint64_t sum;       // slot: the first reduced gradient that is not finite
 };
 
-/// The slot's contents for a number; a slot keeps the largest of several.
+/// The contents of a slot for `number`. Of several contents a slot keeps the largest.
 ZERORUN_HOST_DEVICE uint64_t slot_of(int64_t number) {
   return ~static_cast<uint64_t>(number);
 }
-/// The number in a slot; 0: none.
+/// The number in a slot; 0 if nothing was reported.
 ZERORUN_HOST_DEVICE int64_t number_in(uint64_t slot) {
   return slot == 0 ? 0 : static_cast<int64_t>(~slot);
 }
@@ -33,15 +33,16 @@ ZERORUN_HOST_DEVICE int64_t number_in(uint64_t slot) {
 /// A step's results, which are the same on all ranks.
 struct StepFacts {
   double norm;     // of the whole gradient; infinite when a value is not finite
-  double divisor;  // of all gradients: StepRule::scale times the clipping
+  double divisor;  // all gradients are divided by it: StepRule::scale times the clip divisor
   float factor;    // 1 / divisor
   int32_t apply;   // 1: all gradients are finite, update; 0: skip the step
 };
 
-// [Note: exchange] The ranks all-reduce one float64 tensor for a step. It holds every rank's sum of squares,
-// then for every rank the number of its first local gradient that is not finite (0: none), then the same for
-// its first reduced gradient. Each rank fills in its own elements and zeros elsewhere, so that the sums are
-// exact. The StepFacts computed from them follow in the same tensor and are not exchanged.
+// [Note: exchange] The ranks all-reduce one float64 tensor per step. It has three parts, each with one
+// element per rank: the sums of squares, the numbers of each rank's first local gradient that is not finite
+// (0: none), and the numbers of each rank's first reduced gradient that is not finite. Each rank fills in its
+// own elements and zeros elsewhere, so that the sums are exact. The StepFacts computed from these elements
+// follow in the same tensor and are not exchanged.
 
 /// Number of elements that are exchanged.
 ZERORUN_HOST_DEVICE int64_t exchanged_numel(int ranks) {
@@ -49,7 +50,7 @@ ZERORUN_HOST_DEVICE int64_t exchanged_numel(int ranks) {
 }
 inline constexpr int64_t kFactsNumel = sizeof(StepFacts) / sizeof(double);
 
-/// Writes this rank's elements, and zeros to the other ranks'.
+/// Writes this rank's elements, and zeros to the elements of the other ranks.
 ZERORUN_HOST_DEVICE void publish(const Tally& tally, double* exchange, int rank, int ranks) {
   for (int64_t i = 0; i < exchanged_numel(ranks); ++i) exchange[i] = 0;
   exchange[rank] = tally.squares;
@@ -58,25 +59,25 @@ ZERORUN_HOST_DEVICE void publish(const Tally& tally, double* exchange, int rank,
 }
 
 struct StepRule {
-  double scale;     // reduced gradients are the true gradients times this
+  double scale;     // reduced gradients = true gradients * scale
   double clipping;  // maximum gradient norm; 0: no clipping
 };
 
-/// The d >= 1 by which gradients are divided so that their norm is at most `limit` (0: no limit):
-/// d = (norm + 1e-6) / limit when that exceeds 1 (DeepSpeed's stage_1_and_2.py, unscale_and_clip_grads).
+/// Returns the divisor (at least 1) that reduces the norm of gradients to `limit` or less (0: no limit):
+/// (norm + 1e-6) / limit if that exceeds 1 (DeepSpeed's stage_1_and_2.py, unscale_and_clip_grads).
 ZERORUN_HOST_DEVICE double clip_divisor(double norm, double limit) {
   const double divisor = limit > 0 ? (norm + 1e-6) / limit : 1;
   return divisor > 1 ? divisor : 1;
 }
 
-/// The facts from every rank's sum of squares, added in rank order.
+/// Computes the facts from the ranks' sums of squares, which it adds in rank order.
 ZERORUN_HOST_DEVICE StepFacts decide(const double* squares, int ranks, const StepRule& rule) {
   constexpr double kLargestFloat = 0x1.fffffep127;
   double total = 0;
   for (int rank = 0; rank < ranks; ++rank) total += squares[rank];
   const bool finite = total < HUGE_VAL;  // neither infinite nor NaN
   double norm = finite ? std::sqrt(total) / rule.scale : HUGE_VAL;
-  // Rounded to float32, which hides the order in which slices were added.
+  // Rounded to float32, so that the order in which slices were added makes no difference.
   if (norm <= kLargestFloat) norm = static_cast<float>(norm);
   const double divisor = rule.scale * clip_divisor(norm, rule.clipping);
   return {norm, divisor, static_cast<float>(1 / divisor), finite ? 1 : 0};

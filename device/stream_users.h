@@ -1,5 +1,5 @@
-// The streams that use a block of memory, with an event for each stream's last use, for the stream that
-// takes the memory over. Owned by the memory's owner; one thread at a time.
+// The streams that use a block of memory, each with an event for the end of its last use. The next stream
+// that takes the memory over waits for these events. Owned by the owner of the memory; one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@ class StreamUsers {
  public:
   bool has(StreamId stream) const;
   void add(StreamId stream);
-  /// No stream uses the memory any more. Keeps the events for reuse.
+  /// Removes all users, when no stream uses the memory any more. Keeps their events for reuse.
   void clear() { count_ = 0; }
 
   /// Makes later work on `stream` wait for all work that the other users have been given so far.
   void hand_over(Streams& streams, StreamId stream, Handover handover);
-  /// The first half of hand_over(): marks the end of all users' work so far.
+  /// The first half of hand_over(): records the end of all users' work so far.
   void record_ends(Streams& streams);
-  /// The second half: makes later work on `stream` wait for these ends.
+  /// The second half: makes later work on `stream` wait for the recorded ends.
   void wait_for_ends(Streams& streams, StreamId stream, Handover handover) const;
 
  private:

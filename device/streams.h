@@ -27,7 +27,7 @@ using StreamId = int64_t;
 enum class Lane : uint8_t { gather, reduce, copy };
 inline constexpr int kStreamLanes = 3;
 
-/// The purpose of a wait between streams: what is handed over, from -> to.
+/// The purpose of a wait between streams. The comments say what is handed over: from -> to.
 enum class Handover : uint8_t {
   updated,   // a slice's new values: their writer -> the slice's gather, its next update
   released,  // a bucket's memory: its last uses -> the next gather into it
@@ -55,11 +55,11 @@ class Event {
   std::unique_ptr<State> state;  // device-specific; created by the first record()
 };
 
-/// Times of a device in milliseconds, measured by its own clock.
+/// Times in milliseconds, measured by the device's clock.
 struct StreamTimes {
-  std::array<double, kHandovers> exposed{};  // compute waited for this hand-over
-  std::array<double, kStreamLanes> busy{};   // the lane worked: its scopes without its waits
-  int64_t missed = 0;                        // waits and scopes not measured, as when too many overlap
+  std::array<double, kHandovers> exposed{};  // by hand-over: time that the compute stream waited for it
+  std::array<double, kStreamLanes> busy{};   // by lane: time that it worked (its scopes minus their waits)
+  int64_t missed = 0;  // waits and scopes not measured, for example because too many overlapped
 };
 
 class Streams {

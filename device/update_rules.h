@@ -171,7 +171,7 @@ struct LambDirection {
   float new_in_first;  // 1 - beta1
   float beta2;
   float new_in_second;  // 1 - beta2
-  float eps_in_root;    // this or `eps` is 0
+  float eps_in_root;    // either eps_in_root or eps is 0
   float eps;
   float decay;  // weight decay
 

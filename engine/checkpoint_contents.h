@@ -36,7 +36,8 @@ at::ScalarType dtype_of(const std::string& spelled_as);
 /// before an update. `opens` (the same on all ranks): until close_slices() the current stream may also write
 /// to the slices, as an update does.
 void open_slices(EngineState& state, bool opens, const std::string& label);
-/// `gathers`: also starts the all-gathers of buckets that stay in memory.
+/// Ends the period in which the slices may be written. `gathers`: also starts the all-gathers of buckets that
+/// stay in memory.
 void close_slices(EngineState& state, bool gathers);
 
 /// The model's parameters and buffers, by name.

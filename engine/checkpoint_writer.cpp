@@ -152,7 +152,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
 
   if (publication && failure.empty()) publication->remove_old(part.keep_last);
   publication.reset();
-  failure_of([&] { agreement.leave(); });  // may fail: the outcome is known
+  failure_of([&] { agreement.leave(); });  // a failure is ignored, because the outcome is known
 }
 
 // Returns the text of this rank's part (starting with kPart), or the failure.

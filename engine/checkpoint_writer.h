@@ -95,7 +95,7 @@ class CheckpointWriter {
   std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty
   bool failure_is_logged_ = false;
   std::atomic<std::chrono::steady_clock::time_point> patience_ends_;
-  mutable std::mutex mutex_;  // guards the next three
+  mutable std::mutex mutex_;  // guards the next three members
   std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned_;
   std::map<std::string, PublishedFile> published_;
   std::set<std::string> outdated_;         // names of published files whose content has changed since

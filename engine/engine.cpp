@@ -84,7 +84,7 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
   auto state = kept_by_forks(
       std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
-  return_freed_memory();  // of the parameters before they moved into buckets
+  return_freed_memory();  // the memory of the parameters before they moved into buckets
   return Engine(std::move(state));
 }
 

@@ -33,7 +33,7 @@ struct BytesByCategory {
   int64_t gradients = 0;
   int64_t master = 0;    // fp32 master weights (under fp32 training the parameters are the master weights)
   int64_t moments = 0;   // optimizer state
-  int64_t buckets = 0;   // of gradients being sent, of optimizers, and between files and memory
+  int64_t buckets = 0;   // buffers of gradients being sent, of optimizers, and between files and memory
   int64_t buffers = 0;   // the module's own buffers and frozen parameters
   int64_t gathered = 0;  // memory of partitioned parameters while they are in use
   int64_t on_host = 0;   // host memory of a rank that computes on a GPU; not the GPU's memory
@@ -116,8 +116,8 @@ class Engine {
   /// call this function, run_program() returns exit code 1.
   void wait_for_checkpoint();
   CheckpointProgress checkpoint_progress() const;
-  /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision; if
-  /// these are the same now, bit for bit. If `tag` is empty, restores the checkpoint that `latest` names. A
+  /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision; bit
+  /// for bit if all three are the same now. If `tag` is empty, restores the checkpoint that `latest` names. A
   /// collective, allowed where save_checkpoint() is, but not between micro-steps. Throws UserError on all
   /// ranks, naming the parameter, file or block. After an error during reading some parameters already have
   /// the checkpoint's values: load another checkpoint, or end the run.
@@ -151,8 +151,8 @@ class Engine {
   /// `input` converted to dtype() if fp16.auto_cast is set and `input` is floating-point, else unchanged.
   at::Tensor cast_input(const at::Tensor& input) const;
 
-  /// Set the module's mode, as model.train() and model.eval() do. At stage 3 parameters are gathered by a
-  /// trace of the iteration before, and each mode has its own trace.
+  /// Set the module's mode, as model.train() and model.eval() do. At stage 3 parameters are gathered in the
+  /// order in which an earlier iteration of the same mode used them.
   void train();
   void eval();
 
@@ -202,8 +202,8 @@ class Engine {
 
 /// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 to the
 /// devices of all ranks and moves the parameters into buckets; their tensors stay the same objects. A model
-/// built under a DeferredInit (zero/deferred_init.h) gets its values here, bucket by bucket. Throws
-/// UserError.
+/// built under a DeferredInit (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError
+/// if the config, the options or the model cannot be used.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`; `options` and the model supply values for "auto" settings.
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,

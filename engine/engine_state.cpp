@@ -60,7 +60,8 @@ std::vector<int64_t> numels_of(const ModelParameters& model) {
 }
 
 BucketOptions bucket_options(const Config& config, StagePolicy policy, const Communicator& communicator) {
-  // Marking buckets also shows writes to 16-bit parameters and, on a GPU, the streams that use parameters.
+  // Operators on marked buckets are intercepted. This also reveals writes to 16-bit parameters and, on a GPU,
+  // the streams that use parameters.
   return {.marked = come_and_go(policy, communicator.world_size()) ||
                     config.precision.training != Dtype::fp32 ||
                     communicator.device().streams().asynchronous(),
@@ -182,8 +183,8 @@ std::unique_ptr<ShardOptimizer> EngineState::make_optimizer(const InitializeOpti
   return make_fused_optimizer(std::move(groups), std::move(shards), borrow, device, shard_states);
 }
 
-// At stage 0 each rank updates all slices, but slice by slice: the same kernel calls as at the other stages
-// give the same bits.
+// Each rank updates slice by slice, also at stage 0, where it updates all slices. So all stages make the same
+// kernel calls, which give the same bits.
 std::vector<Shard> EngineState::make_shards() {
   std::vector<Shard> shards;
   shards_of_bucket.resize(buckets.trained_count());

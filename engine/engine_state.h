@@ -33,7 +33,7 @@ struct Averaging {
 };
 
 struct StepCounts {
-  int64_t micro = 0;   // since the last optimizer step
+  int64_t micro = 0;   // micro-steps since the last optimizer step
   int64_t global = 0;  // optimizer steps taken or skipped
   int64_t skipped = 0;
   int64_t applied() const { return global - skipped; }
@@ -111,7 +111,7 @@ struct EngineState {
   ShardStates shard_states;
   std::vector<int> shard_bucket;      // by shard of the optimizer
   std::vector<int> shards_of_bucket;  // by bucket: how many shards it has
-  std::vector<int> shards_to_update;  // by bucket: shards that the current update has yet to reach
+  std::vector<int> shards_to_update;  // by bucket: shards that the current update has not updated yet
   std::unique_ptr<ShardOptimizer> optimizer;
   ScheduleFollower schedule;
   std::optional<LossScaler> scaler;     // only under fp16 training
@@ -127,7 +127,7 @@ struct EngineState {
   bool dropped_failed =
       false;  // the gradients of a backward that threw have been dropped since the last step()
   bool is_loss_scaled = false;   // scale() was called since the last step()
-  std::optional<bool> boundary;  // by set_gradient_accumulation_boundary()
+  std::optional<bool> boundary;  // set by set_gradient_accumulation_boundary()
   BackwardPasses passes;
   bool is_updating = false;  // an update has begun and not ended; stays true if it throws
   int open_scopes = 0;       // scopes of GatheredParameters

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-// Not with Muon: it turns whole matrices into directions, work for the GPU, where the gradients are.
+// Not with Muon, because it orthogonalizes whole matrices, which is work for the GPU that has the gradients.
 bool updates_on_host(const Config& config, Device& device) {
   const bool is_muon = config.optimizer && std::holds_alternative<MuonConfig>(*config.optimizer);
   return device.streams().asynchronous() && config.zero.stage > 0 && !is_muon &&

@@ -267,7 +267,8 @@ class Restore {
     if (!adds_up) throw UserError("the checkpoint's step counts contradict each other");
   }
 
-  // Master weights if the checkpoint has them: 16-bit values are rounded, values of fp32 training are exact.
+  // Prefers master weights, because 16-bit values are rounded. Without master weights (fp32 training) the
+  // values are exact.
   std::string source_of_values(const std::string& parameter) const {
     return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
   }

@@ -24,7 +24,7 @@ struct NeededMemory {
   int64_t gradients = 0;
   int64_t master = 0;
   int64_t moments = 0;
-  int64_t buffers = 0;   // between files and memory
+  int64_t buffers = 0;   // buffers between files and memory
   int64_t gathered = 0;  // values from files that are gathered at one time
 
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }

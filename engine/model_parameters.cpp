@@ -34,7 +34,7 @@ void add_group(GroupOf& groups, const std::vector<at::Tensor>& parameters, int g
   }
 }
 
-// Empty if neither the optimizer nor the options have groups.
+// Returns an empty map if neither the optimizer nor the options have groups.
 GroupOf read_groups(const InitializeOptions& options) {
   GroupOf groups;
   int group = 0;
@@ -97,14 +97,15 @@ void check_shared(const NamedTensor& other) {
   }
 }
 
-// Throws UserError if a parameter shares memory with another tensor: once in its bucket it no longer would.
+// Throws UserError if a parameter shares memory with another tensor, because moving it into a bucket ends the
+// sharing.
 void check_no_shared_memory(const ModelParameters& model) {
   struct Extent {
-    const void* owner;  // set for a storage that may have no memory: begin and end are then offsets in it
+    const void* owner;  // set if the storage may have no memory; then begin and end are offsets in bytes
     uintptr_t begin;
     uintptr_t end;
     const std::string* name;
-    bool moves;  // into a bucket
+    bool moves;  // the tensor moves into a bucket
   };
   std::vector<Extent> extents;
   auto add = [&](const std::string& name, const at::Tensor& tensor, bool moves) {
@@ -123,7 +124,7 @@ void check_no_shared_memory(const ModelParameters& model) {
     return std::tie(a.owner, a.begin) < std::tie(b.owner, b.begin);
   });
   const Extent* reaching = nullptr;        // the extent with the furthest end so far
-  const Extent* reaching_moved = nullptr;  // the same among extents that move
+  const Extent* reaching_moved = nullptr;  // the extent with the furthest end among those that move
   for (const Extent& extent : extents) {
     const Extent* overlapped = extent.moves ? reaching : reaching_moved;
     if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {

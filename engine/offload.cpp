@@ -23,7 +23,7 @@ namespace {
 
 // All buffers together take at most this share of the state, but each holds at least one checksum block.
 constexpr double kShareOfBuffers = 0.05;
-constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes; a disk gains nothing from larger ones
+constexpr int64_t kLargestChunk = int64_t{32} << 20;  // bytes; a disk does not transfer larger chunks faster
 
 std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, const BucketOptions& kinds,
                                                       double ratio,
@@ -116,8 +116,8 @@ int64_t open_files() {
   return std::distance(fs::directory_iterator("/proc/self/fd", failed), fs::directory_iterator());
 }
 
-// Raises this process's limit to `count` more files than it has open now, plus a reserve for everything else.
-// Throws UserError.
+// Raises the limit of open files of this process to the number open now, plus `count`, plus a reserve for
+// everything else. Throws UserError if the hard limit is lower.
 void allow_open_files(const std::string& section, int64_t count) {
   constexpr int64_t kForTheRest = 512;
   rlimit limit{};

@@ -15,14 +15,16 @@
 
 namespace zerorun {
 
-/// Throws UserError naming the section that asks for files, if the optimizer is the program's own.
+/// Throws UserError if the config asks for files and the optimizer is the program's own. The error names the
+/// section.
 void check_offload_options(const Config& config, const InitializeOptions& options);
 
 /// Rank 0 logs where each state is kept.
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator);
 
 /// Makes `store` keep master weights, moments and values in files, if the config asks for that and the host
-/// updates them. `parameters`: of the store's layout. Throws UserError on all ranks.
+/// updates them. `parameters`: the parameters in the store's layout. Throws UserError on all ranks if that
+/// fails on any rank.
 void keep_states_in_files(SliceStore& store, const Config& config, const InitializeOptions& options,
                           const BucketOptions& kinds, const std::vector<NamedParameter>& parameters,
                           Communicator& communicator);
@@ -45,7 +47,7 @@ class ShardStates : public StateAccess {
   void finish_update();
 
  private:
-  /// Whether the bucket has values in files, and updates change those, because it has no master weights.
+  /// Whether updates change the bucket's values in files, because it has no master weights.
   bool updates_values_in_files(int bucket) const;
   void hold_values(int bucket);
 

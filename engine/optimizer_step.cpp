@@ -1,4 +1,4 @@
-// One optimizer step: the gradients' norm, the update, and what follows from the step's outcome.
+// One optimizer step: the norm of the gradients, the update, and the reaction to the step's outcome.
 #include <exception>
 #include <string>
 
@@ -67,7 +67,7 @@ void EngineState::update() {
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
-  // No gather waits for the new values, so the program's stream does, for reads without an operator.
+  // Reads without an operator need the new values. If no gather waits for these, the program's stream does.
   if (host_update && !gathers) host_update->hand_over_to(program);
   buckets.bump_versions();
 }

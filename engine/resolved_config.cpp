@@ -28,7 +28,7 @@ std::string write_whole(const fs::path& file, const std::string& text) {
   return std::strerror(error == 0 ? EIO : error);
 }
 
-// Throws UserError.
+// Throws UserError if the file cannot be written.
 void write(const Config& config, const fs::path& folder) {
   const fs::path file = folder / kResolvedConfigName;
   if (config.resolved.empty()) {

@@ -27,7 +27,7 @@ std::string tag_of(const EngineState& state, const std::string& given) {
          (micro_steps > 0 ? "_micro" + std::to_string(micro_steps) : "");
 }
 
-// What must be the same on all ranks, as text.
+// All that must be the same on all ranks, as text.
 std::string words_of(const EngineState& state, const fs::path& directory, const std::string& tag,
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +

@@ -12,7 +12,8 @@
 
 namespace zerorun {
 
-/// Throws UserError unless exactly one of config and options has an optimizer, and that can work on shards.
+/// Throws UserError unless exactly one of config and options has an optimizer, and this optimizer can work on
+/// shards.
 void check_one_optimizer(const Config& config, const InitializeOptions& options);
 
 /// Throws UserError if the config's batch sizes were resolved for another world size.

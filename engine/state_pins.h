@@ -1,6 +1,6 @@
 // Snapshots of tensors, for a checkpoint to read while training goes on. Tensors in the host's memory are
-// read in place until keep(); tensors of another device are copied to the host, after the work queued before.
-// Owned by the engine; only its thread calls pin().
+// read in place until keep() copies them; tensors of another device are copied to the host, after the
+// device's queued work. Owned by the engine; only its thread calls pin().
 #pragma once
 
 #include <ATen/core/Tensor.h>

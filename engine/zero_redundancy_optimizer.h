@@ -47,8 +47,8 @@ class ZeroRedundancyOptimizer {
   void step();
   /// Throws UserError for a closure: it may recompute the loss within a step, and not equally on all ranks.
   void step(const torch::optim::Optimizer::LossClosure& closure);
-  /// Drops the gradients since the last step, as of a batch to be ignored. model->zero_grad() cannot do this,
-  /// because the parameters' grad() is always empty.
+  /// Drops the gradients since the last step, for example of a batch to be ignored. model->zero_grad() cannot
+  /// do this, because the parameters' grad() is always empty.
   void zero_grad();
 
   /// For schedulers of torch::optim.

@@ -61,7 +61,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> rmsprop_state(const torch::op
   return state;
 }
 
-// Null if the optimizer has no state before the first step: SGD's momentum starts as the first gradient.
+// Returns null for SGD, which creates its momentum buffer in the first step from the first gradient.
 std::unique_ptr<torch::optim::OptimizerParamState> first_state(const torch::optim::Optimizer& optimizer,
                                                                const torch::optim::OptimizerOptions& options,
                                                                const Borrow& borrow) {
@@ -213,9 +213,9 @@ class ClientOptimizer : public ShardOptimizer {
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<at::Tensor> momenta_;  // SGD's, by shard; undefined: none
+  std::vector<at::Tensor> momenta_;  // by shard: SGD's momentum buffer; undefined without momentum
   int64_t steps_ = 0;
-  std::vector<at::Tensor> gradients_;  // float32 for torch::optim: the shard's, or a buffer for a 16-bit one
+  std::vector<at::Tensor> gradients_;  // by shard: its gradient, or a float32 copy of a 16-bit one
 };
 
 }  // namespace

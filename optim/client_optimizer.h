@@ -1,5 +1,6 @@
-// A user's own torch::optim optimizer, applied to shards. Element-wise optimizers only: they update an
-// element from its own gradient and state alone, so a slice of a bucket works like a parameter.
+// Applies a torch::optim optimizer of the program to shards. Only element-wise optimizers are allowed: they
+// update an element from its own gradient and state, so a slice of a bucket can take the place of a
+// parameter.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -15,8 +16,9 @@ namespace zerorun {
 void check_client_optimizer(const torch::optim::Optimizer& optimizer);
 
 /// Replaces the parameters in the groups of `optimizer` with shards and puts its state in borrowed memory.
-/// `optimizer` (checked), `device` and `access` outlive the result, whose destructor restores `optimizer`.
-/// step() needs the facts in host memory, so on a device with streams each step waits for them.
+/// `optimizer` must have passed check_client_optimizer(). `optimizer`, `device` and `access` must outlive the
+/// result, whose destructor restores `optimizer`. step() reads the facts on the host, so on a device with
+/// streams each step waits for them.
 std::unique_ptr<ShardOptimizer> make_client_optimizer(torch::optim::Optimizer& optimizer,
                                                       std::vector<Shard> shards, const BorrowMoment& borrow,
                                                       Device& device = cpu_device(),

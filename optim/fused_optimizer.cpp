@@ -19,7 +19,7 @@ class FusedOptimizer : public ShardOptimizer {
       const Shard& shard = shards_[index];
       forwards_.push_back(index);
       Moments& moments = moments_.emplace_back();
-      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // has no moments
+      if (std::holds_alternative<MuonConfig>(groups_[shard.group])) continue;  // its rule uses no moments
       size_t count = 0;
       for (const char* name : moments_of(groups_[shard.group])) moments[count++] = borrow(shard, name);
       if (const auto* adagrad = std::get_if<AdagradConfig>(&groups_[shard.group])) {

@@ -102,7 +102,7 @@ class LambOptimizer : public ShardOptimizer {
   // A bucket's buffers between start_bucket() and finish_bucket(); two buckets are processed at a time.
   struct Pass {
     at::Tensor directions;  // of the bucket's shards, concatenated
-    at::Tensor tallies;     // for each parameter one for its values and one for its direction
+    at::Tensor tallies;     // two per parameter: the Tally of its values, then that of its direction
     at::Tensor squares;     // the sums of squares in `tallies`
     at::Tensor told;        // `squares` in host memory
     std::unique_ptr<Work> work;
@@ -153,8 +153,8 @@ class LambOptimizer : public ShardOptimizer {
     return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
   }
 
-  // Called for this rank's own slice only, although at stage 0 a rank has all slices: so all stages add the
-  // same numbers.
+  // Adds the squares of this rank's own slice only, although at stage 0 a rank has all slices. So all stages
+  // add the same numbers.
   void add_squares(int index, const Pass& pass) {
     const Shard& shard = shards_[index];
     const auto& parameters = parameters_of(shard.bucket);
@@ -209,7 +209,7 @@ class LambOptimizer : public ShardOptimizer {
     }
   }
 
-  // Rounded to float32, which hides the order in which slices were added.
+  // Rounded to float32, so that the order in which slices were added makes no difference.
   static float trust_ratio(const LambConfig& group, double norm, double direction_norm) {
     if (norm == 0 || direction_norm == 0) return 1;
     return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));

@@ -1,5 +1,5 @@
-// The loss scale of fp16 training, which keeps small gradients from underflowing. As in DeepSpeed's
-// runtime/fp16/loss_scaler.py (LossScaler, DynamicLossScaler). Owned by the engine, used by its thread; no
+// The loss scale of fp16 training, which keeps small gradients from underflowing. Behaves like LossScaler and
+// DynamicLossScaler in DeepSpeed's runtime/fp16/loss_scaler.py. Owned by the engine, used by its thread; no
 // LibTorch.
 #pragma once
 
@@ -15,7 +15,7 @@ class LossScaler {
   struct State {
     double scale;
     int64_t updates = 0;         // optimizer steps, including skipped ones
-    int64_t last_overflow = -1;  // number of updates before the last overflow; -1: none
+    int64_t last_overflow = -1;  // value of `updates` before the last overflow; -1: none yet
     int64_t hysteresis;          // overflows left until the scale is halved
   };
 
@@ -23,17 +23,17 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   const State& state() const { return state_; }
-  /// A fixed scale keeps the config's value.
+  /// Restores a saved state. A fixed scale keeps the config's value.
   void set_state(const State& state) {
     state_ = state;
     if (config_.fixed) state_.scale = *config_.fixed;
   }
 
-  /// Call it after each optimizer step; `overflow`: a gradient was not finite and the step was skipped.
-  /// Halves the scale when the hysteresis is used up, and doubles it after `window` steps without overflow.
-  /// Returns false if it should halve the scale but the scale is at its minimum: the run cannot go on
-  /// (DeepSpeed raises an error). It counts that step anyway, as DeepSpeed does with raising disabled. A
-  /// fixed scale does not change.
+  /// Call this after each optimizer step. `overflow`: a gradient was not finite and the step was skipped.
+  /// Halves the scale when the hysteresis is used up, and doubles it after `window` steps without overflow; a
+  /// fixed scale does not change. Returns false if the scale should be halved but is at its minimum. Training
+  /// cannot continue then (DeepSpeed raises an error), but the step is counted, as in DeepSpeed with raising
+  /// disabled.
   bool update(bool overflow);
 
  private:

@@ -1,10 +1,10 @@
 // Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for matrices, AdamW for other
-// parameters, as in DeepSpeed: momentum and orthogonalization are applied to a matrix's gradient before the
-// global norm is computed, so that clipping and the reported norm refer to the applied directions.
+// parameters. As in DeepSpeed, momentum and orthogonalization are applied to a matrix's gradient before the
+// global norm is computed, so clipping and the reported norm refer to the resulting directions.
 //
 // Ranks own slices of matrices. Each rank keeps the momentum of its slices; then a bucket's directions are
-// all-gathered, and each rank orthogonalizes the matrices that overlap its slice. The all-gather of the next
-// bucket overlaps with that.
+// all-gathered, and each rank orthogonalizes the matrices that overlap its slice. Meanwhile the directions of
+// the next bucket are all-gathered.
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
@@ -134,7 +134,8 @@ class MuonOptimizer : public ShardOptimizer {
     return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
-  // Null if this rank updates all slices (stage 0) and so has all directions.
+  // Starts the all-gather of a bucket's directions. Copies them and returns null if this rank updates all
+  // slices (stage 0) and so has all directions.
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
@@ -177,18 +178,18 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
   std::vector<OptimizerConfig> groups_;
-  std::vector<at::Tensor> momenta_;  // by shard; undefined if AdamW updates it
+  std::vector<at::Tensor> momenta_;  // by shard; undefined if AdamW updates the shard
   std::vector<int> with_momentum_;   // the shards that Muon updates
   std::vector<Shard> shards_;        // their gradients are the directions
   const Buckets* buckets_;
   std::vector<Slice> slices_;
   std::vector<std::vector<int>> slices_of_;  // by bucket
-  std::vector<at::Tensor> own_directions_;   // this rank's, by bucket
+  std::vector<at::Tensor> own_directions_;   // by bucket: the directions of this rank's slice
   std::vector<int> muon_buckets_;
   Communicator* communicator_;
   Device* device_;
   StateAccess* access_;
-  at::Tensor facts_;                    // in device memory
+  at::Tensor facts_;                    // the step's facts, in device memory
   std::array<at::Tensor, 2> gathered_;  // whole buckets, used alternately
   std::unique_ptr<ShardOptimizer> update_;
 };

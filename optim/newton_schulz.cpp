@@ -23,8 +23,8 @@ at::Tensor iterate(at::Tensor x) {
   return x;
 }
 
-// x = q x_0 with q a polynomial in the Gram matrix r of x_0. In half precision the error of r grows, so x and
-// r are recomputed once, at kRestart.
+// Computes x = q x_0, where q is a polynomial in the Gram matrix r of x_0. In half precision the error of r
+// grows with each step, so x and r are recomputed once, before step kRestart.
 at::Tensor iterate_on_gram(at::Tensor x) {
   constexpr int kRestart = 2;
   at::Tensor r = at::matmul(x, x.mT());

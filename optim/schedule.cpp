@@ -7,7 +7,7 @@
 namespace zerorun {
 namespace {
 
-constexpr double kCycleBeta2 = 0.99;  // OneCycle sets it, whatever the optimizer's beta2 is
+constexpr double kCycleBeta2 = 0.99;  // OneCycle's beta2, which replaces the optimizer's
 
 double value_for(const PerGroup& values, int group) {
   if (const double* one = std::get_if<double>(&values)) return *one;
@@ -69,7 +69,7 @@ ScheduledValues values_of(const WarmupCosineLr& schedule, int, double base_lr, i
   return base_lr * std::max(0.0, between(schedule.cos_min_ratio, 1.0, share));
 }
 
-// Height of the cycle at one of its steps, from 0 to 1.
+// The height of the cycle at `step`, from 0 to 1.
 double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto rise = static_cast<double>(schedule.first_step_size);
   const auto fall = static_cast<double>(schedule.second_step_size.value_or(schedule.first_step_size));
@@ -81,7 +81,7 @@ double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto stairs = static_cast<double>(
       rises ? schedule.first_stair_count : schedule.second_stair_count.value_or(schedule.first_stair_count));
   if (stairs <= 0) return rises ? at / peak : (at - 1) / (peak - 1);
-  // Computed from whole steps, since rounding can put the share above just below a stair.
+  // Computed from whole steps instead of `at`, because rounding could put the height just below a stair.
   const double steps = std::fmod(static_cast<double>(step), total);
   const double position = steps <= rise ? steps * stairs / rise : (total - steps) * stairs / fall;
   return std::floor(position) / stairs;

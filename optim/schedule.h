@@ -28,8 +28,9 @@ using Schedule = std::function<ScheduledValues(int64_t step, int group)>;
 
 /// The values for optimizer step number `step` (0 is the first; skipped steps are not counted) in parameter
 /// group `group`, whose own learning rate is `base_lr`. Warm-ups begin at step 1: steps 0 and 1 both get the
-/// first value, except that WarmupCosineLR's step 0 gets 0. OneCycle's betas are (momentum, 0.99): the lowest
-/// momentum at step 0, the highest from step 1 on, which falls while the learning rate rises.
+/// first value, except that WarmupCosineLR's step 0 gets 0. OneCycle's betas are (momentum, 0.99). Its
+/// momentum is at its minimum in step 0, starts near its maximum in step 1, and falls while the learning rate
+/// rises.
 ScheduledValues scheduled_values(const SchedulerConfig& schedule, int group, double base_lr, int64_t step);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// An optimizer over the bucket slices that this rank updates. Owned by the engine, used by its thread.
+// The interface of optimizers that update bucket slices. Owned by the engine, used by its thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@
 
 namespace zerorun {
 
-/// A slice of a bucket, or a chunk of a slice if the slice's state does not have to be in memory as a whole:
-/// 1-D tensors of equal length on one device, aligned to Device::alignment(). Chunks of a slice are
-/// consecutive, and their gradients are contiguous in memory.
+/// A slice of a bucket, or a chunk of a slice whose state is in files. Its tensors are 1-D, of equal length,
+/// on one device and aligned to Device::alignment(). The chunks of a slice are consecutive in the list of
+/// shards, and their gradients are contiguous in memory.
 struct Shard {
   at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
@@ -28,8 +28,8 @@ struct Shard {
   int64_t begin = 0;  // offset of the shard in the slice, in elements
 };
 
-/// Lends memory for a shard's optimizer state, by torch.optim's name for it: 1-D float32 of the shard's
-/// length, zero-filled, and the same memory for the same shard and name. It outlives the optimizer.
+/// Returns memory for one moment of a shard, by torch.optim's name: 1-D float32 of the shard's length,
+/// initially zero. The same shard and name always give the same memory, which outlives the optimizer.
 using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
 
 enum class ShardUse {
@@ -37,13 +37,14 @@ enum class ShardUse {
   update,   // changes values, and may change moments
 };
 
-/// Brings values and moments of shards into memory while they are used, if they are not always in memory.
+/// Loads values and moments of shards into memory around their use, if they are not always in memory.
 class StateAccess {
  public:
   virtual ~StateAccess() = default;
-  /// Whether to process the shards from last to first this time, since those used last are still in memory.
+  /// Whether step() should process the shards from last to first this time, because the last shards of the
+  /// previous step are still in memory.
   virtual bool goes_backwards() const { return false; }
-  /// The order in which shards will be opened.
+  /// Announces the order in which shards will be opened.
   virtual void plan(std::span<const int> /*shards*/) {}
   /// Until close(), the shard's values and moments may be accessed; with ShardUse::update, `rounded` too.
   virtual void open(int /*shard*/, ShardUse /*use*/) {}
@@ -58,13 +59,13 @@ class ShardOptimizer {
  public:
   virtual ~ShardOptimizer() = default;
 
-  /// Whether step() reads the facts on the host: then they are in host memory with `apply` set. Otherwise
-  /// they are in the shards' device's memory and may not be computed yet.
+  /// Whether step() reads the facts on the host. If so, the caller passes them in host memory, with `apply`
+  /// set. If not, they are in memory of the shards' device and may not be computed yet.
   virtual bool reads_facts() const { return false; }
   /// Whether make_directions() transforms gradients before they are clipped and applied.
   virtual bool has_directions() const { return false; }
   /// Divides the gradients, which are finite, by `divisor` and transforms them into directions. Returns the
-  /// directions for this rank's slices, by bucket; step() applies them divided by the clipping alone. A
+  /// directions for this rank's slices, by bucket. step() then divides the directions by the clipping only. A
   /// collective.
   virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream: divides gradients by the divisor of `facts` (StepFacts in

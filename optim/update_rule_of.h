@@ -9,7 +9,8 @@
 
 namespace zerorun {
 
-/// The rule of step number `step`, from 1 on. Its numbers are computed in float64 and rounded once.
+/// The update rule of step number `step`, counted from 1. Its numbers are computed in float64 and rounded
+/// once.
 UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step);
 
 /// torch.optim's names of the optimizer's moments, one float32 per element each, in the order of the update

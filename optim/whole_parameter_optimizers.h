@@ -1,4 +1,4 @@
-// Optimizers whose formulas need whole parameters, although each rank updates only slices: their steps
+// Optimizers whose formulas need whole parameters. Since each rank updates only slices, their steps
 // communicate. Owned by the engine, used by its thread; all ranks make the same calls.
 #pragma once
 
@@ -27,8 +27,8 @@ std::unique_ptr<ShardOptimizer> make_muon_optimizer(std::vector<OptimizerConfig>
 
 /// Splits each group in two: parameters that Muon updates, then the other parameters.
 std::vector<OptimizerConfig> split_for_muon(const std::vector<OptimizerConfig>& groups);
-/// Index in the split groups of a parameter of `group`. Muon updates parameters with two dimensions or more
-/// whose names do not mark them as embedding or output layers (DeepSpeed's set_optimizer_flags).
+/// The index of the split group for a parameter of `group`. Muon updates parameters with two dimensions or
+/// more whose names do not mark them as embedding or output layers (DeepSpeed's set_optimizer_flags).
 int group_for_muon(int group, const std::string& name, int64_t dimensions);
 
 }  // namespace zerorun

@@ -81,7 +81,7 @@ Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Comm
   try {
     for (int bucket = 0; bucket < count(); ++bucket) move_in(bucket);
   } catch (...) {
-    leave();  // the destructor will not run
+    leave();  // here, because the destructor will not run
     throw;
   }
 }
@@ -98,7 +98,7 @@ at::Tensor Buckets::allocate_values(int bucket) {
   return communicator_->allocate(numel, scalar_type(dtype()));
 }
 
-// `exact` has the values as given if the master weights start from them.
+// `exact` holds the given fp32 values if master weights start from them; else it is `flat`.
 void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
@@ -144,7 +144,7 @@ void Buckets::fill(int parameter, at::Tensor place) const {
   }
 }
 
-// Stores the part of the bucket that stays on this rank.
+// Puts the values and master weights that this rank keeps into the store.
 void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
   if (has_master(bucket) && store_->has(bucket, kMaster)) {
     write_master(bucket, slice(bucket, exact, rank_));
@@ -175,7 +175,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
               shared(bucket) ? Home::shared : Home::device);
 }
 
-// For master weights in files.
+// Writes the bucket's master weights if they are in files.
 void Buckets::write_master(int bucket, const at::Tensor& values) {
   const StateTensor& master = store_->at(bucket, kMaster);
   store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
@@ -188,7 +188,7 @@ Buckets::~Buckets() {
   leave();
 }
 
-// Parameters outlive the engine. Those of whole buckets keep their values.
+// Detaches the parameters, which outlive the engine. Parameters of whole buckets keep their values.
 void Buckets::leave() {
   if (!marked()) return;
   for (int bucket = 0; bucket < static_cast<int>(storages_.size()); ++bucket) {
@@ -202,7 +202,7 @@ void Buckets::leave() {
   }
 }
 
-// Undefined if there is no memory for them.
+// Returns an undefined tensor if there is no memory for the values.
 at::Tensor Buckets::values_to_leave(int bucket) const {
   if (own_values_[bucket].defined()) return own_values_[bucket];
   if (!shared(bucket)) return flat(bucket);
@@ -303,10 +303,11 @@ void Buckets::follow_writes(int bucket) {
   });
 }
 
-// A host copy of the shard as the current stream leaves it. Rare: only after the program has written to it.
+// Returns the shard in host memory, with all writes of the current stream. Called only if the program has
+// written to the bucket.
 at::Tensor Buckets::written_on_host(int bucket) {
   const at::Tensor& written = shard(bucket);
-  if (shard_is_fetched(bucket)) return written;  // Residency::start_update() has waited for it
+  if (shard_is_fetched(bucket)) return written;  // Residency::start_update() has waited for the writes
   if (!on_host_.defined() || on_host_.numel() < written.numel())
     on_host_ = device_->allocate_on_host(written.numel(), written.scalar_type());
   const at::Tensor copy = on_host_.narrow(0, 0, written.numel());

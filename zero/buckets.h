@@ -1,16 +1,17 @@
-// A model's parameters, moved into buckets. A bucket is one storage; its parameters are views into it. A
-// whole bucket always has memory. Of a partitioned bucket this rank keeps its slice, and residency.h gives
-// the storage memory around uses. Owned by the engine; once made, only the values change.
+// Moves a model's parameters into buckets. A bucket is one storage, and its parameters are views of that
+// storage. The storage of a whole bucket always has memory. For a partitioned bucket this rank keeps its
+// slice, and Residency gives the storage memory around uses. Owned by the engine. After construction only the
+// values change.
 //
-// [Note: shared buckets] Ranks that share memory keep one copy of a bucket's values, whole or partitioned:
-// the slices lie side by side, each rank writes its own slice, and a gather copies nothing, it waits for the
-// other ranks. Parameters are accessible around uses only; the program writes to a private copy of this rank
-// (residency.h).
+// [Note: shared buckets] Ranks that share memory keep one copy of a bucket's values, whether the bucket is
+// whole or partitioned. The slices are adjacent in that memory, and each rank writes its own slice. A gather
+// copies nothing and only waits for the other ranks. The parameters are accessible only around uses. Each
+// rank's program writes to a private copy of the bucket (zero/residency.h).
 //
 // [Note: master weights] Parameters in 16 bits are rounded copies of fp32 master weights, which this rank
-// keeps for the slices that it updates. Only the optimizer writes to both. If an operator of the program
-// writes to a parameter, the listener calls note_written(), and before the next update follow_writes() copies
-// the written values into the master weights.
+// keeps for the slices that it updates. The optimizer writes both. If an operator of the program writes to a
+// parameter, Residency calls note_written(), and before the next update follow_writes() copies the written
+// values into the master weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,36 +35,36 @@ namespace zerorun {
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // the user's leaf
-  int group;          // or kFrozen
+  int group;          // parameter group, or kFrozen
 };
 
 /// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
 struct BucketKind {
-  /// Memory for all values exists only from a gather to the release.
+  /// The memory for all values exists only from a gather until the release.
   bool comes_and_goes = false;
-  /// Ranks share the memory of the values, so the program writes to a private copy of this rank.
+  /// Ranks share the memory of the values, so the program's writes go to a private copy, one per rank.
   bool copied_for_writes = false;
-  /// The parameters are accessible around uses only, which all ranks reach alike; their values are lost when
-  /// the engine is destroyed.
+  /// The parameters are accessible only around uses, and all ranks have the same uses. The values are lost
+  /// when the engine is destroyed.
   bool around_uses = false;
 
-  /// Whether the program writes to temporary memory, from which the values must be copied.
+  /// Whether the program writes to temporary memory, from which the values must be copied to the slices.
   bool moves_writes() const { return comes_and_goes || copied_for_writes; }
 };
 
 struct BucketOptions {
-  /// Operators on the parameters notify the listener given to listen(). Partitioned buckets require it.
+  /// Operators on the parameters notify the listener set by listen(). Required if a bucket is partitioned.
   bool marked = false;
   bool shared = false;            // marked buckets are kept or gathered in memory that the ranks share
-  Dtype dtype = Dtype::fp32;      // of the values; if 16-bit, trained buckets have master weights
-  bool master_from_fp32 = false;  // which start from the parameters as given, not as rounded to `dtype`
+  Dtype dtype = Dtype::fp32;      // dtype of the values; if 16-bit, trained buckets have master weights
+  bool master_from_fp32 = false;  // master weights start from the given parameters, not from the rounded ones
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
   bool shards_on_host = false;    // slices of partitioned buckets are in host memory too
 };
 
-/// Whether a bucket has master weights: it is trained, and its values are 16-bit, or the host updates it and
-/// does not keep its values.
+/// Whether a bucket has master weights. A trained bucket has them if its values are 16-bit, or if the host
+/// updates it and its values are not in host memory.
 inline bool has_master(const BucketLayout& layout, const BucketOptions& options) {
   if (layout.group == kFrozen) return false;
   return options.dtype != Dtype::fp32 ||
@@ -72,10 +73,11 @@ inline bool has_master(const BucketLayout& layout, const BucketOptions& options)
 
 class Buckets {
  public:
-  /// Moves `parameters` (floating-point, dense, on any device, or deferred; frozen ones last) into buckets on
-  /// the communicator's device, by the layout of `store`. The store, which must outlive this, keeps values
-  /// and master weights, in its files if it has files for them. The leaf tensors stay the same and get rank
-  /// 0's values. Besides the memory that stays, one bucket at a time is in memory in full.
+  /// Moves `parameters` into buckets on the communicator's device, as laid out by `store`. `parameters`:
+  /// floating-point, dense, on any device or deferred, frozen parameters last. `store` must outlive this
+  /// object. It keeps values and master weights, in its files if it has files for them. The leaf tensors stay
+  /// the same objects and get rank 0's values. At most one bucket at a time is in memory in full besides the
+  /// memory that stays. A collective.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -84,24 +86,24 @@ class Buckets {
 
   const BucketOptions& options() const { return options_; }
   int count() const { return store_->count(); }
-  /// The first trained_count() buckets hold trained parameters, the rest frozen ones.
+  /// The first trained_count() buckets hold trained parameters, the other buckets frozen parameters.
   int trained_count() const { return trained_count_; }
   const BucketLayout& layout(int bucket) const { return store_->layout(bucket); }
   bool partitioned(int bucket) const { return layout(bucket).partitioned; }
-  /// [Note: shared buckets]
+  /// Whether the ranks of the host keep one copy of the bucket: [Note: shared buckets].
   bool shared(int bucket) const { return shared_[bucket]; }
   /// Whether the ranks of the host gather the bucket into one buffer: [Note: shared gathers].
   bool gathers_once(int bucket) const { return shared_gathers_ && shared_gathers_->buffer(bucket).defined(); }
   /// Null unless ranks share memory and the store keeps values in files.
   SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
-  /// Whether memory for all values exists only from a gather to the release.
+  /// Whether the memory for all values exists only from a gather until the release.
   bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   BucketKind kind(int bucket) const {
     return {.comes_and_goes = comes_and_goes(bucket),
             .copied_for_writes = shared(bucket) || gathers_once(bucket),
             .around_uses = partitioned(bucket)};
   }
-  /// "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)"
+  /// The bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
@@ -109,7 +111,7 @@ class Buckets {
   /// This rank's slice of the values, 1-D. A slice in files has memory only within with_shard().
   const at::Tensor& shard(int bucket) const { return values(bucket).own; }
   bool shard_in_files(int bucket) const { return store_->has_values_in_files(bucket); }
-  /// Whether a gather copies the shard, from files or host memory, to where this rank computes.
+  /// Whether a gather first copies the shard out of a file, or from host memory to the device.
   bool shard_is_fetched(int bucket) const {
     const Home home = values(bucket).home;
     return home == Home::file || home == Home::host;
@@ -119,25 +121,27 @@ class Buckets {
   void with_shard(int bucket, ValueUse use, const Visit& visit) const {
     store_->with_values(bucket, use, visit);
   }
-  /// Sets the order in which shards will be read from now on, as far as it is known.
+  /// Sets the order in which shards will be read from files from now on, as far as the caller knows it.
   void plan_reads(std::span<const ChunkOfSlice> shards) const {
     if (store_->value_files()) store_->value_files()->plan(shards);
   }
   Dtype dtype() const { return options_.dtype; }
   bool has_master(int bucket) const { return zerorun::has_master(layout(bucket), options_); }
-  /// `rank`'s slice of a tensor laid out like this bucket.
+  /// Returns `rank`'s slice of `flat`, a tensor with the bucket's layout.
   at::Tensor slice(int bucket, const at::Tensor& flat, int rank) const {
     return store_->slice_of(bucket, flat, rank);
   }
   /// The storage that the bucket's parameters are views of.
   const c10::Storage& storage(int bucket) const { return storages_[bucket]; }
 
-  /// From now on operators on marked buckets notify `listener`.
   bool marked() const { return owners_ != nullptr; }
+  /// From now on operators on marked buckets notify `listener`.
   void listen(OperatorListener* listener);
-  /// The values of a whole bucket stay incomplete: its parameters get no memory when the engine is destroyed.
+  /// Marks the values of a whole bucket as incomplete: its parameters get no memory when the engine is
+  /// destroyed.
   void give_up(int bucket) { given_up_[bucket] = true; }
-  /// When the engine is destroyed, the parameters of a whole shared bucket get `values`, not the shared ones.
+  /// Sets the values that the parameters of a whole shared bucket get when the engine is destroyed, instead
+  /// of the shared values.
   void leave_with(int bucket, at::Tensor values) { own_values_[bucket] = std::move(values); }
   int bucket_of(const StorageOwner* owner) const { return static_cast<int>(owner - owners_.get()); }
 
@@ -145,45 +149,45 @@ class Buckets {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::span<const NamedParameter> trained() const { return {parameters_.data(), trained_parameters_}; }
   int bucket_of(int parameter) const { return location(parameter).bucket; }
-  /// The parameter that lies at `offset` (elements) of the bucket.
+  /// The parameter at `offset` (elements) of the bucket.
   int parameter_at(int bucket, int64_t offset) const;
-  /// The parameter's place in `flat`, a tensor laid out like its bucket: same sizes and strides as the
-  /// parameter.
+  /// Returns the parameter's elements in `flat`, a tensor with its bucket's layout, as a view with the
+  /// parameter's sizes and strides.
   at::Tensor view(int parameter, const at::Tensor& flat) const;
-  /// The parameter's elements in `flat`, a tensor laid out like its bucket, as one 1-D piece.
+  /// Returns the parameter's elements in `flat`, a tensor with its bucket's layout, as a 1-D view.
   at::Tensor piece(int parameter, const at::Tensor& flat) const;
-  /// The parameter's part of `rank`'s slice, counted from the slice's first element.
+  /// Returns the range of the parameter's elements in `rank`'s slice, relative to the start of the slice.
   Range range_in_slice(int parameter, int rank) const { return store_->range_in_slice(parameter, rank); }
-  /// A strided tensor with the parameter's sizes, as a 1-D piece like that of piece(): a copy if its strides
-  /// differ from the parameter's.
+  /// Returns the elements of `tensor`, which has the parameter's sizes, in the 1-D order of piece(). Copies
+  /// them if the strides of `tensor` differ from the parameter's.
   at::Tensor flattened(int parameter, const at::Tensor& tensor) const;
-  /// Zeroes the alignment and padding between the parameters of `flat`, a tensor laid out like the bucket.
+  /// Zeroes the gaps between parameters and the padding in `flat`, a tensor with the bucket's layout.
   void clear_padding(int bucket, const at::Tensor& flat) const;
 
-  /// Whether the parameter still lives in its bucket (Module::to, set_data and the like move it out).
+  /// Whether the parameter is still a view of its bucket. Module::to, set_data and similar calls move it out.
   bool in_place(int parameter) const;
-  /// Tells autograd that the values of trained parameters have changed: backward over a graph recorded before
-  /// now fails, as it must.
+  /// Bumps autograd's version counters of trained parameters, because their values have changed. Backward
+  /// over a graph recorded before the change then fails, as in plain LibTorch.
   void bump_versions() const;
   /// Call this after the program has written to parameters of the bucket; one thread at a time.
   void note_written(int bucket) { written_[bucket] = true; }
-  /// Copies into the master weights the values that the program has written since the last call. All of them
-  /// must have reached this rank's slices.
+  /// Copies the values that the program has written since the last call into the master weights. The written
+  /// values must already be in this rank's slices.
   void follow_writes();
 
   int64_t numel() const;          // of trained parameters, without padding
-  int64_t whole_numel() const;    // of those in buckets that are neither partitioned nor shared
-  int64_t numel_fetched() const;  // of those whose values are in files or in host memory
+  int64_t whole_numel() const;    // of trained parameters in buckets that are neither partitioned nor shared
+  int64_t numel_fetched() const;  // of trained parameters whose values are in files or in host memory
 
  private:
-  // As of when the parameter moved in; the program may change its tensor later.
+  // The shape of a parameter when it was moved into its bucket. The program may change its tensor later.
   struct Shape {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     int64_t numel;
   };
 
-  /// Elements of trained parameters in buckets for which `counts` holds.
+  /// Returns the number of elements of trained parameters in buckets for which counts(bucket) is true.
   template <typename Counts>
   int64_t numel_where(const Counts& counts) const {
     int64_t total = 0;
@@ -217,10 +221,10 @@ class Buckets {
   std::vector<std::string> labels_;
   std::vector<bool> shared_;
   std::unique_ptr<SharedGathers> shared_gathers_;
-  std::vector<at::Tensor> own_values_;  // of leave_with(); mostly undefined
+  std::vector<at::Tensor> own_values_;  // by bucket: set by leave_with(), else undefined
   std::vector<bool> given_up_;
-  std::vector<bool> written_;  // by the program since the last follow_writes()
-  at::Tensor on_host_;         // room for a shard that the program has written to
+  std::vector<bool> written_;  // by bucket: the program has written to it since the last follow_writes()
+  at::Tensor on_host_;         // buffer of written_on_host()
 };
 
 }  // namespace zerorun

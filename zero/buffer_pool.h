@@ -19,23 +19,22 @@ struct CommunicationBuffer {
 
 class BufferPool {
  public:
-  /// Buffers of up to `common_numel` elements are made that large, so that any of them serves any common
-  /// bucket.
+  /// New buffers have at least `common_numel` elements, so that each serves every bucket up to that size.
   BufferPool(Communicator& communicator, at::ScalarType dtype, int64_t common_numel)
       : communicator_(&communicator), dtype_(dtype), common_numel_(common_numel) {}
 
-  /// A buffer of `numel` elements with arbitrary contents: the smallest free one that is large enough (among
-  /// equals the one given back first), or a new one. Not a collective.
+  /// Returns a buffer of `numel` elements with arbitrary contents: the smallest free buffer that is large
+  /// enough (among equal sizes the one given back first), or else a new buffer. Not a collective.
   CommunicationBuffer take(int64_t numel);
   void give_back(CommunicationBuffer buffer) { free_.push_back(std::move(buffer)); }
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Frees buffers that are not in use, except the reserved ones and the `count` largest of those that exceed
-  /// the common size.
+  /// Frees buffers that are not in use, except the reserved buffers and the `count` largest buffers above the
+  /// common size.
   void trim(int count);
 
-  int64_t bytes() const { return bytes_; }  // of free buffers and those in use
+  int64_t bytes() const { return bytes_; }  // of all buffers, free or in use
 
  private:
   CommunicationBuffer own(at::Tensor memory);

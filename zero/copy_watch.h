@@ -15,10 +15,9 @@ class CopyWatch {
  public:
   CopyWatch();
 
-  /// Notes an operator on partitioned parameters.
+  /// Counts the bytes of the parameters if `op` copies them.
   void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
-  /// Ends the iteration. After the first one with copies nothing is noted any more; if `logs`, logs a
-  /// warning.
+  /// Ends the iteration. If it copied parameters, logs a warning (if `logs`) and ends the counting for good.
   void finish_iteration(bool logs);
 
  private:

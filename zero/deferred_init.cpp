@@ -71,7 +71,7 @@ at::Tensor make_tensor(const at::Tensor& deferred) {
     make_values(deferred, made);
     return made;
   }
-  // An expanded tensor: its elements can only be written in its own storage.
+  // The elements of an expanded tensor overlap, so they can only be written by computing the whole storage.
   const OperatorTape& tape = owner.tape_owner->tape();
   const c10::Storage whole = allocate_storage(tape.nbytes(owner.storage));
   tape.replay(owner.storage, whole);

@@ -1,8 +1,8 @@
-// Builds a model that fits on no single rank. While a DeferredInit lives, tensors that its thread makes get
-// no memory: the operators that compute their values are recorded, and run when the values are requested, one
-// storage at a time, with the same bits as in plain construction. The user owns the scope; one thread builds
-// the model and makes the values. Unsupported operations throw a UserError, or a LibTorch error if memory is
-// read without an operator; the message says what to do.
+// Builds a model that is too large for any single rank. While a DeferredInit lives, tensors that its thread
+// makes get no memory, and the operators that compute their values are recorded. These run when the values
+// are requested, one storage at a time, and give the same bits as plain construction. The user owns the
+// scope; one thread builds the model and makes the values. Unsupported operations throw a UserError, or a
+// LibTorch error if memory is read without an operator; the message says what to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,10 @@ namespace zerorun {
 
 class DeferredRecorder;
 
-/// Operators on its tensors are recorded after the scope too: model->apply(init), model->to(dtype). Some
-/// tensors made inside the scope are not deferred: torch::tensor(3), torch::randperm(n), results computed
-/// from plain tensors alone, and everything made under an InterceptionPause.
+/// Operators on deferred tensors are also recorded after the scope has ended: model->apply(init),
+/// model->to(dtype). Some tensors made inside the scope are not deferred: torch::tensor(3),
+/// torch::randperm(n), results computed from plain tensors alone, and everything made under an
+/// InterceptionPause.
 class DeferredInit {
  public:
   DeferredInit();

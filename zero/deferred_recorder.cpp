@@ -106,7 +106,7 @@ at::Tensor meta_like(const at::Tensor& tensor) {
   return meta;
 }
 
-// Replaces the device on which the operator is to put its results by Meta.
+// Replaces the device argument, which says where to put the results, by Meta.
 void redirect_to_meta(const c10::OperatorHandle& op, torch::jit::Stack& arguments) {
   for (c10::IValue& value : arguments) {
     if (!value.isDevice()) continue;
@@ -128,7 +128,7 @@ bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& argumen
   return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
 }
 
-// t_(), set_(), resize_(): they change a tensor but not its storage, unless a resize needs a larger storage.
+// Runs t_(), set_() or resize_(), which change a tensor but not its storage. Refuses to enlarge the storage.
 void change_view(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                  const std::vector<TapeSlot>& deferred, torch::jit::Stack* stack) {
   InterceptionPause pause;
@@ -186,8 +186,8 @@ void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& def
   if (!all_plain(results)) refuse(op, "its result is not a dense tensor");
 }
 
-// Finds the geometry of the operator's results by a trial on tensors without data or, if it has no Meta
-// kernel, on zeros.
+// Finds the geometry of the operator's results by a trial on Meta tensors or, if it has no Meta kernel, on
+// zeros.
 torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stack& values,
                            const std::vector<TapeSlot>& deferred) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -324,7 +324,7 @@ void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::Dispat
   torch::jit::drop(*stack, seen.values.size());
   if (all_plain(results)) {
     const int64_t bytes = defer_results(entry, seen.values, results);
-    if (entry.random && bytes >= kLargeBlock) return_freed_memory();  // of the values that were drawn
+    if (entry.random && bytes >= kLargeBlock) return_freed_memory();  // the memory of the drawn values
     tape_.add(std::move(entry));
   }
   for (c10::IValue& result : results) stack->push_back(std::move(result));
@@ -371,7 +371,7 @@ c10::Storage DeferredRecorder::new_storage(int64_t nbytes) {
 int64_t DeferredRecorder::defer_results(TapeOperator& entry, const torch::jit::Stack& arguments,
                                         torch::jit::Stack& results) {
   int64_t bytes = 0;
-  std::map<c10::StorageImpl*, c10::Storage> storages;  // results may share one
+  std::map<c10::StorageImpl*, c10::Storage> storages;  // results may share a storage
   const auto& returns = entry.op.schema().returns();
   for (size_t index = 0; index < returns.size(); ++index) {
     if (!returns[index].alias_info()) continue;

@@ -1,7 +1,7 @@
-// Records the operators of a build scope instead of running them, and returns tensors without memory as their
-// results. Real tensors, and operators on real tensors alone, are not affected. Throws UserError for
-// operators that need values that do not exist yet. Deferred tensors share its ownership; the building thread
-// calls it.
+// Records the operators of a DeferredInit scope instead of running them, and returns tensors without memory
+// as their results. Real tensors, and operators on real tensors alone, are not affected. Throws UserError for
+// operators that need values that do not exist yet. Owned by the scope and its deferred tensors together;
+// only the building thread calls it.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ struct DeferredOwner : StorageOwner {
 
 /// Null when the tensor is not deferred.
 const DeferredOwner* deferred_owner_of(const at::Tensor& tensor);
-/// The deferred tensor's place on the tape.
+/// The deferred tensor's storage and geometry on the tape.
 TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner);
 
 class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from_this<DeferredRecorder> {
@@ -31,8 +31,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
   const OperatorTape& tape() const { return tape_; }
-  /// Call this when the scope ends: from then on, operators that autograd would record count as a use of the
-  /// model and are refused, except copies.
+  /// Call this when the scope ends. From then on, an operator that autograd would record is refused as a use
+  /// of the model, unless it only copies.
   void end_building() { building_ = false; }
 
  private:
@@ -44,8 +44,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
                       torch::jit::Stack* stack);
   void record_deferred(const c10::OperatorHandle& op, const Arguments& seen, torch::jit::Stack* stack);
 
-  /// Replaces results by deferred tensors, which it adds to `entry`, and frees the memory of the results.
-  /// Returns how many bytes the storages of the deferred tensors have.
+  /// Replaces `results` by deferred tensors, adds these to `entry`, and frees the memory of the results.
+  /// Returns the size in bytes of the deferred tensors' storages.
   int64_t defer_results(TapeOperator& entry, const torch::jit::Stack& arguments, torch::jit::Stack& results);
   c10::Storage new_storage(int64_t nbytes);
 

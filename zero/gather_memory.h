@@ -1,9 +1,9 @@
-// The memory of buckets while their values are in it, and the streams that used them last. Planned gathers
-// have their places in one arena, which is reused; other gathers allocate memory. A shared bucket stays in
-// shared memory, except while this rank has a private copy of it. Owned by Residency, used under its lock.
+// Manages the memory of buckets and knows which streams used it last. Planned gathers have positions in one
+// reusable arena; other gathers allocate memory. A shared bucket stays in shared memory, except while this
+// rank has a private copy of it. Owned by Residency, used under its lock.
 //
-// The host does not wait before memory is reused: the next gather into it waits on its stream for all streams
-// that have used this memory, for whichever bucket.
+// The host does not wait before memory is reused. Instead the stream of the next gather into the memory waits
+// for all streams that have used this memory for any bucket.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +17,36 @@ namespace zerorun {
 
 class GatherMemory {
  public:
-  /// Both must outlive it. Whole and shared buckets always have memory.
+  /// `buckets` and `communicator` must outlive this object. Whole and shared buckets always have memory.
   GatherMemory(const Buckets& buckets, Communicator& communicator);
 
   /// The bucket's memory, 1-D; undefined if it has none.
   const at::Tensor& of(int bucket) const { return places_[bucket].memory; }
-  /// Streams that use its values.
+  /// The streams that use the bucket's values.
   StreamUsers& users(int bucket) { return places_[bucket].users; }
   bool planned(int bucket) const { return places_[bucket].planned; }
 
-  /// Gives the bucket its place in the arena, or its shared buffer. Returns false if another bucket is still
-  /// in that place, or if it lies beyond the arena.
+  /// Gives the bucket the arena's memory at `offset` (elements), or its shared buffer. Returns false if
+  /// another bucket still uses part of that memory, or if it lies beyond the arena's end.
   bool take_planned(int bucket, int64_t offset);
-  /// Allocates memory for the bucket, if it has no shared buffer. A single rank uses the bucket's slice,
-  /// which is all of it, unless a gather has to copy it from files or the host.
+  /// Gives the bucket its shared buffer, or else allocates memory for it. With a single rank the bucket's
+  /// memory is its slice, unless a gather must copy the slice from a file or from host memory.
   void take_unplanned(int bucket);
-  /// Call this before the current stream writes to the bucket's memory: it waits for all streams that used
-  /// this memory, and for those that used the bucket in its previous place.
+  /// Call this before the current stream writes to the bucket's memory. Makes the stream wait for all streams
+  /// that used this memory, or that used the bucket at its previous position.
   void wait_for_last_uses(int bucket);
-  /// Releases the bucket's memory as of the end of its uses so far.
+  /// Releases the bucket's memory, which may be reused after the current work of its users.
   void give_back(int bucket);
 
-  /// Gives a shared bucket without a copy a private copy of its values, which this rank may write.
+  /// Gives a shared bucket a private copy of its values, which this rank may write. It must have no copy yet.
   void make_copy(int bucket);
   /// Frees the copy. The bucket is in shared memory again.
   void drop_copy(int bucket);
   bool is_copy(int bucket) const { return places_[bucket].copied; }
 
-  /// Makes an arena of `numel` elements, unless the present one is as large. A collective.
+  /// Makes an arena of `numel` elements, unless the present arena is large enough or in use. A collective.
   void fit_arena(int64_t numel);
-  /// Frees the arena, unless a bucket is in its planned place.
+  /// Frees the arena, unless a planned gather still uses it.
   void free_arena();
   int64_t arena_numel() const { return arena_.defined() ? arena_.numel() : 0; }
 
@@ -58,10 +58,10 @@ class GatherMemory {
  private:
   struct Place {
     at::Tensor memory;
-    bool planned = false;   // in its planned place: in the arena, or its shared buffer
-    bool copied = false;    // it is this rank's private copy of a shared bucket
-    StreamUsers users;      // of the values, since the last gather
-    uintptr_t address = 0;  // of the memory that they used
+    bool planned = false;   // `memory` is from take_planned(): in the arena, or the shared buffer
+    bool copied = false;    // `memory` is this rank's private copy of a shared bucket
+    StreamUsers users;      // streams that used the values since the last gather
+    uintptr_t address = 0;  // address of the memory that `users` used
   };
 
   bool take_shared(int bucket);

@@ -23,10 +23,10 @@ struct Trace {
   std::span<const std::vector<int>> uses;
   std::span<const int64_t> numel;          // by bucket
   std::vector<std::vector<int>> next_use;  // parallel to `uses`
-  std::vector<int64_t> used_before;        // by position: elements of all uses before it
-  std::vector<int64_t> own_place;          // by bucket: its offset when every used bucket has its own place
-  int64_t total_numel = 0;                 // of the buckets that are used
-  int64_t largest_use = 0;                 // elements of the largest operand set
+  std::vector<int64_t> used_before;        // by use: elements of all earlier uses
+  std::vector<int64_t> own_place;          // by bucket: its offset if all used buckets lie side by side
+  int64_t total_numel = 0;                 // elements of all used buckets
+  int64_t largest_use = 0;                 // elements of the largest use
 
   int length() const { return static_cast<int>(uses.size()); }
 };
@@ -34,7 +34,7 @@ struct Trace {
 // One stay of one bucket in memory.
 struct Stay {
   int bucket;
-  int use;               // the first use in it
+  int use;               // the first use during the stay
   int release;           // released right before this use
   int start = kInitial;  // gathered right before this use
   int64_t numel;
@@ -83,8 +83,8 @@ class DemandPass {
   }
 
  private:
-  // The reuse distance counts the elements of the uses strictly between, none of which uses the bucket
-  // itself.
+  // Releases buckets of the last use that are not needed soon. The reuse distance is the number of elements
+  // of all uses between a use of the bucket and its next use.
   void release_ended(int k) {
     for (size_t i = 0; i < trace_.uses[k - 1].size(); ++i) {
       const int next = trace_.next_use[k - 1][i];
@@ -127,7 +127,7 @@ class DemandPass {
 
   const Trace& trace_;
   const GatherLimits& limits_;
-  std::vector<int> live_;  // by bucket: its residency, or kNone
+  std::vector<int> live_;  // by bucket: index of its current stay in residencies_, or kNone
   int64_t live_numel_ = 0;
   std::set<std::tuple<int, int64_t, int>, std::greater<>> furthest_first_;  // (next use, numel, bucket)
   std::vector<Stay> residencies_;
@@ -135,8 +135,8 @@ class DemandPass {
 
 // Starts each gather as early as `prefetch` allows, in the order of use.
 void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& residencies) {
-  std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: after its earlier stay
-  std::vector<int64_t> due(trace.length());                 // by use: the elements of `ahead` that are for it
+  std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: the position after its last stay
+  std::vector<int64_t> due(trace.length());                 // by use: the elements in `ahead` for this use
   int64_t ahead = 0;  // elements started but not used yet, including this gather
   int position = kInitial;
   for (Stay& residency : residencies) {
@@ -147,18 +147,19 @@ void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& reside
     const auto must_wait = [&] { return position < residency.use && ahead > prefetch; };
     while (position < earliest[residency.bucket] || must_wait()) ahead -= due[++position];
     residency.start = position;
-    earliest[residency.bucket] = residency.release + 1;  // a gather in the step of the release would undo it
+    earliest[residency.bucket] = residency.release + 1;  // a gather in the same step would undo the release
   }
 }
 
-// Finds places for residencies in one arena. The best placement is NP-hard to find, so this tries cheap
-// rules.
+// Finds the positions of stays in one arena. An optimal placement is NP-hard, so this class tries simple
+// heuristics.
 class ArenaPacking {
  public:
   explicit ArenaPacking(const std::vector<Stay>& residencies)
       : residencies_(residencies), count_(std::ssize(residencies)), offsets_(count_), present_(count_) {}
 
-  // Returns the smallest arena found and sets `offsets` to the places in it.
+  // Returns the size of the smallest arena found, in elements, and sets `offsets` to the positions of the
+  // stays in it.
   int64_t run(const Trace& trace, std::vector<int64_t>& offsets) {
     for (const Stay& residency : residencies_) offsets.push_back(trace.own_place[residency.bucket]);
     int64_t arena = trace.total_numel;
@@ -175,11 +176,11 @@ class ArenaPacking {
  private:
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
 
-  // Returns an offset in the tightest gap between those `taken` (by rising offset; they may overlap, if they
-  // are in memory at different times). With a ceiling: right below it, or at the top of the highest gap. If
-  // nothing fits: after all of them.
+  // Returns an offset for `numel` elements among the stays in `taken`, which are sorted by offset and may
+  // overlap if they are in memory at different times. Without a ceiling: the start of the smallest gap that
+  // fits. With a ceiling: the highest place below the ceiling that fits. If no gap fits: after all stays.
   int64_t find_gap(const std::vector<int>& taken, int64_t numel, int64_t ceiling = kEndless) const {
-    int64_t end = 0;  // of the residencies passed
+    int64_t end = 0;  // of the stays passed so far
     int64_t chosen = kNone;
     int64_t chosen_gap = kEndless;
     const auto consider = [&](int64_t next) {
@@ -196,9 +197,9 @@ class ArenaPacking {
     return chosen == kNone ? end : chosen;
   }
 
-  // Places residencies in order of start, like an allocator at run time. With a ceiling, every second one is
-  // placed from there downwards. That suits operand sets that straddle two buckets: the bucket that stays is
-  // at one end, and the rest is free in one piece.
+  // Places stays in order of start, as an allocator at run time would. With a ceiling, every second stay is
+  // placed from the ceiling downwards. This suits models whose consecutive uses share a bucket: the shared
+  // bucket lies at one end of the arena, and the free memory is one piece.
   int64_t place_by_start(int64_t ceiling) {
     std::vector<int> taken;
     const auto offset_of = [&](int index) { return offsets_[index]; };
@@ -217,7 +218,8 @@ class ArenaPacking {
     return arena;
   }
 
-  // Places the largest residencies first, each in the tightest gap. Needs `present_`.
+  // Places the largest stays first, each in the smallest gap that fits. Needs `present_` from
+  // place_by_start().
   int64_t place_by_size() {
     std::vector<int> order(count_);
     std::iota(order.begin(), order.end(), 0);
@@ -242,23 +244,23 @@ class ArenaPacking {
     return arena;
   }
 
-  const std::vector<Stay>& residencies_;  // by rising start
+  const std::vector<Stay>& residencies_;  // in order of start
   const int count_;
   std::vector<int64_t> offsets_;
-  std::vector<std::vector<int>> present_;  // by residency: those in memory when it starts
+  std::vector<std::vector<int>> present_;  // by stay: the earlier stays in memory when it starts
   int64_t peak_ = 0;                       // most elements in memory at once: no arena can be smaller
 };
 
-// One plan, within the bound on the arena or not.
+// A candidate plan. Its arena may exceed the bound.
 struct Draft {
   std::vector<Stay> residencies;  // ordered by (use, bucket), which is also the order of starts
   std::vector<int64_t> offsets;
   int64_t arena_numel = std::numeric_limits<int64_t>::max();
 };
 
-// The first draft whose arena keeps to the bound, else the one with the smallest arena. Fragmentation may
-// make the arena larger than the buckets that are in memory at once: then this lowers max_live first and, if
-// that does not help, prefetch.
+// Returns the first draft whose arena is within the bound, or else the draft with the smallest arena.
+// Fragmentation may make the arena larger than the buckets that are in memory at once. Then this function
+// lowers max_live and, if that does not help, prefetch.
 Draft draft_within_bound(const Trace& trace, const GatherLimits& limits) {
   const int64_t bound = std::max(limits.max_live, trace.largest_use) + limits.prefetch;
   GatherLimits lower = limits;
@@ -284,7 +286,7 @@ GatherPlan plan_gathers(std::span<const std::vector<int>> uses, std::span<const 
   ZR_CHECK(limits.max_live >= 0 && limits.max_reuse_distance >= 0 && limits.prefetch >= 0,
            "a limit is negative");
   const Trace trace = study(uses, bucket_numel);
-  GatherLimits useful = limits;  // more than the whole model has no effect; the cap keeps sums within range
+  GatherLimits useful = limits;  // a limit above the whole model has no effect, and sums must not overflow
   useful.max_live = std::min(limits.max_live, trace.total_numel);
   useful.prefetch = std::min(limits.prefetch, trace.total_numel);
   const Draft draft = draft_within_bound(trace, useful);

@@ -1,10 +1,12 @@
-// The order in which an iteration uses partitioned buckets: recorded, planned (gather_schedule.h), followed.
-// Pure bookkeeping, no LibTorch; used under its owner's lock.
+// Records the order in which an iteration uses partitioned buckets, makes a plan from it
+// (zero/gather_schedule.h), and compares later iterations with it. Pure bookkeeping, no LibTorch. Owned by
+// Residency, used under its lock.
 //
-// [Note: trace] A use is an operator and the buckets it needs; consecutive operators that need the same
-// buckets are one use. Every iteration is recorded. While it matches the trace, it follows the plan's steps.
-// After a departure from the trace it gets no more steps, and its record becomes the trace when it ends. A
-// record that reaches 2^15 uses, because nothing ends the iteration, is started over.
+// [Note: trace] A use is an operator with the buckets that it needs; consecutive operators that need the same
+// buckets count as one use. The trace is the list of uses of an earlier iteration. While an iteration matches
+// the trace, it follows the plan's steps. From its first difference on, it gets no more steps and is
+// recorded, and the record becomes the trace when the iteration ends. A record of 2^15 uses is cleared, in
+// case nothing ever ends the iteration.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +25,19 @@ class GatherTrace {
     std::string reason;        // "for aten::addmm on h.0.weight"
   };
 
-  /// Notes the next use. Returns the plan's step before it, or null if there is no plan or the iteration has
-  /// departed from it: then record() must be called.
+  /// Notes the next use. Returns the plan's step to do before this use. Returns null if there is no plan or
+  /// the iteration has differed from the trace; then the caller must call record().
   const GatherPlan::Step* follow(std::span<const int> buckets);
   void record(std::span<const int> buckets, std::string reason);
-  /// Whether a use of `buckets` may begin another iteration: this one is at the end of the trace, and the
-  /// trace begins with the same buckets.
+  /// Whether a use of `buckets` may begin the next iteration: the trace begins with the same buckets, and the
+  /// current iteration has two uses or more and is not in the middle of the trace.
   bool may_begin_again(std::span<const int> buckets) const;
-  /// The iteration has ended: makes a plan if it departed from the trace or was the first one.
+  /// Ends the iteration. Makes a plan if this was the first iteration or differed from the trace.
   void finish(std::span<const int64_t> bucket_numel, const GatherLimits& limits);
 
   /// Whether there is a plan and this iteration has kept to it.
   bool following() const { return planned_ && !departed_; }
-  /// Made by the last finish(); empty before.
+  /// The current plan; empty before the first finish().
   const GatherPlan& plan() const { return plan_; }
   const std::string& reason(int use) const { return uses_[use].reason; }
   bool started() const { return position_ > 0; }
@@ -44,8 +46,8 @@ class GatherTrace {
  private:
   void depart(size_t position);
 
-  std::vector<Use> uses_;  // the trace; without a plan or after a departure, the record so far
-  size_t position_ = 0;    // uses of this iteration
+  std::vector<Use> uses_;  // the trace; without a plan or after a difference, the record so far
+  size_t position_ = 0;    // number of uses in this iteration so far
   GatherPlan plan_;
   bool planned_ = false;
   bool departed_ = false;

@@ -13,8 +13,8 @@
 namespace zerorun {
 namespace {
 
-// Reductions that may be in flight while a bucket is being filled. The thread that waits computes the sums,
-// and two buckets later the other ranks' gradients have usually arrived.
+// The number of reductions that may be in flight while a bucket is being filled. wait() adds the other ranks'
+// gradients, which have usually arrived by the time two more buckets are filled.
 constexpr int kSlackWithOverlap = 2;
 
 // Elements of the largest bucket with several parameters or, if there is none, of the largest bucket.
@@ -129,10 +129,10 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
   return device_->allocate(numel, scalar_type(dtype));
 }
 
-// For a window with more backwards than the config says.
+// Makes buffers of sums, for a window with more backwards than the config says.
 void GradientReducer::make_sums() {
   const bool reduction_started =
-      std::ranges::any_of(states_, &BucketState::reduction_started);  // the rest is late anyway
+      std::ranges::any_of(states_, &BucketState::reduction_started);  // further gradients are late anyway
   if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
@@ -167,7 +167,7 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
         "the gradient of parameter " + buckets_->parameters()[parameter].name +
         " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
   }
-  if (!buckets_->in_place(parameter)) return;  // step() reports it
+  if (!buckets_->in_place(parameter)) return;  // step() reports the error
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
   ++window_arrivals_;
 
@@ -198,7 +198,7 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   }
 }
 
-// `number` (even) in the tally stands for an infinite or NaN gradient, `number` + 1 for a finite gradient
+// The tally records `number` (even) for an infinite or NaN gradient, and `number` + 1 for a finite gradient
 // that overflows in the dtype of the buffer.
 FiniteCheck GradientReducer::finite_check(int parameter) const {
   const auto parameters = static_cast<int64_t>(written_.size());
@@ -232,7 +232,7 @@ void GradientReducer::start_ready_reductions() {
   while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
-// Afterwards the buffer holds all gradients that this rank has for the bucket, and zeros for the rest.
+// Fills the communication buffer with this rank's gradients for the bucket, and zeros where it has none.
 void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
   take_buffer(bucket);
@@ -279,7 +279,7 @@ void GradientReducer::start_reduction(int bucket) {
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // With streams, retiring does not block, and the stream orders what follows.
+  // On a device with streams retiring does not block, and the reduce stream orders later work.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();
@@ -308,7 +308,7 @@ void GradientReducer::retire_oldest() {
   }
   if (pending.arrived.defined()) {
     start_summing(pending.bucket);
-    // The norm finds sums that are not finite.
+    // No finite check here, because the norm detects sums that are not finite.
     const at::Tensor& reduced = gradient(pending.bucket);
     if (pending.is_first) {
       device_->copy_scaled(reduced, pending.arrived, 1);

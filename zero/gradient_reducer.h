@@ -1,40 +1,40 @@
-// Reduces gradients: autograd's hooks copy them into bucket buffers, which are summed over ranks into the
-// gradients that the optimizer reads. Owned by the engine; hooks run on autograd's threads, everything else
-// on the thread that calls backward.
+// Reduces gradients. Hooks of autograd copy gradients into bucket buffers, and the buffers are summed over
+// ranks into the gradients that the optimizer reads. Owned by the engine. Hooks run on autograd's threads,
+// everything else on the thread that calls backward.
 //
-// [Note: order of reductions] The reduce-scatter of a bucket starts when each of its parameters has had as
-// many gradients as in any backward so far, at least one, and the reduce-scatters of all buckets before it in
-// the plan have started. So all ranks start collectives in the same order, whatever order gradients arrive
-// in. The remaining buckets follow when backward ends; parameters without a gradient count as zeros. The
-// first backward goes from the last parameter to the first. Then the plan is made: rank 0's order of
-// completion, but buckets that some rank found unused, or used more than once, come last, so that no bucket
-// waits for them.
+// [Note: order of reductions] All ranks start the same reduce-scatters in the same order, whatever order
+// gradients arrive in, because the order is planned. A bucket's reduce-scatter starts when those of all
+// earlier buckets in the plan have started and each of its parameters has as many gradients as in any
+// backward so far, at least one. The end of backward starts the remaining reduce-scatters; parameters without
+// a gradient count as zeros. In the first backward the order is from the last parameter to the first. Then
+// the plan takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or
+// used more than once, come last in the plan, so that no other bucket waits for them.
 //
-// [Note: late gradients] A hook may still fire for a bucket whose reduction has started: a parameter
-// recomputed in backward for the first time, or at stages 0 and 1 a second backward in the boundary
-// micro-step. Such a gradient goes to the bucket's late buffer. At the boundary the ranks exchange (between
-// hosts' CPUs, so that no host waits for its GPU) which buckets have late gradients on any rank, and
-// reduce_late() adds those.
+// [Note: late gradients] A hook may still fire for a bucket whose reduction has started: when recomputation
+// inside backward uses a parameter for the first time, or when at stages 0 and 1 the boundary micro-step has
+// a second backward. Such a gradient is added to the bucket's late buffer. At the boundary the ranks exchange
+// which buckets have late gradients on any rank, and reduce_late() adds these. The exchange uses CPU tensors,
+// so that no host waits for its GPU.
 //
 // [Note: dtypes of gradients] Gradients are sent in the communication dtype and summed over micro-steps in
 // the accumulation dtype. At stages 2 and 3 hooks write to pooled communication buffers, and the reduced
 // gradients are added to this rank's slice. At stages 0 and 1 hooks write to a buffer of the whole bucket,
-// which is reduced itself; if gradients are summed over micro-steps in another dtype than the communication
-// dtype, hooks write to a separate buffer of sums, which is copied into a pooled communication buffer.
+// and this buffer is reduced. If micro-steps are accumulated in another dtype than the communication dtype,
+// hooks write to a separate buffer of sums instead, which is copied into a pooled communication buffer.
 //
-// [Note: scaling] The gradient that seeds engine.backward() contains the loss scale and the division by
-// accumulation steps; gradients of a plain loss.backward() are multiplied as they are copied. Any other
-// factor before the sum over ranks is applied in the copy to the communication buffer; one division in the
-// optimizer pass does the rest (world size, loss scale, clipping).
+// [Note: scaling] The gradient that seeds engine.backward() contains the loss scale and the division by the
+// number of accumulation steps. Gradients of a plain loss.backward() are divided as they are copied. Any
+// other factor that must precede the sum over ranks is applied in the copy to the communication buffer. The
+// optimizer pass does one division for the rest (world size, loss scale, clipping).
 //
 // [Note: not finite] Gradients are checked as they are copied. The tally keeps the first gradient of a window
 // (the micro-steps of one gradient accumulation) that is infinite or NaN, because the sum over ranks does not
 // show which gradient that was.
 //
-// [Note: streams of gradients] A hook writes on its current stream, once the buffer is free. The start of a
-// reduction waits for all streams that wrote; all further work is on the reduce stream, which records when
-// the buffer is free again, and readers of the sums wait for that stream. If the host applies the sums, the
-// copy stream copies them to the host as soon as they are complete, during backward.
+// [Note: streams of gradients] A hook writes on its current stream, once the buffer is free. A reduction
+// waits for all streams that wrote to the buffer. All further work runs on the reduce stream, which records
+// when the buffer is free again. Readers of the sums wait for the reduce stream. If the host updates
+// parameters, the copy stream copies the sums to the host during backward, as soon as they are complete.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,19 +60,19 @@ namespace zerorun {
 
 struct ReducerOptions {
   StagePolicy policy;
-  bool overlap = false;  // collectives run while backward goes on (else each is waited for at once)
+  bool overlap = false;  // collectives run during backward; if false, each is waited for at once
   Dtype communication = Dtype::fp32;
   Dtype accumulation = Dtype::fp32;
-  bool accumulates = false;  // some backwards of a window are not at the boundary
+  bool accumulates = false;  // gradient accumulation: some backwards of a window are not at the boundary
   float factor = 1;          // gradients are multiplied by it before they are summed over ranks
   bool to_host = false;      // this rank's slices of a window's sums are copied to the host
 };
 
 /// The state of an unfinished window, apart from the gradients in the store.
 struct WindowSoFar {
-  std::vector<char> has_gradient;  // by trained parameter
-  int64_t arrivals = 0;            // gradients that this rank's hooks have taken in
-  std::vector<uint8_t> tally;      // bytes of a Tally: the first of them that was not finite
+  std::vector<char> has_gradient;  // by trained parameter: whether it has a gradient
+  int64_t arrivals = 0;            // number of gradients that this rank's hooks have received
+  std::vector<uint8_t> tally;      // bytes of a Tally, which holds the first gradient that was not finite
 };
 
 class GradientReducer {
@@ -84,54 +84,55 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// `boundary`: this backward belongs to the last micro-step before an optimizer step; if no backward does,
-  /// finish_window() reduces. `scale`: multiplies its gradients. Throws what allocation throws; then no
-  /// backward has started.
+  /// Call this before backward. `boundary`: this backward belongs to the last micro-step before an optimizer
+  /// step. If no backward of a window does, finish_window() starts the reductions. `scale`: multiplies the
+  /// gradients of this backward. If allocation fails, throws its error, and no backward has started.
   void start_backward(bool boundary, float scale = 1);
   void finish_backward();
-  /// After a backward that threw: hooks stop collecting. discard_window() must follow.
+  /// Call this after a backward that threw: hooks ignore gradients from then on. discard_window() must
+  /// follow.
   void abandon_backward() {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
-  /// `observer` is called before each gradient that arrives outside of start_backward() ..
-  /// finish_backward(), and in backwards that it has started itself, on autograd's thread. If it starts none,
-  /// the gradient stays in grad().
+  /// Sets a function that is called on autograd's thread before each gradient of a backward without
+  /// start_backward(). It may call start_backward(), and is then called for every gradient of that backward.
+  /// If it does not, the gradient stays in grad().
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, late gradients included, for
-  /// later work on the current stream. Returns how many ranks passed `notice`, which costs no message of its
-  /// own.
+  /// later work on the current stream. Returns the number of ranks that passed `notice`, which is sent along
+  /// with the exchange of late gradients.
   int64_t finish_window(bool notice = false);
-  /// Sums over ranks of the bucket's gradients since the last step: this rank's slice, or all of it when the
-  /// stage replicates the update. Always the same tensor; the optimizer may overwrite it.
+  /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
+  /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
-  /// This rank's slice of the sums in host memory, if `to_host`: after finish_window() the copy stream is
-  /// writing them.
+  /// If `to_host`, this rank's slice of the sums in host memory. The copy stream may still be writing it when
+  /// finish_window() returns.
   const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
   /// Call this after the optimizer step, on its stream: the next window's sums start from zero.
   void start_window();
-  /// Drops all gradients since the last optimizer step. If a backward has started and not finished (it
-  /// threw), first runs the reductions that it still owes, so that ranks stay in step.
+  /// Drops all gradients since the last optimizer step. If a backward threw, first runs the reductions that
+  /// it did not start, because the other ranks wait for them.
   void discard_window();
 
-  /// Between micro-steps: the state of the window. When this returns, no collective is in flight, and the
-  /// store's gradients belong to the window (at stages 0 and 1 they are this rank's, not summed over ranks).
-  /// Throws UserError if some gradients are not in the store: late ones, and those of a window with more
-  /// backwards than the config says.
+  /// Returns the state of the window between two micro-steps. On return no collective is in flight, and the
+  /// store has the window's gradients (at stages 0 and 1 this rank's own, not summed over ranks). Throws
+  /// UserError if the store lacks some of them: late gradients, and gradients of a window with more backwards
+  /// than the config says.
   WindowSoFar window_so_far();
   /// Resumes a window; the store must have its gradients, and zeros for parameters that had none.
   void resume_window(const WindowSoFar& window);
   /// Whether the store's gradients are summed over ranks with each micro-step.
   bool reduces_every_backward() const { return options_.policy.reduce_every_backward; }
-  /// The store's gradients are multiplied by it before they are summed over ranks.
+  /// The store's gradients are multiplied by this factor before they are summed over ranks.
   float factor() const { return options_.factor; }
 
-  /// A Tally on the device. Numbers of gradients rise with their arrival, so ranks that run the same model
-  /// can compare them; not_finite() returns the parameter for a number.
+  /// A Tally on the device. It numbers gradients in the order of their arrival, so ranks that run the same
+  /// model can compare the numbers. not_finite() returns the parameter of a number.
   const at::Tensor& tally() const { return tally_; }
   struct NotFinite {
     int parameter;
-    bool too_large;  // it was finite, but not in the communication dtype
+    bool too_large;  // the gradient was finite, but overflows in the dtype of the buffer
   };
   NotFinite not_finite(int64_t number) const;
 
@@ -145,31 +146,31 @@ class GradientReducer {
   struct BucketState {
     CommunicationBuffer buffer;  // gradients to reduce; if pooled, without memory between uses
     StreamUsers writers;         // streams that have written gradients of the bucket since its last reduction
-    Event complete;              // its reduction may start
-    at::Tensor sums;             // of this rank over micro-steps, if not kept in `buffer`
+    Event complete;              // recorded when the buffer is ready to be reduced
+    at::Tensor sums;             // this rank's sums over micro-steps, unless they are in `buffer`
     bool has_sums = false;       // gradient(bucket) holds sums of the current window
     bool reduction_started = false;  // further gradients are late
     at::Tensor late;                 // defined only while it holds late gradients
     at::Tensor on_host;              // defined only if `to_host`
     bool is_sent = false;            // the sums of the current window are on the host, or being copied there
-    Event summed;                    // gradient(bucket) may be copied to the host
-    Event left;                      // the last copy to the host is complete
+    Event summed;                    // recorded when gradient(bucket) may be copied to the host
+    Event left;                      // recorded after the last copy to the host
   };
   struct PendingReduction {
     int bucket;
     std::unique_ptr<Work> work;
     bool is_gather;
-    CommunicationBuffer buffer;  // what is reduced or gathered
-    at::Tensor arrived;  // sums over ranks that are to go to gradient(); undefined if they are in it already
-    bool is_first;       // they replace its values (else: are added)
+    CommunicationBuffer buffer;  // the buffer that `work` reduces or gathers
+    at::Tensor arrived;          // sums to put into gradient(); undefined if `work` writes them there
+    bool is_first;               // `arrived` replaces gradient() (else it is added)
   };
 
   int slack() const;
-  /// Sums over micro-steps are kept apart from communication buffers, and gradient() is in these sums.
+  /// Whether sums over micro-steps are kept apart from communication buffers, with gradient() a part of them.
   bool reduced_in_sums() const;
-  /// Communication buffers are taken from the pool.
+  /// Whether communication buffers are taken from the pool.
   bool pooled() const { return options_.policy.reduce_every_backward || reduced_in_sums(); }
-  /// Buffers that are sent to other ranks, and buffers that are not.
+  /// allocate() makes buffers that are sent to other ranks, allocate_own() all other buffers.
   at::Tensor allocate(int64_t numel, Dtype dtype);
   at::Tensor allocate_own(int64_t numel, Dtype dtype);
   void make_memory(int bucket);
@@ -202,16 +203,16 @@ class GradientReducer {
   std::deque<PendingReduction> pending_;
   int reductions_in_flight_ = 0;
   Event reduced_;
-  Event consumed_;  // the last window's update has read its sums
+  Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
-  at::Tensor late_counts_;  // by bucket: ranks that have late gradients for it, then notices; on the CPU
+  at::Tensor late_counts_;  // on the CPU; by bucket: ranks with late gradients; then the count of notices
 
-  /// The hooks hold this pointer; it points to null once the reducer is destroyed, in case a hook lives on.
+  /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;
 
   ReductionPlan plan_;
 
-  std::mutex hooks_;  // held while a hook takes in a gradient
+  std::mutex hooks_;  // locked while a hook handles a gradient
   std::function<void()> observer_;
   bool in_backward_ = false;
   bool is_observed_ = false;  // the observer has started this backward

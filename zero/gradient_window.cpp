@@ -1,5 +1,5 @@
-// The window of gradients between two optimizer steps: how it ends, how the next one starts, and how a
-// checkpoint interrupts it.
+// The part of GradientReducer that ends and starts windows (the micro-steps between two optimizer steps), and
+// that saves and resumes an unfinished window for checkpoints.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ void GradientReducer::start_summing(int bucket) {
   states_[bucket].is_sent = false;
 }
 
-// Copies the sums to the host, as the current stream leaves them.
+// Copies the sums to the host, after all work of the current stream so far.
 void GradientReducer::send_to_host(int bucket) {
   if (!options_.to_host) return;
   BucketState& state = states_[bucket];
@@ -75,7 +75,7 @@ void GradientReducer::send_to_host(int bucket) {
 }
 
 int64_t GradientReducer::finish_window(bool notice) {
-  start_remaining_reductions();  // if no backward was at the boundary, no bucket has reduction_started
+  start_remaining_reductions();  // all reductions, if no backward of the window was at the boundary
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
   int64_t& notices = late[states_.size()];
@@ -90,7 +90,7 @@ int64_t GradientReducer::finish_window(bool notice) {
   return notices;
 }
 
-// A collective. Rare, so all of it happens on the current stream.
+// A collective. Late gradients are rare, so everything runs on the current stream.
 void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
   at::Tensor buffer = allocate_own(buckets_->layout(bucket).numel, options_.communication);
@@ -112,7 +112,7 @@ void GradientReducer::reduce_late(int bucket) {
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
 }
 
-// Without making a plan: that would be the plan of an incomplete backward.
+// Runs the remaining reductions, but makes no plan, because the backward is incomplete.
 void GradientReducer::discard_window() {
   abandon_backward();
   if (std::exchange(is_abandoned_, false) && reducing_) {

@@ -21,8 +21,8 @@ namespace {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
-// StorageImpl offers no way to clear its throw-on-access flag. An explicit instantiation may name a private
-// member.
+// Gives access to StorageImpl's private throw-on-access flag, which no public function clears. An explicit
+// instantiation of a template may name a private member.
 template <bool c10::StorageImpl::*Member>
 struct Reveal {
   friend bool c10::StorageImpl::*throw_on_access_flag() { return Member; }
@@ -38,7 +38,7 @@ void owner_tag(void* context) {
 
 void set_memory(c10::StorageImpl& storage, void* data) {
   c10::DataPtr& current = storage._mutable_data_ptr_no_checks();
-  void* owner = current.release_context();  // else replacing it would call the tag
+  void* owner = current.release_context();  // else replacing the pointer would call owner_tag()
   storage.*throw_on_access_flag() = data == nullptr && storage.nbytes() > 0;
   storage.set_data_ptr_noswap({data, owner, &owner_tag, current.device()});
 }
@@ -46,7 +46,7 @@ void set_memory(c10::StorageImpl& storage, void* data) {
 c10::StorageImpl& end_ownership(const c10::Storage& storage) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   impl.set_allocator(nullptr);
-  impl._mutable_data_ptr_no_checks().release_context();  // else replacing it would call the tag
+  impl._mutable_data_ptr_no_checks().release_context();  // else replacing the pointer would call owner_tag()
   return impl;
 }
 
@@ -65,7 +65,7 @@ void add(TouchedList& touched, const at::Tensor& tensor, bool written) {
   touched.push_back({owner, written, &tensor});
 }
 
-// native_batch_norm and its kin write these, but their schemas do not say so.
+// native_batch_norm and related operators write to these arguments, but their schemas do not say so.
 bool is_running_statistic(const std::string& argument) {
   return argument == "running_mean" || argument == "running_var";
 }
@@ -135,8 +135,8 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
-// Whether the operator looks at sizes, strides and types only: it returns a view by its schema, or a new
-// tensor shaped like another.
+// Whether the operator reads only sizes, strides and types. It does if its schema says that it returns a
+// view, or if it is one of the operators named below.
 bool touches_no_memory(const c10::FunctionSchema& schema) {
   if (schema.is_mutable()) return false;
   const auto& returns = schema.returns();

@@ -18,10 +18,11 @@ namespace zerorun {
 class OperatorListener;
 class OperatorRecorder;
 
-/// The owner of the storage of marked tensors. It is set as the storage's allocator, although it allocates
-/// nothing: the only field that a thread may read while another thread gives the storage memory.
+/// The owner of the storage of marked tensors, set as the storage's allocator although it allocates nothing.
+/// The allocator is the only field of a storage that one thread may read while another thread gives the
+/// storage memory.
 struct StorageOwner : c10::Allocator {
-  // Exactly one of the two is set.
+  // Exactly one of `listener` and `recorder` is set.
   OperatorListener* listener = nullptr;
   OperatorRecorder* recorder = nullptr;
   /// Called when the storage is destroyed; may be null.
@@ -39,7 +40,8 @@ struct Touched {
   const at::Tensor* tensor;  // the first argument on the storage; valid in enter() only
 };
 
-/// Called before and after each operator that touches storages of its owners, on any thread; operators nest.
+/// Is called before and after each operator that touches storages whose owners have this listener, on any
+/// thread. Operators may nest.
 class OperatorListener {
  public:
   /// Makes the data of all `touched` accessible until leave(). When it throws, the operator does not run.
@@ -50,7 +52,7 @@ class OperatorListener {
   ~OperatorListener() = default;
 };
 
-/// Called instead of operators: they run only if it runs them.
+/// Is called instead of an operator, which runs only if the recorder runs it.
 class OperatorRecorder {
  public:
   /// Replaces the arguments on the stack by results. `below`: the keys to redispatch to.
@@ -69,10 +71,11 @@ bool interception_key_is_free();
 /// A storage of `nbytes` on `device`, without memory, that belongs to `owner`; access throws `message`.
 c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
                                 const std::string& message);
-/// Puts memory behind the storage, or takes it away (then access throws the message).
+/// Gives the storage memory, or takes its memory away. Without memory any access throws the message.
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
-/// End the ownership. The storage then has `memory`, or has no memory, and access throws `message`.
+/// Both end the ownership. leave_memory() gives the storage `memory`; after leave_without_memory() access
+/// throws `message`.
 void leave_memory(const c10::Storage& storage, c10::DataPtr memory);
 void leave_without_memory(const c10::Storage& storage, const std::string& message);
 
@@ -83,7 +86,7 @@ StorageOwner* owner_of(const at::Tensor& tensor);
 at::Tensor marked_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset);
 
-/// While it lives, every operator of this thread goes to `recorder`, whichever tensors it takes.
+/// During its lifetime every operator of this thread goes to `recorder`, regardless of its arguments.
 class RecordingScope {
  public:
   explicit RecordingScope(OperatorRecorder& recorder);
@@ -96,10 +99,10 @@ class RecordingScope {
   bool was_included_;
 };
 
-/// Whether a RecordingScope of this thread lives.
+/// Whether this thread is inside a RecordingScope.
 bool is_recording();
 
-/// While it lives, operators of this thread run as if no tensor was marked and nothing recorded.
+/// During its lifetime operators of this thread run as if no tensor was marked and no scope recorded them.
 class InterceptionPause {
  public:
   InterceptionPause();

@@ -30,7 +30,7 @@ Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, 
            "world size " + std::to_string(world_size) + ", alignment " + std::to_string(alignment));
   Layout layout;
   layout.locations.resize(parameters.size());
-  std::map<std::pair<int, bool>, int> open;  // group, partitioned -> the bucket being filled
+  std::map<std::pair<int, bool>, int> open;  // key: group, partitioned; value: the bucket being filled
 
   auto place = [&](int index) {
     const LayoutParameter& parameter = parameters[index];

@@ -1,4 +1,5 @@
-// Where each parameter lives: the only owner of offsets. Pure arithmetic, no LibTorch; immutable once made.
+// Assigns each parameter to a bucket and an offset; all offsets are computed here. Pure arithmetic, no
+// LibTorch. A Layout does not change once it is made.
 //
 // [Note: layout] Parameters are laid into buckets in reverse order of registration, roughly the order in
 // which backward produces their gradients. A bucket is padded so that N ranks own equal slices; slices and
@@ -11,19 +12,19 @@
 
 namespace zerorun {
 
-/// The group of parameters that are not trained.
+/// The group number of parameters that are not trained.
 inline constexpr int kFrozen = -1;
 
 /// A range of consecutive elements.
 struct Range {
   int64_t begin;
-  int64_t numel;  // 0: none
+  int64_t numel;  // 0 if the range is empty
 };
 
 struct LayoutParameter {
   int64_t numel;
   int group;                 // all parameters of a bucket have the same group, hence the same hyperparameters
-  bool partitioned = false;  // likewise; see BucketLayout
+  bool partitioned = false;  // the same for all parameters of a bucket; see BucketLayout
 };
 
 struct ParameterLocation {
@@ -33,10 +34,10 @@ struct ParameterLocation {
 
 struct BucketLayout {
   int group;
-  bool partitioned;             // between uses each rank keeps only its slice
-  int64_t numel;                // with padding, N times slice_numel
-  int64_t slice_numel;          // what one rank owns
-  std::vector<int> parameters;  // indices, by rising offset
+  bool partitioned;             // each rank keeps only its slice between uses
+  int64_t numel;                // padding included: world size * slice_numel
+  int64_t slice_numel;          // elements of each rank's slice
+  std::vector<int> parameters;  // indices of the bucket's parameters, in order of offset
 };
 
 struct Layout {
@@ -44,14 +45,14 @@ struct Layout {
   std::vector<BucketLayout> buckets;
 };
 
-/// The bucket size in elements that the layout aims at: min(both bounds of the config, a sixteenth of the
-/// parameters, 32 MiB), so that there is always something left to overlap with.
+/// Returns the bucket size in elements that the layout aims at: min(both sizes of the config, a sixteenth of
+/// the parameters, 32 MiB). Communication can overlap with computation only if there are several buckets.
 int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
                             int64_t allgather_bucket_size);
 
-/// Buckets of trained parameters come first. Offsets and slices are multiples of `alignment` elements.
-/// `bucket_numel` bounds the size of a bucket's parameters, their alignment included; a larger parameter gets
-/// a bucket of its own.
+/// Lays out `parameters`; buckets of trained parameters come first. Offsets and slice lengths are multiples
+/// of `alignment` (elements). The parameters of a bucket take at most `bucket_numel` elements, alignment
+/// included; a larger parameter gets a bucket of its own.
 Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t alignment,
                    int64_t bucket_numel);
 

@@ -28,7 +28,7 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// While it lives, the default dtype and the operator's generator are as when the operator was recorded.
+// During its lifetime the default dtype and the operator's generator are as they were when it was recorded.
 class RecordedSurroundings {
  public:
   explicit RecordedSurroundings(const TapeOperator& entry) : default_dtype_(c10::get_default_dtype()) {
@@ -79,8 +79,8 @@ class Replay {
   }
 
  private:
-  // Goes backwards from the end: an operator needs the last writers of the storages that it reads, or writes
-  // only in part.
+  // Selects the operators to run, from the last to the first. An operator needs the last earlier writer of
+  // each storage that it reads or does not overwrite completely.
   void choose_steps() {
     std::set<size_t, std::greater<>> open;
     auto need = [&](StorageId storage, size_t before) {
@@ -104,7 +104,7 @@ class Replay {
   void run_step(size_t step, const TapeOperator& entry) {
     check_captured(entry);
     torch::jit::Stack stack = entry.arguments;
-    std::set<size_t> copied;  // lists; those of the tape must stay unfilled
+    std::set<size_t> copied;  // indices of lists; the tape's own lists must keep undefined tensors
     for (const TapeSlot& slot : entry.deferred) {
       at::Tensor tensor = tensor_on(memory_of(slot.tensor.storage), slot.tensor);
       if (!slot.item) {
@@ -139,7 +139,8 @@ class Replay {
     }
   }
 
-  // For x * 0.02, if nothing else needs x: x *= 0.02 gives the same bits and saves a tensor of memory.
+  // Returns the operator's in-place form if nothing else needs its input: for x * 0.02, x *= 0.02 gives the
+  // same bits and needs no second tensor.
   std::optional<c10::OperatorHandle> in_place_form(size_t step, const TapeOperator& entry) const {
     if (entry.made.size() != 1 || entry.made[0].item || entry.op.schema().returns().size() != 1 ||
         entry.deferred.empty()) {
@@ -261,7 +262,7 @@ void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
   InterceptionPause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Replay(*this, target, memory).run();
-  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // of intermediate results
+  if (nbytes(target) >= kLargeBlock) return_freed_memory();  // the memory of intermediate results
 }
 
 }  // namespace zerorun

@@ -1,7 +1,7 @@
-// Records the operators that compute the values of tensors without memory, in order, and replays those that
-// one storage needs. The tape identifies storages by number and holds none of their data; it holds the real
-// tensors that operators read, and generator states (5 KB per random operator). Owned by the recorder of a
-// build scope; one thread at a time.
+// Records in order the operators that compute the values of tensors without memory, and replays the operators
+// that one storage needs. The tape identifies storages by number and holds none of their data. It holds the
+// real tensors that operators read, and generator states (5 KB per random operator). Owned by
+// DeferredRecorder; one thread at a time.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -31,7 +31,7 @@ struct TapeTensor {
 /// The position of a tensor of the tape among an operator's arguments or results.
 struct TapeSlot {
   size_t index = 0;
-  std::optional<size_t> item;  // of the list at `index`; else the value itself
+  std::optional<size_t> item;  // index in the list at `index`; absent: the value is no list
   bool written = false;
   TapeTensor tensor;
 };
@@ -53,19 +53,19 @@ struct TapeOperator {
   std::vector<TapeSlot> deferred;
   std::vector<CapturedTensor> captured;
   std::vector<TapeSlot> made;            // results on storages that this operator creates
-  std::optional<GeneratorState> random;  // its generator, before it draws
+  std::optional<GeneratorState> random;  // the state of its generator before it draws numbers
   at::ScalarType default_dtype = at::kFloat;
 };
 
 /// Reads the CPU generator's state under the generator's lock.
 GeneratorState save_state(const at::Generator& generator);
 
-/// A tensor with memory on the storage.
+/// Returns a tensor with `geometry` on `storage`, which must have memory.
 at::Tensor tensor_on(const c10::Storage& storage, const TapeTensor& geometry);
-/// A storage with zero-filled memory of its own, which goes back to the system with the storage.
+/// Returns a storage with zero-filled memory of its own, which is freed with the storage.
 c10::Storage allocate_storage(int64_t nbytes);
 
-/// A tensor of zeros on such a storage, with the sizes, strides and dtype of `tensor`.
+/// Returns a tensor of zeros on a new storage, with the sizes, strides and dtype of `tensor`.
 at::Tensor allocate_like(const at::Tensor& tensor);
 
 class OperatorTape {
@@ -73,14 +73,14 @@ class OperatorTape {
   StorageId add_storage(int64_t nbytes);
   void add(TapeOperator entry);
 
-  /// Runs the operators that `target` needs; its values go to `memory`, which must have its size. Restores
-  /// the state of every generator. Meanwhile other threads must not draw from the tape's generators, but may
-  /// replay tapes of their own.
+  /// Runs the operators that storage `target` needs and writes its values to `memory`, which must have the
+  /// same size. Restores the state of every generator afterwards. During a replay other threads must not draw
+  /// from the tape's generators, but may replay other tapes.
   void replay(StorageId target, const c10::Storage& memory) const;
 
   int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
   const std::vector<TapeOperator>& operators() const { return operators_; }
-  /// The last operator before number `before` that writes the storage.
+  /// Returns the last operator that writes the storage and comes before operator number `before`.
   std::optional<size_t> last_writer(StorageId storage, size_t before) const;
 
  private:

@@ -1,5 +1,5 @@
-// The traits of an operator that a build scope needs before it records the operator: derived from its schema,
-// tags and kernels if LibTorch states them there, else from its name. Pure; any thread.
+// Properties of operators that DeferredRecorder needs. They are derived from the operator's schema, tags and
+// kernels if LibTorch states them there, else from its name. Pure functions; any thread.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,24 +8,28 @@
 
 namespace zerorun {
 
-/// Calls other operators, which are intercepted one by one when it runs and are the better units to record.
+/// Whether the operator only calls other operators, which are then intercepted and recorded one by one.
 bool decomposes(const c10::OperatorHandle& op);
 
-/// Draws random numbers.
+/// Whether the operator draws random numbers.
 bool is_random(const c10::OperatorHandle& op);
-/// Fills its first argument with random numbers; how many it draws does not depend on the old values.
+/// Whether the operator fills its first argument with random numbers, and the number of draws does not depend
+/// on the argument's old values.
 bool is_random_fill(const c10::OperatorHandle& op);
 
-/// Gives a tensor memory but no values.
+/// Whether the operator gives a tensor memory but no values.
 bool only_allocates(const c10::OperatorHandle& op);
-/// Copies a tensor, possibly to another dtype; Module::to(dtype) does so without a NoGradGuard.
+/// Whether the operator copies a tensor, possibly to another dtype. Module::to(dtype) calls such operators
+/// without a NoGradGuard.
 bool only_copies(const c10::OperatorHandle& op);
-/// torch::tensor(3), torch::randperm(n): small, and the host reads them as indices (nn::init::sparse_ does).
+/// Whether the result is small and read by the host: torch::tensor(3), or torch::randperm(n), whose values
+/// nn::init::sparse_ uses as indices.
 bool is_for_the_host(const c10::OperatorHandle& op);
 bool is_resize(const c10::OperatorHandle& op);
 
 bool returns_tensors_only(const c10::FunctionSchema& schema);
-/// Every result is an argument that it wrote to; none is an out= argument, which the operator may resize.
+/// Whether every result is an argument that the operator writes to. False for operators with an out=
+/// argument, which they may resize.
 bool only_writes_in_place(const c10::FunctionSchema& schema);
 /// The argument that the operator writes to and returns as `result`, by the schema's alias names.
 std::optional<size_t> aliased_argument(const c10::FunctionSchema& schema, size_t result);

@@ -13,12 +13,14 @@ namespace zerorun {
 
 class ReductionPlan {
  public:
-  /// `buckets` must outlive it. Until a plan is made, buckets are reduced as if gradients arrived from the
-  /// last parameter to the first, so that a bucket with parameters of all layers holds back no other.
+  /// `buckets` must outlive it. Until the plan is made, the order assumes that gradients arrive from the last
+  /// parameter to the first. A bucket with parameters of all layers then comes last and delays no other
+  /// bucket.
   explicit ReductionPlan(const Buckets& buckets);
 
   void start_backward();
-  /// From now on each parameter is expected to get as many gradients as in any backward so far.
+  /// Ends the backward. From now on each parameter is expected to get as many gradients as in any backward so
+  /// far.
   void finish_backward();
   void note_gradient(int parameter);
 
@@ -36,7 +38,7 @@ class ReductionPlan {
  private:
   struct BucketState {
     int missing = 0;           // parameters that are expected to get more gradients
-    int64_t completed_at = 0;  // position of the last gradient within this backward
+    int64_t completed_at = 0;  // number of the bucket's last gradient in this backward, from 1; 0: none yet
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
@@ -46,8 +48,8 @@ class ReductionPlan {
   const Buckets* buckets_;
   std::vector<BucketState> states_;
   std::vector<ParameterState> parameters_;
-  std::vector<int> order_;  // of the reductions
-  size_t next_ = 0;         // position in it
+  std::vector<int> order_;  // the buckets in the order of their reductions
+  size_t next_ = 0;         // index of the next bucket in order_
   int64_t arrivals_ = 0;
   bool made_ = false;
 };

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A gather is reported as ready if the wait for it is shorter than this. No decision depends on it.
+// A gather is counted as ready if the wait for it is shorter than this. Only the report uses this number.
 constexpr std::chrono::microseconds kReady(50);
 
 }  // namespace
@@ -45,7 +45,7 @@ Residency::Residency(Buckets& buckets, Communicator& communicator, GatherLimits 
   buckets.listen(this);
 }
 
-// The model keeps the values of whole buckets, so their gathers must finish.
+// The model keeps the values of whole buckets after the engine is destroyed, so their gathers must finish.
 Residency::~Residency() {
   for (int bucket : staying_) {
     if (states_[bucket].kind.around_uses) continue;
@@ -59,20 +59,20 @@ Residency::~Residency() {
                   " did not arrive on this rank: " + error.what());
     }
   }
-  for (BucketState& state : states_) state.work.reset();  // before the memory they write to
+  for (BucketState& state : states_) state.work.reset();  // before the gathers' memory is freed
 }
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
-  c10::SmallVector<int, 6> passing;  // those that come and go
-  bool pinned = true;                // by an enclosing operator or a scope, so this is not a new use
+  c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
+  bool pinned = true;                // all of these, by an enclosing operator or scope: not a new use
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = states_[bucket].kind;
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
-    // A bucket that the program writes repeatedly is shared when an operator reads it, not before.
+    // Repeated writes to the same bucket are shared only when an operator reads the bucket.
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;
@@ -183,15 +183,15 @@ void Residency::move(int bucket, State to, std::string reason) {
   state.state = to;
 }
 
-// First copies a shard in files or in host memory to its position in the gathered bucket.
+// Starts the all-gather. First copies a shard in a file or in host memory to its part of the gathered bucket.
 std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   const at::Tensor& memory = memory_.of(bucket);
   at::Tensor own = buckets_->shard(bucket);
   if (buckets_->shard_is_fetched(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
     if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
-      buckets_->with_shard(bucket, ValueUse::read,
-                           [] {});  // the slice is still there; opens it only to keep to the planned reads
+      // The slice is still in the buffer, and is opened only to keep to the planned reads.
+      buckets_->with_shard(bucket, ValueUse::read, [] {});
     } else {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
     }
@@ -200,7 +200,7 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
                                    std::move(reason));
 }
 
-// On the gather stream, after the last updates of the shards and the last uses of the memory.
+// Starts gathers on the gather stream, after the last updates of the shards and the last uses of the memory.
 void Residency::start_gathers(std::span<Start> starts) {
   if (starts.empty()) return;
   StreamScope scope(*streams_, Lane::gather);
@@ -285,7 +285,7 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
   current_.assign(buckets.begin(), buckets.end());
 }
 
-// For the iteration that begins.
+// Announces the shard reads of the iteration that begins.
 void Residency::plan_reads() {
   if (!fetches_shards_) return;
   reads_.clear();
@@ -316,7 +316,7 @@ void Residency::gather_on_demand(std::span<const int> buckets, const std::string
   start_gathers(starts);
 }
 
-// Releases the least recently used buckets first.
+// Releases other buckets, least recently used first, until `buckets` fit within the limit.
 void Residency::make_room(std::span<const int> buckets) {
   int64_t missing = 0;
   for (int bucket : buckets) {
@@ -357,9 +357,9 @@ void Residency::release_unpinned() {
   }
 }
 
-// The module's training mode may change between two uses: then an iteration of the other trace, or one
-// without a trace, begins. Without a plan the arena is freed, unless it and all other gathered memory
-// together stay within the limit.
+// Called at each use, because the program may switch between training and inference between two uses. A
+// switch ends the iteration. If the new mode has no plan, the arena is freed, unless the arena and all
+// gathered buckets together stay within the limit.
 void Residency::set_training(bool training) {
   if (training == training_) return;
   finish_iteration();
@@ -371,7 +371,7 @@ void Residency::set_training(bool training) {
   }
 }
 
-// Unplanned gathers need the arena's memory to stay within the limits. The arena stays while a scope holds a
+// Frees the arena, so that unplanned gathers stay within the limits. The arena stays while a scope holds a
 // bucket in it.
 void Residency::free_arena() {
   release_unpinned();

@@ -1,27 +1,28 @@
-// Decides when parameters have memory: sees every operator that uses a marked bucket, gathers the bucket,
-// waits for it, and takes its memory away again. Owned by the engine; operators come from any thread.
-// [Note: residency]
+// [Note: residency] Decides when parameters have memory. Residency is notified of every operator that uses a
+// marked bucket, gathers the bucket before the operator runs, and releases the memory later. Owned by the
+// engine; operators may run on any thread. The states of a bucket:
 //
 //   sharded ──> gathering ──> resident ──> dirty      a bucket that comes and goes
 //      └<──────────┴<────────────┴<──────────┘
 //   resident <──> gathering                           a whole bucket (stages 1 and 2)
-//   resident <──> gathering, resident <──> dirty      a bucket at home in shared memory (stages 1 to 3)
+//   resident <──> gathering, resident <──> dirty      a bucket in shared memory (stages 1 to 3)
 //
 // Only move() changes a bucket's state. The parameters of a partitioned or shared bucket are accessible only
-// while an operator or a scope pins it; raw access without a scope throws. The operators and the trace alone
-// decide what is gathered when, so all ranks gather in the same order; if they do not, the error says where
-// each rank is.
+// while an operator or a scope pins the bucket; raw access without a scope throws. The order of gathers
+// depends only on the operators and the trace, so it is the same on all ranks. If ranks disagree, the error
+// shows the bucket and operator of each.
 //
-// [Note: writes to shared buckets] An operator that writes to a parameter of a bucket whose memory the ranks
-// share writes to this rank's own copy of the bucket, and so does a scope, and raw access after
-// synchronize(). This rank's slice of the copy reaches the other ranks
-//   - of a whole bucket with the next update;
-//   - of a partitioned bucket at home in shared memory at the next use: an operator on a partitioned bucket
-//     that no scope holds, unless it writes again to the bucket just written;
-//   - of a bucket gathered from files ([Note: shared gathers]) when the bucket is released.
-// All ranks come to uses and releases alike; what one rank alone does inside a scope does not count as a use.
-// Updates write to memory that all ranks read: they begin behind a collective that each rank comes to when it
-// has used the parameters (the norm), and the first use afterwards waits for all owners of its bucket.
+// [Note: writes to shared buckets] If ranks share a bucket's memory, the program's writes go to this rank's
+// private copy of the bucket. This holds for operators, for scopes, and for raw access after synchronize().
+// The other ranks receive this rank's slice of the copy
+//   - for a whole bucket: with the next update;
+//   - for a partitioned bucket in shared memory: at the next use, which is an operator on a partitioned
+//     bucket that no scope holds. Another write to the bucket just written does not count as a use;
+//   - for a bucket gathered from files ([Note: shared gathers]): when the bucket is released.
+// All ranks have the same uses and releases; operators inside a scope do not count as uses. An update
+// writes to memory that all ranks read. It begins after a collective that each rank enters when it has used
+// the parameters (the norm's all-reduce), and the first use after the update waits until all ranks have
+// updated their slices of the bucket.
 #pragma once
 
 #include <functional>
@@ -44,15 +45,15 @@ namespace zerorun {
 
 /// How a scope that held buckets ended.
 enum class ScopeEnd {
-  read,       // values that all ranks wrote by operators stay, even if some ranks threw an exception
-  written,    // the modifier rank wrote, and all ranks have the values
-  abandoned,  // an exception came before all ranks had the values
+  read,       // writes that all ranks made by operators stay, even if some ranks threw an exception
+  written,    // the modifier rank wrote, and all ranks have its values
+  abandoned,  // an exception was thrown before all ranks had the values
 };
 
 class Residency final : public OperatorListener {
  public:
-  /// `buckets`, which are marked, and `communicator` must outlive this. `in_training` selects the trace:
-  /// training's or inference's.
+  /// `buckets` (marked) and `communicator` must outlive this object. `in_training` returns whether the model
+  /// trains; training and inference have separate traces.
   Residency(Buckets& buckets, Communicator& communicator, GatherLimits limits,
             std::function<bool()> in_training);
   ~Residency();
@@ -62,35 +63,35 @@ class Residency final : public OperatorListener {
   void enter(const c10::OperatorHandle& op, std::span<const Touched> touched) override;
   void leave(std::span<const Touched> touched) noexcept override;
 
-  /// Calls `before_write` before the program's writes reach this rank's slice of a bucket, with the lock held
-  /// and on any thread. Not called for updates: the engine starts those itself.
+  /// Sets a function that is called before the program's writes reach this rank's slice of a bucket, on any
+  /// thread and with the lock held. It is not called for updates, which the engine starts itself.
   void set_before_write(std::function<void(int bucket)> before_write) {
     before_write_ = std::move(before_write);
   }
-  /// Whether the program may have written values that other ranks have not received.
+  /// Whether the program may have written values that the other ranks have not received.
   bool has_pending_writes() const {
     std::lock_guard lock(mutex_);
     return has_writes();
   }
 
-  /// Ends the iteration: releases partitioned buckets that no scope holds (the program's writes reach the
-  /// shards) and waits for the gathers of whole ones.
+  /// Ends the iteration. Releases partitioned buckets that no scope holds, which copies the program's writes
+  /// to the shards, and waits for the gathers of whole buckets.
   void finish_iteration();
 
   /// Call this before the current stream updates the bucket's shard.
   void start_update(int bucket);
-  /// Call this after the update. `gathers`: starts the all-gather of a whole or shared bucket; its first use
-  /// waits for it.
+  /// Call this after the update. If `gathers`, starts the all-gather of a whole or shared bucket; the
+  /// bucket's first use waits for the all-gather.
   void finish_update(int bucket, bool gathers);
-  /// Makes values that are being gathered available to the current stream, and whole shared buckets
-  /// accessible without operators.
+  /// Waits for all gathers in progress (on a device with streams the current stream waits), and allows raw
+  /// access to whole shared buckets.
   void synchronize();
 
   /// Keeps buckets in memory until unhold(). A collective: all ranks hold the same buckets.
   void hold(std::span<const int> buckets);
   /// All ranks pass the same `end`, except that some may pass `abandoned`.
   void unhold(std::span<const int> buckets, ScopeEnd end);
-  /// All values of a bucket that is held, 1-D, for the current stream to write to.
+  /// Returns all values of a held bucket, 1-D, which the current stream may then write.
   at::Tensor start_write(int bucket);
 
   ResidencyReport report() const;
@@ -104,9 +105,9 @@ class Residency final : public OperatorListener {
     int pins = 0;                // operators and scopes that use the memory now
     bool open = false;           // raw access to the copy of a shared bucket is allowed outside of scopes too
     bool held_clean = false;     // the copy was made for a scope
-    std::unique_ptr<Work> work;  // while gathering
-    int64_t last_use = 0;        // by clock_
-    Event shard_written;         // the shard has its values
+    std::unique_ptr<Work> work;  // the all-gather, while `state` is gathering
+    int64_t last_use = 0;        // clock_ at the last use
+    Event shard_written;         // recorded after the last write to the shard
     Event gathered;
   };
 
@@ -115,8 +116,9 @@ class Residency final : public OperatorListener {
     std::string reason;
   };
 
-  // Which ranks wrote to shared, partitioned buckets in a scope that has ended. All ranks start the
-  // all-reduce, however the scope ended, and wait for it later, at a point that all of them reach.
+  // An all-reduce that finds out which ranks wrote to shared, partitioned buckets in a scope. All ranks start
+  // it when the scope ends, even if an exception ends it, and wait for it later, at a point that all ranks
+  // reach.
   struct WriterQuery {
     std::vector<int> buckets;
     at::Tensor writers;  // by bucket: the number of ranks that have written
@@ -128,8 +130,8 @@ class Residency final : public OperatorListener {
     std::span<const Touched> touched;
   };
 
-  /// Whether raw access to the parameters throws unless the bucket is pinned, even if all values are in
-  /// memory.
+  /// Whether raw access to the parameters throws unless the bucket is pinned, even though all values may be
+  /// in memory.
   bool guarded(int bucket) const {
     const BucketState& state = states_[bucket];
     return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
@@ -156,7 +158,7 @@ class Residency final : public OperatorListener {
   void finish_writer_queries();
   void share_writes();
   bool written_before(int bucket) const;
-  /// Whether share_writes() may have something to do.
+  /// Whether share_writes() has copies to share or a query to wait for.
   bool has_writes() const { return copies_made_ > 0 || !writer_queries_.empty(); }
   void set_training(bool training);
   void note_use(const OperatorUse& use, std::span<const int> buckets);
@@ -169,8 +171,8 @@ class Residency final : public OperatorListener {
   std::string describe(const OperatorUse& use) const;
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
-  /// Whether uses are recorded and gathers planned: not if gathers cost nothing, nor in inference if all
-  /// buckets may stay in memory.
+  /// Whether uses are recorded and gathers are planned. They are not if gathers cost nothing, or in inference
+  /// if all buckets may stay in memory.
   bool traced() const;
   void plan_reads();
 
@@ -186,7 +188,7 @@ class Residency final : public OperatorListener {
   std::function<bool()> in_training_;
   std::function<void(int)> before_write_ = [](int) {};
 
-  mutable std::recursive_mutex mutex_;  // guards all below
+  mutable std::recursive_mutex mutex_;  // guards all members below
   std::vector<BucketState> states_;     // one per bucket
   std::vector<int> passing_;            // buckets that come and go
   std::vector<int> staying_;            // the other buckets
@@ -197,10 +199,10 @@ class Residency final : public OperatorListener {
   std::vector<int> current_;  // the buckets of the current use
   int copies_made_ = 0;       // copies of shared buckets that exist now
   std::vector<WriterQuery> writer_queries_;
-  std::vector<ChunkOfSlice> reads_;  // shards, in the order of the plan
+  std::vector<ChunkOfSlice> reads_;  // shards in the order in which the plan reads them
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;  // of buckets that come and go and are not sharded
-  Event shard_copied_;      // to or from a buffer of a slice in files
+  int64_t live_numel_ = 0;  // elements of the buckets that come and go and are not sharded
+  Event shard_copied_;      // recorded after a copy to or from the buffer of a slice in files
   CopyWatch escaped_copies_;
   ResidencyReport report_;
 };

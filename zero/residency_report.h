@@ -1,4 +1,4 @@
-// The costs so far of gathering parameters around their use, on this rank. A value type.
+// The number and the costs of this rank's gathers of parameters since the start. A value type.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ struct ResidencyReport {
   int64_t gathers = 0;     // all-gathers of buckets
   int64_t waited = 0;      // of these, gathers that the engine or an operator waited for
   int64_t ready = 0;       // of these, gathers that were complete when needed
-  double waited_ms = 0;    // in total
+  double waited_ms = 0;    // total time of waiting for gathers
   int64_t departures = 0;  // iterations that departed from the trace
   int64_t unplanned_allocations = 0;
   int64_t resident_bytes = 0;  // memory of gathered buckets now, planned memory included

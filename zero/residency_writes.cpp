@@ -1,5 +1,5 @@
-// The changes of parameter values: updates by the optimizer, writes by the program's operators, and scopes,
-// in which the program's writes are not seen.
+// The part of Residency that handles changes of parameter values: updates by the optimizer, writes by the
+// program's operators, and scopes. Residency cannot observe the program's writes inside a scope.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace zerorun {
 
 // Makes the update wait for gathers, which read the shard, and for users of the gathered memory, which may
-// contain it. If the host updates the shard, the host itself waits.
+// contain the shard. If the host updates the shard, the calling thread waits.
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
   const StreamId stream = streams_->current();
@@ -80,7 +80,8 @@ void Residency::hold(std::span<const int> buckets) {
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
-    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);  // writes in a scope are not seen
+    // The program's writes inside the scope cannot be observed.
+    if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);
     pin(bucket);
     join(bucket);
   }
@@ -109,7 +110,7 @@ void Residency::unhold(std::span<const int> buckets, ScopeEnd end) {
 void Residency::end_scope(int bucket, ScopeEnd end) {
   const bool clean_before = std::exchange(states_[bucket].held_clean, false);
   if (states_[bucket].kind.comes_and_goes) {
-    // A rank that has written nothing releases it too, so that all ranks gather it at its next use.
+    // A rank that has written nothing releases the bucket too, so that all ranks gather it at its next use.
     const bool abandoned = end == ScopeEnd::abandoned;
     if (abandoned && states_[bucket].state == State::dirty) move(bucket, State::resident);
     if (memory_.is_copy(bucket) && states_[bucket].state != State::dirty) drop_copy(bucket);
@@ -130,7 +131,7 @@ void Residency::start_writer_query(std::vector<int> buckets) {
     writers.mutable_data_ptr<int64_t>()[i] = states_[buckets[i]].state == State::dirty;
   }
   auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
-  // If this rank has not written, the answer is known: not all ranks have. It no longer needs its copy.
+  // If this rank has not written, then not all ranks have written, and this rank no longer needs its copy.
   for (int bucket : buckets) {
     if (states_[bucket].held_clean && states_[bucket].state != State::dirty) end_read(bucket);
   }
@@ -196,7 +197,7 @@ void Residency::drop_copy(int bucket) {
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 
-// Ends a scope in which this rank has only read, or whose writes are lost.
+// Ends a scope in which this rank only read, or whose writes are lost.
 void Residency::end_read(int bucket) {
   drop_copy(bucket);
   if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);
@@ -205,7 +206,8 @@ void Residency::end_read(int bucket) {
 // Copies this rank's slice of its private copy to the memory that all ranks read. A collective.
 void Residency::share(int bucket) {
   if (states_[bucket].kind.comes_and_goes) return move(bucket, State::sharded);
-  communicator_->barrier("writes to " + buckets_->label(bucket))->wait();  // no rank reads it any more
+  // After the barrier no rank reads the bucket.
+  communicator_->barrier("writes to " + buckets_->label(bucket))->wait();
   before_write_(bucket);
   device_->copy(buckets_->shard(bucket), buckets_->slice(bucket, memory_.of(bucket), communicator_->rank()));
   const bool open = states_[bucket].open;
@@ -217,12 +219,12 @@ void Residency::share(int bucket) {
   open_copy(bucket);
 }
 
-// Whether the program has written to the bucket and other ranks have not received that yet.
+// Whether the program has written to the bucket and the other ranks have not received the values yet.
 bool Residency::written_before(int bucket) const {
   return memory_.is_copy(bucket) && states_[bucket].state == State::dirty;
 }
 
-// A collective: all ranks write to and use partitioned parameters alike, so all of them call this.
+// A collective: all ranks have the same writes and uses of partitioned parameters, so all of them call this.
 void Residency::share_writes() {
   finish_writer_queries();
   for (int bucket : staying_) {
@@ -236,7 +238,7 @@ void Residency::write_back(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   const at::Tensor& memory = memory_.of(bucket);
   if (shard.is_alias_of(memory)) return;
-  if (buckets_->gathers_once(bucket))  // no rank reads the buffer any more
+  if (buckets_->gathers_once(bucket))  // afterwards no rank reads the buffer
     communicator_->barrier("writes to " + buckets_->label(bucket))->wait();
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);

@@ -1,15 +1,16 @@
-// Buffers into which the ranks of one host gather buckets whose values are in files: one buffer a bucket for
-// all ranks. Each rank reads its slice from its files into its part of the buffer. Owned by Buckets; used by
-// residency under its lock.
+// Buffers for gathers of buckets whose values are in files, if the ranks share memory. Each bucket has one
+// buffer for all ranks of the host, and each rank reads its slice from its file into its part of the buffer.
+// Owned by Buckets; Residency uses it under its lock.
 //
-// [Note: shared gathers] A gather of a bucket is complete once every rank has started it, so a rank that has
-// released the bucket reads none of the other ranks' slices before those ranks start the next gather. Hence
-// each rank alone decides about its slice: it counts the gathers that it has started, each rank publishes the
-// number of the last gather that it has released, and where all of them have released the last gather
-//   - the pages of the slice go back to the system, by its owner;
-//   - the next gather reads the slice anew. Otherwise the slice is still in the buffer, and unchanged: values
-//     change only after a collective that each rank enters after it has released the bucket (the norm before
-//     an update, a barrier before writes of the program).
+// [Note: shared gathers] Each rank decides alone whether its slice stays in the buffer. It counts the gathers
+// that it has started, and publishes the number of the last gather that it has released. If all ranks have
+// released the last gather that this rank has started:
+//   - this rank returns the pages of its slice to the system;
+//   - its next gather reads the slice from the file again.
+// Otherwise the slice in the buffer is still valid, because values change only after a collective that each
+// rank enters after it has released the bucket (the norm's all-reduce before an update, a barrier before the
+// program's writes). No rank reads a slice too early, because a gather is complete only after every rank has
+// started it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,35 +26,37 @@ namespace zerorun {
 
 class SharedGathers {
  public:
-  /// A collective; the communicator outlives it.
+  /// A collective. `communicator` must outlive this object.
   SharedGathers(int buckets, Communicator& communicator);
 
-  /// Makes the bucket's buffer, 1-D and zero-filled; undefined if there is no room for it. A collective.
+  /// Makes the bucket's buffer, 1-D and zero-filled. Returns an undefined tensor if there is no room for it.
+  /// A collective.
   const at::Tensor& make_buffer(int bucket, int64_t numel, at::ScalarType dtype);
   /// Undefined if each rank gathers the bucket into private memory.
   const at::Tensor& buffer(int bucket) const { return buckets_[bucket].buffer; }
 
-  /// This rank starts a gather of the bucket. Returns whether it has to read its slice into the buffer.
+  /// Notes that this rank starts a gather of the bucket. Returns whether this rank must read its slice into
+  /// the buffer.
   bool start(int bucket);
-  /// This rank has stopped using the buffer. In a forked child it does nothing, and so does
-  /// give_back_pages(): the parent may still use the buffer.
+  /// Notes that this rank no longer uses the buffer. In a forked child release() and give_back_pages() do
+  /// nothing, because the parent may still use the buffer.
   void release(int bucket);
-  /// Returns memory to the system: this rank's slices that no rank uses any more.
+  /// Gives the pages of this rank's slices back to the system, except slices that a rank still uses.
   void give_back_pages();
-  /// Whether every rank has released the last gather that this rank has started.
+  /// Whether every rank has released the last gather of the bucket that this rank has started.
   bool is_free(int bucket) const;
 
  private:
   struct Bucket {
     at::Tensor buffer;
-    int64_t started = 0;     // number of gathers
-    bool has_pages = false;  // this rank's slice takes memory
+    int64_t started = 0;     // number of gathers that this rank has started
+    bool has_pages = false;  // this rank's slice occupies pages
   };
 
   std::atomic_ref<int64_t> last_released(int bucket, int rank) const;
 
   Communicator* communicator_;
-  at::Tensor released_;  // by bucket and rank: the number of its last gather that the rank has released
+  at::Tensor released_;  // by bucket and rank: the number of the last gather that the rank has released
   std::vector<Bucket> buckets_;
   HomeProcess home_;
 };

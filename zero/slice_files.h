@@ -1,5 +1,5 @@
-// Tensors for the state of slices that is kept in files; they have memory only while they are open. Owned by
-// the slice store; any thread.
+// Provides tensors for slice state that is kept in files. A tensor has memory only while its chunk is open.
+// Owned by the slice store; any thread may call it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,42 +22,43 @@ struct ChunkOfSlice {
 
 class SliceFiles {
  public:
-  /// `slices`: by bucket; those without states or elements get no file. Throws UserError like StateFiles.
+  /// `slices`: the slice of each bucket. A slice without states or elements gets no file. Throws UserError if
+  /// the files cannot be created.
   SliceFiles(FileSystem& files, StateFilesOptions options, const std::vector<SliceContents>& slices);
 
   bool has(int bucket) const { return slice_of_[bucket] >= 0; }
   int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }
-  /// The chunk's place in the slice.
+  /// The chunk's range of elements in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// The chunk of the bucket's state number `state`: 1-D, with memory only while it is open.
+  /// Returns the chunk's elements of the bucket's state number `state`, 1-D.
   at::Tensor tensor(int bucket, size_t state, int chunk) const;
 
-  // These throw TrainingError if a disk fails.
+  // The functions below throw TrainingError if a disk fails.
 
   /// Sets the order in which chunks will be opened from now on. Skips buckets without a file.
   void plan(std::span<const ChunkOfSlice> chunks);
   /// `overwrites`: the caller will write the whole chunk, so it is not read from the file.
   void open(int bucket, int chunk, bool overwrites = false);
   void close(int bucket, int chunk, bool changed);
-  /// Like close(), while an exception propagates: logs errors of its own.
+  /// Like close(), for use while an exception propagates: logs its own errors and throws none.
   void abandon(int bucket, int chunk, bool changed) noexcept;
   void finish_generation();
   LentSlot lend(int bucket);
 
-  /// For its counters.
+  /// For reading the counters of the files.
   const StateFiles& files() const { return *files_; }
 
  private:
   struct ChunkMemory {
-    c10::Storage storage;  // of all states of a chunk
+    c10::Storage storage;  // the memory of all states of the chunk
     int opened = 0;
   };
 
   const SlotLayout& layout(int bucket) const { return files_->layout(slice_of_[bucket]); }
   int number_of(int bucket, int chunk) const { return files_->first_chunk(slice_of_[bucket]) + chunk; }
 
-  std::vector<int> slice_of_;  // by bucket; -1: none
-  mutable std::mutex mutex_;   // guards all below
+  std::vector<int> slice_of_;  // by bucket: the number of its slice in files_; -1: the bucket has no file
+  mutable std::mutex mutex_;   // guards all members below
   std::unique_ptr<StateFiles> files_;
   std::vector<std::vector<at::ScalarType>> dtypes_;  // by bucket and state
   std::vector<ChunkMemory> memory_;                  // by number of the chunk in files_

@@ -1,19 +1,19 @@
-// The training state of bucket slices, by bucket and name: values, master weights, gradients and optimizer
-// state. The only owner of that memory: buckets, the gradient reducer and optimizers put it here and borrow
-// it, and code that counts, saves or moves state finds all of it here. Owned by the engine, filled by
-// initialize(); any thread may read.
+// Owns the training state of bucket slices: values, master weights, gradients and optimizer state, found by
+// bucket and name. Buckets, the gradient reducer and optimizers put tensors here and use them from here, so
+// code that counts, saves or moves state finds all of it. Owned by the engine, filled by initialize(). Any
+// thread may read.
 //
-// [Note: who writes] One writer at a time, in turn:
-//   value     the optimizer writes this rank's slice (all slices if the stage updates all on each rank);
+// [Note: who writes] Each state has one writer at a time:
+//   value     during a step the optimizer, in this rank's slice (at stage 0 in all slices);
 //             between steps the program, by operators and scopes (zero/residency.h)
-//   master    the optimizer; before each update Buckets::follow_writes(), with the program's writes
-//   gradient  the reducer, until finish_window() returns; then the optimizer, until start_window()
+//   master    the optimizer; before each update Buckets::follow_writes() copies the program's writes into it
+//   gradient  GradientReducer until finish_window() returns, then the optimizer until start_window()
 //   moment    the optimizer
 //
-// [Note: chunks] Master weights and moments in files are read into memory by chunks: consecutive elements of
-// the slice, with all of these states. Values are read as whole slices, from files of their own, since they
-// are needed at other times. Callers open before they read or write and close afterwards. For state that is
-// always in memory this does nothing, and the slice is one chunk.
+// [Note: chunks] Master weights and moments in files are read chunk by chunk. A chunk is a range of the
+// slice's elements with all of these states. Values in files are read as whole slices from separate files,
+// because they are needed at other times. Callers open a chunk or slice before they access it, and close it
+// afterwards. For state that is always in memory, open and close do nothing, and the slice is one chunk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,28 +40,28 @@ inline constexpr const char* kValue = "value";
 inline constexpr const char* kMaster = "master";
 inline constexpr const char* kGradient = "gradient";
 
-/// The part of a bucket that this rank keeps.
+/// The part of a bucket that a state tensor covers: this rank's slice or the whole bucket.
 enum class Extent { slice, bucket };
 
-/// Where it is stored.
+/// Where a state tensor is stored.
 enum class Home {
   device,  // private memory of the rank, on the device where it computes
   shared,  // memory that the ranks of the host share; each rank owns its slice
-  host,    // host memory, of a rank that computes on another device
-  file,    // files; read into memory around uses
+  host,    // host memory, while the rank computes on another device
+  file,    // files; the state is in memory only while it is open
 };
 
 struct StateTensor {
   StateKind kind;
-  std::string name;  // "value", "master", "gradient", or as torch.optim names it: "exp_avg"
+  std::string name;  // "value", "master", "gradient", or torch.optim's name of a moment ("exp_avg")
   Extent extent;
   Home home;
-  at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if its home is a file
-  at::Tensor own;     // this rank's slice; values in files have memory only while open
-  std::vector<at::Tensor> chunks = {};  // of state that is read by chunks: 1-D, likewise
+  at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if `home` is a file
+  at::Tensor own;     // this rank's slice, 1-D; values in files have memory only while open
+  std::vector<at::Tensor> chunks = {};  // by chunk, for master weights or moments in files: 1-D, likewise
 };
 
-/// A state of a bucket's slice to be kept in files, other than values: fp32, initially zero.
+/// A master weight or moment tensor of a bucket's slice to keep in files: fp32, initially zero.
 struct StateInFile {
   StateKind kind;
   std::string name;
@@ -70,19 +70,19 @@ struct StateInFile {
 enum class ValueUse {
   read,
   change,
-  overwrite,  // all of the slice, without reading it
+  overwrite,  // writes the whole slice without reading it
 };
 
-/// The part of one parameter in a rank's slice, in one of the slice's states.
+/// The elements of one parameter that lie in this rank's slice, in one state of the slice.
 struct StatePiece {
   const StateTensor* state;
   at::Tensor values;  // 1-D
-  int64_t begin;      // its first element, counted from the parameter's first
+  int64_t begin;      // index of the first of these elements in the parameter
 };
 
 class SliceStore {
  public:
-  /// `numels`: elements of each parameter of the layout.
+  /// `numels`: the number of elements of each parameter of the layout.
   SliceStore(Layout layout, std::vector<int64_t> numels, int rank, int world_size);
 
   const Layout& layout() const { return layout_; }
@@ -91,20 +91,21 @@ class SliceStore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Takes ownership of `memory`. The bucket must have no state of this name. The reference stays valid.
+  /// Adds a state and takes ownership of `memory`. The bucket must not have a state of this name yet. The
+  /// returned reference stays valid.
   const StateTensor& put(int bucket, StateKind kind, std::string name, Extent extent, at::Tensor memory,
                          Home home = Home::device);
   bool has(int bucket, std::string_view name) const { return find(bucket, name) != nullptr; }
   /// The bucket's state of this name, which must exist.
   const StateTensor& at(int bucket, std::string_view name) const;
-  /// `rank`'s slice of the state, which this rank must keep.
+  /// Returns `rank`'s slice of the state; this rank must keep that slice.
   at::Tensor slice(int bucket, std::string_view name, int rank) const;
 
-  /// Keeps `states`, listed by bucket, in files from now on; the buckets must have no states of these names.
-  /// `names`: of the layout's parameters. Throws UserError.
+  /// Keeps `states` (listed by bucket) in files from now on. The buckets must not have states of these names
+  /// yet. `names`: the names of the layout's parameters. Throws UserError if the files cannot be created.
   void keep_in_files(FileSystem& files, StateFilesOptions options,
                      std::span<const std::vector<StateInFile>> states, std::span<const std::string> names);
-  /// Likewise keeps this rank's slices of the values of `buckets`.
+  /// Keeps this rank's slices of the values of `buckets` in files, like keep_in_files().
   void keep_values_in_files(FileSystem& files, StateFilesOptions options, Dtype dtype,
                             std::span<const int> buckets, std::span<const std::string> names);
   /// The files of master weights and moments; null if all are in memory.
@@ -114,16 +115,17 @@ class SliceStore {
   const SliceFiles* value_files() const { return value_files_.get(); }
   bool has_in_files(int bucket) const { return files_ && files_->has(bucket); }
   bool has_values_in_files(int bucket) const { return value_files_ && value_files_->has(bucket); }
-  /// Returns when all changes are in files. Throws TrainingError if a disk fails.
+  /// Returns when all changes have been written to the files. Throws TrainingError if a disk fails.
   void finish_generation();
 
   /// The number of chunks of the bucket's slice: [Note: chunks].
   int chunks(int bucket) const;
-  /// The chunk's place in the slice.
+  /// The chunk's range of elements in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// The chunk of this rank's slice of the state.
+  /// Returns the chunk's elements of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
-  /// These throw TrainingError if a disk fails.
+  /// These open or close a chunk, or the slice of values, and throw TrainingError if a disk fails. `changed`:
+  /// the caller has written to the chunk.
   void open_chunk(int bucket, int chunk);
   void close_chunk(int bucket, int chunk, bool changed);
   void open_values(int bucket, ValueUse use);
@@ -155,9 +157,9 @@ class SliceStore {
     close_values(bucket, use);
   }
 
-  /// `rank`'s slice of a tensor laid out like the bucket.
+  /// Returns `rank`'s slice of `flat`, a tensor with the bucket's layout.
   at::Tensor slice_of(int bucket, const at::Tensor& flat, int rank) const;
-  /// The parameter's part of `rank`'s slice, counted from the slice's first element.
+  /// Returns the range of the parameter's elements in `rank`'s slice, relative to the start of the slice.
   Range range_in_slice(int parameter, int rank) const;
 
   /// Calls visit(bucket, state) for all states, bucket by bucket.
@@ -167,8 +169,8 @@ class SliceStore {
       for (const StateTensor& state : states_[bucket]) visit(bucket, state);
     }
   }
-  /// Calls visit(StatePiece) for the parameter's part of each state of this rank's slice, which it opens for
-  /// reading. Over all ranks the pieces of one name cover each element once.
+  /// Calls visit(StatePiece) for the parameter's elements in each state of this rank's slice, and opens
+  /// values and chunks for reading. The pieces of one state on all ranks together cover each element once.
   template <typename Visit>
   void for_each_piece(int parameter, const Visit& visit) {
     if (range_in_slice(parameter, rank_).numel == 0) return;
@@ -178,7 +180,8 @@ class SliceStore {
                      [&](int chunk) { for_each_piece_of(chunk, parameter, visit); });
     });
   }
-  /// Likewise for one chunk, which the caller opens. State without chunks counts as part of the first chunk.
+  /// Like for_each_piece(), but for one chunk that the caller has opened. States without chunks are visited
+  /// with chunk 0.
   template <typename Visit>
   void for_each_piece_of(int chunk, int parameter, const Visit& visit) const {
     const Range range = range_in_slice(parameter, rank_);

@@ -1,4 +1,5 @@
-// The meaning of the ZeRO stages, in one place: the properties that the rest of the runtime asks for. Pure.
+// Defines what each ZeRO stage does. The rest of the runtime reads these properties and never the number of
+// the stage. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -6,17 +7,17 @@
 namespace zerorun {
 
 struct StagePolicy {
-  /// Gradients are reduced by every backward and only this rank's slice is kept (else: whole gradients
-  /// accumulate locally and are reduced at the accumulation boundary).
+  /// If true, every backward reduces gradients and each rank keeps only its slice. If false, each rank
+  /// accumulates whole gradients and reduces them at the accumulation boundary.
   bool reduce_every_backward;
-  /// Reduced gradients are gathered again, so every rank updates all parameters (else: each rank updates its
-  /// slice, then updated parameters are gathered).
+  /// If true, reduced gradients are all-gathered and every rank updates all parameters. If false, each rank
+  /// updates its slice, and the updated parameters are all-gathered.
   bool replicate_update;
-  /// Parameters are in memory only around their use (else: always).
+  /// If true, whole parameters are in memory only around their use. If false, always.
   bool partition_parameters;
 };
 
-/// Stages 0 to 3; the config refuses others.
+/// `stage`: 0 to 3; the config refuses other numbers.
 constexpr StagePolicy policy_of(int stage) {
   return {.reduce_every_backward = stage >= 2,
           .replicate_update = stage == 0,
@@ -31,9 +32,9 @@ struct BytesPerParameter {
   double moments = 0;  // optimizer state, 8 for Adam
 };
 
-/// Model-state bytes per rank. Every rank keeps the values of `whole_parameters` parameters and its part of
-/// the other values, except those of `in_files` parameters, which count 0. ZeRO (Rajbhandari et al. 2020),
-/// section 3.
+/// Returns the bytes of model state on one rank (ZeRO, Rajbhandari et al. 2020, section 3). Every rank keeps
+/// the values of `whole_parameters` parameters whole, and 1/world size of the other values. Values in files
+/// count 0 bytes; these belong to `in_files` of the other parameters.
 constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int64_t in_files,
                                    int world_size, StagePolicy policy, const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);
