@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/seal.h"
 #include "comm/deadline.h"
-#include "comm/seal.h"
 
 namespace zerorun {
 

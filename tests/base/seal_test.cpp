@@ -1,5 +1,5 @@
 // The code by which ranks recognise values that their own job has written.
-#include "comm/seal.h"
+#include "base/seal.h"
 
 #include <catch2/catch.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-#include "comm/seal.h"
+#include "base/seal.h"
 
 #include <bit>
 #include <cstring>

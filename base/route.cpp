@@ -1,4 +1,4 @@
-#include "comm/route.h"
+#include "base/route.h"
 
 #include <netdb.h>
 #include <sys/socket.h>

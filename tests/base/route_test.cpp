@@ -1,4 +1,4 @@
-#include "comm/route.h"
+#include "base/route.h"
 
 #include <catch2/catch.hpp>
 #include <string>
