@@ -57,8 +57,7 @@ class ControlBlock {
   /// The slot must be free: all ranks have finished collective number - kSlots of this kind.
   void post(Numbered which, const Posting& posting, std::string_view label, std::string_view reason);
   bool has_posted(int rank, Numbered which) const;
-  /// What `rank` has posted. Call it only after has_posted(); the reference is valid until this rank
-  /// finishes.
+  /// Returns the post of `rank`, which must have posted. The reference is valid until this rank finishes.
   const Posting& posting(int rank, Numbered which) const;
 
   /// Marks that this rank has read everything that it needs from the other ranks.

@@ -57,7 +57,8 @@ class JobStore {
   std::string claim(const std::string& key, const std::string& value, const Deadline& deadline) const;
   void remove(const std::string& key, const Deadline& deadline) const;
 
-  /// Returns this store as a c10d::Store for c10d's own code. All of its calls end at `deadline`.
+  /// Returns this store as a c10d::Store, whose calls all end at `deadline`. c10d's own calls have no overall
+  /// deadline.
   Connection for_c10d(const Deadline& deadline) const;
 
  private:

@@ -44,7 +44,7 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
  private:
   struct Block {
     int64_t offset;
-    int64_t bytes;  // in whole pages; one more page follows, with the number of users plus 1 (0: free)
+    int64_t bytes;  // whole pages; the page after them holds the number of users plus 1, or 0 if free
   };
 
   std::atomic<int>& users(const Block& block) const;

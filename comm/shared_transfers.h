@@ -28,7 +28,7 @@ class SharedTransfers {
     bool lends = false;        // other ranks read the caller's tensor directly
     bool in_place = false;     // the data is in memory that all ranks share, so nothing is copied
     bool taken = false;        // this rank has read the other ranks' input and has its output
-    bool over = false;         // every rank has
+    bool over = false;         // every rank has read all input and has its output
     int posted = 0;            // ranks 0 to posted - 1 are known to have posted
     int finished = 0;          // ranks 0 to finished - 1 are known to have finished
     std::string disagreement;  // the error if ranks posted calls that do not match; else empty

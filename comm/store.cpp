@@ -100,7 +100,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   auto opening = run_detached([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
     if (environment.agent_store)
-      return {store, own};  // torchrun's agent also uses this store itself, so kJobKey is not set
+      return {store, own};  // the agent's store serves others too, so kJobKey is not used
     if (options.isServer) store->c10d::Store::set(kJobKey, own);
     store->wait({kJobKey}, deadline.remaining());
     return {store, store->get_to_str(kJobKey)};

@@ -139,8 +139,8 @@ struct KeyFact {
   constexpr KeyFact refused(std::string_view why = {}) const {
     return not_offered(why).with(&KeyFact::changes_result, true);
   }
-  /// For an old name whose values have a different form from those of `present`. For an old name with the
-  /// same values use keys::old_name().
+  /// For an old name whose values have a different form than the values of `present`. For an old name with
+  /// the same values use keys::old_name().
   constexpr KeyFact old_form_of(std::string_view present) const {
     return with(&KeyFact::status, KeyStatus::old_name).with(&KeyFact::target, present);
   }

@@ -36,10 +36,10 @@ ValueCheck check_value(const KeyFact& fact, const Value& value);
 /// Like check_value(), for a value that the program passes in place of "auto".
 ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& argument);
 
-/// The expected value for a message, such as "an integer of at least 1".
+/// Returns the expected value for a message, such as "an integer of at least 1".
 std::string expected_of(const KeyFact& fact);
 
-/// What to write: the row's own advice, or else general advice for its type.
+/// Returns what to write instead: the row's own advice, or else general advice for its type.
 std::string advice_of(const KeyFact& fact);
 
 /// Returns the choice that `text` matches, as the table spells it; empty if it matches none.

@@ -70,7 +70,7 @@ class FileWriter {
   int64_t count() const { return count_; }
 
  private:
-  static constexpr int64_t kLeastNumel = 4096;  // no state is split to fill less room than this
+  static constexpr int64_t kLeastNumel = 4096;  // elements; no state is split to use less room in a file
 
   FileSystem& files_;
   const std::filesystem::path& folder_;

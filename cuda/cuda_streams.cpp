@@ -26,7 +26,7 @@ class CudaEvent : public Event::State {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   cudaEvent_t get() const { return event_; }
-  StreamId stream = 0;  // on which the event was last recorded
+  StreamId stream = 0;  // the stream on which the event was last recorded
 
  private:
   cudaEvent_t event_ = nullptr;

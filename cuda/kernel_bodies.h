@@ -26,7 +26,7 @@ struct Thread {
 };
 
 /// How a kernel accesses an array: a head of single elements, then aligned groups with one wide access per
-/// group, then single elements again.
+/// group, then single elements.
 struct Division {
   int64_t numel;
   int64_t head;    // number of single elements before the first group

@@ -9,8 +9,8 @@
 namespace zerorun {
 namespace {
 
-// A collective that runs longer than this is published to the other ranks, for their error message if their
-// own timeout expires.
+// Returns the run time after which a collective is published to the other ranks. A rank whose timeout expires
+// compares its own collective with the published ones.
 std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
 }
