@@ -55,7 +55,7 @@ uint64_t Seal::job() const {
   return sip_hash(first_, second_, "job");
 }
 
-// The key's length separates key and value unambiguously.
+// The text begins with the key's length, so that no two pairs of key and value give the same text.
 uint64_t Seal::code(std::string_view key, std::string_view value) const {
   return sip_hash(first_, second_, std::to_string(key.size()) + " " + std::string(key) + std::string(value));
 }

@@ -1,5 +1,5 @@
-// Authenticates the values in a job's store: each value carries a code that only ranks which know the job's
-// secret can compute (SipHash-2-4, 64 bits). It does not encrypt. Any thread.
+// Authenticates the values in a job's store. Each value carries a 64-bit code (SipHash-2-4) that can be
+// computed only with the job's secret. Nothing is encrypted. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace zerorun {
 
 class Seal {
  public:
-  /// `secret`: known to all ranks of the job. Anyone who can guess it can write in their name.
+  /// `secret` is known to all ranks of the job. Anyone who guesses it can forge their values.
   explicit Seal(std::string_view secret);
 
-  /// Identifies the job without revealing the secret.
+  /// A number that identifies the job without revealing the secret.
   uint64_t job() const;
 
-  /// `value` in the form in which it is stored under `key`.
+  /// Returns the bytes to store under `key` for `value`: the code, then the value.
   std::vector<uint8_t> close(std::string_view key, std::string_view value) const;
-  /// The value that a rank of this job stored under `key`; nothing if `stored` does not come from such a
-  /// rank.
+  /// Returns the value in `stored`, the bytes found under `key`. Returns nothing if they were not written by
+  /// a rank of this job.
   std::optional<std::string> open(std::string_view key, const std::vector<uint8_t>& stored) const;
 
  private:
@@ -31,7 +31,7 @@ class Seal {
   uint64_t second_;
 };
 
-/// SipHash-2-4 of `text` under the key of these two halves.
+/// SipHash-2-4 of `text`; `first` and `second` are the two halves of the key.
 uint64_t sip_hash(uint64_t first, uint64_t second, std::string_view text);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// Checksums of a file: one 64-bit XXH3 hash (https://xxhash.com) for each MiB. Pure; any thread.
+// Checksums of a file: one 64-bit XXH3 hash (https://xxhash.com) per MiB. Pure functions; any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 /// The checksum of `block`, which has at most kChecksumBlock bytes.
 uint64_t checksum_of(std::span<const std::byte> block);
 
-/// Convert a checksum to 16 hexadecimal digits, and back. Throws UserError for any other text.
+/// Convert a checksum to 16 hexadecimal digits and back. from_hexadecimal() throws UserError for any other
+/// text.
 std::string to_hexadecimal(uint64_t checksum);
 uint64_t from_hexadecimal(const std::string& text);
 

@@ -1,4 +1,5 @@
-// Compares two checkpoints by parameter, whatever ranks and stages wrote them. Used by one thread.
+// Compares two checkpoints parameter by parameter. The ranks and stages that wrote them may differ. Used by
+// one thread.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace zerorun {
 
-/// A member of the manifest whose values differ. An empty text: that checkpoint lacks the member.
+/// A member of the manifests whose values differ. A value is empty if its checkpoint does not have the
+/// member.
 struct SettingDifference {
   std::string name;  // "world_size", "numbers.steps.global"
   std::string first;
@@ -22,18 +24,18 @@ struct StateDifference {
   std::string reason;     // "only in the first", "shape [2, 3] and [3, 2]", "values"
   int64_t numel = 0;      // elements of the state
   int64_t differing = 0;  // elements whose bits differ
-  double largest = 0;  // absolute difference (floating-point only); infinite if either element is not finite
+  double largest = 0;     // absolute, for floating-point states; infinite if either element is not finite
 };
 
 struct CheckpointComparison {
   std::vector<SettingDifference> settings;
   std::vector<StateDifference> states;
-  int64_t compared = 0;  // number of states
+  int64_t compared = 0;  // number of states that were compared
   bool equal() const { return settings.empty() && states.empty(); }
 };
 
-/// Random generators are compared if both have the same world size. Throws UserError for damaged files.
-/// Memory besides the manifests: less than 64 MiB.
+/// Compares the random generators too, if both checkpoints have the same world size. Uses less than 64 MiB of
+/// memory besides the manifests. Throws UserError for damaged files.
 CheckpointComparison compare_checkpoints(SavedState& first, SavedState& second);
 
 }  // namespace zerorun

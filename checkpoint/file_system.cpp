@@ -115,7 +115,8 @@ class LocalFileSystem : public FileSystem {
   }
 
  private:
-  // Switches O_DIRECT off for good, after a transfer that was not of whole pages. Returns whether it was on.
+  // Clears the O_DIRECT flag of `file` for all later transfers. Returns whether the flag was set. Called
+  // after a transfer that was not of whole pages.
   static bool stop_direct(int file) {
     const int flags = ::fcntl(file, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -243,7 +244,7 @@ void write_text(FileSystem& files, const fs::path& path, const std::string& text
   file.sync();
 }
 
-// Syncs the parent of each new folder: only then is the new folder's name durable.
+// Syncs the parent of each new folder, because only then is the new folder's name durable.
 void make_folders(FileSystem& files, const fs::path& folder) {
   const fs::path above = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   int made = files.make_folder(folder);

@@ -1,5 +1,5 @@
-// Everything that checkpoints need from the operating system, as one small interface, so that tests can
-// inject errors, short counts and crashes. Any thread; only one thread at a time writes a file.
+// The operating system's file operations that checkpoints use, as one small interface, so that tests can
+// inject errors, short counts and crashes. Any thread, but only one at a time may write to a file.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,14 @@ namespace zerorun {
 
 enum class Caching {
   page_cache,
-  /// O_DIRECT if the file system supports it: transfers of whole pages, from page-aligned memory.
+  /// O_DIRECT if the file system supports it. Transfers must then be whole pages from page-aligned memory.
   direct,
 };
 inline constexpr int64_t kPageBytes = 4096;
 
-/// The functions act like the system calls, but return -errno on failure. Folders are given by their paths.
-/// A name is durable once its folder is synced; a file's bytes are durable once the file is synced.
+/// The functions behave like the system calls of the same names, but return -errno on failure. A folder is
+/// given by its path. A name is durable once its folder is synced, and a file's bytes are durable once the
+/// file is synced.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -34,8 +35,8 @@ class FileSystem {
   virtual int create_nameless(const std::filesystem::path& folder) = 0;
   /// Gives an open file the name `name`, which must be on the same file system.
   virtual int link_open(int file, const std::filesystem::path& name) = 0;
-  /// Makes the file `bytes` long; bytes that were never written are 0. Reserves disk space for all bytes if
-  /// the file system supports that.
+  /// Makes the file `bytes` bytes long, filled with zeros where nothing was written. Reserves disk space for
+  /// all bytes if the file system supports that.
   virtual int allocate(int file, int64_t bytes) = 0;
   /// Whether file numbers are file descriptors of the kernel.
   virtual bool has_descriptors() const = 0;
@@ -48,15 +49,15 @@ class FileSystem {
 
   virtual int make_folder(const std::filesystem::path& folder) = 0;
   virtual int sync_folder(const std::filesystem::path& folder) = 0;
-  /// Replaces an existing file of the new name.
+  /// Renames `from`. Replaces an existing file named `to`.
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
-  /// Gives a file another name on the same file system (hard link).
+  /// Gives `file` a second name on the same file system (hard link).
   virtual int link(const std::filesystem::path& file, const std::filesystem::path& name) = 0;
   /// Exchanges two files or folders atomically.
   virtual int exchange(const std::filesystem::path& one, const std::filesystem::path& other) = 0;
   virtual int remove_file(const std::filesystem::path& file) = 0;
   virtual int remove_folder(const std::filesystem::path& folder) = 0;  // the folder must be empty
-  /// Names in the folder, sorted; absent if the folder cannot be read.
+  /// Returns the names in the folder, sorted; absent if the folder cannot be read.
   virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
 };
 
@@ -80,11 +81,11 @@ class OpenFile {
   int64_t size() const;
   void sync();
   void allocate(int64_t bytes);
-  /// Gives the file this name. Returns whether that succeeded: some file systems do not support it.
+  /// Gives the file this name. Returns false if the file system does not support that.
   bool link(const std::filesystem::path& name);
-  bool is_linked() const { return is_linked_; }                // link() has given the file a name
+  bool is_linked() const { return is_linked_; }                // whether link() has given the file a name
   const std::filesystem::path& path() const { return path_; }  // for a nameless file: its folder
-  int number() const { return file_; }                         // the FileSystem's file number
+  int number() const { return file_; }                         // file number in the FileSystem
 
  private:
   OpenFile(FileSystem& files, std::filesystem::path path, int file)
@@ -92,20 +93,22 @@ class OpenFile {
 
   FileSystem* files_;
   std::filesystem::path path_;
-  int file_;  // -1: moved from
+  int file_;  // -1 after a move
   bool is_linked_ = false;
 };
 
-/// Throws UserError, as OpenFile does, if a FileSystem call on `path` returned an error. `what`: "removed".
+/// Throws UserError, as OpenFile does, if `result` is the error of a FileSystem call on `path`. `what` names
+/// the operation: "removed".
 void check_done(int result, const std::filesystem::path& path, const std::string& what);
 
-/// The file's text; absent if the file does not exist.
+/// Returns the file's text; absent if the file does not exist.
 std::optional<std::string> read_text(FileSystem& files, const std::filesystem::path& path);
 /// Creates the file `path`, which must not exist, with the content `text`, and syncs the file.
 void write_text(FileSystem& files, const std::filesystem::path& path, const std::string& text);
-/// Creates `folder` and its missing parents, and syncs their names: no crash can undo this.
+/// Creates `folder` and its missing parents. When it returns, their names are synced, so no crash can undo
+/// this.
 void make_folders(FileSystem& files, const std::filesystem::path& folder);
-/// Removes `folder`, if it exists, and the files in it.
+/// Removes `folder` and the files in it, if it exists.
 void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

@@ -33,7 +33,7 @@ fs::file_time_type time_of(const fs::path& folder) {
   return error ? fs::last_write_time(folder, error) : written;
 }
 
-// Whether `name` is the folder name of a tag that is being written: ".global_step5.partial".
+// Whether `name` is the name of a folder whose tag is still being written: ".global_step5.partial".
 bool is_partial(const std::string& name) {
   return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
 }
@@ -76,7 +76,8 @@ std::optional<std::string> readable_latest(FileSystem& files, const fs::path& di
   }
 }
 
-// Bytes of the files in `removed` that have no hard link outside `removed`.
+// Returns the number of bytes that removing the tags frees: files with hard links outside `removed` are not
+// counted.
 int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
   struct Links {
     nlink_t found = 0;

@@ -14,9 +14,9 @@
 namespace zerorun {
 
 enum class TagState {
-  complete,    // published, with a readable manifest and all files at their recorded length
-  damaged,     // published, but the manifest is unreadable, or a file is missing or has another length
-  unfinished,  // ".TAG.partial": being written, or left by a run that died
+  complete,    // published; the manifest is readable and all files have their recorded length
+  damaged,     // published; the manifest is unreadable, or a file is missing or has another length
+  unfinished,  // ".TAG.partial": being written, or left by a run that ended during a save
 };
 
 struct InventoryTag {
@@ -25,32 +25,34 @@ struct InventoryTag {
   TagState state = TagState::complete;
   std::optional<Manifest> manifest = {};         // absent if unreadable or unfinished
   std::string problem = {};                      // why the tag is damaged
-  int64_t bytes = 0;                             // of all files in the folder
-  std::filesystem::file_time_type written = {};  // when the manifest, or else the folder, was last written
+  int64_t bytes = 0;                             // total size of the files in the folder
+  std::filesystem::file_time_type written = {};  // last write to the manifest, or to the folder without one
   bool is_latest = false;
 };
 
-/// Complete tags, then damaged, then unfinished ones, each sorted by falling generation, falling step, name.
-/// Leaves out folders that are not checkpoints. Throws UserError if `directory` cannot be read.
+/// Lists complete tags, then damaged, then unfinished ones. Within each state, tags are sorted by descending
+/// generation, then descending step, then name. Folders that are not checkpoints are left out. Throws
+/// UserError if `directory` cannot be read.
 std::vector<InventoryTag> list_tags(FileSystem& files, const std::filesystem::path& directory);
 
 struct PruneOptions {
-  int64_t keep = 1;        // tags with the highest steps
-  int64_t keep_every = 0;  // above 0: also keep tags whose step is a multiple of this
+  int64_t keep = 1;        // number of tags with the highest steps to keep
+  int64_t keep_every = 0;  // if above 0: also keep tags whose step is a multiple of keep_every
 };
 
 struct PrunePlan {
   std::vector<InventoryTag> removed;
   std::vector<InventoryTag> kept;  // complete tags that stay
-  int64_t freed_bytes = 0;         // without files that have hard links outside `removed`
+  int64_t freed_bytes = 0;         // not counting files that have hard links outside `removed`
 };
 
-/// Removes only complete tags that ZeroRun has named itself (global_stepN). Always keeps tags that `latest`
-/// or a symbolic link names, and tags that are being written again.
+/// Plans to remove only complete tags that ZeroRun has named itself (global_stepN). Keeps tags that `latest`
+/// or a symbolic link names, and tags that are being written anew.
 PrunePlan plan_prune(FileSystem& files, const std::filesystem::path& directory, const PruneOptions& options);
 
-/// The folder of one checkpoint: the folder of `tag` in `path`. If `tag` is empty: `path` itself if it has a
-/// manifest, else the folder of the tag that `latest` names. Throws UserError listing the existing tags.
+/// Returns the folder of one checkpoint in `path`. This is the folder of `tag` if `tag` is not empty.
+/// Otherwise it is `path` itself if it has a manifest, else the folder of the tag that `latest` names. Throws
+/// UserError listing the existing tags.
 std::filesystem::path checkpoint_folder(FileSystem& files, const std::filesystem::path& path,
                                         const std::string& tag);
 

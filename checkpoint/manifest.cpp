@@ -177,7 +177,7 @@ RestartValues parse_numbers(const json& values) {
   return numbers;
 }
 
-// The checksum of all members but the checksum itself.
+// Returns the checksum of all members except the member "checksum".
 std::string checksum_of_members(const json& value) {
   const std::string text = value.dump();
   return to_hexadecimal(checksum_of(std::as_bytes(std::span(text))));

@@ -12,35 +12,35 @@
 
 namespace zerorun {
 
-/// A number or bytes that a restart needs besides the slices.
+/// A number or a byte string, apart from the slices, that a restart needs.
 using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
 using RestartValues = std::map<std::string, RestartValue>;
 
 struct SavedParameter {
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;  // ranges have their elements in the memory order of these strides
+  std::vector<int64_t> strides;  // ranges in files count elements in the memory order of these strides
   bool trained = true;
-  bool excluded = false;                  // in no file: the program that loads the checkpoint must have it
+  bool excluded = false;  // true: in no file, so the program that loads the checkpoint must have it
   std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
   friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
 };
 
-/// The gradients of a checkpoint that was saved between the micro-steps of an optimizer step.
+/// Describes the gradients of a checkpoint that was saved between two micro-steps of an optimizer step.
 struct SavedWindow {
-  int64_t micro_steps = 0;         // since the last optimizer step
-  int64_t accumulation_steps = 1;  // micro-steps of a whole window
-  bool is_summed = false;          // gradients are sums over ranks; else each rank's own
-  std::string dtype;               // of the gradients
+  int64_t micro_steps = 0;         // micro-steps since the last optimizer step
+  int64_t accumulation_steps = 1;  // micro-steps per optimizer step
+  bool is_summed = false;          // true: gradients are summed over ranks; false: each rank has its own
+  std::string dtype;               // dtype of the gradients
   std::string communication;       // dtype of gradients in collectives
-  double factor = 1;               // by which the gradients have been multiplied
-  double loss_scale = 1;           // the gradients have been multiplied by this too
+  double factor = 1;               // factor by which the gradients have been multiplied
+  double loss_scale = 1;           // loss scale, by which the gradients have been multiplied too
   friend bool operator==(const SavedWindow&, const SavedWindow&) = default;
 };
 
 struct Manifest {
   std::string tag;
-  int64_t generation = 0;  // optimizer steps that were applied
-  int world_size = 1;      // of the run that wrote the checkpoint, like stage and precision
+  int64_t generation = 0;  // number of applied optimizer steps
+  int world_size = 1;      // of the run that wrote the checkpoint, as are stage and precision
   int stage = 0;
   std::string precision;
   std::string optimizer;  // "AdamW"
@@ -48,17 +48,18 @@ struct Manifest {
   std::map<std::string, StateFileFacts> files;
   std::vector<RestartValues> numbers;  // by rank
   std::optional<SavedWindow> window = {};
-  std::string client_state = "null";  // JSON
+  std::string client_state = "null";  // as JSON text
 };
 
 std::string to_json(const Manifest& manifest);
-/// Throws UserError naming `place` and what is wrong.
+/// Throws UserError, which names `place` and the defect.
 Manifest parse_manifest(const std::string& text, const std::string& place);
 
-/// Throws UserError unless `text` is JSON. `what`: the name of `text` in the message.
+/// Throws UserError unless `text` is valid JSON. `what` names `text` in the message.
 void check_json(const std::string& text, const std::string& what);
 
-/// One rank's part of the manifest, its files and its `numbers`: the text that the rank sends to rank 0.
+/// Writes one rank's part of the manifest, its files and its `numbers`, as the text that the rank sends to
+/// rank 0. add_part() adds this text to the manifest.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
 void add_part(Manifest& manifest, const std::string& text, const std::string& place);
 

@@ -1,6 +1,6 @@
-// A snapshot of memory at the start of a save. Nothing is copied in advance: the writer reads the memory in
-// pieces with take(). Code that is about to change the memory first calls keep(), which copies only the part
-// that has not been read yet. Any thread.
+// A snapshot of memory at the start of a save. Nothing is copied in advance: the writer reads the memory
+// piece by piece with take(). Code that is about to change the memory first calls keep(), which copies only
+// the bytes that take() has not read yet. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ class MemorySnapshot {
   MemorySnapshot(const MemorySnapshot&) = delete;
   MemorySnapshot& operator=(const MemorySnapshot&) = delete;
 
-  /// Copies bytes of the snapshot, from `offset` on, into `into`. Each call must start at or after the end of
-  /// the previous call.
+  /// Copies bytes of the snapshot, starting at `offset`, into `into`. Must not start before the end of the
+  /// previous call's bytes.
   void take(int64_t offset, std::span<std::byte> into);
-  /// Copies what take() has not read yet. Must be called before `live` changes; afterwards this object no
-  /// longer reads `live`. Returns the number of bytes copied.
+  /// Copies the bytes that take() has not read yet, and returns their number. Must be called before `live`
+  /// changes. Afterwards this object no longer reads `live`.
   int64_t keep();
 
  private:
@@ -30,7 +30,7 @@ class MemorySnapshot {
   std::span<const std::byte> live_;
   int64_t taken_ = 0;  // bytes before this offset have been read
   bool is_kept_ = false;
-  std::unique_ptr<std::byte[]> kept_;  // the snapshot from kept_from_ on
+  std::unique_ptr<std::byte[]> kept_;  // copy of the snapshot's bytes from kept_from_ to the end
   int64_t kept_from_ = 0;
 };
 

@@ -18,7 +18,7 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kPartialLatest = ".latest.partial";
 constexpr size_t kLongestTag = 200;
 
-// Removes a trailing slash: parent_path() of a path with a trailing slash is the same folder.
+// Removes a trailing slash, because parent_path() of "a/b/" is "a/b".
 fs::path without_slash(fs::path folder) {
   return folder.has_filename() ? folder : folder.parent_path();
 }
@@ -98,7 +98,8 @@ void Publication::remove_old(int64_t keep_last) noexcept {
   }
 }
 
-// Renames the tag before its files are removed: readers would take a half-removed tag for a complete one.
+// Renames the tag's folder before it removes the files: readers would take a half-removed tag for a complete
+// one.
 void remove_tag(FileSystem& files, const fs::path& directory, const std::string& tag) {
   const fs::path gone = partial_folder(directory, tag);
   remove_flat_folder(files, gone);

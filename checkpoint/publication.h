@@ -1,5 +1,6 @@
-// Makes a tag appear in a folder of checkpoints atomically: whole or not at all, even if the writer crashes.
-// The steps and why each is needed: docs/checkpoint_format.md. Used by one thread of one rank.
+// Publishes a tag in a folder of checkpoints atomically: even if the writer crashes, the folder has either
+// the complete tag or nothing of it. docs/checkpoint_format.md explains the steps. Used by one thread of one
+// rank.
 #pragma once
 
 #include <filesystem>
@@ -19,16 +20,16 @@ void check_tag(const std::string& tag);
 /// The folder for a tag's files until the tag is published.
 std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag);
 
-inline constexpr const char* kStepTag = "global_step";  // ZeroRun's own tags: this and the step
-/// The step of a tag that ZeroRun has named itself.
+inline constexpr const char* kStepTag = "global_step";  // prefix of ZeroRun's own tags; the step follows
+/// Returns the step of a tag that ZeroRun has named itself; absent for other tags.
 std::optional<int64_t> step_of_tag(const std::string& tag);
-/// Removes a published tag. The tag disappears atomically: no crash leaves a part of it. Throws UserError.
+/// Removes a published tag atomically: a crash leaves either the whole tag or none of it. Throws UserError.
 void remove_tag(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
 
 /// A tag that is being written. Writers create its files in folder() and sync them.
 class Publication {
  public:
-  /// Creates `directory` if it is missing, and in it an empty folder for the tag. Removes files that an
+  /// Creates `directory` if it is missing, and an empty folder for the tag in it. Removes files that an
   /// earlier run left in that folder. `files` must outlive this object. Throws UserError.
   Publication(FileSystem& files, std::filesystem::path directory, std::string tag);
   /// Removes the tag's folder if the tag was not published; logs a warning if the removal fails.
@@ -38,12 +39,12 @@ class Publication {
 
   const std::filesystem::path& folder() const { return partial_; }
   /// Adds the manifest and publishes the tag, replacing an earlier tag of the same name. All files of the tag
-  /// must be written and synced. After the return, no crash can undo the publication. `save_latest`: makes
-  /// `latest` name this tag.
+  /// must be written and synced before. When it returns, no crash can undo the publication. With
+  /// `save_latest`, the file `latest` then names this tag.
   void publish(const std::string& manifest, bool save_latest);
-  /// After publish(): removes the tag that was replaced. With `keep_last` above 0, also removes tags that
-  /// ZeroRun has named itself, except the `keep_last` tags with the highest steps, this tag and the tag that
-  /// `latest` names. Never throws: logs a warning if a removal fails.
+  /// Call it after publish(). Removes the tag that was replaced. With `keep_last` above 0, also removes older
+  /// tags that ZeroRun has named itself: all except the `keep_last` tags with the highest steps, this tag,
+  /// and the tag that `latest` names. Logs a warning if a removal fails. Never throws.
   void remove_old(int64_t keep_last) noexcept;
 
  private:
@@ -58,9 +59,9 @@ class Publication {
   bool replaced_ = false;  // partial_ holds the tag that was replaced
 };
 
-/// Tags in the folder that have been published, sorted by name.
+/// Returns the published tags in the folder, sorted by name.
 std::vector<std::string> published_tags(FileSystem& files, const std::filesystem::path& directory);
-/// The tag that `latest` names; absent if there is no `latest`.
+/// Returns the tag that the file `latest` names; absent if there is no such file.
 std::optional<std::string> latest_tag(FileSystem& files, const std::filesystem::path& directory);
 
 }  // namespace zerorun

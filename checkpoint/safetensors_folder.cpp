@@ -25,7 +25,7 @@ std::string index_name(const std::string& stem) {
   return stem + ".safetensors.index.json";
 }
 
-// Whether exports with this stem write files of this name: "model-00001-of-00003.safetensors".
+// Whether `name` may be a file of an export with this stem, such as "model-00001-of-00003.safetensors".
 bool is_exported(const std::string& name, const std::string& stem) {
   if (name == stem + ".safetensors" || name == index_name(stem)) return true;
   constexpr std::string_view kPattern = "-00000-of-00000.safetensors";
@@ -35,10 +35,10 @@ bool is_exported(const std::string& name, const std::string& stem) {
   });
 }
 
-// The start of a file: the header's length, then the header, padded with spaces to align the data after it.
+// Returns the start of a file: the length of the header, then the header, padded with spaces so that the data
+// is aligned.
 std::string header_of(std::span<const TensorToStore> tensors) {
-  nlohmann::ordered_json header = {
-      {"__metadata__", {{"format", "pt"}}}};  // transformers checks for this entry
+  nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers requires this entry
   std::string text = header.dump();
   text.pop_back();
   int64_t end = 0;
@@ -78,8 +78,8 @@ SafetensorsFolder::~SafetensorsFolder() {
     files_->remove_file(partial(shards_[index].name));
 }
 
-// Splits as huggingface_hub's split_state_dict_into_shards_factory does: takes the tensors in order, and
-// begins a new shard when the next tensor would exceed the limit.
+// Assigns the tensors, in order, to shards. Begins a new shard if the next tensor would exceed the limit,
+// like split_state_dict_into_shards_factory in huggingface_hub.
 void SafetensorsFolder::plan_shards(int64_t max_shard_bytes) {
   for (size_t index = 0; index < tensors_.size(); ++index) {
     const int64_t bytes = tensors_[index].bytes();
@@ -148,7 +148,7 @@ std::vector<std::string> SafetensorsFolder::finish() {
   return names;
 }
 
-// Must come after the shards are renamed: readers do not take shards without an index for a whole model.
+// Call it after the shards are renamed. Without the index, readers do not load the shards as a model.
 void SafetensorsFolder::write_index() const {
   int64_t total = 0;
   nlohmann::json files = nlohmann::json::object();

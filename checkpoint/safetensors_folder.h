@@ -1,7 +1,6 @@
-// Writes a folder of safetensors files as Hugging Face lays them out: model.safetensors, or shards
-// model-00001-of-00003.safetensors with model.safetensors.index.json. Tensors are written as a stream, in
-// order, so memory use does not grow with the model. Used by one thread.
-// https://huggingface.co/docs/safetensors
+// Writes a folder of safetensors files in Hugging Face's layout: model.safetensors, or shards such as
+// model-00001-of-00003.safetensors with model.safetensors.index.json. Tensors are streamed in order, so
+// memory use does not grow with the model. Used by one thread. https://huggingface.co/docs/safetensors
 #pragma once
 
 #include <cstddef>
@@ -25,25 +24,25 @@ struct TensorToStore {
 
 class SafetensorsFolder {
  public:
-  /// A shard has at most `max_shard_bytes` of data, or one tensor. `stem`: "model". `files` must outlive this
-  /// object. Throws UserError naming the file.
+  /// Each shard has at most `max_shard_bytes` bytes of data, or a single tensor. `stem` begins the names of
+  /// the files: "model". `files` must outlive this object. Throws UserError naming the file.
   SafetensorsFolder(FileSystem& files, std::filesystem::path folder, std::vector<TensorToStore> tensors,
                     int64_t max_shard_bytes, std::string stem = "model");
-  /// Removes the files that finish() has not given their final names.
+  /// Removes files that finish() has not renamed to their final names.
   ~SafetensorsFolder();
   SafetensorsFolder(const SafetensorsFolder&) = delete;
   SafetensorsFolder& operator=(const SafetensorsFolder&) = delete;
 
-  /// Appends bytes of the tensors, row-major, one tensor after the other.
+  /// Appends bytes of the tensors. The tensors are written one after the other, each in row-major order.
   void write(std::span<const std::byte> bytes);
-  /// Must be called when all bytes are written. Syncs the files, gives them their final names, and removes
-  /// other files of an earlier export with the same stem. Returns the files' names.
+  /// Call it when all bytes are written. Syncs the files, renames them to their final names, and removes
+  /// other files of an earlier export with the same stem. Returns the names of the files.
   std::vector<std::string> finish();
 
  private:
   struct Shard {
     std::string name;
-    size_t first = 0;  // its tensors: from `first` to before `end`
+    size_t first = 0;  // the shard has tensors `first` to `end` - 1
     size_t end = 0;
     int64_t bytes = 0;
   };
@@ -63,7 +62,7 @@ class SafetensorsFolder {
   size_t current_ = 0;  // index of the current shard
   std::optional<OpenFile> file_;
   int64_t header_bytes_ = 0;
-  int64_t written_ = 0;  // bytes of data in the current shard
+  int64_t written_ = 0;  // bytes of data written to the current shard
   bool finished_ = false;
 };
 

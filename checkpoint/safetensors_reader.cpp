@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little,
               "tensors are read and written as they lie in memory");
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // limit of the format
 constexpr const char* kMetadata = "__metadata__";
 
 std::optional<uint64_t> element_size(std::string_view dtype) {
@@ -34,7 +34,7 @@ std::optional<uint64_t> element_size(std::string_view dtype) {
   return std::nullopt;
 }
 
-// The size of a tensor in bytes; absent if the size does not fit into 64 bits.
+// Returns the size of a tensor in bytes; absent if it does not fit into 64 bits.
 std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int64_t>& shape) {
   uint64_t bytes = element_bytes;
   for (int64_t dimension : shape) {
@@ -43,7 +43,7 @@ std::optional<uint64_t> byte_size(uint64_t element_bytes, const std::vector<int6
   return bytes;
 }
 
-// Throws UserError unless the dtype is known and the tensor's bytes fit its offsets.
+// Throws UserError unless the dtype is known and the tensor's size matches its offsets.
 void check_size(const TensorInfo& info, const std::string& where) {
   const std::optional<uint64_t> element_bytes = element_size(info.dtype);
   if (!element_bytes) throw UserError(where + "unknown dtype '" + info.dtype + "'");
@@ -54,7 +54,7 @@ void check_size(const TensorInfo& info, const std::string& where) {
                   std::to_string(info.end) + "]");
 }
 
-// Reads a header without building a JSON document, so that the time and memory for a hostile header are only
+// Reads a header without building a JSON document. So the time and memory for a malicious header are only
 // proportional to its length.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
@@ -134,7 +134,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
   std::string tensor_place() const { return where_ + "tensor '" + name_ + "': "; }
 
-  // Handles a value that is allowed only in the metadata.
+  // Accepts a value that is allowed only in the metadata.
   bool value() const {
     if (part_ != Part::metadata) fail();
     return true;
@@ -164,14 +164,14 @@ class HeaderReader : public nlohmann::json_sax<json> {
   Part part_ = Part::outside;
   int64_t depth_ = 0;  // nesting depth in the metadata
   bool has_metadata_ = false;
-  std::string name_;  // of the current entry
-  std::string key_;   // current key in a tensor's entry
+  std::string name_;  // name of the current entry
+  std::string key_;   // key that was read last in a tensor's entry
   std::set<std::string> keys_;
   TensorInfo info_;
   std::vector<int64_t> offsets_;
 };
 
-// Throws UserError unless the tensors cover the data exactly once: no overlap, no hole, nothing left over.
+// Throws UserError unless the tensors cover the data exactly once, without overlaps and gaps.
 void check_coverage(const std::map<std::string, TensorInfo>& tensors, uint64_t data_bytes,
                     const std::string& where) {
   std::vector<const std::pair<const std::string, TensorInfo>*> by_offset;
@@ -212,7 +212,7 @@ OpenFile open_file(FileSystem& files, const fs::path& path) {
   return OpenFile::open(files, path);
 }
 
-// The files that an index names, without repetition. Throws UserError for a file outside the folder.
+// Returns the distinct files that an index names. Throws UserError for a file outside the folder.
 std::set<std::string> files_of_index(const json& index, const std::string& where) {
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object()) throw UserError(where + "expected a \"weight_map\"");

@@ -1,8 +1,8 @@
-// Reads tensors of safetensors files, strictly: one file, or a folder as Hugging Face lays it out (sharded or
-// not). Used by one thread. Memory: at most kSafetensorsMemoryFactor x the headers.
+// Reads and validates safetensors files: one file, or a folder in Hugging Face's layout (sharded or not).
+// Used by one thread. Uses at most kSafetensorsMemoryFactor times the size of the headers as memory.
 //
-// The format: 8 bytes with the header's length (little-endian), the header (a JSON object: tensor name ->
-// dtype, shape, data_offsets), then the tensors' bytes, row-major and little-endian, without holes.
+// A safetensors file has the header's length in 8 bytes (little-endian), the header (a JSON object: tensor
+// name -> dtype, shape, data_offsets), and the tensors' bytes, row-major and little-endian, without gaps.
 #pragma once
 
 #include <cstddef>
@@ -20,29 +20,29 @@ namespace zerorun {
 inline constexpr int64_t kSafetensorsMemoryFactor = 16;
 
 struct TensorInfo {
-  std::string dtype;  // as the format spells it: "F32", "BF16", ...
+  std::string dtype;  // as spelled in safetensors: "F32", "BF16", ...
   std::vector<int64_t> shape;
-  uint64_t begin = 0;  // bytes from the end of the header
+  uint64_t begin = 0;  // first byte, counted from the end of the header
   uint64_t end = 0;
-  size_t file = 0;  // index in the reader's files
+  size_t file = 0;  // index into the reader's files
 };
 
-/// "F32 [64, 192]", for messages.
+/// For messages: "F32 [64, 192]".
 std::string to_string(const TensorInfo& info);
 std::string to_string(const std::vector<int64_t>& shape);
 
 class SafetensorsReader {
  public:
-  /// `path`: a file, or a folder with model.safetensors or with model.safetensors.index.json and the files
-  /// that it names. Reads and checks all headers. Throws UserError naming the file and, if one is at fault,
-  /// the tensor.
+  /// `path` is a file, or a folder that has model.safetensors, or model.safetensors.index.json with the files
+  /// that the index names. Reads and checks all headers. Throws UserError naming the file, and the tensor if
+  /// one is invalid.
   explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = local_file_system());
 
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
-  /// The file that has the tensor, for messages.
+  /// Returns the file that has the tensor, for messages.
   const std::filesystem::path& file_of(const TensorInfo& info) const { return files_.at(info.file).path(); }
-  /// Read a tensor of tensors(): all of its bytes, or as many as fit `into`, from its byte `begin` on. Throw
-  /// UserError if the file cannot be read.
+  /// Read a tensor of tensors(). The first function reads all of its bytes, and the second `into.size()`
+  /// bytes from its byte `begin` on. Throw UserError if the file cannot be read.
   std::vector<std::byte> read(const std::string& name) const;
   void read(const TensorInfo& info, uint64_t begin, std::span<std::byte> into) const;
 

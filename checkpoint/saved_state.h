@@ -1,5 +1,5 @@
-// Reads elements of one state of one parameter from whichever files of a checkpoint have them. The run that
-// reads may shard the states differently from the run that wrote them. Used by one thread.
+// Reads elements of one state of one parameter from all files of a checkpoint that have them. The run that
+// reads may shard states differently from the run that wrote them. Used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,17 @@ namespace zerorun {
 
 class SavedState {
  public:
-  /// Opens a tag's folder and reads its manifest. `files` must outlive it. Throws UserError, which names the
-  /// folder.
+  /// Opens a tag's folder and reads its manifest. `files` must outlive this object. Throws UserError naming
+  /// the folder.
   SavedState(FileSystem& files, std::filesystem::path folder);
 
   const Manifest& manifest() const { return manifest_; }
-  /// The dtype of the state in the checkpoint; empty if the checkpoint does not have the state.
+  /// Returns the dtype of the state in the checkpoint; empty if the checkpoint does not have the state.
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
-  /// The states of the parameter that the checkpoint has, sorted by name.
+  /// Returns the states that the checkpoint has of the parameter, sorted by name.
   std::vector<std::string> states_of(const std::string& parameter) const;
-  /// Reads `numel` elements from `begin` on, in the dtype of dtype_of(). Throws UserError if an element is in
-  /// no file, or damaged.
+  /// Reads `numel` elements, starting at element `begin`, in the dtype of dtype_of(). Throws UserError if an
+  /// element is damaged or is in no file.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
             std::span<std::byte> into);
   int64_t bytes_read() const;
@@ -45,8 +45,8 @@ class SavedState {
   std::filesystem::path folder_;
   Manifest manifest_;
   std::map<std::pair<std::string, std::string>, std::vector<Place>> places_;  // sorted by `begin`
-  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // of files that are open
-  int64_t bytes_before_ = 0;  // read by readers that were closed
+  std::map<std::string, std::unique_ptr<StateFileReader>> readers_;           // readers of the open files
+  int64_t bytes_before_ = 0;  // bytes read by readers that have been closed
 };
 
 }  // namespace zerorun

@@ -25,8 +25,8 @@ AlignedBytes aligned_bytes(int64_t bytes) {
   return memory;
 }
 
-// Collects bytes in blocks, computes each block's checksum while the block is in the cache, and writes a few
-// blocks at a time.
+// Collects bytes in blocks, computes the checksum of each block while the block is in the cache, and writes
+// several blocks at a time.
 class BlockWriter {
  public:
   BlockWriter(OpenFile& file, const std::function<void(int64_t)>& progress)
@@ -60,7 +60,7 @@ class BlockWriter {
  private:
   static constexpr int64_t kWriteBytes = 4 * kChecksumBlock;
 
-  // `give(from, into)`: copies the source's bytes, from offset `from` on, into `into`.
+  // Appends `bytes` bytes. give(from, into) fills `into` with the source's bytes from offset `from` on.
   template <typename Give>
   void fill(int64_t bytes, const Give& give) {
     for (int64_t from = 0; from < bytes;) {
@@ -81,7 +81,7 @@ class BlockWriter {
   OpenFile* file_;
   const std::function<void(int64_t)>* progress_;
   AlignedBytes buffer_;
-  int64_t filled_ = 0;  // bytes in the buffer
+  int64_t filled_ = 0;  // number of bytes in the buffer
   std::vector<uint64_t> checksums_;
   int64_t written_ = 0;
 };

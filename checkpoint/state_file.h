@@ -1,5 +1,5 @@
-// A file with the state of one rank's slice of one bucket: a safetensors file with a checksum for every MiB.
-// docs/checkpoint_format.md. Each object is used by one thread.
+// A file with the state of one rank's slice of one bucket: a safetensors file with one checksum per MiB, as
+// described in docs/checkpoint_format.md. Each object is used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -20,44 +20,46 @@
 namespace zerorun {
 
 struct RangeToWrite {
-  StateRange range;  // write_state_file() computes the offset
+  StateRange range;  // `offset` is set by write_state_file()
   std::shared_ptr<MemorySnapshot> source;
-  int64_t source_offset = 0;  // where the range begins in `source`, in bytes
+  int64_t source_offset = 0;  // first byte of the range in `source`
 };
 
-/// The manifest's entry for a file.
+/// The facts about a file that the manifest records.
 struct StateFileFacts {
   int64_t bytes = 0;
-  std::vector<uint64_t> checksums;  // of each MiB
+  std::vector<uint64_t> checksums;  // one per MiB
   std::vector<StateRange> ranges;
   friend bool operator==(const StateFileFacts&, const StateFileFacts&) = default;
 };
 
-/// A file of a published checkpoint, which a later checkpoint may link to.
+/// A file of a published checkpoint, to which a later checkpoint may link.
 struct PublishedFile {
   std::filesystem::path path;
   StateFileFacts facts;
-  uint64_t digest = 0;  // of the values in the file
+  uint64_t digest = 0;  // digest of the values in the file
 };
 
 struct FileToWrite {
   std::string name;
-  std::map<std::string, std::string> metadata;  // for the file's header
+  std::map<std::string, std::string> metadata;  // written to the file's header
   std::vector<RangeToWrite> ranges;  // ranges of one source are adjacent, in ascending order of source_offset
 
-  bool is_frozen = false;  // training does not change the state: the next checkpoint may link to this file
-  uint64_t digest = 0;     // of the state's values, if writes to them cannot be observed
-  /// A published file with the content of the ranges. It is linked as `name` if the file system allows it.
+  bool is_frozen = false;  // training does not change the state, so the next checkpoint may link to this file
+  uint64_t digest = 0;     // digest of the state's values; set if writes to the state cannot be observed
+  /// A published file that has the content of `ranges`. It is linked as `name` if the file system allows
+  /// that.
   std::optional<PublishedFile> published = {};
-  /// A file of offloaded state that has all of the content. It is linked as `name`, or else copied.
+  /// A file of offloaded state that has the whole content. It is linked as `name`, or copied if that fails.
   std::shared_ptr<OpenFile> slot = {};
   StateFileFacts slot_facts = {};
 
-  int64_t bytes() const;  // of the slot and the ranges
+  int64_t bytes() const;  // total size of the slot and the ranges
 };
 
 /// Creates the file in `folder`, where it must not exist, and syncs it. Calls `written(bytes)` after each
-/// write. Throws UserError, also if `published` cannot be linked and its content differs from the ranges.
+/// write. Throws UserError for I/O errors, and if `published` cannot be linked and its content differs from
+/// `ranges`.
 StateFileFacts write_state_file(
     FileSystem& files, const std::filesystem::path& folder, const FileToWrite& file,
     const std::function<void(int64_t)>& written = [](int64_t) {});
@@ -67,9 +69,9 @@ class StateFileReader {
   /// Opens the file. Throws UserError if it is missing or its size differs from `facts`.
   StateFileReader(FileSystem& files, const std::filesystem::path& path, StateFileFacts facts);
 
-  /// Fills `into` with elements of one of the file's ranges, from `begin` on (counted from the parameter's
-  /// first element). Verifies the checksum of each MiB that it reads; throws UserError naming the first MiB
-  /// that differs.
+  /// Fills `into` with elements of `range`, one of the file's ranges, starting at element `begin` of the
+  /// parameter. Verifies the checksum of each MiB that it reads. Throws UserError naming the first MiB whose
+  /// checksum differs.
   void read(const StateRange& range, int64_t begin, std::span<std::byte> into);
   const StateFileFacts& facts() const { return facts_; }
   int64_t bytes_read() const { return bytes_read_; }
@@ -79,7 +81,7 @@ class StateFileReader {
 
   OpenFile file_;
   StateFileFacts facts_;
-  std::vector<std::byte> block_;  // the block that was read last
+  std::vector<std::byte> block_;  // the last block that was read
   int64_t block_index_ = -1;
   int64_t bytes_read_ = 0;
 };

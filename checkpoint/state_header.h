@@ -1,5 +1,5 @@
-// The header of a file of slices: a safetensors header of whole pages, which lists every gap between tensors
-// as a padding tensor. docs/checkpoint_format.md. Pure; any thread.
+// The header of a file of slices: a safetensors header of whole pages, in which every gap between tensors is
+// listed as a padding tensor (docs/checkpoint_format.md). Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,31 @@
 
 namespace zerorun {
 
-/// Consecutive elements of one parameter, and where in a file they are.
+/// Consecutive elements of one state of one parameter, and their position in a file.
 struct StateRange {
   std::string parameter;
   std::string state;   // "value", "exp_avg"
-  std::string dtype;   // as safetensors spells it: "F32", "BF16", "F16"
-  int64_t begin = 0;   // first element, counted from the parameter's first
-  int64_t numel = 0;   // elements
+  std::string dtype;   // as spelled in safetensors: "F32", "BF16", "F16"
+  int64_t begin = 0;   // first element, counted from the start of the parameter
+  int64_t numel = 0;   // number of elements
   int64_t offset = 0;  // bytes from the start of the file
   friend bool operator==(const StateRange&, const StateRange&) = default;
 };
 
-/// Bytes of an element of that dtype. Throws UserError for a dtype that is not saved.
+/// Returns the bytes per element of a dtype. Throws UserError for a dtype that checkpoints do not use.
 int64_t element_bytes(const std::string& dtype);
 
-inline constexpr int64_t kTensorAlignment = 64;  // of each tensor's start, in bytes
+inline constexpr int64_t kTensorAlignment = 64;  // bytes; the start of each tensor is a multiple of it
 
 int64_t rounded_up(int64_t value, int64_t multiple);
 
-/// Places the ranges one after the other, each aligned, and sets their offsets, counted from the start of the
-/// data. Returns the size of the data in bytes, a whole number of pages.
+/// Places the ranges one after the other, each aligned, and sets their offsets relative to the start of the
+/// data. Returns the size of the data in bytes, rounded up to whole pages.
 int64_t pack(std::vector<StateRange>& ranges);
 
-/// The header of a file with these ranges, whose offsets count from the start of the data and ascend.
-/// `data_bytes`: whole pages. The header is padded with spaces to at least `least_bytes` (whole pages).
+/// Returns the header of a file with these ranges. Their offsets must ascend and count from the start of the
+/// data. `data_bytes` and `least_bytes` are whole pages. The header is padded with spaces to at least
+/// `least_bytes`.
 std::string state_header(const std::map<std::string, std::string>& metadata,
                          std::span<const StateRange> ranges, int64_t data_bytes, int64_t least_bytes = 0);
 

@@ -15,7 +15,8 @@ namespace zerorun {
 namespace fs = std::filesystem;
 namespace {
 
-// The states that have elements in a block, for a message: "h.0.weight (value, exp_avg), h.1.weight (value)".
+// Names the states that have elements in a block, for a message: "h.0.weight (value, exp_avg), h.1.weight
+// (value)".
 std::string states_in(const StateFileFacts& facts, int64_t block) {
   constexpr size_t kMostNamed = 4;
   std::map<std::string, std::string> states;  // by parameter
@@ -65,7 +66,7 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
   return damages;
 }
 
-// Reports the first element of one state that is in no file or in several files.
+// Reports the first element of a state that is in no file, or in more than one.
 void check_coverage(const SavedParameter& parameter, std::vector<StateRange>& ranges,
                     std::vector<Damage>& damages) {
   int64_t numel = 1;

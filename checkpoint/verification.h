@@ -1,5 +1,5 @@
-// Verifies a checkpoint: every block of every file against its checksum, and that the files have each
-// parameter's elements exactly once. Uses several threads; called from one.
+// Verifies a checkpoint: compares every block of every file with its checksum, and checks that the files have
+// each element of each parameter exactly once. Called from one thread; starts several threads itself.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,19 @@ namespace zerorun {
 
 struct Damage {
   std::string file;    // empty: the checkpoint as a whole
-  int64_t block = -1;  // index, in blocks of kChecksumBlock bytes; -1: no single block
+  int64_t block = -1;  // index of a block of kChecksumBlock bytes; -1: the damage is not in a single block
   std::string what;    // "differs from its checksum: h.0.weight (value, exp_avg)"
 };
 
 struct Verification {
   int64_t files = 0;
-  int64_t bytes = 0;  // read
+  int64_t bytes = 0;  // bytes read
   std::vector<Damage> damages;
   bool passed() const { return damages.empty(); }
 };
 
-/// `folder`: a tag's folder. Memory: a block for each thread. Throws UserError if the manifest is unreadable.
+/// `folder` is a tag's folder. Uses one block of memory per thread. Throws UserError if the manifest is
+/// unreadable.
 Verification verify_checkpoint(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// Makes texts and errors of one rank known to all ranks, which then all throw alike.
+// Exchanges texts between ranks, so that an error on one rank becomes the same error on all ranks.
 #pragma once
 
 #include <exception>
@@ -10,19 +10,20 @@
 
 namespace zerorun {
 
-/// Each rank's text, on every rank. A collective.
+/// Returns the texts of all ranks, by rank. A collective.
 std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
                                         const std::string& label);
 
-/// The error that `action` throws, as a text to send; empty: none.
+/// Runs `action` and returns the error that it throws as a text that other ranks can rethrow; empty if it
+/// throws nothing.
 template <typename Action>
 std::string failure_of(const Action& action);
-/// Throws the error that failure_of() has caught on rank `rank` (-1: without naming a rank): a UserError as
-/// UserError, anything else as TrainingError.
+/// Throws the error that failure_of() returned on rank `rank`: a UserError as UserError, any other error as
+/// TrainingError. The message names the rank unless it is -1. Does nothing if `failure` is empty.
 void throw_failure(const std::string& failure, int rank);
 
-/// Runs `action` on each rank. If it throws on some ranks, all ranks throw the error of the first of them.
-/// A collective.
+/// Runs `action` on each rank. If it throws on one or more ranks, every rank throws the error of the lowest
+/// of these ranks. A collective.
 template <typename Action>
 void on_all_ranks(Communicator& communicator, const std::string& label, const Action& action);
 

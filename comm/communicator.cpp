@@ -123,7 +123,7 @@ void Communicator::Group::close() {
   communicator_.close_group(false);
 }
 
-// Still open only if an exception has left the group.
+// The group is still open only if an exception has left its scope.
 Communicator::Group::~Group() {
   if (open_) communicator_.close_group(true);
 }

@@ -1,15 +1,12 @@
-// Collectives among ranks. Each rank owns one Communicator; any of its threads may start a collective.
-// Ranks issue the same collectives of each kind in the same order, with the same labels; if they do not,
-// the deadline ends in an error that says where each rank is. Each collective returns a Work; until its
-// wait() has returned, the tensors given to it belong to the communicator. Sums over CPU tensors are
-// computed in rank order: their bits depend neither on bucket sizes nor on timing. Every wait has a
-// deadline; a missed one throws CommError naming collective, label and missing ranks. A forked child cannot
-// take part in collectives.
+// Collectives among ranks. Each rank owns one Communicator, and any of its threads may start a collective.
+// All ranks must start the collectives of each kind in the same order, with the same labels. A collective
+// returns a Work and owns its tensors until Work::wait() returns. Sums over CPU tensors are added in rank
+// order, so their bits depend neither on bucket sizes nor on timing. Every wait has a deadline; a missed
+// deadline throws CommError, which names the collective, its label and the missing ranks.
 //
-// Tensors are on the communicator's device, or on the CPU: metadata that ranks exchange never waits for a
-// GPU. On a device with streams a collective runs on the current stream of the thread that starts it, like
-// any operator, and is complete when the stream has executed it: there wait() only checks that the
-// communicator still works. Other streams wait for events (device/streams.h).
+// Tensors are on the communicator's device or on the CPU. On a device with streams a collective runs on the
+// current stream of the calling thread, like any operator. wait() then only checks that the communicator
+// still works; other streams wait for events (device/streams.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +27,8 @@ enum class Collective { reduce_scatter, all_gather, all_reduce, broadcast, barri
 inline constexpr int kCollectiveKinds = 5;
 const char* name_of(Collective collective);
 
-/// Identifies a collective in errors. `label` ("bucket 3") must be the same on all ranks, `reason` ("for
-/// aten::addmm on h.0.weight") need not be.
+/// A collective with its arguments. `label` ("bucket 3") must be the same on all ranks. `reason` ("for
+/// aten::addmm on h.0.weight") appears only in errors and may differ between ranks.
 struct CollectiveCall {
   Collective kind;
   at::Tensor output;
@@ -47,21 +44,22 @@ std::string describe(const CollectiveCall& call);
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs);
 
-/// Throws CommError in a process forked from `rank`. `what`: the refused use, for the message.
+/// Throws CommError if this process was forked from rank `rank`. `what` names the refused operation in the
+/// message.
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what);
 
 /// A started collective.
 class Work {
  public:
   virtual ~Work() = default;
-  /// Returns when the output is complete and the input may be written again. Call it once; if a Work is
-  /// destroyed without it, its tensors are in an unknown state. Throws CommError.
+  /// Returns when the output is complete and the input may be written again. Must be called exactly once: the
+  /// tensors of a Work that is destroyed without wait() are in an unknown state. Throws CommError.
   virtual void wait() = 0;
 };
 
-/// Elements that this rank has sent (or would have, but for shared memory), by collective: (N-1)/N of the
-/// whole for a reduce-scatter or an all-gather; N-1 times the tensor for an all-reduce (meant for a few
-/// scalars) and, on the root, for a broadcast.
+/// Counts the elements that this rank sends, by kind of collective; with shared memory, the elements that it
+/// would send over a network. A reduce-scatter or all-gather of n elements counts (N-1)/N * n, an all-reduce
+/// (N-1) * n, and a broadcast (N-1) * n on the root.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);
@@ -76,7 +74,7 @@ class Notices;
 
 class Communicator {
  public:
-  /// `device` outlives it.
+  /// `device` must outlive the communicator.
   Communicator(int rank, int world_size, std::chrono::milliseconds timeout, Device& device = cpu_device());
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -87,44 +85,47 @@ class Communicator {
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
 
-  /// A zero-filled 1-D tensor on the device, in the memory that this communicator sends fastest. A
-  /// collective: all ranks allocate the same in the same order.
+  /// Allocates a zero-filled 1-D tensor on the device, in the memory from which this communicator sends
+  /// fastest. All ranks must allocate the same sizes in the same order.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
-  /// A zero-filled 1-D tensor in memory that all ranks share; collectives order their accesses.
-  /// all_gather() into this tensor from its own slice, and broadcast() of it, copy nothing: they only wait
-  /// until all ranks have called them. Undefined if ranks share no memory, or there is no room. A collective.
+  /// Allocates a zero-filled 1-D tensor in memory that all ranks share. Collectives order the ranks'
+  /// accesses. A broadcast() of this tensor, or an all_gather() into it from its own slice, copies nothing
+  /// and only waits until all ranks have called it. Returns an undefined tensor if the ranks share no memory
+  /// or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
-  /// A tensor with the values of `shared`, from allocate_shared(), that only this rank uses. No rank may
-  /// write to `shared` afterwards.
+  /// Returns a tensor with the values of `shared`, which is from allocate_shared(); later writes to the
+  /// returned tensor are private to this rank. Afterwards no rank may write to `shared`.
   virtual at::Tensor make_own(const at::Tensor& shared);
-  /// Returns the pages that lie wholly in `part`, of a tensor from allocate_shared(), to the system: they
-  /// read as zeros until some rank writes to them.
+  /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from
+  /// allocate_shared(). These pages read as zeros until a rank writes to them.
   virtual void give_back_pages(const at::Tensor& part);
-  /// Whether ranks share memory: then allocate_shared() fails only if there is no room.
+  /// Whether the ranks share memory. If they do, allocate_shared() fails only for lack of room.
   virtual bool shares_memory() const { return false; }
-  /// A board for short texts to other ranks, outside of collectives (comm/notices.h). All ranks open their
-  /// boards in the same order.
+  /// Opens a board on which ranks post short texts outside of collectives (comm/notices.h). All ranks must
+  /// open their boards in the same order.
   virtual std::unique_ptr<Notices> open_notices() = 0;
-  /// Bytes of buffers that this communicator keeps for collectives.
+  /// The size in bytes of the buffers that this communicator keeps for collectives.
   virtual int64_t scratch_bytes() const { return 0; }
 
-  // Tensors are 1-D and contiguous.
+  // Collectives take 1-D, contiguous tensors.
 
-  /// output (numel / N) = sum over ranks of slice `rank` of their input. `output` may be that slice of
-  /// `input`.
+  /// output = sum over all ranks of slice `rank` of their input. The output has numel / N elements and may be
+  /// that slice of this rank's `input`.
   [[nodiscard]] std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, std::string label);
-  /// Slice r of output = input of rank r. `input` may be slice `rank` of `output`.
+  /// Slice r of `output` = the input of rank r. `input` may be slice `rank` of `output`.
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,
                                                  std::string reason = {});
-  /// tensor = sum over ranks. Meant for a few scalars: every rank sends all of them to every other rank.
+  /// tensor = the sum of all ranks' tensors. Meant for a few scalars: every rank sends its whole tensor to
+  /// every other rank.
   [[nodiscard]] std::unique_ptr<Work> all_reduce(at::Tensor tensor, std::string label);
-  /// tensor = the root's tensor.
+  /// tensor = the tensor of rank `root`.
   [[nodiscard]] std::unique_ptr<Work> broadcast(at::Tensor tensor, int root, std::string label);
   [[nodiscard]] std::unique_ptr<Work> barrier(std::string label);
 
-  /// Combines the collectives that `body` starts on one stream of the device into one operation if
-  /// possible, which costs less. They are enqueued when this returns, not before: until then do not record
-  /// events after them or wait for them. Other threads must not start collectives meanwhile. Not nestable.
+  /// Combines the collectives that `body` starts on one stream into a single operation where the backend can,
+  /// which reduces overhead. The collectives are enqueued only when group() returns: do not record events
+  /// after them, or wait for them, before that. Meanwhile other threads must not start collectives. Groups do
+  /// not nest.
   template <typename Body>
   void group(const Body& body) {
     Group group(*this);
@@ -132,14 +133,15 @@ class Communicator {
     group.close();
   }
 
-  /// Not while another thread starts a collective.
+  /// Must not be called while another thread starts a collective.
   Volume& volume() { return volume_; }
 
  protected:
-  /// Starts `call`, whose tensors have been checked; one thread at a time. Several may be under way; they
-  /// finish in the order of their waits.
+  /// Starts `call`, whose tensors have been checked. Called by one thread at a time. Several collectives may
+  /// be in flight; each is completed by its own wait().
   virtual std::unique_ptr<Work> start(CollectiveCall call) = 0;
-  /// Between these start() may hold calls back; close_group() starts them, unless `abandoned`.
+  /// Between open_group() and close_group(), start() may hold calls back. close_group() starts the held
+  /// calls, or drops them if `abandoned`.
   virtual void open_group() {}
   virtual void close_group(bool /*abandoned*/) {}
 
@@ -163,7 +165,8 @@ class Communicator {
   std::chrono::milliseconds timeout_;
   Device* device_;
   HomeProcess home_;
-  std::recursive_mutex issue_;  // a group has it, and so has each of its calls
+  std::recursive_mutex
+      issue_;  // held by start and by a group; recursive, because the calls in a group lock it again
   Volume volume_;
 };
 

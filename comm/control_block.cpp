@@ -43,19 +43,18 @@ struct alignas(64) ControlBlock::Header {
   uint64_t job;  // constant after make()
 };
 
-// All ranks write the bell; only the rank itself writes the rest.
+// Every rank writes `bell`. Only the owning rank writes the other fields.
 struct alignas(64) ControlBlock::Rank {
   Word bell;
   Word sleepers;
-  Word taken;  // 1 once a process has taken this rank
-  alignas(
-      64) std::atomic<uint64_t> waiting;  // 0: none; else the top byte is the kind, the rest the number + 1
+  Word taken;                                 // 1 after a process has claimed this rank
+  alignas(64) std::atomic<uint64_t> waiting;  // 0: none; else kind << 56 | (number + 1)
   Word failed;
 };
 
 struct alignas(64) ControlBlock::Slot {
-  std::atomic<uint64_t> posted;    // number + 1
-  std::atomic<uint64_t> finished;  // number + 1
+  std::atomic<uint64_t> posted;    // number + 1 of the last posted collective
+  std::atomic<uint64_t> finished;  // number + 1 of the last finished collective
   Posting posting;
   char label[192];
   char reason[256];
@@ -101,8 +100,8 @@ ControlBlock::Slot& ControlBlock::slot(int rank, Numbered which) const {
   return slots[ring * kSlots + which.number % kSlots];
 }
 
-// Sequentially consistent stores and loads: of ranks that post at the same time, at least one sees that all
-// have posted.
+// Loads and stores must be sequentially consistent: if several ranks post at the same time, at least one of
+// them then sees that all ranks have posted, and rings.
 void ControlBlock::post(Numbered which, const Posting& posting, std::string_view label,
                         std::string_view reason) {
   Slot& mine = slot(rank_, which);

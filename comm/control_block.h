@@ -1,13 +1,12 @@
-// Progress of the ranks of one host, in a segment that all of them map: each rank writes its own part and
-// reads the parts of the other ranks.
+// The progress of the ranks of one host, in a shared segment. Each rank writes its own part and reads the
+// others'.
 //
 // Every rank has a ring of slots for each kind of collective. In slot n it posts its part of collective
-// number n of that kind; once it has read all that it needs from the other ranks it marks the slot
-// finished. Numbers only grow, so a slot with a later number means that this collective is over. The last
-// rank to post or to finish rings every rank's bell, and a waiting rank sleeps on its own bell: each rank
-// wakes once per collective, and none spins on a core that another rank needs.
+// number n of that kind, and marks the slot finished when it has read everything that it needs from other
+// ranks. The last rank to post or finish wakes the ranks that sleep, each on its own futex word (its bell).
+// So a rank wakes once per collective, and no rank spins on a core that another rank needs.
 //
-// Owned by the communicator; any thread, but only one at a time posts.
+// Owned by the communicator. Thread-safe, but only one thread at a time may post.
 #pragma once
 
 #include <atomic>
@@ -22,17 +21,17 @@
 
 namespace zerorun {
 
-/// A rank's part of a collective. Other ranks compare everything except the offset.
+/// A rank's part of a collective. Other ranks compare all fields except `offset` with their own.
 struct Posting {
   int64_t numel = 0;
-  int64_t offset = 0;  // of what it lends, in its arena
+  int64_t offset = 0;  // bytes from the start of the rank's arena to the input that other ranks read
   uint64_t label_hash = 0;
   int32_t dtype = 0;
   int32_t root = 0;
-  int32_t in_place = 0;  // what is moved lies in memory that all ranks share
+  int32_t in_place = 0;  // 1 if the data is already in memory that all ranks share
 };
 
-/// A collective: number `number` of its kind, from 0 on.
+/// A collective, identified by its kind and its number within that kind, counted from 0.
 struct Numbered {
   Collective kind = Collective::barrier;
   uint64_t number = 0;
@@ -42,43 +41,46 @@ struct Numbered {
 
 class ControlBlock {
  public:
-  /// Collectives of a kind that may be under way; the next one must wait.
+  /// The number of collectives of one kind that may be in flight. The next collective must wait for a free
+  /// slot.
   static constexpr uint64_t kSlots = 128;
 
   static size_t bytes(int world_size);
-  /// A segment for the ranks of `job`. Throws Error.
+  /// Creates the segment for the ranks of `job`. Throws Error.
   static SharedSegment make(int world_size, uint64_t job);
-  /// `segment` has bytes(world_size). Throws Error if it belongs to another job, or another process has
-  /// this rank in it.
+  /// `segment` has bytes(world_size) bytes. Throws Error if it belongs to another job, or if another process
+  /// has already taken this rank.
   ControlBlock(SharedSegment segment, int rank, int world_size, uint64_t job);
 
   SharedSegment& segment() { return segment_; }
 
-  /// The slot must be free: all ranks have finished number - kSlots.
+  /// The slot must be free: all ranks have finished collective number - kSlots of this kind.
   void post(Numbered which, const Posting& posting, std::string_view label, std::string_view reason);
   bool has_posted(int rank, Numbered which) const;
-  /// The post of a rank that has posted, valid until this rank finishes.
+  /// Returns the post of `rank`, which must have posted. The reference is valid until this rank finishes.
   const Posting& posting(int rank, Numbered which) const;
 
-  /// This rank has read everything that it needs from the other ranks.
+  /// Marks that this rank has read everything that it needs from the other ranks.
   void finish(Numbered which);
   bool has_finished(int rank, Numbered which) const;
 
-  /// The text of a rank's slot, for messages; "?" if the slot has been reused.
+  /// The description of a rank's collective, for messages; "?" if the slot has been reused.
   std::string words(int rank, Numbered which) const;
 
-  /// For messages: what this rank waits for or has waited for in vain; nothing if it does not wait.
+  /// Records the collective that this rank waits for, for other ranks' error messages; nullopt when the wait
+  /// has succeeded. After a failed wait the record stays.
   void say_waiting(std::optional<Numbered> which);
   std::optional<Numbered> waiting(int rank) const;
-  /// For messages: this rank has given up, so its exit is not the cause of the failure.
+  /// Records that this rank's wait has failed. Other ranks then do not blame its exit for their own failure.
   void say_failed();
   bool has_failed(int rank) const;
 
-  /// Changes when something happens that this rank may wait for. Read it before checking the condition.
+  /// A counter that changes when an event occurs that this rank may wait for. Read it before you check the
+  /// condition, and pass the value to sleep().
   uint32_t bell() const;
-  /// Returns when the bell differs from `bell`, or after `limit`. Polls for `spin` before it sleeps.
+  /// Returns when bell() differs from `bell`, or after `limit`. Polls for up to `spin` before it sleeps.
   void sleep(uint32_t bell, std::chrono::microseconds spin, std::chrono::milliseconds limit);
-  /// For other threads of this rank.
+  /// Wakes other threads of this rank.
   void ring_own() { ring(rank_); }
 
  private:

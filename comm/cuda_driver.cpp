@@ -5,7 +5,7 @@
 namespace zerorun {
 namespace {
 
-// The part of the driver API used here: its types and numbers never change.
+// The functions of the driver API that this file calls. Their types and error codes are a stable ABI.
 using CudaResult = int;
 using Init = CudaResult(unsigned int flags);
 using DeviceCount = CudaResult(int* count);
@@ -21,7 +21,7 @@ std::string driver_error(void* driver, const char* call, CudaResult result) {
          (name ? name : "error " + std::to_string(result));
 }
 
-// Why this process cannot use the driver's GPUs; empty if it can.
+// Returns why this process cannot use the driver's GPUs, or an empty text if it can.
 std::string unfit(void* driver, int count) {
   constexpr int kOldestDriver = 13000;  // CUDA 13.0
   constexpr int kMajorCapability = 75;

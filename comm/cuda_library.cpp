@@ -17,7 +17,8 @@ std::string last_error() {
   return words ? words : "unknown error";
 }
 
-// Only $ZERORUN_CUDA_LIBRARY if set; else by name along the program's RUNPATH, then beside the program.
+// Returns only $ZERORUN_CUDA_LIBRARY if it is set. Otherwise returns the library's name, which the linker
+// finds along the program's RUNPATH, and then paths beside the program.
 std::vector<std::string> usual_candidates() {
   const char* chosen = std::getenv("ZERORUN_CUDA_LIBRARY");
   if (chosen && *chosen) return {chosen};
@@ -31,7 +32,7 @@ std::vector<std::string> usual_candidates() {
   return candidates;
 }
 
-// See the note in the header. Calls no driver function: a process that has done so must not fork.
+// See [Note: CUDA first]. Calls no driver function, because a process that has called one must not fork.
 bool wanted_before_main() {
   const char* device = std::getenv("ZERORUN_DEVICE");
   if (device && std::string(device) == "cpu") return false;
@@ -51,7 +52,7 @@ const CudaLibrary& cuda_library() {
 CudaLibrary load_cuda_library(const std::vector<std::string>& candidates) {
   std::string words;
   for (const std::string& candidate : candidates) {
-    // RTLD_NOW resolves all symbols, so that an incompatible library fails here and not in mid-training.
+    // RTLD_NOW resolves all symbols here, so an incompatible library fails now and not during training.
     void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle) {
       void* connect = dlsym(handle, kConnectCuda);

@@ -1,9 +1,10 @@
-// The CUDA part of ZeroRun, a separate library that is loaded if there is an NVIDIA GPU. Includes no CUDA
+// Loads the CUDA part of ZeroRun, a separate library, on machines with an NVIDIA GPU. Includes no CUDA
 // header. Any thread.
 //
-// [Note: CUDA first] LibTorch decides once, at the first question about accelerators (torch::manual_seed
-// asks), whether this process has CUDA: whether its CUDA library is loaded. So our library, which depends
-// on it, is loaded before main() if the NVIDIA driver is installed and ZERORUN_DEVICE is not cpu.
+// [Note: CUDA first] LibTorch decides once per process whether CUDA is available: at its first query about
+// accelerators (such as in torch::manual_seed) it checks whether its own CUDA library is loaded. Our CUDA
+// library depends on LibTorch's, so it is loaded before main() if the NVIDIA driver is installed and
+// ZERORUN_DEVICE is not cpu.
 #pragma once
 
 #include <memory>
@@ -16,25 +17,27 @@
 
 namespace zerorun {
 
-/// The function that the library exports as kConnectCuda: makes the communicator of a rank whose tensors
-/// are on a GPU. `control` connects the same ranks on the CPU, `store` is where they joined (null for one
-/// rank).
+/// The type of the function kConnectCuda in that library. It sets `result` to a new communicator for a rank
+/// whose tensors are on a GPU. `control` is a CPU communicator of the same ranks. `store` is the rendezvous
+/// store, or null for a single rank.
 using ConnectCuda = void(const Environment& environment, const std::shared_ptr<Communicator>& control,
                          const StorePointer& store, std::shared_ptr<Communicator>& result);
 inline constexpr char kConnectCuda[] = "zerorun_connect_cuda";
 
 struct CudaLibrary {
   ConnectCuda* connect = nullptr;
-  std::string failure;  // why there is none, and what to do about it
+  std::string failure;  // if `connect` is null: why, and the remedy
 };
 
-/// The library, loaded by the first call ([Note: CUDA first]) and kept until the process ends.
+/// Returns the library, which the first call loads ([Note: CUDA first]). It stays loaded until the process
+/// ends.
 const CudaLibrary& cuda_library();
 
-/// Loads the first of `candidates` that exists: paths, or a name to be found along the program's RUNPATH.
+/// Loads the first of `candidates` that exists. A candidate is a path, or a file name to search for along the
+/// program's RUNPATH.
 CudaLibrary load_cuda_library(const std::vector<std::string>& candidates);
 
-/// The problem and its remedy, from the dynamic linker's message.
+/// Makes an error message, with the remedy, from the dynamic linker's message.
 std::string explain_load_failure(const std::string& linkers_words);
 
 }  // namespace zerorun

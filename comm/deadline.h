@@ -1,4 +1,4 @@
-// A point in time by which something must have happened, and error texts for missing it.
+// A point in time at which a wait must end, and the error texts for waits that missed it.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ class Deadline {
 
   Clock::time_point end() const { return end_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  /// At least 1 ms, since 0 means no limit to some functions that take it.
+  /// The time left, at least 1 ms because some functions take 0 as "no limit".
   std::chrono::milliseconds remaining() const;
 
  private:

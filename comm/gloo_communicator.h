@@ -1,9 +1,8 @@
-// Ranks as processes, on one host or several, over TCP by LibTorch's Gloo.
+// Ranks as processes on one or several hosts, over TCP with LibTorch's Gloo.
 //
-// Gloo's own reduce-scatter sends twice the algorithmic volume and adds in its own order, so only its
-// point-to-point messages are used: each rank sends slice j directly to rank j and adds the received slices
-// in rank order; an all-gather receives in place. Messages are sent while the ranks compute; wait() does
-// the additions.
+// Only Gloo's point-to-point messages are used: its reduce-scatter sends twice the necessary volume and adds
+// in an order of its own. Each rank sends slice j directly to rank j, which adds the received slices in rank
+// order in wait(). An all-gather receives into its output directly. Messages travel while the ranks compute.
 #pragma once
 
 #include <memory>
@@ -14,8 +13,7 @@
 
 namespace zerorun {
 
-/// Connects the ranks named by `environment` (world size > 1), which have all joined `store`. Throws
-/// CommError.
+/// Connects the ranks of `environment` (world size > 1), which have all joined `store`. Throws CommError.
 std::shared_ptr<Communicator> make_gloo_communicator(const Environment& environment,
                                                      const StorePointer& store, const Deadline& deadline);
 

@@ -16,7 +16,8 @@ namespace {
 
 constexpr char kReady[] = "ready";
 
-// Differs between hosts, and between containers of one host that do not see each other's processes.
+// Returns a text that differs between hosts, and between containers of one host that have separate PID
+// namespaces.
 std::string name_of_host() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
@@ -26,8 +27,8 @@ std::string name_of_host() {
   return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
 }
 
-// Stored at the beginning of a rank's arena until all ranks have found it there. It shows that an opened
-// segment is not that of another process with the same process id, of another rank or of another job.
+// Written to the start of a rank's arena until all ranks have checked it. It detects that an opened segment
+// belongs to another job, to another rank, or to another process that reuses the process id.
 struct Mark {
   uint64_t job = 0;
   int64_t rank = 0;
@@ -36,14 +37,14 @@ struct Mark {
   bool operator==(const Mark&) const = default;
 };
 
-// How other ranks find this rank's memory.
+// The process id and file descriptors by which other ranks open this rank's segments.
 struct SegmentHandles {
   pid_t pid = 0;
   int arena = -1;
   size_t arena_bytes = 0;
-  uint64_t number = 0;  // of its Mark
-  int control = -1;     // rank 0's descriptor
-  int blocks = -1;      // likewise
+  uint64_t number = 0;  // the random number in this rank's Mark
+  int control = -1;     // set on rank 0 only, else -1
+  int blocks = -1;      // set on rank 0 only, else -1
 
   std::string text() const {
     std::ostringstream words;
@@ -63,7 +64,8 @@ Mark& mark_in(const SharedSegment& segment) {
   return *reinterpret_cast<Mark*>(segment.data());
 }
 
-// Adds the process to the watch first: if its arena then has the mark, the watch holds the right process.
+// Starts to watch the process before it checks the mark. So if the mark matches, the watched process is the
+// one that owns this arena.
 SharedSegment open_arena(const SegmentHandles& theirs, const Mark& mark, ProcessWatch& processes) {
   processes.add(theirs.pid);
   SharedSegment segment = SharedSegment::open(theirs.pid, theirs.arena, theirs.arena_bytes, false);
@@ -76,7 +78,7 @@ SharedSegment open_arena(const SegmentHandles& theirs, const Mark& mark, Process
 struct Own {
   SharedSegment arena;
   SharedSegment control;  // on rank 0 only
-  SharedSegment blocks;   // likewise
+  SharedSegment blocks;   // on rank 0 only
   SegmentHandles handles;
 };
 
@@ -129,7 +131,7 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_r
                 .processes = std::move(processes)});
 }
 
-// The first of all ranks' reports that is not kReady; empty if all are.
+// Returns the first report that is not kReady, with its rank, or an empty text if all are.
 std::string first_obstacle(const std::vector<std::string>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];
@@ -153,7 +155,7 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
     return nullptr;
   }
 
-  // After each step all ranks learn whether it succeeded on every rank, so that all return null together.
+  // After each step the ranks exchange reports, so that a failure on one rank makes all ranks return null.
   std::string report = kReady;
   Own own;
   try {

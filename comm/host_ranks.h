@@ -1,5 +1,5 @@
-// What the ranks of one host share: the control block, every rank's arena, the shared blocks and a watch on
-// every process. Owned by the communicator; each part says which threads may use it.
+// The state that the ranks of one host share: the control block, every rank's arena, the shared blocks, and a
+// watch on every rank's process. Owned by the communicator. Each member documents its own thread safety.
 #pragma once
 
 #include <memory>
@@ -17,15 +17,15 @@ namespace zerorun {
 
 struct HostRanks {
   ControlBlock control;
-  std::shared_ptr<SharedArena> arena;    // this rank's
-  std::vector<SharedSegment> lent;       // by rank, for reading; this rank's stays empty
-  std::shared_ptr<SharedBlocks> blocks;  // everybody's
+  std::shared_ptr<SharedArena> arena;  // the arena of this rank
+  std::vector<SharedSegment> lent;  // the other ranks' arenas by rank, read-only; this rank's entry is empty
+  std::shared_ptr<SharedBlocks> blocks;  // the memory to which all ranks write
   ProcessWatch processes;
 };
 
-/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null on all ranks
-/// if they cannot share memory; then `obstacle` says why. Throws CommError naming the ranks that do not
-/// take part.
+/// Connects the ranks of `environment` (world size > 1) after all of them have `joined`. If they cannot share
+/// memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError naming the ranks
+/// that do not take part.
 std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
                                         const Deadline& deadline, std::string& obstacle);
 

@@ -13,7 +13,7 @@ std::chrono::milliseconds earlier(const Deadline& deadline, std::chrono::millise
   return limit == c10d::Store::kNoTimeout ? deadline.remaining() : std::min(deadline.remaining(), limit);
 }
 
-// The c10d::Store that Gloo uses to connect.
+// Adapts a JobStore to c10d::Store, the interface through which Gloo connects ranks.
 class DeadlineStore : public c10d::Store {
  public:
   DeadlineStore(StorePointer store, const Deadline& deadline)
@@ -58,8 +58,8 @@ class DeadlineStore : public c10d::Store {
 
 }  // namespace
 
-// A call that hangs keeps the connection locked: later calls time out waiting for it instead of each leaving
-// another thread that hangs.
+// The connection to the store, used by one call at a time. A call that hangs keeps the connection locked, so
+// later calls time out while they wait for the lock instead of each leaving a hanging thread.
 struct JobStore::Line {
   Connection connection;
   std::string keeper;
@@ -97,7 +97,7 @@ std::invoke_result_t<Talk, c10d::Store&> JobStore::talk(Talk talk, const Deadlin
   if (!line_->take(deadline)) throw StoreError(words_of_silence(line_->keeper), true);
   std::shared_ptr<void> turn(nullptr, [line = line_](void*) { line->free(); });
   auto result = run_detached([line = line_, turn = std::move(turn), talk = std::move(talk)]() mutable {
-    const std::shared_ptr<void> ours = std::move(turn);  // frees the line before the caller gets its answer
+    const std::shared_ptr<void> ours = std::move(turn);  // frees the line before the future becomes ready
     return talk(*line->connection);
   });
   const Deadline::Clock::time_point end = std::max(deadline.end(), Deadline::Clock::now());

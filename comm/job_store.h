@@ -1,7 +1,7 @@
-// One connection to the key-value store where the ranks of a job meet. Every call has a deadline, since
-// c10d's own calls never return while the store's process is stopped, whatever their timeout. Every value
-// carries the job's seal (seal.h): a value from another job is an error. Owned by the communicators that
-// use it; any thread.
+// A connection to the key-value store at which the ranks of a job meet. Every call has a deadline, because
+// c10d's own calls ignore their timeout while the store's process is stopped. Every value is authenticated
+// with the job's seal (comm/seal.h): a value from another job is an error. Owned by the communicators that
+// use it. Any thread.
 #pragma once
 
 #include <future>
@@ -23,7 +23,7 @@ class JobStore;
 using StorePointer = std::shared_ptr<const JobStore>;
 using Connection = c10::intrusive_ptr<c10d::Store>;
 
-/// The store did not answer by the deadline, or its process has ended.
+/// Thrown if the store did not answer by the deadline (is_silent()), or if its process has ended.
 class StoreError : public CommError {
  public:
   StoreError(const std::string& message, bool is_silent) : CommError(message), is_silent_(is_silent) {}
@@ -33,30 +33,32 @@ class StoreError : public CommError {
   bool is_silent_;
 };
 
-/// How long after a deadline the store may take to report it itself.
+/// How long after a deadline a call still waits for the store's own timeout error.
 inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
 class JobStore {
  public:
-  /// `keeper`, for messages: the process that runs the store. `prefix` is put in front of all keys.
+  /// `keeper` names the process that runs the store, for messages. `prefix` is prepended to all keys.
   JobStore(Connection connection, std::string keeper, const Seal& seal, std::string prefix);
 
-  /// The same store with a key space of its own.
+  /// Returns a view of the same store whose keys are prefixed with `name`.
   StorePointer part(const std::string& name) const;
 
-  // All throw StoreError, and CommError for a value that does not come from a rank of this job.
+  // All functions throw StoreError. Functions that read also throw CommError for a value that was not written
+  // by a rank of this job.
 
   void set(const std::string& key, const std::string& value, const Deadline& deadline) const;
-  /// Waits for the value; nothing if there is none by the deadline.
+  /// Waits until the key has a value. Returns nothing if it has none by the deadline.
   std::optional<std::string> await(const std::string& key, const Deadline& deadline) const;
-  /// The value, if there is one now.
+  /// Returns the key's value without waiting, or nothing if it has none.
   std::optional<std::string> find(const std::string& key, const Deadline& deadline) const;
-  /// Stores `value` unless the key has one, and returns the key's value: of all ranks that claim a key one
-  /// gets its own value back.
+  /// Stores `value` if the key has no value yet, and returns the key's value. So exactly one of the ranks
+  /// that claim a key gets its own value back.
   std::string claim(const std::string& key, const std::string& value, const Deadline& deadline) const;
   void remove(const std::string& key, const Deadline& deadline) const;
 
-  /// For c10d, whose calls have no deadline: all of them end at this one.
+  /// Returns this store as a c10d::Store, whose calls all end at `deadline`. c10d's own calls have no overall
+  /// deadline.
   Connection for_c10d(const Deadline& deadline) const;
 
  private:
@@ -73,19 +75,19 @@ class JobStore {
   std::string prefix_;
 };
 
-/// The outcome of a conversation with a store. Errors are passed as text, not as an exception, which two
-/// threads could come to own.
+/// The outcome of a call to the store. An error is passed as text, because two threads could otherwise own
+/// the same exception object.
 template <typename Value>
 struct Answer {
   std::optional<Value> value;
-  std::string failure;  // why there is none
+  std::string failure;  // the error's text if there is no value
 };
 
-/// The text of Gloo's and c10d's errors without their backtrace.
+/// Returns the message of a Gloo or c10d error without its backtrace.
 std::string first_line(const char* message);
 
-/// Starts `talk` with a store in a thread of its own. The caller waits for the answer only until its
-/// deadline and then abandons the thread, so `talk` must own everything that it uses.
+/// Runs `talk` in a detached thread and returns its future answer. A caller that reaches its deadline
+/// abandons the thread, so `talk` must own everything that it uses.
 template <typename Talk>
 std::future<Answer<std::invoke_result_t<Talk>>> run_detached(Talk talk) {
   using Told = Answer<std::invoke_result_t<Talk>>;

@@ -1,5 +1,5 @@
-// Writes that bypass the caches, for large results that are not read again soon: saves reading the cache
-// lines that are about to be overwritten (a third of a copy's traffic). Any thread.
+// Stores that bypass the caches, for large results that are not read again soon. They avoid reading the cache
+// lines that are about to be overwritten, which is a third of a copy's memory traffic. Any thread.
 #pragma once
 
 #include <emmintrin.h>
@@ -10,10 +10,12 @@
 
 namespace zerorun {
 
-/// From this size on it pays; the next reader may find smaller results in a cache.
+/// Smallest size in bytes for which such stores pay. A smaller result may still be in a cache when it is read
+/// next.
 inline constexpr size_t kPastCaches = size_t{8} << 20;
 
-/// Prefetch distance in bytes: the processor's own prefetch stops at the end of each page.
+/// Prefetch distance in bytes. Software prefetch is needed because the hardware prefetcher stops at page
+/// boundaries.
 inline constexpr size_t kAskAhead = 2048;
 
 inline void ask_ahead(const void* memory, size_t bytes) {
@@ -22,10 +24,10 @@ inline void ask_ahead(const void* memory, size_t bytes) {
   }
 }
 
-/// Whether `memory` is aligned for such writes.
+/// Whether `memory` has the 16-byte alignment that non-temporal stores need.
 bool may_pass_caches(const void* memory);
-/// to = a + b, element by element; `length` is a multiple of 16. Visible to other threads after
-/// nontemporal_fence().
+/// to[i] = a[i] + b[i], with non-temporal stores. `length` is a multiple of 16, and `to` is aligned to 16
+/// bytes. Other threads see the result only after nontemporal_fence().
 template <typename T>
 void nontemporal_add(T* to, const T* a, const T* b, int64_t length) {
   using Vector [[gnu::vector_size(16)]] = T;
@@ -40,7 +42,7 @@ void nontemporal_add(T* to, const T* a, const T* b, int64_t length) {
 }
 void nontemporal_fence();
 
-/// memcpy(), bypassing the caches for large sizes.
+/// Like memcpy(), but bypasses the caches for large sizes.
 void copy_much(void* to, const void* from, size_t bytes);
 
 }  // namespace zerorun

@@ -35,8 +35,8 @@ class StoreNotices : public Notices {
     store_->set(name, text, deadline);
   }
 
-  // Polls, because JobStore::await() would block the connection for other callers, and c10d logs a warning
-  // for each wait that times out.
+  // Polls, because a blocking JobStore::await() would keep other callers from the connection, and c10d logs a
+  // warning for each wait that times out.
   std::optional<std::string> await(const std::string& name, const Deadline& deadline) override {
     constexpr std::chrono::microseconds kLongestPause(10'000);
     for (std::chrono::microseconds pause(250);; pause = std::min(2 * pause, kLongestPause)) {

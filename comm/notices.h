@@ -1,6 +1,6 @@
-// Short texts that ranks leave for each other under names, outside of the order of collectives: for threads
-// that work beside training. Each user opens a board (Communicator::open_notices()), whose names only it
-// uses; one thread at a time.
+// Named short texts that ranks post for each other outside of the order of collectives, for threads that run
+// beside training. Each user opens its own board with Communicator::open_notices(); names are local to the
+// board. One thread at a time.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ class Notices {
  public:
   virtual ~Notices() = default;
 
-  // All throw CommError if the ranks' store is gone.
+  // All functions throw CommError if the ranks' store is gone.
 
   virtual void post(const std::string& name, const std::string& text, const Deadline& deadline) = 0;
-  /// Waits for the text under the name; nothing if no rank has posted it by the deadline.
+  /// Waits for the text posted under `name`. Returns nothing if no rank has posted it by the deadline.
   virtual std::optional<std::string> await(const std::string& name, const Deadline& deadline) = 0;
   virtual void remove(const std::string& name, const Deadline& deadline) = 0;
 };
 
-/// The notices of ranks that are threads of one process, which they share.
+/// The texts of ranks that are threads of one process. All of these ranks share one object.
 class NoticesInMemory {
  public:
   void post(const std::string& name, const std::string& text);
@@ -41,11 +41,11 @@ class NoticesInMemory {
   std::map<std::string, std::string> texts_;
 };
 
-/// The board of one rank-thread. `board`: the same on all ranks, different for every board.
+/// The board of a rank that is a thread. `board` is the same number on all ranks and unique to each board.
 std::unique_ptr<Notices> make_notices(std::shared_ptr<NoticesInMemory> texts, int board);
 
 class JobStore;
-/// The board of one rank process: keys in the ranks' store.
+/// The board of a rank that is a process. The texts are keys in the ranks' store.
 std::unique_ptr<Notices> make_notices(const std::shared_ptr<const JobStore>& store, int board);
 
 }  // namespace zerorun

@@ -25,7 +25,7 @@ void ProcessWatch::add(pid_t pid) {
 
 std::vector<int> ProcessWatch::ended() const {
   std::vector<int> ranks;
-  std::vector<pollfd> polled;  // poll() skips negative descriptors
+  std::vector<pollfd> polled;  // this rank's entry is -1, which poll() skips
   for (const UniqueFd& descriptor : descriptors_) {
     polled.push_back({.fd = descriptor.get(), .events = POLLIN, .revents = 0});
   }

@@ -1,5 +1,5 @@
-// Which processes of other ranks have ended. Holds each process by a descriptor, not by its number, which
-// the system may reuse. Owned by a rank; any thread.
+// Detects which ranks' processes have ended. Identifies each process by a pidfd, since the system may reuse
+// its process id. Owned by a rank. Any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,10 +14,10 @@ class ProcessWatch {
  public:
   explicit ProcessWatch(int rank) : rank_(rank) {}
 
-  /// Adds the process of the next rank, in the order of ranks. Throws Error.
+  /// Adds the process of the next rank; call it in rank order. Throws Error.
   void add(pid_t pid);
 
-  /// Ranks whose process has ended, whether or not its parent has noticed.
+  /// Returns the ranks whose process has ended, including zombies that their parent has not yet reaped.
   std::vector<int> ended() const;
   pid_t process(int rank) const { return processes_[rank]; }
 

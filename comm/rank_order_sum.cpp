@@ -11,10 +11,11 @@
 namespace zerorun {
 namespace {
 
-// Small enough that the running sum stays in the L1 cache while the ranks' slices stream past.
+// Elements per block. The running sum of a block stays in the L1 cache while the ranks' slices stream through
+// it.
 constexpr int64_t kBlock = 2048;
 
-// `output` either equals `a` or `b` or does not overlap them, so the loop can be vectorized (ivdep).
+// `output` either equals `a` or `b`, or overlaps neither. So the loop may be vectorized (ivdep).
 template <typename T>
 void add(T* output, const T* a, const T* b, int64_t length) {
   constexpr int64_t kChunk = 256 / sizeof(T);
@@ -50,7 +51,7 @@ void sum(T* output, int64_t numel, std::span<const void* const> slices) {
   }
 }
 
-// For outputs too large to stay in a cache.
+// For outputs that are too large to stay in a cache.
 template <typename T>
 void nontemporal_sum(T* output, int64_t numel, std::span<const void* const> slices) {
   constexpr int64_t kChunk = 64;
@@ -83,7 +84,8 @@ void nontemporal_sum(T* output, int64_t numel, std::span<const void* const> slic
 template <typename T>
 void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   T* values = output.mutable_data_ptr<T>();
-  // Non-temporal stores only pay if the output is not also an input: an input is in the cache already.
+  // Non-temporal stores pay only if the output is not also an input, because an input is already in the
+  // cache.
   const bool apart = std::ranges::find(slices, static_cast<const void*>(values)) == slices.end();
   if (apart && slices.size() > 1 && output.nbytes() >= kPastCaches && may_pass_caches(values)) {
     nontemporal_sum(values, output.numel(), slices);
@@ -92,7 +94,8 @@ void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   }
 }
 
-// Keeps the running sum in float32 and rounds it once, because 16 bits are too few for it.
+// Accumulates in float32 and rounds once at the end, because 16-bit types are too imprecise for the running
+// sum.
 void sum_narrow(void* output, Dtype dtype, int64_t numel, std::span<const void* const> slices) {
   if (slices.size() == 1 && slices[0] == output) return;
   std::array<float, kBlock> total;

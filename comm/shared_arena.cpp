@@ -26,8 +26,8 @@ size_t limit_of(int resource) {
 
 }  // namespace
 
-// A process maps the arenas of all ranks: together they must stay well below its 128 TiB of address space and
-// within RLIMIT_AS. Growing a file beyond RLIMIT_FSIZE would end the process.
+// A process maps the arenas of all ranks. Together they must stay well below its 128 TiB of address space and
+// within RLIMIT_AS. Growing a file beyond RLIMIT_FSIZE would kill the process.
 size_t arena_bytes(int world_size) {
   constexpr size_t kAddresses = size_t{32} << 40;
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -50,7 +50,7 @@ std::optional<at::Tensor> SharedArena::allocate(int64_t numel, at::ScalarType dt
       at::TensorOptions().dtype(dtype));
 }
 
-// First fit: what is allocated once and early stays at the beginning.
+// First fit: long-lived tensors, which are allocated early, stay at the beginning of the arena.
 std::optional<int64_t> SharedArena::take(int64_t bytes) {
   const int64_t wanted = std::max(in_pages(bytes), kPage);
   if (!home_.is_current()) return std::nullopt;
@@ -66,7 +66,7 @@ std::optional<int64_t> SharedArena::take(int64_t bytes) {
 void SharedArena::give_back(int64_t offset, int64_t bytes) {
   if (!home_.is_current()) return;
   int64_t size = std::max(in_pages(bytes), kPage);
-  // The pages return to the system, for all processes that map them, and read as zeros when they are used
+  // MADV_REMOVE frees the pages for all processes that map them. The pages read as zeros when they are used
   // again.
   if (madvise(at(offset), static_cast<size_t>(size), MADV_REMOVE) != 0) std::memset(at(offset), 0, size);
   std::lock_guard lock(mutex_);

@@ -77,8 +77,8 @@ std::atomic<int>& SharedBlocks::users(const Block& block) const {
   return *reinterpret_cast<std::atomic<int>*>(arena_.at(block.offset + block.bytes));
 }
 
-// Maps at another address and moves the mapping: a failed mmap at the final address would unmap what is
-// there.
+// Maps the block at another address first and then moves the mapping. A failed mmap() at the final address
+// would leave nothing mapped there.
 bool SharedBlocks::map(const Block& block, int sharing) const {
   void* place = arena_.at(block.offset);
   const auto size = static_cast<size_t>(block.bytes);
@@ -93,7 +93,8 @@ bool SharedBlocks::map(const Block& block, int sharing) const {
   return true;
 }
 
-// If the block cannot be mapped as shared again, it is not released: it must not be reused in this state.
+// If the block cannot be mapped as shared again, it stays reserved for ever, because other ranks could not
+// see this rank's writes to it.
 void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {
@@ -104,7 +105,7 @@ void SharedBlocks::let_go(const Block& block) {
   void* const place = arena_.at(block.offset);
   const auto size = static_cast<size_t>(block.bytes);
   if (madvise(place, size, MADV_REMOVE) != 0) std::memset(place, 0, size);  // locked memory (mlockall)
-  users(block).store(0);  // from here on reserve() may reuse it
+  users(block).store(0);  // from now on reserve() may reuse the block
 }
 
 }  // namespace zerorun

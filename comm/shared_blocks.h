@@ -1,6 +1,6 @@
-// Memory that all ranks of a host write to: blocks of one segment, which every rank maps whole. Rank 0
-// allocates the blocks; a block is free again, and its pages return to the system, when each rank has
-// released it. Owned by the communicator and by every tensor in it; any thread, but one at a time for
+// Memory to which all ranks of a host write: blocks of one segment, which every rank maps as a whole. Rank 0
+// allocates the blocks. When every rank has released a block, its pages return to the system and it is free
+// again. Owned by the communicator and by every tensor in it. Any thread, but only one at a time may call
 // reserve().
 #pragma once
 
@@ -22,28 +22,29 @@ namespace zerorun {
 
 class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
  public:
-  /// `segment` has its descriptor open.
+  /// The descriptor of `segment` must be open.
   explicit SharedBlocks(SharedSegment segment) : arena_(std::move(segment)) {}
 
-  /// On rank 0: the offset of a zero-filled block that `users` ranks are going to open(); nothing if there
-  /// is no room.
+  /// On rank 0: reserves a zero-filled block that `users` ranks will open(), and returns its offset, or
+  /// nothing if there is no room.
   std::optional<int64_t> reserve(int64_t bytes, int users);
-  /// A 1-D tensor on a reserved block. Each rank opens it once and releases it with the tensor; forked
-  /// children of the rank release nothing.
+  /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
+  /// tensor is destroyed. A forked child releases nothing.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
-  /// Makes this rank's later writes to the tensor, from open(), private to it. Unwritten pages stay shared.
-  /// No rank may write to the block any more except after the same call.
+  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages without
+  /// such writes stay shared, so afterwards a rank may write to the block only if it has called make_own()
+  /// too.
   void make_own(const at::Tensor& tensor);
-  /// Returns the pages that lie wholly in `part`, of a tensor from open(), to the system.
+  /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;
 
-  /// Whether all ranks see writes to this memory.
+  /// Whether the memory is in a block and this rank's writes to it are visible to all ranks.
   bool contains(const void* memory, size_t bytes) const;
 
  private:
   struct Block {
     int64_t offset;
-    int64_t bytes;  // in whole pages; behind them is one with the number of users, and 1 until they are freed
+    int64_t bytes;  // whole pages; the page after them holds the number of users plus 1, or 0 if free
   };
 
   std::atomic<int>& users(const Block& block) const;
@@ -51,10 +52,10 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   void let_go(const Block& block);
 
   HomeProcess home_;
-  SharedArena arena_;  // its free places are known on rank 0
+  SharedArena arena_;  // only rank 0 allocates in it
   std::vector<Block> reserved_;
   mutable std::mutex mutex_;
-  std::map<int64_t, int64_t> own_;  // offset -> bytes of blocks that make_own() was called for
+  std::map<int64_t, int64_t> own_;  // blocks for which make_own() was called: offset -> bytes
 };
 
 }  // namespace zerorun

@@ -11,7 +11,8 @@
 namespace zerorun {
 namespace {
 
-// Smaller tensors are not worth pages of their own: they are copied when they are sent.
+// In bytes. Smaller tensors are not worth a page of their own in the arena; they are copied when they are
+// sent.
 constexpr int64_t kSmallestShared = 4096;
 constexpr int64_t kNowhere = -1;
 
@@ -22,7 +23,7 @@ class SharedMemoryWork : public Work {
       : rank_(rank), transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
 
   void wait() override {
-    check_not_forked(home_, rank_, "a collective");  // a forked child would do its parent's part
+    check_not_forked(home_, rank_, "a collective");  // a forked child would act as its parent
     transfers_->wait(*transfer_);
   }
 

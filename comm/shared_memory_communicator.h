@@ -1,13 +1,12 @@
-// Ranks as processes on the CPUs of one host, over memory that they share.
+// Ranks as processes on the CPUs of one host, with collectives through shared memory.
 //
-// Memory from allocate_shared() exists once for all ranks. Memory from allocate() is in the rank's arena,
-// which the other ranks read: a reduce-scatter reads this rank's slice once from every rank's input and
-// writes the sum; an all-gather copies each slice once. Other tensors that the other ranks must read are
-// copied into the arena first. There is no background thread: a rank does its share of the collectives
-// under way whenever it starts a collective or waits for one, and sleeps when it has to wait.
+// Memory from allocate() is in the rank's arena, where other ranks read it directly: a reduce-scatter reads
+// this rank's slice of every input once and writes the sum, and an all-gather copies each slice once. Other
+// tensors are copied into the arena before other ranks read them. There is no background thread: a rank does
+// its part of all collectives in flight whenever it starts a collective or waits for one.
 //
-// Ranks that wait for a rank whose process has ended notice it within a quarter of a second; if it is
-// stopped, at the deadline.
+// If a rank's process ends, ranks that wait for it throw within a quarter of a second. If it is only stopped,
+// they throw at the deadline.
 #pragma once
 
 #include <memory>
@@ -19,8 +18,8 @@
 
 namespace zerorun {
 
-/// Connects the ranks named by `environment` (world size > 1), which have all `joined`. Null on all ranks
-/// if they cannot share memory; then `obstacle` says why. Throws CommError.
+/// Connects the ranks of `environment` (world size > 1) after all of them have `joined`. If they cannot share
+/// memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError.
 std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
                                                               const Joined& joined, const Deadline& deadline,
                                                               std::string& obstacle);

@@ -51,7 +51,7 @@ SharedSegment SharedSegment::open(pid_t pid, int descriptor, size_t bytes, bool 
     throw Error("the shared memory of process " + std::to_string(pid) +
                 " cannot be opened: " + std::strerror(errno));
   }
-  struct stat facts {};  // access beyond the end of a smaller file would end this process
+  struct stat facts {};  // access beyond the end of a smaller file would kill this process
   if (fstat(segment.file_.get(), &facts) != 0 || static_cast<size_t>(facts.st_size) != bytes) {
     throw Error("descriptor " + std::to_string(descriptor) + " of process " + std::to_string(pid) +
                 " is not its shared memory");
@@ -67,7 +67,8 @@ void SharedSegment::map(bool writable) {
                 " bytes of addresses for shared memory: " + std::strerror(errno));
   }
   data_ = static_cast<char*>(pages);
-  madvise(data_, bytes_, MADV_DONTDUMP);  // a core dump would contain every page, even those not in memory
+  madvise(data_, bytes_,
+          MADV_DONTDUMP);  // else a core dump would contain every page, including untouched pages
 }
 
 }  // namespace zerorun

@@ -1,6 +1,6 @@
-// Memory that processes of one host share: a memfd, which another process opens through /proc/PID/fd/FD. It
-// has no name and does not use /dev/shm, so it is freed with the last process that maps it, however that
-// process ends. Owned by the code that maps it; one thread.
+// Memory shared by processes of one host: a memfd, which other processes open through /proc/PID/fd/FD. It has
+// no name and does not use /dev/shm, so the kernel frees it when the last process that maps it ends, even if
+// it is killed. Owned by the code that maps it. One thread.
 #pragma once
 
 #include <sys/types.h>
@@ -18,16 +18,18 @@ class SharedSegment {
   SharedSegment& operator=(SharedSegment&& other) noexcept;
   ~SharedSegment();
 
-  /// `bytes` of zeros; pages take memory once they are written. `purpose` is its name in /proc/PID/maps.
-  /// Throws Error.
+  /// Creates a segment of `bytes` zeros, whose pages take memory only once they are written. `purpose` is the
+  /// segment's name in /proc/PID/maps. Throws Error.
   static SharedSegment create(const char* purpose, size_t bytes);
-  /// The segment of `bytes` that process `pid` has open as `descriptor`. Throws Error.
+  /// Opens the segment of `bytes` bytes that process `pid` has open as file descriptor `descriptor`. Throws
+  /// Error.
   static SharedSegment open(pid_t pid, int descriptor, size_t bytes, bool writable);
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   int descriptor() const { return file_.get(); }
-  /// Call when all processes have opened it: the mapping needs no descriptor.
+  /// Closes the descriptor, which the mapping does not need. Call it when all processes have opened the
+  /// segment.
   void close_descriptor() { file_.reset(); }
 
  private:

@@ -19,13 +19,13 @@ using std::chrono::milliseconds;
 
 // How often a waiting rank checks whether the processes of other ranks have ended.
 constexpr milliseconds kLook(250);
-// How long the destructor waits for ranks that still read memory of a collective whose wait() was not called.
+// How long the destructor waits for ranks that still read the input of a collective whose wait() was never
+// called.
 constexpr milliseconds kPatienceWithDropped(10'000);
 
-// How long a wait spins before it sleeps. A rank with cores of its own takes no time from other ranks by
-// spinning; if ranks share cores, spinning would slow down the rank that is waited for. Longer than waking a
-// rank takes: otherwise two ranks that have slept once keep waking each other, each asleep when the other
-// arrives.
+// How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
+// spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
+// shorter spin two ranks would keep finding each other asleep, and every collective would cost a wake-up.
 std::chrono::microseconds spin_of(int world_size) {
   const bool own = count_usable_cores() >= world_size * at::get_num_threads();
   return std::chrono::microseconds(own ? 100 : 0);
@@ -119,7 +119,8 @@ int64_t SharedTransfers::scratch_bytes() const {
   return scratch_bytes_;
 }
 
-// If very many collectives are under way, the slot still holds an earlier one: waits for that.
+// A slot is reused every kSlots collectives. If the previous collective in it is still in flight, waits for
+// that collective.
 void SharedTransfers::free_slot(Numbered next) {
   if (next.number < ControlBlock::kSlots) return;
   next.number -= ControlBlock::kSlots;
@@ -133,7 +134,8 @@ void SharedTransfers::free_slot(Numbered next) {
   if (earlier) await(*earlier, is_over, timeout_);
 }
 
-// An all-reduce overwrites its input, so other ranks read a copy of it.
+// Makes the input readable for other ranks: directly if it is in the arena, else through a copy. An
+// all-reduce overwrites its input, so its input is always copied.
 void SharedTransfers::lend(Transfer& transfer) {
   const at::Tensor& input = transfer.call.input;
   const auto place = arena().offset_of(input.const_data_ptr(), input.nbytes());
@@ -148,7 +150,8 @@ void SharedTransfers::lend(Transfer& transfer) {
   std::memcpy(arena().at(block.offset), input.const_data_ptr(), input.nbytes());
 }
 
-// Keeps as many blocks as were ever in use at once; frees one that is too small when it needs a larger one.
+// Takes the smallest free block that is large enough. If there is none, frees the largest free block and
+// allocates a new one, so the arena never holds more blocks than were in use at once.
 SharedTransfers::Block SharedTransfers::take_scratch(int64_t bytes) {
   std::lock_guard lock(mutex_);
   auto best = scratch_.end();
@@ -180,7 +183,7 @@ void SharedTransfers::advance_all() {
     taken = taken || transfer->taken != before;
   }
   std::erase_if(under_way_, [](const auto& transfer) { return transfer->over; });
-  if (taken) control_.ring_own();  // another thread may wait for it
+  if (taken) control_.ring_own();  // another thread may wait for one of these collectives
 }
 
 void SharedTransfers::advance(Transfer& transfer) {
@@ -193,7 +196,7 @@ void SharedTransfers::advance(Transfer& transfer) {
     }
     if (transfer.call.input.numel() > 0 && !transfer.in_place) take_share(transfer);
     transfer.taken = true;
-    transfer.call.output.reset();  // the caller's again: it may free it while other ranks still read
+    transfer.call.output.reset();  // the caller may free its output while other ranks still read
     if (!transfer.lends) transfer.call.input.reset();
     control_.finish(transfer.which);
   }
@@ -259,7 +262,7 @@ void SharedTransfers::take_share(const Transfer& transfer) {
   }
 }
 
-// output = the sum over ranks of their inputs from byte `own_offset` on.
+// output = the sum over ranks of their input, starting at byte `own_offset` of each input.
 void SharedTransfers::take_sum(const Transfer& transfer, int64_t own_offset) {
   for (int rank = 0; rank < world_size_; ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
   sum_in_rank_order(transfer.call.output, slices_);
@@ -283,8 +286,8 @@ void SharedTransfers::await(Transfer& transfer, Condition done, milliseconds tim
   control_.say_waiting(std::nullopt);
 }
 
-// Advances `transfer` first, then all others, which other ranks may wait for. Throws if `transfer` has a
-// disagreement.
+// Advances `transfer` first, then all others, because other ranks may wait for them. Throws if the ranks
+// disagree about `transfer`.
 bool SharedTransfers::reached(Transfer& transfer, Condition done) {
   std::lock_guard lock(mutex_);
   advance(transfer);
@@ -294,12 +297,12 @@ bool SharedTransfers::reached(Transfer& transfer, Condition done) {
   return done(transfer);
 }
 
-// Throws if the process of a rank that is needed has ended, or at the deadline.
+// Throws if the process of a rank that `transfer` needs has ended, or if the deadline has passed.
 void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const Deadline& deadline) {
   const std::vector<int> ended = ranks_->processes.ended();
   const bool late = Deadline::Clock::now() >= deadline.end();
   if (ended.empty() && !late) return;
-  if (reached(transfer, done)) return;  // the rank did its part before it ended
+  if (reached(transfer, done)) return;  // the rank did its part before its process ended
   const std::vector<int> missing = absent(transfer);
   std::vector<int> gone;
   std::ranges::set_intersection(missing, ended, std::back_inserter(gone));
@@ -311,7 +314,7 @@ void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const 
   fail(missed_deadline(what, blamed(transfer, missing), deadline.timeout()));
 }
 
-// Ranks that have not posted; if this rank has done its part, ranks that have not finished.
+// Returns the ranks that have not posted; if this rank has its output, the ranks that have not finished.
 std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks;
@@ -323,8 +326,9 @@ std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
   return ranks;
 }
 
-// `absent` without the ranks that have failed themselves, and without those that wait for a collective that
-// this rank has posted already; each group is kept if no others would remain.
+// Returns the ranks to name in the error. Removes from `absent` the ranks that have failed themselves, then
+// the ranks that wait for a collective that this rank has already posted. A removal that would leave no rank
+// is skipped.
 std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::vector<int>& absent) const {
   std::vector<int> ranks = absent;
   remove(ranks, [&](int rank) { return control_.has_failed(rank); });
@@ -339,8 +343,8 @@ std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::ve
   return ranks;
 }
 
-// The message for a rank that waits for a collective that this rank has not started, while this rank waits
-// for that rank.
+// Returns the error if a rank in `absent` waits for a collective that this rank has not started, or if
+// another collective in flight has a disagreement. Returns an empty text otherwise.
 std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::vector<int>& absent) const {
   std::lock_guard lock(mutex_);
   for (const auto& other : under_way_) {

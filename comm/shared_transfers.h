@@ -1,5 +1,5 @@
-// The collectives that one rank of a host has under way, and their progress. Owned by the rank's
-// communicator and by each Work; any thread, but only one at a time starts.
+// The collectives of one rank that are in flight, with their progress. Owned by the rank's communicator and
+// by each Work. Any thread, but only one at a time may call start().
 #pragma once
 
 #include <array>
@@ -19,28 +19,28 @@ namespace zerorun {
 
 class SharedTransfers {
  public:
-  /// A collective, from its start until every rank has its result.
+  /// A collective, from its start until every rank has read the input that it needs.
   struct Transfer {
     CollectiveCall call;
     Numbered which;
-    int64_t offset = 0;        // in the arena, of what the others read
-    int64_t staged_bytes = 0;  // of a copy that was made for them
-    bool lends = false;        // they read the caller's own memory
-    bool in_place = false;     // what is moved is in shared memory, where all ranks have it
-    bool taken = false;        // this rank has its share
-    bool over = false;         // every rank has
-    int posted = 0;            // ranks from 0 on that are known to have posted
-    int finished = 0;          // likewise to have finished
-    std::string disagreement;  // what the ranks brought does not fit together
+    int64_t offset = 0;        // arena offset of the input that other ranks read
+    int64_t staged_bytes = 0;  // size of the copy that was made in the arena for other ranks; 0: no copy
+    bool lends = false;        // other ranks read the caller's tensor directly
+    bool in_place = false;     // the data is in memory that all ranks share, so nothing is copied
+    bool taken = false;        // this rank has read the other ranks' input and has its output
+    bool over = false;         // every rank has read all input and has its output
+    int posted = 0;            // ranks 0 to posted - 1 are known to have posted
+    int finished = 0;          // ranks 0 to finished - 1 are known to have finished
+    std::string disagreement;  // the error if ranks posted calls that do not match; else empty
   };
 
   SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
                   std::chrono::milliseconds timeout);
-  /// Waits for ranks that still read from this one, since freed memory reads as zeros: at most ten seconds
-  /// for each collective.
+  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective: freed
+  /// memory reads as zeros, which those ranks would use.
   ~SharedTransfers();
 
-  /// Posts the collective, and reads the parts of other ranks that are already posted.
+  /// Posts the collective, and processes the input that other ranks have already posted.
   std::shared_ptr<Transfer> start(CollectiveCall call);
   /// Returns when the output is complete and the input may be written again. Throws CommError.
   void wait(Transfer& transfer);
@@ -60,7 +60,7 @@ class SharedTransfers {
   Block take_scratch(int64_t bytes);
   void free_slot(Numbered next);
 
-  // With the mutex.
+  // The caller of these functions holds mutex_.
   void advance(Transfer& transfer);
   void advance_all();
   void compare(Transfer& transfer, int other) const;
@@ -87,10 +87,10 @@ class SharedTransfers {
   std::array<uint64_t, kCollectiveKinds> next_{};
 
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<Transfer>> under_way_;  // in the order of their starts
-  std::vector<const void*> slices_;                   // of take_sum()
-  std::vector<Block> scratch_;                        // free
-  int64_t scratch_bytes_ = 0;                         // free and in use
+  std::vector<std::shared_ptr<Transfer>> under_way_;  // in the order of start()
+  std::vector<const void*> slices_;                   // scratch of take_sum(), kept to avoid allocations
+  std::vector<Block> scratch_;                        // free blocks in the arena for copies of input
+  int64_t scratch_bytes_ = 0;                         // total size of these blocks, free or in use
 };
 
 }  // namespace zerorun

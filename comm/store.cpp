@@ -18,7 +18,7 @@
 namespace zerorun {
 namespace {
 
-// The key under which the host of the store publishes, unsealed, which job the store is for.
+// The key under which rank 0 publishes, unsealed, which job the store serves.
 constexpr char kJobKey[] = "zerorun/job";
 
 std::string address_of(const Environment& environment) {
@@ -45,16 +45,16 @@ std::string this_process() {
   return "process " + std::to_string(getpid()) + " of " + (known ? host.data() : "an unknown host");
 }
 
-// What a process keeps of a job until it ends. A forked child does not own its copy.
+// The state that a process keeps for a job until the process ends. A forked child does not own its copy.
 struct Membership {
   ~Membership() {
-    // The store's threads do not exist in a forked child, so they cannot be joined there.
+    // The store's threads do not exist in a forked child, so joining them there would hang.
     if (process != getpid()) keep_forever(std::make_shared<Connection>(std::move(keeper)));
   }
 
   std::mutex mutex;
   pid_t process = getpid();
-  Connection keeper;  // rank 0: the store itself
+  Connection keeper;  // on rank 0: the store's server
   bool has_rank = false;
   int connects = 0;
 };
@@ -69,14 +69,15 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   return all[name];
 }
 
-// Listens only on the master address if that is enough, so that no one else can reach the store.
+// Listens only on the master address if all ranks are on this host, so that other hosts cannot reach the
+// store.
 UniqueFd listen_as_rank_0(const Environment& environment) {
   UniqueFd inherited = take_inherited_socket(environment.master_port);
   if (inherited.is_open()) return inherited;
   return listen_on(environment.one_host ? environment.master_addr : "", environment.master_port).fd;
 }
 
-// `text`: the job that the store says it is for.
+// `text` is the job that the store serves, as read from kJobKey; `own` is the job of this rank.
 void check_job(const std::string& text, const std::string& own, const Environment& environment) {
   if (text == own) return;
   throw UserError("rank " + std::to_string(environment.rank) + " has come to the store of another job at " +
@@ -85,8 +86,8 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
-// All communication with the store outside of JobStore. If `listening` is open, hosts the store on that
-// socket.
+// Connects to the store; also starts its server if `listening` is an open socket. No other code outside of
+// JobStore communicates with the store.
 Connection open_connection(const Environment& environment, const Seal& seal, UniqueFd listening,
                            const Deadline& deadline) {
   c10d::TCPStoreOptions options;
@@ -98,7 +99,8 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   const std::string own = hexadecimal(seal.job());
   auto opening = run_detached([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
     auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (environment.agent_store) return {store, own};  // this store serves others too
+    if (environment.agent_store)
+      return {store, own};  // the agent's store serves others too, so kJobKey is not used
     if (options.isServer) store->c10d::Store::set(kJobKey, own);
     store->wait({kJobKey}, deadline.remaining());
     return {store, store->get_to_str(kJobKey)};
@@ -115,13 +117,13 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
   return opened.value->first;
 }
 
-// The value with which `process` claims its rank: unique to each call.
+// Returns the value with which `process` claims its rank. It is unique to each call.
 std::string claim_of(const std::string& process) {
   std::random_device random;
   return hexadecimal(uint64_t{random()} << 32 | random()) + " " + process;
 }
 
-// The second process that takes a rank gets the error; the first does not notice.
+// Throws on the second process that claims a rank. The first process is not affected.
 void take_rank(const JobStore& job, const Environment& environment, const Deadline& deadline) {
   const std::string rank = "rank " + std::to_string(environment.rank);
   const std::string mine = claim_of(this_process());
@@ -135,13 +137,13 @@ void take_rank(const JobStore& job, const Environment& environment, const Deadli
 }
 
 std::string prefix_of(const Environment& environment, const Seal& seal) {
-  // The agent's store outlives the ranks: each of its attempts needs keys of its own, as in
+  // torchrun's agent keeps its store across restarts of the ranks, so each attempt needs its own keys, as in
   // torch.distributed.
   const std::string attempt = environment.agent_store ? "/worker/attempt_" + environment.attempt + "/" : "";
   return attempt + "zerorun/" + hexadecimal(seal.job()) + "/";
 }
 
-// Runs `body`, which calls the store; adds `purpose` to its errors.
+// Runs `body`, which calls the store, and prefixes its errors with `purpose`.
 template <typename Body>
 auto told_why(const std::string& purpose, const Deadline& deadline, const Body& body) {
   try {
@@ -152,8 +154,8 @@ auto told_why(const std::string& purpose, const Deadline& deadline, const Body& 
   }
 }
 
-// The store's host may have reached its deadline and ended a moment before this rank: the error still names
-// the missing rank.
+// The store's host may have reached its own deadline and ended just before this rank's deadline. The error
+// then still names the missing rank.
 std::optional<std::string> await_word(const JobStore& store, const std::string& key, int rank,
                                       const Deadline& deadline, const std::string& purpose) {
   try {
@@ -219,7 +221,7 @@ void keep_store_until_read(const JobStore& store, int rank, int world_size, cons
     store.set(key(rank), "", deadline);
     for (int other = 1; rank == 0 && other < world_size; ++other) store.await(key(other), deadline);
   } catch (const CommError&) {
-    // The error that all ranks are about to throw matters more.
+    // Suppressed, so that the error that all ranks are about to throw is reported instead.
   }
 }
 

@@ -1,5 +1,5 @@
-// A rank's access to the store of its job, which rank 0 keeps, or torchrun's agent. A process keeps one for
-// its life: it claims its rank once, and its connects are numbered, each with its own keys, so all ranks
+// Connects a rank to the store of its job, which rank 0 or torchrun's agent hosts. A process claims its rank
+// once and keeps the store for its life. Its connects are numbered, each with keys of its own, so all ranks
 // must connect in the same order. Any thread.
 #pragma once
 
@@ -15,24 +15,24 @@ struct Environment;
 
 /// The result of one rendezvous of all ranks.
 struct Joined {
-  StorePointer store;              // of this rendezvous only
-  std::vector<std::string> words;  // by rank: the text that each rank gave
-  uint64_t job = 0;                // identifies this rendezvous among all of all jobs
+  StorePointer store;              // for this rendezvous only
+  std::vector<std::string> words;  // by rank: the text that each rank passed to join_store()
+  uint64_t job = 0;                // unique to this rendezvous among all rendezvous of all jobs
 };
 
-/// Joins the store that `environment` (world size > 1) names, and returns when every rank has. Throws
-/// UserError (port in use, rank claimed by another process, store of another job) or CommError naming the
-/// missing ranks.
+/// Joins the store of `environment` (world size > 1) and returns when every rank has joined. Throws UserError
+/// if the port is in use, another process has claimed the rank, or the store belongs to another job. Throws
+/// CommError naming the missing ranks.
 Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline);
 
-/// Exchanges one word of each rank under `name`; returns them by rank. Throws CommError, which begins with
-/// `purpose`, naming the ranks without a word by the deadline.
+/// Publishes `word` under `name` and returns the words of all ranks, by rank. Throws CommError, whose message
+/// begins with `purpose` and names the ranks whose word is missing at the deadline.
 std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
                                         int world_size, const std::string& word, const Deadline& deadline,
                                         const std::string& purpose = "connecting the ranks");
 
-/// For errors that all ranks throw: on the rank that keeps the store it returns when all other ranks have
-/// called it too, and so have read what they need. Never throws.
+/// Call it on all ranks before all of them throw. On rank 0, whose exit ends the store, it returns when all
+/// other ranks have called it, since they may still have to read from the store. Never throws.
 void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline);
 
 }  // namespace zerorun

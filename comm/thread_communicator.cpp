@@ -18,7 +18,7 @@
 namespace zerorun {
 namespace {
 
-// One collective: every rank adds its call, and the last one to arrive moves the data for all.
+// One collective. Every rank adds its call, and the last rank to arrive moves the data for all ranks.
 struct Meeting {
   explicit Meeting(int world_size) : calls(world_size), arrived(world_size) {}
 
@@ -84,7 +84,7 @@ class ThreadGroup {
  public:
   explicit ThreadGroup(int world_size) : world_size_(world_size), waiting_(world_size) {}
 
-  /// Adds the rank's call to the meeting of collective `number` of its kind.
+  /// Adds the rank's call to the meeting of collective `number` of the call's kind.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
     const std::pair key(call.kind, number);
     std::unique_lock lock(mutex_);
@@ -98,7 +98,7 @@ class ThreadGroup {
     lock.unlock();
     const auto& calls = meeting->calls;
     const bool agreed = std::ranges::all_of(calls, [&](const auto& other) { return agree(other, calls[0]); });
-    if (agreed) move_data(calls);  // else each rank's wait() throws
+    if (agreed) move_data(calls);  // otherwise each rank's wait() throws
     lock.lock();
     meeting->done = true;
     changed_.notify_all();
@@ -134,7 +134,7 @@ class ThreadGroup {
   const std::shared_ptr<NoticesInMemory> notices_ = std::make_shared<NoticesInMemory>();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> waiting_;  // what each rank waits for, or waited for when it failed
+  std::vector<std::string> waiting_;  // by rank: the collective that the rank waits for, or whose wait failed
   std::map<std::pair<Collective, int64_t>, std::shared_ptr<Meeting>> meetings_;
 };
 

@@ -1,6 +1,6 @@
-// Ranks as threads of one process: for tests, and for a world size of 1. Each rank's thread has its own
-// Communicator; they meet in the ThreadGroup, which they own jointly. CPU tensors only: their backward runs
-// in the calling thread, so ranks do not mix.
+// Ranks as threads of one process, for tests and for a world size of 1. Each rank's thread has its own
+// Communicator; the communicators jointly own a ThreadGroup. CPU tensors only: their backward runs in the
+// thread that calls it, so ranks do not run each other's operators.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-/// One communicator for each rank. `shares_memory`: whether allocate_shared() works.
+/// Makes one communicator per rank. `shares_memory`: whether allocate_shared() is supported.
 std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
     int world_size, std::chrono::milliseconds timeout = std::chrono::minutes(10), bool shares_memory = false);
 

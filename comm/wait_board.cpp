@@ -14,14 +14,14 @@ namespace {
 
 constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
-// Longer than anyone waits for the thread that calls the store (cuda/nccl_watchdog.cpp).
+// Longer than any thread waits for the thread that calls the store (cuda/nccl_watchdog.cpp).
 constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {
   return "waiting/" + std::to_string(rank);
 }
 
-// Two lines per collective.
+// Encodes each collective as two lines.
 std::string encoded(const std::vector<PendingCollective>& collectives) {
   std::string text;
   for (const PendingCollective& collective : collectives)
@@ -55,20 +55,20 @@ std::optional<std::string> WaitBoard::disagreement(const CollectiveCall& call,
   try {
     found = compare(pending_collective_of(call, call.input.numel()), ranks);
   } catch (const CommError&) {
-    // The store has gone with rank 0, or does not answer.
+    // The store is gone, because rank 0 has ended, or it does not answer.
   }
   if (found && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
   return found;
 }
 
-// Publishes what this rank waits for, and describes the first of `ranks` that waits for something else.
+// Publishes `mine`, and describes the first of `ranks` that waits for a different collective.
 std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
                                               const std::vector<int>& ranks) const {
   const Deadline deadline(kPatience);
   store_->set(key(rank_), encoded({mine}), deadline);
   for (int other : ranks) {
     const auto said = store_->await(key(other), deadline);
-    if (!said) break;  // nothing by the deadline
+    if (!said) break;  // the rank has published nothing by the deadline
     const std::vector<PendingCollective> theirs = decoded(*said);
     if (theirs.empty() || contains(theirs, mine)) continue;
     return describe_disagreement(rank_, mine.words, other, theirs.front().words);
@@ -80,7 +80,7 @@ void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {
   try {
     store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
   } catch (const CommError&) {
-    // Ranks that read the collectives find that the store has gone.
+    // Ranks that call read_all() find out by themselves that the store is gone.
   }
 }
 
@@ -102,7 +102,7 @@ void WaitBoard::post_for_all(const std::string& text) const {
   try {
     store_->set(kPostedForAll, text, Deadline(kLimit));
   } catch (const CommError&) {
-    // As in publish().
+    // Ignored for the same reason as in publish().
   }
 }
 

@@ -1,5 +1,5 @@
-// Publishes in the ranks' store what each rank waits for, so that errors can tell ranks that are out of
-// step from ranks that are missing. Owned by a communicator; any thread.
+// Publishes in the ranks' store which collective each rank waits for. So an error can distinguish ranks that
+// wait for a different collective from ranks that are missing. Owned by a communicator. Any thread.
 #pragma once
 
 #include <atomic>
@@ -13,42 +13,42 @@
 
 namespace zerorun {
 
-/// A collective that a rank waits for: `agreed` must be the same on all ranks, `words` is for messages.
+/// A collective that a rank waits for. `agreed` must be the same on all ranks; `words` appears in messages.
 struct PendingCollective {
   std::string agreed;  // "all_gather of bucket 3, 128 elements"
   std::string words;   // "all_gather of bucket 3 for aten::addmm on h.0.weight"
 };
-/// `numel`: elements of this rank's part.
+/// `numel` is the number of elements of this rank's part.
 PendingCollective pending_collective_of(const CollectiveCall& call, int64_t numel);
 
-/// For each rank, the collectives that the rank waits for; no value if the store is gone.
+/// By rank, the collectives that the rank waits for. No value if the store is gone.
 using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
-/// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
-/// reports its own error and perhaps exits.
+/// How long rank 0, which hosts the store, waits before it reports its own error. The other ranks can read
+/// its publication in this time; afterwards its process may exit.
 inline constexpr std::chrono::milliseconds kTimeToRead(250);
 
 class WaitBoard {
  public:
   WaitBoard(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
 
-  /// To be called when a wait has failed: from then on the connections are not usable.
+  /// Call this after a failed wait. From then on the communicator's connections are unusable.
   void mark_broken() { broken_ = true; }
   bool broken() const { return broken_; }
 
-  /// The error to throw if one of `ranks` waits for a collective other than `call`. Takes at most half a
-  /// second, kTimeToAnswer more if the store does not answer, and a quarter of a second more on rank 0.
+  /// Returns the error to throw if one of `ranks` waits for a collective other than `call`. Takes at most 0.5
+  /// s, plus kTimeToAnswer if the store does not answer, plus kTimeToRead on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
-  /// Publishes what this rank waits for now, replacing what it published before. Never throws: the store
-  /// may be gone with rank 0.
+  /// Publishes the collectives that this rank waits for, replacing its earlier list. Never throws, because
+  /// the store may be gone with rank 0.
   void publish(const std::vector<PendingCollective>& waiting) const;
-  /// For each rank, what it has published; an empty list for this rank.
+  /// Returns the lists that the ranks have published, by rank. This rank's own list is left empty.
   PendingCollectives read_all(int world_size) const;
 
-  /// Publishes a text of this rank for all others, replacing the one before.
+  /// Publishes one text to all ranks, replacing the text that any rank published before.
   void post_for_all(const std::string& text) const;
-  /// The text that was published for all ranks, empty if there is none.
+  /// Returns the text from post_for_all(), or an empty text if there is none.
   std::string posted_for_all() const;
 
  private:
@@ -59,10 +59,10 @@ class WaitBoard {
   std::atomic<bool> broken_ = false;
 };
 
-/// The error of a rank that has waited in vain for `mine`, from what all ranks have published.
+/// Makes the error for a missed wait for `mine`, from the lists that all ranks have published.
 std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
                            std::chrono::milliseconds timeout);
-/// The error if the store does not answer, so that it is unknown what the other ranks wait for.
+/// Makes the error for a missed wait if the store does not answer, so the other ranks' lists are unknown.
 std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t max_hidden_size = 1 << 30;  // its square fits 64 bits
 
-/// Fills these keys in from the hidden size h as DeepSpeed's integration in transformers does.
+/// Computes the value of an "auto" from the model's hidden size `h`, with the formulas of DeepSpeed's
+/// integration in transformers. Returns nothing if the key has no such formula.
 std::optional<int64_t> from_hidden_size(std::string_view path, int64_t h) {
   const int64_t square = h * h;
   if (path == "zero_optimization.reduce_bucket_size") return square;

@@ -1,4 +1,4 @@
-// The values of keys that say "auto". Pure functions; any thread.
+// Resolves keys whose value in the file is "auto". Pure functions; any thread.
 #pragma once
 
 #include <optional>
@@ -14,33 +14,33 @@ namespace zerorun {
 struct AutomaticValue {
   Source source = Source::open;
   SettingValue value;
-  ValueCheck argument;  // the argument's check, if the source is the program
+  ValueCheck argument;  // the check of the program's argument, if `source` is Source::program
 };
 
-/// The value of an "auto" for `fact`, which must accept "auto": the program's argument if there is one, else
-/// the value from the model's hidden size, else the default.
+/// Returns the value for an "auto" of `fact`, a key that accepts "auto": the program's argument if there is
+/// one, else the value computed from the model's hidden size, else the default.
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
                                  std::optional<int64_t> hidden_size);
 
-/// Collects what each "auto" stands for and reports it in one note per file.
+/// Collects the value of each "auto" and reports all of them in one note per file.
 class AutomaticNotes {
  public:
-  /// `value`: the value that the key gets; monostate if other keys determine it.
+  /// `value` is the value that the key gets, or monostate if other keys determine it.
   void add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
            const SettingValue& value);
   void report(Diagnostics& diagnostics) const;
 
  private:
   Position at_;
-  std::string path_;                                         // position and path of the first key added
-  std::vector<std::pair<std::string, std::string>> groups_;  // who gives the values -> the keys
+  std::string path_;  // position and path of the first key that was added
+  std::vector<std::pair<std::string, std::string>> groups_;  // origin of the values -> keys with their values
 };
 
-/// The remedy for an "auto" that nobody has filled in: where to give the value.
+/// Returns the remedy for an "auto" without a value: where the program or the file can set the value.
 std::string how_to_give(const KeyFact& fact);
 
-/// Throws UserError for a hidden size outside 1 to 2^30, and for an argument whose key does not exist or
-/// cannot be "auto".
+/// Throws UserError if the hidden size is not in 1 to 2^30, or if an argument names a key that does not exist
+/// or cannot be "auto".
 void check_automatic_options(const LoadOptions& options);
 
 }  // namespace zerorun

@@ -9,7 +9,7 @@ constexpr std::string_view train_key = "train_batch_size";
 constexpr std::string_view micro_key = "train_micro_batch_size_per_gpu";
 constexpr std::string_view steps_key = "gradient_accumulation_steps";
 
-/// a x b, or nothing if int64_t cannot hold it.
+/// Returns a x b, or nothing if `a` is absent or the product overflows int64_t.
 std::optional<int64_t> product(std::optional<int64_t> a, int64_t b) {
   int64_t result = 0;
   if (!a || __builtin_mul_overflow(*a, b, &result)) return std::nullopt;
@@ -26,7 +26,7 @@ struct BatchKeys {
   std::optional<int64_t> steps;
 };
 
-/// `world`: absent if the number of ranks is not known.
+/// Writes the given factors of the global batch as text. `world` is absent if the number of ranks is unknown.
 std::string factors(const BatchKeys& keys, std::optional<int> world) {
   std::string text;
   const auto add = [&](const std::string& factor) { text += (text.empty() ? "" : " x ") + factor; };
@@ -36,8 +36,8 @@ std::string factors(const BatchKeys& keys, std::optional<int> world) {
   return text;
 }
 
-/// Whether the keys fit `world` ranks or, if that is absent, some number of ranks. Reports it if not. Batches
-/// are never rounded.
+/// Returns whether the batch sizes fit `world` ranks, or any number of ranks if `world` is absent. Reports an
+/// error if they do not fit. Batch sizes are never rounded.
 bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optional<int> world) {
   const auto of_rank = product(keys.micro.value_or(1), keys.steps.value_or(1));
   const auto of_all = product(of_rank, world.value_or(1));
@@ -70,8 +70,8 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
   return true;
 }
 
-/// Computes the size that is absent from the other two. With train_batch_size or the micro-batch alone, there
-/// is one micro-step. The keys have passed check_sizes().
+/// Computes the batch size that is missing from the other two. If only train_batch_size or only the
+/// micro-batch size is given, gradient_accumulation_steps is 1. `keys` must have passed check_sizes().
 BatchConfig multiply(const BatchKeys& keys, int world) {
   const int64_t micro = keys.micro.value_or(1);
   const int64_t steps = keys.steps.value_or(1);
@@ -84,7 +84,7 @@ BatchConfig multiply(const BatchKeys& keys, int world) {
 
 BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size) {
   Settings& settings = resolution.settings;
-  bool open = false;  // one of them is "auto" and has no value yet
+  bool open = false;  // one of the three keys is "auto" without a value
   for (const std::string_view key : {train_key, micro_key, steps_key}) {
     const Setting* setting = settings.find(key);
     if (setting && setting->source == Source::refused) return {};

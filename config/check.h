@@ -13,10 +13,10 @@
 namespace zerorun {
 
 struct CheckOptions {
-  std::optional<int> world_size = {};       // absent: batch sizes are checked, but not computed
-  std::optional<int64_t> hidden_size = {};  // for "auto", as in LoadOptions
-  bool compat = false;  // replaced keys and unknown keys that resemble no known one are warnings, as old
-                        // DeepSpeed accepted them
+  std::optional<int> world_size = {};  // absent: batch sizes are checked, but a missing one is not computed
+  std::optional<int64_t> hidden_size = {};  // resolves "auto", as in LoadOptions
+  bool compat = false;  // replaced keys, and unknown keys that resemble no known key, are only warnings, as
+                        // in old DeepSpeed versions
 };
 
 struct CheckedConfig {

@@ -1,4 +1,4 @@
-// Compares two configurations by what a run would do. Pure functions; any thread.
+// Compares two configurations by their effect on a run. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@ namespace zerorun {
 
 struct Difference {
   std::string path;
-  std::string first, second;                // values as JSON; empty: the key does not apply there
-  std::string first_origin, second_origin;  // where they come from
+  std::string first, second;  // values as JSON; empty: the key does not apply in that configuration
+  std::string first_origin, second_origin;  // where the values come from, such as "line 7" or "default"
 };
 
-/// Differences in meaning, in the order of the key table. Spelling, order, remarks, defaults that are written
-/// out and keys that change nothing do not count.
+/// Returns the settings whose values differ, in the order of the key table. Ignores spelling, order, remarks,
+/// defaults written out, and keys without an effect.
 std::vector<Difference> compare_settings(const Settings& first, const Settings& second);
 
 }  // namespace zerorun

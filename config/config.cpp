@@ -10,7 +10,8 @@
 namespace zerorun {
 namespace {
 
-/// Makes a Config of settings that fit their rows, by the rules that join several keys.
+/// Makes the Config from settings that have passed the checks against the key table. Applies the rules that
+/// involve several keys.
 Config resolve(const Resolution& resolution, std::optional<int> world_size) {
   const Settings& settings = resolution.settings;
   for (const std::string_view section : {"optimizer", "scheduler"}) {

@@ -1,8 +1,8 @@
-// Reads ds_config.json strictly. No LibTorch; any thread.
+// Reads ds_config.json for a run. No LibTorch; any thread.
 //
-// `load_config` reads JSON with `//` and `#` comments and trailing commas for a run that is about to start.
-// It throws one UserError for all mistakes of a file, which names, for each, file:line:column, the JSON path,
-// what was expected, what was found, and the remedy. To check a file without running it, see config/check.h.
+// Accepts JSON with `//`, `#` and `/* */` comments and trailing commas. All mistakes of a file are reported
+// in one UserError, which gives for each mistake file:line:column, the JSON path, the expected and the found
+// value, and a remedy. To check a file without running it, use config/check.h.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace zerorun {
 Config load_config(const std::filesystem::path& file, const LoadOptions& options);
 Config load_config(const std::filesystem::path& file, int world_size);
 
-/// Reads and resolves `text`; `origin` stands for the file name in messages. Throws UserError.
+/// Like load_config(), for `text`. `origin` replaces the file name in messages. Throws UserError.
 Config parse_config(std::string_view text, const std::string& origin, const LoadOptions& options);
 Config parse_config(std::string_view text, const std::string& origin, int world_size);
 

@@ -1,5 +1,4 @@
-// The fully resolved configuration of a run. No LibTorch; immutable after loading by convention, so any
-// thread may read it.
+// The resolved configuration of a run. No LibTorch. Not modified after loading, so any thread may read it.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +13,15 @@
 
 namespace zerorun {
 
-/// train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x world size, always.
+/// Invariant: train_batch_size = micro_batch_size_per_gpu x gradient_accumulation_steps x world size.
 struct BatchConfig {
   int64_t train_batch_size = 1;
   int64_t micro_batch_size_per_gpu = 1;
   int64_t gradient_accumulation_steps = 1;
 };
 
-/// Adam, or AdamW if weight decay is decoupled from the gradient. "Adam" means AdamW unless
-/// params.adam_w_mode is false, as in DeepSpeed.
+/// Adam, or AdamW if `decoupled`. In the file "Adam" means AdamW unless params.adam_w_mode is false, as in
+/// DeepSpeed.
 struct AdamConfig {
   double lr = 1e-3;
   double weight_decay = 0.0;
@@ -32,7 +31,7 @@ struct AdamConfig {
   bool bias_correction = true;
   bool amsgrad = false;
   bool decoupled = true;
-  bool silently_decoupled = false;  // the file says "Adam" without adam_w_mode
+  bool silently_decoupled = false;  // true if the file says "Adam" without adam_w_mode, so AdamW is used
   friend bool operator==(const AdamConfig&, const AdamConfig&) = default;
 };
 
@@ -45,7 +44,7 @@ struct SgdConfig {
   friend bool operator==(const SgdConfig&, const SgdConfig&) = default;
 };
 
-/// The defaults of lr and eps are torch.optim's; DeepSpeed's own optimizers have 1e-3 and 1e-8.
+/// lr and eps have the defaults of torch.optim.Adagrad.
 struct AdagradConfig {
   double lr = 1e-2;
   double weight_decay = 0.0;
@@ -55,7 +54,7 @@ struct AdagradConfig {
   friend bool operator==(const AdagradConfig&, const AdagradConfig&) = default;
 };
 
-/// The default lr is torch.optim's.
+/// lr has the default of torch.optim.RMSprop.
 struct RmspropConfig {
   double lr = 1e-2;
   double weight_decay = 0.0;
@@ -87,7 +86,7 @@ struct LambConfig {
   friend bool operator==(const LambConfig&, const LambConfig&) = default;
 };
 
-/// How Muon orthogonalizes matrices (optim/newton_schulz.h).
+/// The method by which Muon orthogonalizes matrices (optim/newton_schulz.h).
 enum class NewtonSchulz { gram, standard };
 
 struct MuonConfig {
@@ -95,25 +94,25 @@ struct MuonConfig {
   double weight_decay = 0.0;
   double momentum = 0.95;
   NewtonSchulz newton_schulz = NewtonSchulz::gram;
-  AdamConfig adamw;  // for the parameters that AdamW updates
+  AdamConfig adamw;  // for the parameters that are updated by AdamW instead of Muon
   friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
 };
 
-/// Each struct has only the hyperparameters that its optimizer uses: betas, eps, momentum.
+/// Each struct has only the hyperparameters that its optimizer uses.
 using OptimizerConfig =
     std::variant<AdamConfig, SgdConfig, AdagradConfig, RmspropConfig, LionConfig, LambConfig, MuonConfig>;
 
-/// The optimizer's name as ds_config.json spells it.
+/// The optimizer's name as it is spelled in ds_config.json.
 const char* name_of(const OptimizerConfig& optimizer);
 
 enum class WarmupType { log, linear };
 
-/// One value for all parameter groups, or a list with one for each.
+/// One value for all parameter groups, or a list with one value per group.
 using PerGroup = std::variant<double, std::vector<double>>;
 
-/// How the learning rate rises in the first `num_steps` optimizer steps.
+/// How the learning rate rises during the first `num_steps` optimizer steps.
 struct Warmup {
-  int64_t num_steps = 1000;  // 1 acts as 2
+  int64_t num_steps = 1000;  // 1 has the same effect as 2
   WarmupType type = WarmupType::log;
   friend bool operator==(const Warmup&, const Warmup&) = default;
 };
@@ -133,7 +132,7 @@ struct WarmupDecayLr {
   friend bool operator==(const WarmupDecayLr&, const WarmupDecayLr&) = default;
 };
 
-/// Ratios are relative to each parameter group's own lr.
+/// The ratios are factors of each parameter group's own lr.
 struct WarmupCosineLr {
   double min_ratio = 0.0;
   double cos_min_ratio = 0.0001;
@@ -142,17 +141,17 @@ struct WarmupCosineLr {
   friend bool operator==(const WarmupCosineLr&, const WarmupCosineLr&) = default;
 };
 
-/// The learning rate rises, falls, then decays; the momentum (beta1) moves the other way.
+/// The learning rate rises, falls and then decays. The momentum (beta1) moves in the opposite direction.
 struct OneCycle {
   PerGroup min_lr = 0.0;
   PerGroup max_lr = 0.0;
-  int64_t first_step_size = 2000;                  // optimizer steps of the rise
-  std::optional<int64_t> second_step_size = {};    // of the fall; absent: as many as the rise
-  int64_t first_stair_count = 0;                   // stairs of the rise; 0 or less: linear
-  std::optional<int64_t> second_stair_count = {};  // stairs of the fall; absent: as many as the rise
-  int64_t decay_step_size = 0;                     // 0: no decay
+  int64_t first_step_size = 2000;                // optimizer steps in which the learning rate rises
+  std::optional<int64_t> second_step_size = {};  // optimizer steps in which it falls; absent: first_step_size
+  int64_t first_stair_count = 0;                 // discrete steps of the rise; 0 or less: linear
+  std::optional<int64_t> second_stair_count = {};  // discrete steps of the fall; absent: first_stair_count
+  int64_t decay_step_size = 0;                     // optimizer steps per decay step; 0: no decay
   double decay_lr_rate = 0.0;
-  bool cycle_momentum = true;  // only for optimizers with betas
+  bool cycle_momentum = true;  // has no effect on optimizers without betas
   PerGroup min_mom = 0.8;
   PerGroup max_mom = 0.9;
   double decay_mom_rate = 0.0;
@@ -167,55 +166,55 @@ struct LrRangeTest {
   friend bool operator==(const LrRangeTest&, const LrRangeTest&) = default;
 };
 
-/// optim/schedule.h defines each of them.
+/// The formulas are in optim/schedule.h.
 using SchedulerConfig = std::variant<WarmupLr, WarmupDecayLr, WarmupCosineLr, OneCycle, LrRangeTest>;
 
 enum class OffloadDevice { none, cpu, nvme };
 
-/// I/O of the files with offloaded state.
+/// I/O settings for the files that hold offloaded state.
 struct AioConfig {
-  int64_t block_size = 1'048'576;  // minimum bytes per request
-  int64_t queue_depth = 8;         // maximum requests in flight
-  int64_t threads = 1;             // I/O threads, used if the kernel offers no io_uring
+  int64_t block_size = 1'048'576;  // bytes per request, at least
+  int64_t queue_depth = 8;         // requests in flight, at most
+  int64_t threads = 1;             // I/O threads, used if the kernel has no io_uring
 };
 
 struct OffloadOptimizerConfig {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path = {};              // a folder
-  int64_t buffer_count = 4;                // chunks in memory at a time, one buffer each
-  int64_t sub_group_size = 1'000'000'000;  // maximum elements per chunk
-  double ratio = 1;                        // fraction of the optimizer states that is kept in files
+  int64_t buffer_count = 4;                // number of chunks that are in memory at a time
+  int64_t sub_group_size = 1'000'000'000;  // elements per chunk, at most
+  double ratio = 1;                        // fraction of the optimizer states to keep in files
 };
 
 struct OffloadParamConfig {
   OffloadDevice device = OffloadDevice::none;
   std::string nvme_path = {};          // a folder
-  int64_t buffer_count = 5;            // slices in memory at a time, one buffer each
-  int64_t max_in_cpu = 1'000'000'000;  // elements of its slices that a rank keeps in memory even so
+  int64_t buffer_count = 5;            // number of slices that are in memory at a time
+  int64_t max_in_cpu = 1'000'000'000;  // elements per rank that stay in memory, not in files
 };
 
 struct ZeroConfig {
   int stage = 0;
-  int64_t reduce_bucket_size = 500'000'000;     // elements, an upper bound
-  int64_t allgather_bucket_size = 500'000'000;  // elements, an upper bound
-  bool overlap_comm = false;                    // when left out: true at stage 3, else false
+  int64_t reduce_bucket_size = 500'000'000;     // elements, at most
+  int64_t allgather_bucket_size = 500'000'000;  // elements, at most
+  bool overlap_comm = false;                    // default: true at stage 3, else false
   OffloadOptimizerConfig offload_optimizer = {};
   OffloadParamConfig offload_param = {};
   AioConfig aio = {};
 
-  // Stage 3 only, all in elements.
-  int64_t max_live_parameters = 1'000'000'000;    // upper bound of what is gathered at a time
-  int64_t max_reuse_distance = 1'000'000'000;     // a bucket whose next use is no further away stays gathered
-  int64_t prefetch_bucket_size = 50'000'000;      // upper bound of what is gathered ahead of its use
-  int64_t param_persistence_threshold = 100'000;  // parameters up to this size stay gathered
-  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // upper bound of their sum
+  // The rest is for stage 3 only. All values are in elements.
+  int64_t max_live_parameters = 1'000'000'000;    // gathered parameters at a time, at most
+  int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is further ahead
+  int64_t prefetch_bucket_size = 50'000'000;      // parameters gathered ahead of their use, at most
+  int64_t param_persistence_threshold = 100'000;  // parameters of at most this size stay gathered
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // their total size, at most
 };
 
-/// Loss scaling under fp16 training (optim/loss_scaler.h).
+/// Loss scaling of fp16 training (optim/loss_scaler.h).
 struct LossScaleConfig {
   std::optional<double> fixed = {};  // absent: dynamic loss scaling with the values below
   double initial = 65536;
-  int64_t window = 1000;  // steps without overflow before it doubles
+  int64_t window = 1000;  // steps without overflow before the scale is doubled
   int64_t hysteresis = 2;
   bool consecutive_hysteresis = false;
   double minimum = 1;
@@ -223,12 +222,12 @@ struct LossScaleConfig {
 
 struct PrecisionConfig {
   Dtype training = Dtype::fp32;       // dtype of the parameters in forward and backward
-  Dtype communication = Dtype::fp32;  // dtype of gradients in collectives; by default that of training
-  Dtype accumulation = Dtype::fp32;   // dtype in which gradients are accumulated over micro-steps
-  std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: unchanged
-  bool master_from_fp32 = false;      // master weights start from the parameters before rounding
-  bool auto_cast = false;             // Engine::cast_input() converts to the dtype of training
-  LossScaleConfig loss_scale;         // fp16 only
+  Dtype communication = Dtype::fp32;  // dtype of gradients in collectives; default: `training`
+  Dtype accumulation = Dtype::fp32;   // dtype in which gradients are accumulated over micro-batches
+  std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: left unchanged
+  bool master_from_fp32 = false;      // initialize master weights from the parameters before they are rounded
+  bool auto_cast = false;             // Engine::cast_input() converts inputs to `training`
+  LossScaleConfig loss_scale;         // used for fp16 only
 };
 
 struct Config {
@@ -237,29 +236,30 @@ struct Config {
   std::optional<SchedulerConfig> scheduler;
   ZeroConfig zero;
   PrecisionConfig precision;
-  double gradient_clipping = 1.0;  // 0 turns it off; DeepSpeed's default when omitted is 1.0
+  double gradient_clipping = 1.0;  // 0: no clipping; 1.0 is also DeepSpeed's default
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
   bool prescale_gradients = false;
-  bool managed_gradient_accumulation = true;  // if false, every step() is an optimizer step
+  bool managed_gradient_accumulation = true;  // false: every step() is an optimizer step
   double gradient_predivide_factor = 1.0;
-  bool average_gradients = true;  // over ranks; false: summed
-  /// Settings that are not taken literally, one line each. Warnings: features that are not offered, old
-  /// names, values in an unusual form. Notes: settings that change nothing here, values of "auto".
+  bool average_gradients = true;  // true: average over ranks; false: sum
+  /// Messages about settings that do not take effect as written, one line each. Warnings are about features
+  /// that are not offered, old names, and values in an unusual form. Notes are about settings without an
+  /// effect, and values of "auto".
   std::vector<std::string> warnings;
   std::vector<std::string> notes;
-  /// Every setting with its value and where it comes from, as `zerorun config show` prints them.
+  /// All settings with their values and origins, as `zerorun config show` prints them.
   std::string resolved;
 };
 
-/// Values for keys that say "auto", by the path of the key: {"optimizer.params.lr", 1e-4}.
+/// Values for keys that are "auto" in the file, by path: {"optimizer.params.lr", 1e-4}.
 using Arguments = std::map<std::string, std::variant<bool, int64_t, double, std::vector<double>>>;
 
 struct LoadOptions {
   int world_size = 1;
-  Arguments arguments = {};  // used only for keys that say "auto"
-  /// The model's hidden size h. It gives an "auto" its value: reduce_bucket_size h x h,
-  /// stage3_prefetch_bucket_size 0.9 h x h, stage3_param_persistence_threshold 10 h.
+  Arguments arguments = {};  // used only for keys that are "auto" in the file
+  /// The model's hidden size h, from which "auto" gets a value: reduce_bucket_size is h x h,
+  /// stage3_prefetch_bucket_size is 0.9 h x h, and stage3_param_persistence_threshold is 10 h.
   std::optional<int64_t> hidden_size = {};
 };
 

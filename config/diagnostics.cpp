@@ -7,16 +7,16 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_kept = 1000;       // messages of one severity
+constexpr std::size_t max_kept = 1000;       // messages kept per severity
 constexpr std::size_t max_path_bytes = 240;  // longer than all known paths
-constexpr int max_columns_before = 70;       // of a line of the file, in front of the caret
+constexpr int max_columns_before = 70;       // characters of a source line shown before the caret, at most
 constexpr int max_columns = 110;
 
 bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-// Keys and values come from the user's file: control characters must not reach the terminal.
+// Replaces control characters: keys and values come from the user's file and are printed to a terminal.
 std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
@@ -79,7 +79,7 @@ std::string Diagnostics::render(const Diagnostic& diagnostic) const {
   return line.empty() ? headline(diagnostic) : headline(diagnostic) + "\n" + line;
 }
 
-// The line with a caret below it. A long line is cut to the part around the position.
+// Returns the source line at `at` with a caret below it. A long line is cut to the part around the position.
 std::string Diagnostics::source_line(const Position& at) const {
   if (at.offset > text_.size()) return {};
   std::size_t begin = at.offset;

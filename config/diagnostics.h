@@ -1,5 +1,5 @@
-// Errors, warnings and notes about one configuration file: collected while it is read, reported together,
-// sorted by line. Owned by one load of one file and used only by the thread that loads it.
+// Errors, warnings and notes about one configuration file. They are collected while the file is read and
+// reported together, sorted by line. Owned by the load of one file and used only by its thread.
 #pragma once
 
 #include <array>
@@ -10,15 +10,15 @@
 
 namespace zerorun {
 
-/// A place in a text. Lines and columns count from 1; a column counts characters (a tab is one, so is any
-/// multi-byte UTF-8 character), the offset counts bytes from the start of the file.
+/// A position in a text. `line` and `column` count from 1, and `offset` counts bytes from the start of the
+/// file. A column is one character: a tab or a multi-byte UTF-8 character is one column.
 struct Position {
   std::size_t offset = 0;
   int line = 1;
   int column = 1;
 };
 
-/// Reads as "PATH: expected EXPECTED, found FOUND; REMEDY".
+/// Printed as "PATH: expected EXPECTED, found FOUND; REMEDY".
 struct Mistake {
   Position at;
   std::string path;  // empty: the top level of the file
@@ -29,15 +29,15 @@ struct Mistake {
 
 enum class Severity {
   error,    // the file is refused
-  warning,  // understood, but better written otherwise; or requested and not offered
-  note      // accepted; the text says what becomes of it
+  warning,  // the setting should be written differently, or asks for a feature that is not offered
+  note      // the setting is accepted; the text says what its effect is
 };
 
 std::string_view name_of(Severity severity);
 
 struct Diagnostic {
   Severity severity = Severity::error;
-  Mistake mistake;   // warnings and notes have only `at` and `path`, unless they are tolerated mistakes
+  Mistake mistake;   // warnings and notes set only `at` and `path`, unless they are tolerated mistakes
   std::string text;  // the message after the path
 
   const Position& at() const { return mistake.at; }
@@ -45,30 +45,30 @@ struct Diagnostic {
 
 class Diagnostics {
  public:
-  /// `origin` stands for the file in every message; `text` is the file's content.
+  /// `origin` is the name of the file in messages, and `text` its content.
   Diagnostics(std::string origin, std::string_view text) : origin_(std::move(origin)), text_(text) {}
 
   void report(Mistake mistake, Severity severity = Severity::error);
   void add_message(Severity severity, const Position& at, std::string_view path, std::string_view text);
 
   bool any(Severity severity) const { return count_of(severity) > 0; }
-  /// Whether another message of this severity would be kept. Only the first thousand of each severity are,
-  /// to bound memory.
+  /// Whether another message of this severity would be kept. To bound memory, only the first 1000 messages of
+  /// each severity are kept.
   bool keeps(Severity severity) const;
   /// How many messages of this severity were not kept.
   std::size_t left_out(Severity severity) const;
-  /// "ORIGIN: and N more errors", or empty if none was left out.
+  /// "ORIGIN: and N more errors", or empty if all messages were kept.
   std::string left_out_line(Severity severity) const;
-  /// The messages that were kept, in the order of the file.
+  /// The kept messages, in file order.
   std::vector<Diagnostic> messages() const;
   const std::string& origin() const { return origin_; }
 
   /// "ORIGIN:LINE:COLUMN: SEVERITY: PATH: TEXT"
   std::string headline(const Diagnostic& diagnostic) const;
-  /// The headline, then the line of the file with a caret under the place.
+  /// The headline, followed by the source line with a caret under the position.
   std::string render(const Diagnostic& diagnostic) const;
 
-  /// Throws one UserError with all errors, in the order of the file; returns if there is none.
+  /// Throws one UserError with all errors in file order, if there are any.
   void throw_if_any() const;
 
  private:
@@ -79,12 +79,12 @@ class Diagnostics {
   std::string origin_;
   std::string text_;
   std::vector<Diagnostic> messages_;
-  std::array<std::size_t, 3> counts_{};  // by severity, including those that were not kept
+  std::array<std::size_t, 3> counts_{};  // by severity, including messages that were not kept
 };
 
 inline constexpr std::size_t max_shown_bytes = 60;
 
-/// `text` cut to a length that fits a message, never inside a UTF-8 character.
+/// Returns `text` cut to `max_bytes`, with "..." appended if it was cut. Never cuts inside a UTF-8 character.
 std::string shortened(std::string_view text, std::size_t max_bytes = max_shown_bytes);
 
 /// `shortened(text)` in double quotes.

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// What the grammar allows next.
+/// The grammar's state: what may come next.
 enum class Place { root, after_root, key, colon, value, item, after_member, after_item };
 
 constexpr std::string_view expected_at[] = {  // by Place
@@ -32,7 +32,8 @@ bool is_ascii(char c) {
   return static_cast<unsigned char>(c) < 0x80;
 }
 
-/// The first character of a UTF-8 text as "U+201C", or its first byte if it is none.
+/// Returns the first character of a UTF-8 text as "U+201C", or its first byte as "0x80" if it starts no
+/// character.
 std::string code_point(std::string_view text) {
   const auto first = static_cast<unsigned char>(text.front());
   const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
@@ -64,15 +65,15 @@ std::string remedy_for_word(std::string_view word, Place place) {
   return "write a number, true, false, or text in double quotes";
 }
 
-/// The part of nlohmann/json's message that says what is wrong inside a string, without its prefix and its
-/// echo.
+/// Extracts the reason why a string is malformed from nlohmann/json's message, without the message's prefix
+/// and without the quoted input.
 std::string inner_reason(std::string_view reason) {
   const auto begin = reason.find(" - ");
   if (begin != std::string_view::npos) reason.remove_prefix(begin + 3);
   return std::string(reason.substr(0, reason.find("; last read")));
 }
 
-/// Reads a text by recursive descent. nlohmann/json reads the single strings, numbers and words.
+/// Reads a text by recursive descent. nlohmann/json parses single strings, numbers and words.
 class DocumentReader {
  public:
   DocumentReader(std::string_view text, Diagnostics& diagnostics)
@@ -94,10 +95,10 @@ class DocumentReader {
   }
 
  private:
-  /// An object or array that is being read.
+  /// An object or array that has been opened and not yet closed.
   struct Frame {
     Value value;
-    std::string key;  // of the member that is being read
+    std::string key;  // key of the member that is being read
   };
 
   void next(Place place) {
@@ -110,8 +111,8 @@ class DocumentReader {
     return token_.kind == TokenKind::close_object || token_.kind == TokenKind::close_array;
   }
 
-  /// The path of the value that is being read. Built only for a message, because a key may be as long as the
-  /// file.
+  /// The path of the value that is being read. It is built only for messages, because a key may be as long as
+  /// the file.
   std::string path() const {
     std::string path;
     for (const Frame& frame : frames_) {
@@ -128,7 +129,7 @@ class DocumentReader {
     throw SyntaxError{{token_.at, "", std::string(expected), std::move(found), std::move(remedy)}};
   }
 
-  /// The token does not fit its place.
+  /// Reports that the current token is not allowed in the current place.
   [[noreturn]] void refuse() const {
     const bool end = token_.kind == TokenKind::end;
     fail(expected_at[static_cast<std::size_t>(place_)], end ? "the end of the file" : shortened(token_.text),
@@ -184,9 +185,9 @@ class DocumentReader {
     return value;
   }
 
-  /// The value of a string or a word.
+  /// Parses a string or a word.
   Json parse_token() const {
-    // The parser would skip a byte order mark in front of a word.
+    // nlohmann/json would skip a byte order mark before a word.
     if (token_.kind == TokenKind::word && !is_ascii(token_.text.front())) refuse();
     try {
       return Json::parse(token_.text);
@@ -199,7 +200,7 @@ class DocumentReader {
     }
   }
 
-  /// An object or array, from its opening bracket to its closing one.
+  /// Reads an object or array, from its opening to its closing bracket.
   Value read_inside(ValueKind kind) {
     if (frames_.size() == max_nesting) {
       fail("at most " + std::to_string(max_nesting) + " levels of nesting", "one level more",
@@ -248,8 +249,8 @@ class DocumentReader {
     } while (goes_on(TokenKind::close_array, Place::item, Place::after_item));
   }
 
-  /// Reads the next token after a member or an item; false if it is the closing bracket. A comma in front of
-  /// a bracket counts for nothing.
+  /// Reads the next token after a member or an item. Returns false at the closing bracket. Accepts a trailing
+  /// comma before that bracket.
   bool goes_on(TokenKind close, Place begin, Place after) {
     next(after);
     if (token_.kind == TokenKind::comma) {
@@ -264,7 +265,7 @@ class DocumentReader {
   Tokens tokens_;
   Diagnostics& diagnostics_;
   Token token_;
-  std::string_view before_;  // the text of the token in front of `token_`
+  std::string_view before_;  // text of the token before `token_`
   Place place_ = Place::root;
   std::vector<Frame> frames_;
 };

@@ -1,8 +1,8 @@
-// A JSON text as a tree with the position of every key and value in the file. A plain value, owned by the
-// caller; any thread.
+// A JSON text as a tree that records the position of every key and value. A plain value, owned by the caller;
+// any thread.
 //
-// Beyond JSON it accepts `//`, `#` and `/* */` comments, trailing commas and a UTF-8 byte order mark. It
-// refuses duplicate keys, NaN and Infinity, and nesting deeper than `max_nesting`.
+// In addition to JSON it accepts `//`, `#` and `/* */` comments, trailing commas and a UTF-8 byte order mark.
+// It refuses duplicate keys, NaN, Infinity, and nesting deeper than `max_nesting`.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace zerorun {
 
-/// Maximum nesting of brackets. Deeper files are refused, so that no recursive reader of the tree runs out of
+/// The maximum nesting of brackets. The limit keeps recursive functions on the tree from running out of
 /// stack.
 inline constexpr std::size_t max_nesting = 100;
 
@@ -25,14 +25,14 @@ struct Member;
 struct Value {
   ValueKind kind = ValueKind::null;
   Position at;
-  std::string literal;  // null, booleans, numbers, strings: as written in the file, quotes included
+  std::string literal;  // null, boolean, number, string: the text in the file, with quotes
   bool boolean = false;
   double number = 0.0;
-  std::string text;             // of a string, decoded
-  std::vector<Value> items;     // of an array
-  std::vector<Member> members;  // of an object, in the order of the file
+  std::string text;             // string: decoded
+  std::vector<Value> items;     // array
+  std::vector<Member> members;  // object: in file order
 
-  /// The member's value, or null.
+  /// The value of the member `key`, or null if there is none.
   const Value* find(std::string_view key) const;
 };
 
@@ -42,11 +42,11 @@ struct Member {
   Value value;
 };
 
-/// The tree of `text`, whose root is always an object. If the text is malformed, reports the first error and
-/// returns nothing. Also reports duplicate keys, of which it keeps the first.
+/// Parses `text` into a tree whose root is an object. If the text is malformed, reports the first error and
+/// returns nothing. Duplicate keys are reported too; the first of them is kept.
 std::optional<Value> read_document(std::string_view text, Diagnostics& diagnostics);
 
-/// How a message shows a value: scalars as written, "an array", "an object".
+/// Describes a value in a message: scalars as written, else "an array" or "an object".
 std::string describe(const Value& value);
 
 }  // namespace zerorun

@@ -1,4 +1,5 @@
-// The settings that matter to a run, with where their values come from: shown, and compared.
+// Finds the settings that affect a run and where their values come from, for show_settings() and
+// compare_settings().
 #include <algorithm>
 
 #include "config/check.h"
@@ -12,11 +13,11 @@ constexpr std::size_t comment_column = 64;
 /// A supported key that applies to a run.
 struct EffectiveSetting {
   const KeyFact* fact = nullptr;
-  std::string value;   // as JSON; "auto" in quotes where nobody has given the value
+  std::string value;   // as JSON; "auto" in quotes if it has no value yet
   std::string origin;  // where the value comes from, such as "line 7" or "default"
 };
 
-/// Whether the file has the sections around a key: optimizer and scheduler may be left out.
+/// Whether the file has the optional sections that contain `path`. Only optimizer and scheduler are optional.
 bool has_sections(const Settings& settings, std::string_view path) {
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
     const KeyFact* fact = find_key(section);
@@ -37,7 +38,8 @@ bool fits_stage(const Settings& settings, const KeyFact& fact) {
          settings.get<int64_t>("zero_optimization.stage").value_or(3) == 3;
 }
 
-/// Whether no section around a key is switched off. The switch itself always fits.
+/// Whether all sections that contain the key are switched on. A section's own switch always counts as
+/// fitting.
 bool fits_switches(const Settings& settings, const KeyFact& fact) {
   for (auto section = section_of(fact.path); !section.empty(); section = section_of(section)) {
     const KeyFact* outer = find_key(section);
@@ -57,7 +59,7 @@ bool applies(const Settings& settings, const KeyFact& fact, bool ineffective) {
          fits_switches(settings, fact);
 }
 
-/// `setting`: null for the default of the table.
+/// `setting` is null if the key has the table's default.
 std::string source_of(const KeyFact& fact, const Setting* setting) {
   if (!setting) return "default";
   const std::string line = setting->at ? "line " + std::to_string(setting->at->line) : "";
@@ -85,9 +87,9 @@ std::string origin_of(const KeyFact& fact, const Setting* setting) {
   return source + (fact.status == KeyStatus::not_offered ? "; not offered" : "");
 }
 
-/// In the order of the key table; with `ineffective`, also the file's settings that have no effect. A key
-/// does not apply if its optimizer or scheduler is absent or has another type, if it belongs to another
-/// stage, or if its section is switched off.
+/// Returns the settings that apply, in the order of the key table. With `ineffective`, also returns settings
+/// in the file that have no effect. A key does not apply if its optimizer or scheduler is absent or of
+/// another type, if it belongs to another stage, or if its section is switched off.
 std::vector<EffectiveSetting> effective_settings(const Settings& settings, bool ineffective = false) {
   std::vector<EffectiveSetting> result;
   for (const KeyFact* fact : key_facts()) {
@@ -108,7 +110,7 @@ struct Line {
   std::string comment;
 };
 
-/// The lines of a section's settings, one for each key.
+/// Prints the settings of a section, one line per key.
 std::vector<Line> lines_of(const std::vector<EffectiveSetting>& settings, std::string_view section,
                            const std::string& indent) {
   std::vector<Line> lines;

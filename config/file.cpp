@@ -18,7 +18,7 @@ constexpr std::size_t max_file_bytes = 16 << 20;
                   "; give the path of a ds_config.json that can be read");
 }
 
-/// Stops reading soon after max_file_bytes, because `file` may be an endless device.
+/// Stops reading soon after max_file_bytes, because `file` may be an endless device such as /dev/zero.
 std::string read_stream(std::istream& stream, const std::filesystem::path& file) {
   std::string text;
   std::array<char, 65536> block;

@@ -6,7 +6,8 @@ namespace {
 constexpr std::string_view prescale_key = "prescale_gradients";
 constexpr std::string_view factor_key = "gradient_predivide_factor";
 
-/// Refuses the keys that divide the sum of gradients if "sum" is asked for. DeepSpeed ignores them.
+/// With "gradient_allreduce_op": "sum", refuses the keys that divide gradients. DeepSpeed ignores these keys
+/// in that case.
 void check_sum(const Resolution& resolution, const Config& config) {
   if (config.prescale_gradients) {
     resolution.report(prescale_key, "false beside \"gradient_allreduce_op\": \"sum\"", "true",

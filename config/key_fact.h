@@ -1,19 +1,19 @@
-// The facts about one configuration key, and a notation for table rows of such facts. Constant data; any
-// thread.
+// The description of one configuration key, and functions to write a table of such descriptions. Constant
+// data; any thread.
 //
-// The tables in config/keys/ hold a row for every key that a ds_config.json can have. The reader, the JSON
+// The tables in config/keys/ have one row for every key that a ds_config.json can have. The reader, the JSON
 // Schema (config/schema.h), the reference page (config/reference.h) and the suggestions are all made from
 // these rows.
 //
-// A row begins with a function named after the key's type; chained calls add the other facts. A path that
-// begins with a dot belongs to the section of the last section row:
+// A row begins with a function named after the key's type, and chained calls add other properties. A path
+// that begins with a dot is relative to the last section row before it:
 //
 //   section("compile", "compilation of the training step").not_offered("nothing is compiled"),
 //   boolean(".debug_log", "false", "log what is compiled"),
 //   integer(".free_activation_threshold", "10485760", "bytes from which they are").least(0),
 //
-// A key of a section that has no effect or is not offered has the section's status and reason, unless its row
-// gives others.
+// A key in a section that has no effect or is not offered inherits the section's status and reason, unless
+// its own row sets them.
 #pragma once
 
 #include <cstdint>
@@ -23,33 +23,33 @@
 namespace zerorun {
 
 enum class KeyType {
-  section,  // an object with keys of its own
-  integer,  // also 5e8 and 2.0, and "8"
-  size,     // a number of elements; may be written with a fraction, which is rounded down: 15099494.4
+  section,  // an object whose keys have rows of their own
+  integer,  // also written as 5e8, 2.0 or "8"
+  size,     // a number of elements; a fraction such as 15099494.4 is rounded down
   number,   // an integer or a fraction
   boolean,  // also "true" and "false"
   text,
   choice,       // one of the texts in `choices`
-  number_list,  // `length` numbers, or any number of them if that is 0
+  number_list,  // `length` numbers, or any number of them if `length` is 0
   integer_list,
-  text_list,  // also one text alone
-  object,     // an object whose keys are the user's own
+  text_list,  // an array of texts, or a single text
+  object,     // an object whose keys are chosen by the user
   anything
 };
 
-/// Who gives the value of a key that says "auto".
+/// Where the value of a key that says "auto" comes from.
 enum class Automatic {
   nobody,    // "auto" is refused
-  program,   // the program's own arguments
+  program,   // the program's arguments
   model,     // computed from the model's hidden size
-  fallback,  // "auto" stands for the default, unless the program gives a value
+  fallback,  // the default, unless the program's arguments have a value
 };
 
 enum class KeyStatus {
   supported,
-  no_effect,    // accepted; `reason` says why it changes nothing here
-  not_offered,  // known in DeepSpeed; `reason` says what happens instead
-  old_name,     // another name of `target`, still understood
+  no_effect,    // accepted; `reason` says why it has no effect here
+  not_offered,  // known from DeepSpeed; `reason` says what happens instead
+  old_name,     // another name of `target`, still accepted
   replaced      // refused; `reason` says what to write
 };
 
@@ -61,39 +61,40 @@ struct Range {
 };
 
 struct KeyFact {
-  std::string_view path;  // in a table from config/keys/: may begin with a dot, as said above
+  std::string_view path;  // in config/keys/ it may begin with a dot (see above)
   KeyType type = KeyType::section;
-  std::string_view fallback = {};  // the default, as JSON; empty: none
+  std::string_view fallback = {};  // the default as JSON; empty: no default
   std::string_view meaning = {};   // one line, for the schema and the reference page
   Range range = {};
-  int length = 0;             // of a number_list
-  bool nullable = false;      // null is the same as leaving the key out
-  bool accepts_true = false;  // `true` stands for 1
-  bool per_group = false;     // a number, or a list with one for each parameter group
+  int length = 0;             // required length of a number_list; 0: any
+  bool nullable = false;      // null has the same effect as leaving the key out
+  bool accepts_true = false;  // `true` is read as 1
+  bool per_group = false;     // accepts a number, or a list with one number per parameter group
   Automatic automatic = Automatic::nobody;
-  bool auto_inside = false;               // of a section: its keys may be "auto" for their defaults
-  bool never_auto = false;                // in such a section: this key may not
-  std::string_view other_name = {};       // a second, equally valid name in the same section
+  bool auto_inside = false;               // section: its keys accept "auto" for their defaults
+  bool never_auto = false;                // exempts this key from the section's auto_inside
+  std::string_view other_name = {};       // a second valid name in the same section
   std::string_view choices = {};          // space-separated
-  std::string_view any_case = {};         // those of `choices` that are recognized in any case
-  std::string_view choices_to_come = {};  // those of `choices` that ZeroRun does not offer
-  std::string_view nearest_choices = {};  // the replacement for each of those, as THIS:THAT
+  std::string_view any_case = {};         // those `choices` that are matched in any case
+  std::string_view choices_to_come = {};  // those `choices` that ZeroRun does not offer
+  std::string_view nearest_choices = {};  // replacements for choices_to_come, as THIS:THAT
   std::string_view types =
-      {};  // optimizer or scheduler types that take this key, space-separated; empty: all
+      {};  // optimizer or scheduler types that have this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
   std::string_view reason = {};
-  std::string_view target = {};  // of an old name: the path of the present one
-  bool changes_result = false;   // not offered, and training without it computes something else
-  /// Of a section: its switch, a key in it; while the switch has its default, false or "none", the section
-  /// has no effect. Of an object: the name of its switches, booleans at any depth, of which one must be true.
+  std::string_view target = {};  // old name: path of the present name
+  bool changes_result = false;   // not offered, and training without it gives different results
+  /// Section: the name of a key in it that switches the section. While the switch has its default (false or
+  /// "none"), the section has no effect. Object: the name of booleans at any depth; the object has no effect
+  /// unless one of them is true.
   std::string_view switch_key = {};
-  std::string_view false_means = {};  // of a section: the object that `false` stands for, as JSON
-  std::string_view advice = {};       // what to write when the value is wrong or cannot stay "auto"
+  std::string_view false_means = {};  // section: the object that `false` is read as, in JSON
+  std::string_view advice = {};       // remedy for a wrong value or an unresolved "auto"
 
   constexpr bool is_integer() const { return type == KeyType::integer || type == KeyType::size; }
   constexpr bool is_list() const { return type == KeyType::number_list || type == KeyType::integer_list; }
 
-  // Defined before its uses: otherwise clang does not evaluate it in constant expressions.
+  // Defined before its first use, because clang otherwise cannot evaluate it in constant expressions.
   template <typename Member>
   constexpr KeyFact with(Member KeyFact::*member, Member value) const {
     KeyFact copy = *this;
@@ -124,20 +125,22 @@ struct KeyFact {
   constexpr KeyFact or_false(std::string_view object) const { return with(&KeyFact::false_means, object); }
   constexpr KeyFact advise(std::string_view text) const { return with(&KeyFact::advice, text); }
 
-  /// Accepted; any value but the default gets a note with `why`.
+  /// The key is accepted. A value other than the default gets a note with the reason `why`.
   constexpr KeyFact no_effect(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::no_effect).with(&KeyFact::reason, why);
   }
-  /// Known and not offered; training without it computes the same.
+  /// The key is known but not offered. Training without it gives the same results.
   constexpr KeyFact not_offered(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::not_offered).with(&KeyFact::reason, why);
   }
-  /// Known and not offered: initialize() refuses it unless it has its default or its section is off. Without
-  /// `why` the section's reason holds.
+  /// The key is known but not offered, and training without it would give different results. initialize()
+  /// refuses any value except the default, unless the section is switched off. Without `why` the section's
+  /// reason is used.
   constexpr KeyFact refused(std::string_view why = {}) const {
     return not_offered(why).with(&KeyFact::changes_result, true);
   }
-  /// For an old name with values of its own form; keys::old_name() is for one with those of `present`.
+  /// For an old name whose values have a different form than the values of `present`. For an old name with
+  /// the same values use keys::old_name().
   constexpr KeyFact old_form_of(std::string_view present) const {
     return with(&KeyFact::status, KeyStatus::old_name).with(&KeyFact::target, present);
   }
@@ -146,8 +149,8 @@ struct KeyFact {
   }
 };
 
-/// The functions that begin a row. Arguments: path, default as JSON ("" for none), meaning. An old name has
-/// all other facts of the key whose path is `present`.
+/// The functions that begin a row. Their arguments are the path, the default as JSON ("" for no default), and
+/// the meaning. A row of old_name() takes all other properties from the row of `present`.
 namespace keys {
 
 using enum Automatic;
@@ -168,7 +171,7 @@ inline constexpr Row integer{KeyType::integer}, size{KeyType::size}, number{KeyT
     boolean{KeyType::boolean}, text{KeyType::text}, numbers{KeyType::number_list},
     integers{KeyType::integer_list}, texts{KeyType::text_list};
 
-/// For values without a default.
+/// For types whose values have no default.
 struct PlainRow {
   KeyType type;
   constexpr KeyFact operator()(std::string_view path, std::string_view meaning) const {
@@ -177,7 +180,7 @@ struct PlainRow {
 };
 inline constexpr PlainRow section{KeyType::section}, object{KeyType::object}, anything{KeyType::anything};
 
-/// A section with the switch `enabled`.
+/// A section whose switch is the key `enabled`.
 constexpr KeyFact feature(std::string_view path, std::string_view meaning) {
   return section(path, meaning).switched_by("enabled");
 }

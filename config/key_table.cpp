@@ -26,12 +26,12 @@ class Table {
   }
 
   std::vector<const KeyFact*> facts;
-  std::unordered_map<std::string, const KeyFact*> by_path;  // also by the path with the other name
+  std::unordered_map<std::string, const KeyFact*> by_path;  // also keyed by the path with the other name
   std::unordered_map<std::string, std::vector<const KeyFact*>> by_section;
   std::unordered_map<std::string_view, std::vector<std::string>> paths;
 
  private:
-  /// `last`: the last section row of the file.
+  /// `last` is the preceding section row of the same file.
   const KeyFact* add(const KeyFact& row, const KeyFact* last) {
     KeyFact& fact = rows_.emplace_back(row);
     if (fact.path.starts_with('.'))
@@ -54,7 +54,8 @@ class Table {
     if (present && may_be_auto && fact.automatic == Automatic::nobody) fact.automatic = Automatic::fallback;
   }
 
-  /// Gives an old name the facts of the present one, unless it has a form of its own.
+  /// Copies the properties of the present name's row to an old name's row, unless the old name has values of
+  /// its own form.
   void adopt_present(KeyFact& fact) {
     if (fact.status != KeyStatus::old_name || !fact.meaning.empty()) return;
     const KeyFact old = fact;
@@ -72,7 +73,7 @@ class Table {
   }
 
   std::deque<KeyFact> rows_;
-  std::deque<std::string> paths_;  // those that were put together
+  std::deque<std::string> paths_;  // full paths of rows whose path began with a dot
 };
 
 const Table& table() {

@@ -1,5 +1,5 @@
-// The rows of config/keys/ together, and how to find one. Built at the first call; constant from then on, so
-// any thread may use it.
+// All rows of config/keys/, with lookup functions. The table is built at the first call and never changes
+// afterwards. Any thread.
 #pragma once
 
 #include <algorithm>
@@ -11,31 +11,32 @@
 
 namespace zerorun {
 
-/// All rows; a section comes before its keys.
+/// All rows. A section's row comes before the rows of its keys.
 const std::vector<const KeyFact*>& key_facts();
 
-/// The row of a key by its path or its other name, or null. If the keys of a section are the user's own,
-/// their row has "*" in its path.
+/// The row of a key, by its path or by the path with its other name; null if there is none. Where a section's
+/// keys are chosen by the user, the path has "*" in their place.
 const KeyFact* find_key(std::string_view path);
 
-/// The same for a path that must have a row.
+/// Like find_key(), for a path that must have a row.
 const KeyFact& row_of(std::string_view path);
 
-/// The rows of a section ("" is the top level) without those of its subsections' keys.
+/// The rows of the keys directly in a section; "" is the top level.
 const std::vector<const KeyFact*>& facts_in(std::string_view section);
 
-/// The names of all keys in a section ("" is the top level), other names included.
+/// The names of all keys directly in a section, including other names; "" is the top level.
 std::vector<std::string_view> keys_of(std::string_view section);
 
-/// The paths of all keys with this name.
+/// The paths of all keys named `name`, in any section.
 std::vector<std::string> paths_of(std::string_view name);
 
-/// The names that go before `name`, one of the names of this key, seen from its section: a file may use one
-/// of them only. An old name may stand for a key in a subsection of its own section.
+/// Returns the names of the same key that take precedence over its name `name`, relative to the key's
+/// section. A file that has the key under one of them may not use `name` too. A returned name may lead into a
+/// subsection, if an old name moved there.
 std::vector<std::string> better_names(const KeyFact& fact, std::string_view name);
 
-/// Whether a key is a remark: "//", "#", "comment", "comments", "$schema", or a name that begins with "_",
-/// "//", "#".
+/// Whether a key is a remark, which is skipped: "comment", "comments", "$schema", or a name that begins with
+/// "_", "//" or "#".
 bool is_remark(std::string_view name);
 
 /// The last part of a path: the key's name in its section.
@@ -47,7 +48,7 @@ std::string_view section_of(std::string_view path);
 /// `section` and `name` as one path.
 std::string join_path(std::string_view section, std::string_view name);
 
-/// Calls `each` with the words of a space-separated list.
+/// Calls `each` with every word of a space-separated list.
 template <typename Each>
 void for_each_word(std::string_view list, Each each) {
   while (!list.empty()) {
@@ -59,7 +60,7 @@ void for_each_word(std::string_view list, Each each) {
 
 bool has_word(std::string_view list, std::string_view word);
 
-/// The words of a space-separated list with "or" between them.
+/// Joins the words of a space-separated list with "or".
 std::string in_words(std::string_view list);
 
 }  // namespace zerorun

@@ -17,7 +17,7 @@ constexpr std::string_view write_text = "put it in double quotes, or leave the k
 constexpr std::string_view write_list = "write such an array, or leave the key out";
 
 constexpr TypeWords type_words[] = {
-    // by KeyType
+    // Indexed by KeyType.
     {"section", "an object", write_object, "object"},
     {"integer", "an integer", write_number, "number"},
     {"size", "an integer", "write a number of elements, or leave the key out", "number"},
@@ -144,7 +144,7 @@ std::string offered_in_any_case(const KeyFact& fact) {
 }
 
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {
-  // The replacement may not be offered either, and have a replacement itself.
+  // The replacement may itself be a choice that is not offered, with a replacement of its own.
   while (has_word(fact.choices_to_come, word)) {
     std::string_view nearest;
     for_each_word(fact.nearest_choices, [&](std::string_view pair) {

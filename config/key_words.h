@@ -1,5 +1,4 @@
-// The facts about a key as text, for messages, the JSON Schema and the reference page. Pure functions; any
-// thread.
+// Texts about a key for messages, the JSON Schema and the reference page. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -9,42 +8,44 @@
 
 namespace zerorun {
 
-/// What a value of one type is.
+/// The words that describe one type of value.
 struct TypeWords {
-  std::string_view name;      // in the reference page; empty: the choices
-  std::string_view expected;  // in a message; of a list: its items
-  std::string_view advice;    // what to write instead of something else
-  std::string_view json;      // JSON Schema's types, space-separated; empty: any
+  std::string_view name;      // in the reference page; empty: the choices are listed instead
+  std::string_view expected;  // in messages; for list types it describes the items
+  std::string_view advice;    // what to write instead of a wrong value
+  std::string_view json;      // types in JSON Schema, space-separated; empty: any
 };
 
 const TypeWords& words_of(KeyType type);
 
-/// Such as "at least 1" or "from 0 to 3"; empty if all numbers are in the range.
+/// For example "at least 1" or "from 0 to 3"; empty if the range has no bounds.
 std::string range_in_words(const Range& range);
 
-/// Adds a capital letter and a full stop; empty stays empty.
+/// Makes a sentence: capitalizes the first letter and adds a full stop. Empty stays empty.
 std::string sentence(std::string_view text);
 
-/// Turns a space-separated list into "a, b or c", with each word between `quote`s.
+/// Turns a space-separated list into "a, b or c", each word enclosed in `quote`.
 std::string words_or(std::string_view list, std::string_view quote);
 
-/// The status of a key that is not simply supported, such as "not offered: REASON"; else empty.
+/// Describes the key's status, such as "not offered: REASON"; empty for a supported key.
 std::string status_in_words(const KeyFact& fact, std::string_view quote = {});
 
-/// The condition on which a section or an object with a switch has an effect, such as "enabled is true";
-/// empty without a switch.
+/// Describes when a section or object with a switch has an effect, such as "enabled is true"; empty without a
+/// switch.
 std::string switch_in_words(const KeyFact& fact, std::string_view quote);
 
-/// Everything about a key but its type and range, in sentences. Keys and values are put between `quote`s.
+/// Describes everything about a key except its type and range, in sentences. Keys and values are enclosed in
+/// `quote`.
 std::string description_of(const KeyFact& fact, std::string_view quote);
 
-/// The key's choices that ZeroRun offers. A key that is not offered as a whole keeps all of them.
+/// The choices that ZeroRun offers. For a key that is not offered at all, these are all of its choices.
 std::string offered_choices(const KeyFact& fact);
 
-/// Those of them that are recognized in any case.
+/// Those choices among offered_choices() that are matched in any case.
 std::string offered_in_any_case(const KeyFact& fact);
 
-/// The offered choice that replaces `word`, a choice that is not offered; empty if the row names none.
+/// The offered choice that replaces `word`, a choice that is not offered; empty if the row has no
+/// replacement.
 std::string_view nearest_offered(const KeyFact& fact, std::string_view word);
 
 }  // namespace zerorun

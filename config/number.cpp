@@ -9,17 +9,17 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t huge_exponent = 1'000'000'000;  // more than any literal has digits
+constexpr int64_t huge_exponent = 1'000'000'000;  // larger than the number of digits of any literal
 constexpr std::size_t int64_digits = 19;
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// The value is `digits` x 10^exponent, negated if `negative`; no digits stand for zero.
+/// The number `digits` x 10^exponent, negated if `negative`. Empty `digits` mean zero.
 struct Decimal {
   bool negative = false;
-  std::string digits;  // neither leading nor trailing zeros
+  std::string digits;  // without leading or trailing zeros
   int64_t exponent = 0;
 };
 
@@ -76,7 +76,7 @@ bool is_written_zero(std::string_view literal) {
 }
 
 bool is_number(std::string_view text) {
-  // The parser would skip white space around the number.
+  // nlohmann/json would also accept white space around the number.
   const bool bare = !text.empty() && (text.front() == '-' || is_digit(text.front())) && is_digit(text.back());
   return bare && nlohmann::json::accept(text);
 }

@@ -1,4 +1,4 @@
-// Reads the literals of JSON numbers as integers without going through floating point. Pure functions; any
+// Reads JSON number literals as integers, without rounding through floating point. Pure functions; any
 // thread.
 #pragma once
 
@@ -11,13 +11,14 @@ enum class IntegerOutcome { exact, fractional, out_of_range };
 
 struct IntegerReading {
   IntegerOutcome outcome;
-  int64_t value = 0;  // if exact
+  int64_t value = 0;  // only if `outcome` is exact
 };
 
-/// `literal` is a valid JSON number; 5e8 and 2.0 are integers, 1.5 is fractional.
+/// `literal` must be a valid JSON number. 5e8 and 2.0 are integers; 1.5 is fractional.
 IntegerReading read_integer(std::string_view literal);
 
-/// Whether a valid JSON number is written as zero: 0, -0.0, 0e5, but not 1e-999, which becomes 0 as a double.
+/// Whether a valid JSON number is written as zero, like 0, -0.0 or 0e5. 1e-999 is not, although it becomes 0
+/// as a double.
 bool is_written_zero(std::string_view literal);
 
 /// Whether `text` is a JSON number that a double can hold.

@@ -3,14 +3,14 @@
 namespace zerorun {
 namespace {
 
-// torch.optim.AdamW's own default; every other optimizer's is 0.
+// The default of torch.optim.AdamW. All other optimizers default to 0.
 constexpr double torch_adamw_weight_decay = 0.01;
-// The values of DeepSpeed's MuonWithAuxAdam.
+// The defaults of DeepSpeed's MuonWithAuxAdam.
 const std::vector<double> muon_betas = {0.9, 0.95};
 constexpr double muon_eps = 1e-10;
 constexpr double muon_default_adam_lr = 3e-4;
 
-// Reads the parameters that many optimizers share, as far as this one has them.
+// Reads the hyperparameters that many optimizers share, if `Optimizer` has them.
 template <typename Optimizer>
 Optimizer with_common(const Resolution& resolution, Optimizer optimizer) {
   resolution.read("optimizer.params.lr", optimizer.lr);
@@ -96,8 +96,8 @@ LambConfig resolve_lamb(const Resolution& resolution) {
   return lamb;
 }
 
-// By default muon_lr is "lr", and adam_lr, for the parameters that AdamW updates, is "lr" if given, else
-// 3e-4.
+// "muon_lr" defaults to "lr". "adam_lr", for the parameters that AdamW updates, defaults to "lr" if that is
+// given, else to 3e-4.
 MuonConfig resolve_muon(const Resolution& resolution) {
   Settings& settings = resolution.settings;
   const MuonConfig defaults;
@@ -139,7 +139,7 @@ std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution) {
   if (type == "Lion") return with_common(resolution, LionConfig{});
   if (type == "Lamb") return resolve_lamb(resolution);
   if (type == "Muon") return resolve_muon(resolution);
-  return std::nullopt;  // refused
+  return std::nullopt;  // the type was refused and has been reported
 }
 
 }  // namespace zerorun

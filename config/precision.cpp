@@ -27,7 +27,7 @@ std::optional<Dtype> dtype_of(const Settings& settings, std::string_view path) {
   return name ? std::optional(dtype_named(*name)) : std::nullopt;
 }
 
-/// Nothing if "auto" or a mistake leaves the dtype undecided.
+/// Returns nothing if the dtype is undecided: the keys are "auto" without a value, or were refused.
 std::optional<Dtype> training_dtype(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const bool fp16 = settings.get<bool>(fp16_key).value_or(false);
@@ -49,13 +49,14 @@ std::string why(const Resolution& resolution, Dtype training) {
   return "as " + resolution.settings.written(training == Dtype::fp16 ? fp16_key : bf16_key) + " is true";
 }
 
-/// The remedy that makes training use `wanted`.
+/// Returns the remedy that changes the dtype of training to `wanted`.
 std::string switch_to(Dtype wanted) {
   if (wanted == Dtype::fp32) return "switch fp16 and bf16 off";
   return std::string("train with \"") + name_of(wanted) + "\": {\"enabled\": true}";
 }
 
-/// Refuses a dtype other than that of training and, for the sums of gradients, fp32.
+/// Reports an error if the dtype of `key` differs from the dtype of training. fp32 is also allowed for
+/// accumulating gradients.
 void check_dtype(const Resolution& resolution, std::string_view key, Dtype training) {
   const bool may_be_fp32 = key == accumulation_key;
   const auto asked = dtype_of(resolution.settings, key);
@@ -74,7 +75,7 @@ void tell_of_master(const Resolution& resolution, Dtype training) {
   }
 }
 
-/// Keys of dynamic loss scaling have no effect on a fixed scale.
+/// Notes that the keys of dynamic loss scaling have no effect, because the scale is fixed.
 void warn_of_fixed_scale(const Resolution& resolution, double scale) {
   for (const std::string_view name : {"initial_scale_power", "loss_scale_window", "hysteresis",
                                       "consecutive_hysteresis", "min_loss_scale"}) {
@@ -88,8 +89,8 @@ void warn_of_fixed_scale(const Resolution& resolution, double scale) {
   }
 }
 
-/// In DeepSpeed a window of 0 is a division by zero, a minimum of 0 loses the scale, and a hysteresis of 0
-/// never lowers it.
+/// Refuses zeros, which break dynamic loss scaling in DeepSpeed: a window of 0 divides by zero, a minimum of
+/// 0 lets the scale reach 0, and with a hysteresis of 0 the scale is never lowered.
 void check_counts(const Resolution& resolution) {
   for (const std::string_view key :
        {std::string_view("fp16.loss_scale_window"), std::string_view("fp16.hysteresis"), minimum_key}) {
@@ -120,7 +121,7 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
   if (settings.undecided(scale_key)) return scale;
   if (const double fixed = settings.get<double>(scale_key).value_or(0); fixed > 0) {
     scale.fixed = fixed;
-    // With a smaller factor all gradients would underflow in fp16.
+    // With a smaller scale all fp16 gradients would underflow.
     if (fixed < 1e-6) {
       resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(fixed),
                         "write a factor such as 128, or 0 for one that is found while training");

@@ -16,10 +16,10 @@ enum class Switch { off, open, on };  // open: "auto" without a value yet
 /// The section that is being read.
 struct Section {
   const Value& object;
-  std::string path;       // as the file spells it
-  std::string table;      // as the key table spells it: "*" for a key of the user's own
-  std::string type;       // of the optimizer or scheduler whose params these are; empty: any
-  bool reported = false;  // its status as a whole has been reported
+  std::string path;       // path as the file spells it
+  std::string table;      // path in the key table, with "*" for a key chosen by the user
+  std::string type;       // for `params`: type of the optimizer or scheduler; empty: any
+  bool reported = false;  // the status of the section as a whole has been reported
   Switch state = Switch::on;
 };
 
@@ -37,7 +37,7 @@ bool any_on(const Value& object, std::string_view switch_key) {
   });
 }
 
-/// Whether an object with the user's own keys requests a feature.
+/// Whether an object whose keys are chosen by the user enables a feature.
 bool is_used(const KeyFact& fact, const Value& value) {
   if (value.kind != ValueKind::object) return true;
   if (!fact.switch_key.empty()) return any_on(value, fact.switch_key);
@@ -86,18 +86,18 @@ class Reader {
   }
 
   const KeyFact* fact_of(const Section& section, const std::string& key) const {
-    // A dotted key would look like the path of another section.
+    // A key with a dot could be confused with a path into another section.
     if (key.empty() || key == "*" || key.find('.') != std::string::npos) return nullptr;
     if (const KeyFact* fact = find_key(join_path(section.table, key))) return fact;
     return find_key(join_path(section.table, "*"));
   }
 
-  /// For keys that older DeepSpeed silently accepted.
+  /// The severity of keys that old DeepSpeed versions silently accepted.
   Severity leftover() const { return options_.compat ? Severity::warning : Severity::error; }
 
   void report_unknown(const Section& section, const Member& member) {
-    // Finding a suggestion takes time: once the diagnostics are full, unknown keys count as typos without
-    // one.
+    // Searching for a suggestion takes time. So once no more diagnostics are kept, unknown keys are counted
+    // as errors without a search.
     const bool heard = diagnostics_.keeps(Severity::error) && diagnostics_.keeps(Severity::warning);
     const Remedy remedy = heard ? unknown_key(section.table, member.key, member.value) : Remedy{"remove it"};
     const Severity severity = remedy.meant || !heard ? Severity::error : leftover();
@@ -106,8 +106,8 @@ class Reader {
     if (remedy.meant) read_misspelled(section, *remedy.meant, member.value, path);
   }
 
-  /// Reads the keys of a misspelled section as those of the section that is meant. Any other misspelled key
-  /// is recorded as refused, so that its value is not checked and the key not reported as missing.
+  /// Reads a misspelled section as the section `meant`. Any other misspelled key is recorded as refused: its
+  /// value is not checked, and the key is not reported as missing.
   void read_misspelled(const Section& section, const KeyFact& meant, const Value& value,
                        const std::string& path) {
     const bool has_both = section.object.find(name_of(meant.path)) || settings_.find(meant.path);
@@ -125,7 +125,7 @@ class Reader {
                         severity);
   }
 
-  /// A better name under which the file has this key too; empty if it has none.
+  /// Returns a name with precedence under which the file has the same key too; empty if there is none.
   static std::string other_name_in_use(const Section& section, const KeyFact& fact, const Member& member) {
     for (const std::string& name : better_names(fact, member.key)) {
       const std::string_view inner = section_of(name);
@@ -147,7 +147,7 @@ class Reader {
     read_section(section, fact, member.value, path, &present);
   }
 
-  /// `true` stands for {"device": "cpu"}.
+  /// The old form `true` means {"device": "cpu"}.
   void read_old_offload(const Section& section, const KeyFact& fact, const KeyFact& present,
                         const Member& member, const std::string& path) {
     const ValueCheck check = check_value(fact, member.value);
@@ -161,7 +161,7 @@ class Reader {
     settings_.put({&row, device, Source::file, member.value.at, path});
   }
 
-  /// `present`: the row of the section's present name, if the file uses an old one.
+  /// `present` is the row of the section's present name, if the file uses an old name.
   void read_section(const Section& outer, const KeyFact& fact, const Value& value, const std::string& path,
                     const KeyFact* present = nullptr) {
     const KeyFact& row = present ? *present : fact;
@@ -177,7 +177,7 @@ class Reader {
     read_members(section);
   }
 
-  /// Sets the section's switch. A section is on only if the sections around it are.
+  /// Sets the section's switch. A section is on only if all sections that contain it are on.
   void read_switch(const KeyFact& fact, Section& section) {
     const KeyFact& row = row_of(join_path(fact.path, fact.switch_key));
     const bool was_on = section.state != Switch::off;
@@ -190,7 +190,7 @@ class Reader {
                                  std::string(row.fallback) + " by default");
   }
 
-  /// The switch's state in the file, or in the program's arguments if the file says "auto".
+  /// Returns the switch's state from the file, or from the program's arguments if the file says "auto".
   Switch state_of(const KeyFact& row, const Value* value) const {
     if (!value) return Switch::off;
     ValueCheck check = check_value(row, *value);
@@ -215,7 +215,7 @@ class Reader {
     if (asked) report_loss(fact, section.object, section.path, "");
   }
 
-  /// Whether a section without a switch sets anything but defaults.
+  /// Whether a section without a switch sets a key to a value other than its default.
   bool asks(const Section& section) const {
     return std::ranges::any_of(section.object.members, [&](const Member& member) {
       const KeyFact* fact = is_remark(member.key) ? nullptr : fact_of(section, member.key);
@@ -223,20 +223,20 @@ class Reader {
       if (fact->type == KeyType::section) {
         return asks({member.value, "", std::string(fact->path), ""});
       }
-      if (fact->changes_result) return false;  // refused on its own
+      if (fact->changes_result) return false;  // it is refused by itself
       const ValueCheck check = check_value(*fact, member.value);
       return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
     });
   }
 
-  /// The type named beside `params`, as the table spells it; empty if it is absent or unknown.
+  /// Returns the `type` beside `params`, spelled as in the key table; empty if it is absent or unknown.
   static std::string type_beside(const Value& object, const KeyFact& params) {
     const Value* type = object.find("type");
     const KeyFact* fact = find_key(join_path(section_of(params.path), "type"));
     return type && fact ? match_choice(*fact, type->text) : "";
   }
 
-  /// `row`: the row of the present name, if the file uses an old one.
+  /// `row` is the row of the key's present name, if the file uses an old name.
   void read_value(const Section& section, const KeyFact& row, const Value& value, const std::string& path) {
     ValueCheck check = check_value(row, value);
     if (check.fit == Fit::nothing) return;
@@ -269,14 +269,14 @@ class Reader {
     diagnostics_.add_message(check.severity, value.at, path, describe(value) + " is " + check.understood);
   }
 
-  /// Whether a run is refused because the value is "auto" and nobody has given it.
+  /// Whether a run must refuse an "auto" that has no value.
   bool refuses_open(const Section& section, const KeyFact& fact, Source source) const {
     const bool matters = section.state != Switch::off && (!section.reported || fact.changes_result);
     return source == Source::open && options_.purpose == Purpose::run && matters;
   }
 
-  /// Reports a valid value that ZeroRun does not follow: a note if it has no effect, a warning if it is not
-  /// offered, an error if training would compute something else.
+  /// Reports a valid value that ZeroRun does not implement: as a note if it has no effect, as a warning if it
+  /// is not offered, and as an error if training without it gives different results.
   void tell_status(const Section& section, const KeyFact& fact, const Value& value, const SettingValue& meant,
                    const std::string& path) {
     if (section.state == Switch::off) return;
@@ -292,8 +292,8 @@ class Reader {
     if (!section.reported) report_loss(fact, value, path, describe(value) + " ");
   }
 
-  /// Warns that a feature is not offered, or notes that a setting changes nothing. `subject`: the value;
-  /// empty for a section.
+  /// Warns that a feature is not offered, or notes that a setting has no effect. `subject` is the value as
+  /// text; it is empty for a section.
   void report_loss(const KeyFact& fact, const Value& value, const std::string& path,
                    const std::string& subject) {
     const bool no_effect = fact.status == KeyStatus::no_effect;
@@ -307,8 +307,8 @@ class Reader {
     return !fact.fallback.empty() && meant == fallback_of(fact);
   }
 
-  /// `nearest`: the choice to write instead. If the program may still switch the section off, it is only a
-  /// warning.
+  /// Reports an error for a feature that is not offered, or only a warning if the program may still switch
+  /// the section off. `nearest` is the choice to suggest instead.
   void refuse_feature(const Section& section, const Value& value, const std::string& path,
                       const std::string& usual, const KeyFact& fact, std::string_view nearest = {}) {
     std::string remedy = fact.advice.empty() ? "remove it" : std::string(fact.advice);

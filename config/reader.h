@@ -1,6 +1,6 @@
-// Checks the tree of a configuration against the key table: names, types, ranges, "auto". Values that fit
-// become settings; errors, warnings and notes go to the diagnostics. config/sections.h has the rules that
-// join several keys. Used by check_config and load_config, in their thread.
+// Checks the tree of a configuration against the key table: names, types, ranges, "auto". Valid values become
+// settings; errors, warnings and notes go to the diagnostics. Rules that involve several keys are in
+// config/sections.h. Used by check_config and load_config in their thread.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 namespace zerorun {
 
 enum class Purpose {
-  check,  // "auto" may stay without a value
-  run     // "auto" without a value is refused
+  check,  // an "auto" without a value is accepted
+  run     // an "auto" without a value is an error
 };
 
 struct ReadOptions {

@@ -113,7 +113,7 @@ std::string type_in_words(const KeyFact& row) {
   return (row.length > 0 ? std::to_string(row.length) + " " : "") + std::string(words_of(row.type).name);
 }
 
-/// Which of the offered choices may be written in any case.
+/// Lists the offered choices that are matched in any case.
 std::string in_any_case(const KeyFact& row) {
   const std::string some = offered_in_any_case(row);
   if (some == offered_choices(row)) return ", in any case";
@@ -132,9 +132,9 @@ std::string value_in_words(const KeyFact& row) {
   return words;
 }
 
-constexpr std::string_view automatic_words[] = {"", "program", "model", "default"};  // by Automatic
+constexpr std::string_view automatic_words[] = {"", "program", "model", "default"};  // indexed by Automatic
 
-/// Does not repeat a reason that the section has given.
+/// Leaves out the reason if it repeats the section's reason.
 std::string status_cell(const KeyFact& fact) {
   const std::string status = status_in_words(fact, "`");
   if (status.empty()) {
@@ -158,7 +158,7 @@ std::string key_cell(const KeyFact& fact) {
   return fact.other_name.empty() ? name : name + ", also " + code(fact.other_name);
 }
 
-/// Escapes "|", which would end the cell.
+/// Escapes "|", which would end the table cell.
 std::string escaped(const std::string& text) {
   std::string cell;
   for (const char c : text) cell += c == '|' ? std::string("\\|") : std::string(1, c);
@@ -177,7 +177,7 @@ std::string table_row(const KeyFact& fact) {
   return line + "\n";
 }
 
-/// The table of a section's keys, without its subsections.
+/// Returns the table of the keys directly in a section.
 std::string table_of(std::string_view section) {
   std::string rows;
   for (const KeyFact* fact : facts_in(section)) {

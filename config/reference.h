@@ -1,4 +1,4 @@
-// The reference page of ds_config.json, made from the key table. Pure function; any thread.
+// Makes the reference page of ds_config.json from the key table. Pure function; any thread.
 #pragma once
 
 #include <string>

@@ -3,7 +3,8 @@
 namespace zerorun {
 namespace {
 
-constexpr double warmup_decay_max_lr = 0.001;  // WarmupDecayLR's default; WarmupLR's is the optimizer's lr
+constexpr double warmup_decay_max_lr =
+    0.001;  // default of WarmupDecayLR; WarmupLR defaults to the optimizer's lr
 
 std::string param(std::string_view name) {
   return "scheduler.params." + std::string(name);
@@ -28,7 +29,7 @@ Warmup read_warmup(const Resolution& resolution) {
   return warmup;
 }
 
-/// Reports a required parameter that is missing. `example`: a value for it.
+/// Reports an error if a required parameter is missing. `example` is a value to suggest.
 void require(const Resolution& resolution, const std::string& type, const std::string& name,
              const std::string& example) {
   const Settings& settings = resolution.settings;
@@ -37,7 +38,8 @@ void require(const Resolution& resolution, const std::string& type, const std::s
                     "write \"params\": {\"" + name + "\": " + example + "}");
 }
 
-/// Warns that the schedule ignores the optimizer's lr. `name`: the schedule's own parameter for it.
+/// Warns that the schedule overrides the optimizer's lr. `name` is the schedule's own learning-rate
+/// parameter.
 void warn_of_ignored_lr(const Resolution& resolution, const std::string& type, std::string_view name) {
   constexpr std::string_view key = "optimizer.params.lr";
   const Settings& settings = resolution.settings;
@@ -61,7 +63,8 @@ WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
   WarmupLr schedule;
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
-  // Read before derive(): groups may have other learning rates than the one that is shown.
+  // Read before derive(), which sets one value for display; parameter groups may have different learning
+  // rates.
   schedule.max_lr = per_group(settings, "warmup_max_lr");
   warn_of_ignored_lr(resolution, type, "warmup_max_lr");
   const auto lr = settings.get<double>("optimizer.params.lr");
@@ -89,7 +92,7 @@ WarmupCosineLr read_warmup_cosine(const Resolution& resolution, const std::strin
   return schedule;
 }
 
-/// DeepSpeed logs the same when it starts, and goes on.
+/// DeepSpeed logs the same when training starts, and continues.
 void note_momentum(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const auto optimizer = settings.get<std::string>("optimizer.type");
@@ -139,7 +142,7 @@ std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
   if (type == "WarmupCosineLR") return read_warmup_cosine(resolution, *type);
   if (type == "OneCycle") return read_one_cycle(resolution, *type);
   if (type == "LRRangeTest") return read_lr_range_test(resolution, *type);
-  return std::nullopt;  // already reported: no type, or one that is not offered
+  return std::nullopt;  // the type is missing or not offered, which has been reported
 }
 
 }  // namespace zerorun

@@ -24,12 +24,12 @@ constexpr std::string_view about =
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
 
-// Keys that are the user's own must not look like a path.
+// Matches keys chosen by the user. They must not contain dots, so that they cannot look like a path.
 constexpr std::string_view own_key_pattern = "^([^.*][^.]*|\\*[^.]+)$";
 
-constexpr int most_digits = 19;  // of a 64-bit integer
+constexpr int most_digits = 19;  // digits of a 64-bit integer, at most
 
-/// As an integer if it is one, because 5e8 is easier to read than 500000000.0.
+/// Returns whole numbers as integers, because 500000000 is easier to read than 500000000.0.
 Json number_of(double value) {
   if (value == std::floor(value) && std::abs(value) < 0x1p53) return static_cast<int64_t>(value);
   return value;
@@ -48,14 +48,14 @@ void add_range(const Range& range, Json& schema) {
     schema[range.below_max ? "exclusiveMaximum" : "maximum"] = number_of(range.max);
 }
 
-/// The range of the key, within that of int64_t.
+/// Adds the range of the key, limited to the range of int64_t.
 void add_integer_range(const Range& range, Json& schema) {
   add_range(range, schema);
   if (!std::isfinite(range.min)) schema["minimum"] = std::numeric_limits<int64_t>::min();
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
 }
 
-/// A pattern for the integers from `low` (0 or 1) to `high`, as digits.
+/// Returns a regular expression that matches the integers from `low` (0 or 1) to `high`.
 std::string digits_up_to(int low, int high) {
   const std::string last = "[0-" + std::to_string(high % 10) + "]";
   if (high < 10) return low == high ? std::to_string(low) : "[" + std::to_string(low) + last.substr(2);
@@ -64,7 +64,8 @@ std::string digits_up_to(int low, int high) {
   return digits_up_to(low, 9) + "|" + fewer_tens + std::to_string(tens) + last;
 }
 
-/// A pattern for the integers of the key's range, as digits; empty if it has only negative ones.
+/// Returns a regular expression that matches the non-negative integers in the key's range; empty if there are
+/// none.
 std::string digits_pattern(const KeyFact& fact) {
   const Range& range = fact.range;
   ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
@@ -114,13 +115,13 @@ Json list_of_numbers(const KeyFact& fact) {
   return schema;
 }
 
-/// The texts that a key of another type understands, as a pattern: integers and booleans in quotes.
+/// Returns a regular expression for quoted values of a key that is not a text: integers or booleans.
 std::string texts_pattern(const KeyFact& fact) {
   if (fact.type == KeyType::boolean) return "true|false";
   return fact.is_integer() ? digits_pattern(fact) : "";
 }
 
-/// Adds what a value other than a section may be.
+/// Adds the constraints on the value of a key that is not a section.
 void add_value(const KeyFact& fact, Json& schema) {
   if (fact.type == KeyType::choice) return add_choices(fact, schema);
   if (fact.type == KeyType::anything) return;
@@ -128,7 +129,7 @@ void add_value(const KeyFact& fact, Json& schema) {
   std::string texts = texts_pattern(fact);
   Json limits = Json::object();
   if (fact.is_integer()) {
-    // Not every validator accepts 2.0 as "integer", or refuses 2.5 for a multipleOf 1.
+    // Some validators refuse 2.0 as "integer", or accept 2.5 as a multipleOf 1.
     if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
     add_integer_range(fact.range, limits);
   } else if (fact.type == KeyType::number) {
@@ -181,7 +182,7 @@ Json key_schema(const KeyFact& fact) {
   return schema;
 }
 
-/// The other name of a key has the key's schema.
+/// Returns the key's schema for its other name, with an adapted description.
 Json other_name_schema(const KeyFact& fact) {
   Json schema = key_schema(fact);
   schema["description"] =

@@ -1,5 +1,5 @@
-// The JSON Schema (draft-07) of ds_config.json, made from the key table. Editors complete and check against
-// it, and tests hold the reader to it. Pure function; any thread.
+// Makes the JSON Schema (draft-07) of ds_config.json from the key table. Editors use the schema to complete
+// and check keys, and tests compare the reader with it. Pure function; any thread.
 #pragma once
 
 #include <string>

@@ -26,15 +26,15 @@ std::string in_any_case(std::string_view word) {
   return pattern;
 }
 
-/// A schema that holds if `value` holds for the key `path`, or the object has no such key. Dots in `path`
-/// lead into inner objects.
+/// Returns a schema for objects in which the key `path` satisfies `value`, or is absent. Dots in `path` lead
+/// into inner objects.
 Json where_present(std::string_view path, Json value) {
   const auto dot = path.find('.');
   if (dot != std::string_view::npos) value = where_present(path.substr(dot + 1), std::move(value));
   return {{"properties", {{std::string(path.substr(0, dot)), std::move(value)}}}};
 }
 
-/// The same, but the object must have the key.
+/// Like where_present(), but the object must have the key.
 Json has_key(std::string_view path, Json value = Json::object()) {
   const auto dot = path.find('.');
   const std::string name(path.substr(0, dot));
@@ -52,7 +52,7 @@ Json when(Json condition, Json rule) {
   return {{"if", std::move(condition)}, {"then", std::move(rule)}};
 }
 
-/// A file may use one name of a key.
+/// Adds rules that forbid two names of one key in the same file.
 void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   for (const KeyFact* fact : facts_in(section)) {
     const std::string_view name = fact->other_name.empty() ? name_of(fact->path) : fact->other_name;
@@ -62,10 +62,11 @@ void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-/// Refuses parameters of one type beside another type. Without a type all are allowed.
+/// Adds rules that forbid parameters of one type beside another type. Without a type all parameters are
+/// allowed.
 void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   const std::string params = join_path(section, "params");
-  std::vector<std::string_view> lists;  // of types, in the order of the table
+  std::vector<std::string_view> lists;  // lists of types, in table order
   std::map<std::string_view, Json> names;
   for (const KeyFact* fact : facts_in(params)) {
     if (fact->types.empty()) continue;
@@ -81,13 +82,14 @@ void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-/// A schema for objects in which the `enabled` of `section` is one of `values`; with "auto" among them, the
-/// section could be on.
+/// Returns a schema for objects in which the key `enabled` of `section` is one of `values`. Pass "auto" too,
+/// to match sections that may be switched on.
 Json switched_on(std::string_view section, Json values) {
   return has_key(join_path(section, "enabled"), {{"enum", std::move(values)}});
 }
 
-/// The sections around a key that have the switch `enabled`, unless the key itself is that switch.
+/// Returns the sections that contain the key and have the switch `enabled`. Omits a section if the key is its
+/// switch.
 std::vector<std::string_view> sections_with_switch(std::string_view path) {
   std::vector<std::string_view> sections;
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
@@ -97,7 +99,8 @@ std::vector<std::string_view> sections_with_switch(std::string_view path) {
   return sections;
 }
 
-/// While all sections around a refused key are on, its value must request nothing.
+/// Adds rules for refused keys: while all sections that contain the key are on, its value must not enable the
+/// feature.
 void add_refusals(std::vector<Json>& rules) {
   for (const KeyFact* fact : key_facts()) {
     if (!fact->changes_result || !has_outer_switch(*fact)) continue;
@@ -110,7 +113,8 @@ void add_refusals(std::vector<Json>& rules) {
   }
 }
 
-/// `parameters` and `gradients`: the values allowed for data_types.param_dtype and grad_accum_dtype.
+/// `parameters` and `gradients` are the allowed values of data_types.param_dtype and
+/// data_types.grad_accum_dtype.
 Json with_data_types(Json parameters, Json gradients) {
   return all({where_present("data_types.param_dtype", {{"enum", std::move(parameters)}}),
               where_present("data_types.grad_accum_dtype", {{"enum", std::move(gradients)}})});
@@ -129,14 +133,14 @@ void add_precision_rules(std::vector<Json>& rules) {
                        with_data_types({"fp32", nullptr}, {"fp32", nullptr})));
 }
 
-/// Objects in which the choice `path` of `section` is one of `words`.
+/// Returns a schema for objects in which the choice `path` of `section` is one of `words`.
 Json has_choice(std::string_view section, std::string_view path, std::string_view words) {
   return has_key(path,
                  {{"type", "string"}, {"pattern", choice_pattern(row_of(join_path(section, path)), words)}});
 }
 
-/// The rules of config/sections.h, as far as a schema can express them: it cannot compare a min_loss_scale
-/// with 2 to the power of another key.
+/// Adds the rules of config/sections.h that a schema can express. It cannot compare min_loss_scale with 2 to
+/// the power of another key.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   const Json on = {{"enum", {true, "true"}}};
   const Json zero = {{"minimum", 0}, {"maximum", 0}};

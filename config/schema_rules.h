@@ -1,5 +1,5 @@
-// The rules of the JSON Schema that join several keys. Pure functions; any thread. For config/schema.cpp
-// only: including this includes nlohmann/json.
+// The rules of the JSON Schema that involve several keys. Pure functions; any thread. Include this header
+// only in config/schema.cpp, because it includes nlohmann/json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,17 +11,19 @@
 
 namespace zerorun {
 
-/// A schema for the values of a refused key that request nothing, such as its default.
+/// Returns a schema for the values of a refused key that do not enable its feature, such as its default.
 nlohmann::ordered_json asks_for_nothing(const KeyFact& refused);
 
-/// Whether a section around the key has a switch that can disable it.
+/// Whether a section that contains the key has the switch `enabled`.
 bool has_outer_switch(const KeyFact& fact);
 
-/// A pattern for these words of the key's choices, in any case if the row allows that.
+/// Returns a regular expression that matches `words`, which are choices of the key, in any case if the row
+/// allows that.
 std::string choice_pattern(const KeyFact& choice, std::string_view words);
 
-/// Schemas that a section ("" is the top level) must all satisfy: one name for each key, only parameters of
-/// the named optimizer or scheduler, and keys that need or exclude each other.
+/// Returns schemas that a section must all satisfy; "" is the top level. They require one name for each key,
+/// allow only parameters of the chosen optimizer or scheduler, and cover keys that need or exclude each
+/// other.
 std::vector<nlohmann::ordered_json> section_rules(std::string_view section);
 
 }  // namespace zerorun

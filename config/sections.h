@@ -1,6 +1,6 @@
-// Makes the parts of Config from settings: rules that join several keys, and defaults that depend on other
-// keys. Reports conflicts and adds the derived defaults to the settings. Used by check_config and
-// load_config, in their thread.
+// Makes the parts of Config from settings. Applies rules that involve several keys and defaults that depend
+// on other keys. Reports conflicts, and adds derived defaults to the settings. Used by check_config and
+// load_config in their thread.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-/// The settings of one load, and the diagnostics about them.
+/// The settings of one load, with the diagnostics about them.
 struct Resolution {
   Settings& settings;
   Diagnostics& diagnostics;
@@ -22,20 +22,20 @@ struct Resolution {
   void report(std::string_view path, std::string expected, std::string found, std::string remedy) const;
   void note(std::string_view path, std::string_view text) const;
   void warn(std::string_view path, std::string_view text) const;
-  /// Sets `target` to the value of `path` or its default; leaves it unchanged if there is neither.
+  /// Sets `target` to the value of `path`, or to its default. Leaves `target` unchanged if there is neither.
   template <typename T>
   void read(std::string_view path, T& target) const {
     if (const auto value = settings.get<T>(path)) target = *value;
   }
 };
 
-/// `world_size`: absent if the batch sizes are only checked.
+/// `world_size` is absent if the batch sizes are only checked.
 BatchConfig resolve_batch(const Resolution& resolution, std::optional<int> world_size);
 std::optional<OptimizerConfig> resolve_optimizer(const Resolution& resolution);
 std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution);
 ZeroConfig resolve_zero(const Resolution& resolution);
 PrecisionConfig resolve_precision(const Resolution& resolution);
-/// Gradient clipping, and whether gradients are averaged or summed over ranks.
+/// Resolves gradient clipping, and how gradients are averaged or summed over ranks.
 void resolve_gradients(const Resolution& resolution, Config& config);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// The settings of one configuration by their paths in the key table: from the file, from "auto", and
-// defaults. Owned by one load; a plain value.
+// The settings of one configuration, by their path in the key table. They come from the file, from resolved
+// "auto" values, and from derived defaults. A plain value, owned by one load.
 #pragma once
 
 #include <cstdint>
@@ -15,52 +15,52 @@
 
 namespace zerorun {
 
-/// monostate: a section, a list of texts or an object; their content is not kept.
+/// monostate stands for sections, lists of texts and objects, whose content is not kept.
 using SettingValue = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
 
-/// As JSON; numbers in their shortest form. A monostate is null.
+/// Returns the value as JSON, with numbers in their shortest form. A monostate is null.
 std::string to_json(const SettingValue& value);
 
 enum class Source {
   file,
-  program,   // the file says "auto", the program's arguments give the value
-  model,     // the file says "auto", the model's hidden size gives the value
-  fallback,  // the file says "auto", which stands for the table's default
-  derived,   // a default that follows from other settings
-  open,      // the file says "auto", and nobody has given the value
-  refused    // the value in the file does not fit, which has been reported
+  program,   // "auto" in the file; the value is from the program's arguments
+  model,     // "auto" in the file; the value is from the model's hidden size
+  fallback,  // "auto" in the file; the value is the table's default
+  derived,   // not in the file or "auto"; the value follows from other settings
+  open,      // "auto" in the file; there is no value yet
+  refused    // the value in the file is wrong, which has been reported
 };
 
 struct Setting {
   const KeyFact* fact = nullptr;
   SettingValue value;
   Source source = Source::file;
-  std::optional<Position> at;  // of the value, if the file has the key
-  std::string written;         // the path that the file uses
+  std::optional<Position> at;  // position of the value, if the file has the key
+  std::string written;         // path as the file spells it
 };
 
 class Settings {
  public:
   Settings() = default;
-  /// `root`: where the top level begins.
+  /// `root` is the position of the file's top level.
   explicit Settings(const Position& root) : root_(root) {}
 
   void put(Setting setting);
-  /// Sets a default that depends on other settings, unless the key has a value or is undecided.
+  /// Sets a default that depends on other settings. Does nothing if the key has a value or is undecided.
   void derive(std::string_view path, SettingValue value);
 
-  /// The setting if the file has the key and it is not null, or if it was derived; else null. Its value is
-  /// monostate for a section, for an undecided key, and for an "auto" that equals leaving the key out.
+  /// The setting, if the file has the key and its value is not null, or if the setting was derived; else
+  /// null. The value is monostate for a section, an undecided key, and an "auto" whose key has no default.
   const Setting* find(std::string_view path) const;
-  /// Whether the file gives the key a value, directly or through "auto".
+  /// Whether the file sets the key, to a value or to an "auto" that the program or the model has resolved.
   bool given(std::string_view path) const;
-  /// Whether the key's value is the table's default, given or not.
+  /// Whether the key's value equals the table's default, set explicitly or not.
   bool at_default(std::string_view path) const;
-  /// Whether rules cannot use the key's value: it is "auto" and nobody has given it, or it was refused.
+  /// Whether rules cannot use the key's value: it is an "auto" without a value, or was refused.
   bool undecided(std::string_view path) const;
 
-  /// The value, or else the table's default; nothing if there is neither. Integer settings are int64_t,
-  /// numbers double.
+  /// The value, or the table's default; nothing if there is neither. Integers are int64_t, and other numbers
+  /// double.
   template <typename T>
   std::optional<T> get(std::string_view path) const {
     const SettingValue value = value_of(path);
@@ -68,8 +68,8 @@ class Settings {
     return held ? std::optional<T>(*held) : std::nullopt;
   }
 
-  /// The position for a message about `path`: its value, or else the innermost section around it that the
-  /// file has.
+  /// The position for a message about `path`: that of its value, or else of the innermost section around it
+  /// that the file has.
   Position place(std::string_view path) const;
   /// The path as the file spells it.
   std::string written(std::string_view path) const;
@@ -83,7 +83,7 @@ class Settings {
   std::map<std::string, Setting, std::less<>> settings_;
 };
 
-/// The default of a key as a value; monostate if it has none.
+/// The default of a key as a value, or monostate if it has none.
 SettingValue fallback_of(const KeyFact& fact);
 
 }  // namespace zerorun

@@ -12,15 +12,15 @@
 namespace zerorun {
 namespace {
 
-constexpr std::size_t max_shown_places = 2;  // a name that more sections have is not suggested
+constexpr std::size_t max_shown_places = 2;  // a name that is in more sections than this is not suggested
 constexpr std::size_t max_tried_members = 100;
-constexpr std::size_t min_shared_part = 6;  // letters
+constexpr std::size_t min_shared_part = 6;  // letters that a partial name must have to be a hint
 
-/// Names that other programs use for a key, or that are mistaken for one.
+/// Names that other programs use for a key, or that users often write by mistake.
 struct Synonym {
   std::string_view names;
-  std::string_view meant;   // the path of the key that was meant; empty if there is none
-  std::string_view remedy;  // what to do where `meant` is empty
+  std::string_view meant;   // path of the intended key; empty: there is no such key
+  std::string_view remedy;  // used if `meant` is empty
   std::string_view section = "*";
 };
 
@@ -57,7 +57,8 @@ std::string in_lower_case(std::string_view text) {
   return lower;
 }
 
-// Two typos turn a short word into another word, and four any word: pipe_ is not data_parallel_size.
+// Returns the edit distance up to which a key counts as a typo. It must stay small: two typos can turn a
+// short word into a different word, and four can turn any word into a different one.
 int tolerance(std::size_t length) {
   return length <= 5 ? 1 : std::clamp(static_cast<int>(length) / 4, 2, 3);
 }
@@ -66,7 +67,8 @@ bool is_present(const KeyFact& fact) {
   return fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
 }
 
-/// The shortest present key of the section that contains `part`; empty if `part` is too short to be a hint.
+/// Returns the shortest present key of the section that contains `part`; empty if `part` is too short to be a
+/// hint.
 std::string_view shortest_with(std::string_view section, std::string_view part) {
   std::string_view best;
   if (part.size() < min_shared_part) return best;
@@ -80,12 +82,12 @@ std::string_view shortest_with(std::string_view section, std::string_view part) 
   return best;
 }
 
-/// The path, with "at the top level" for a key that is there.
+/// Returns the path, followed by "at the top level" for a key of the top level.
 std::string place_of(std::string_view path) {
   return std::string(path) + (section_of(path).empty() ? " at the top level" : "");
 }
 
-/// The places of present keys with this name except `section`.
+/// Returns the places of all present keys with this name, except the path `section`.
 std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
   std::vector<std::string> places;
   for (const std::string& path : paths_of(name)) {
@@ -94,7 +96,7 @@ std::vector<std::string> places_of(std::string_view name, std::string_view secti
   return places;
 }
 
-/// Where the keys inside an unknown section belong; empty if that is not clear either.
+/// Returns where the keys inside an unknown section belong; empty if that is unclear.
 std::string places_of_members(const Value& value) {
   std::string list;
   std::size_t found = 0;
@@ -107,7 +109,8 @@ std::string places_of_members(const Value& value) {
   return list;
 }
 
-/// Whether an unknown key with this value can mean `fact`. For a section, some key inside must fit it.
+/// Whether an unknown key with this value may mean `fact`. If `fact` is a section, at least one key in the
+/// value must fit it.
 bool can_mean(const KeyFact& fact, const Value& value) {
   const auto is_in_it = [&](const Member& member) {
     return find_key(join_path(fact.path, member.key)) || find_key(join_path(fact.path, "*")) ||
@@ -118,7 +121,7 @@ bool can_mean(const KeyFact& fact, const Value& value) {
   return std::ranges::any_of(members.first(std::min(members.size(), max_tried_members)), is_in_it);
 }
 
-/// The words that a run refuses the key, if it does.
+/// Returns a remark that a run refuses the key, if it does.
 std::string caution(const KeyFact& fact) {
   return fact.changes_result ? " (" + status_in_words(fact) + ")" : "";
 }
@@ -154,7 +157,7 @@ std::size_t common_beginning(std::string_view a, std::string_view b) {
 int edit_distance(std::string_view a, std::string_view b) {
   const std::string from = in_lower_case(a);
   const std::string to = in_lower_case(b);
-  // Three rows of the usual table: the row before last is needed for swapped neighbours.
+  // Three rows of the usual table. The row before the last is needed for transpositions.
   std::vector<int> before(to.size() + 1), last(to.size() + 1), row(to.size() + 1);
   std::iota(last.begin(), last.end(), 0);
   for (std::size_t i = 1; i <= from.size(); ++i) {

@@ -1,5 +1,5 @@
-// The remedy for an unknown key: the key that is probably meant, or the section where it belongs. Pure
-// functions; any thread.
+// Suggests a remedy for an unknown key: the key that was probably intended, or the section to which it
+// belongs. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -11,21 +11,21 @@
 
 namespace zerorun {
 
-/// The number of letters to insert, delete, change or swap with a neighbour to turn `a` into `b`, ignoring
-/// case.
+/// The edit distance of `a` and `b`, ignoring case: the number of letters to insert, delete, replace or
+/// transpose.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate nearest to `word`, if it is near enough to be what was meant, else empty. Of several equally
-/// near ones, the one that shares the longest beginning.
+/// Returns the candidate with the smallest edit distance to `word`, or empty if none is near enough. Among
+/// equally near candidates it prefers the longest common prefix.
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates);
 
 struct Remedy {
   std::string text;
-  const KeyFact* meant = nullptr;  // the key of this section that is probably meant, if there is one
+  const KeyFact* meant = nullptr;  // the key of this section that was probably intended, if known
 };
 
-/// The remedy for the unknown key `name` of `section`, which is a path of the key table ("" is the top
-/// level). `value`: the key's value in the file.
+/// Returns the remedy for the unknown key `name` of `section`, which is a path in the key table ("" is the
+/// top level). `value` is the key's value in the file.
 Remedy unknown_key(std::string_view section, std::string_view name, const Value& value = {});
 
 }  // namespace zerorun

@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
 constexpr std::string_view spaces = " \t\n\r";
-constexpr std::string_view punctuation = "{}[],:";  // in the order of TokenKind
+constexpr std::string_view punctuation = "{}[],:";  // indexed by TokenKind
 
-// No configuration has nearly so many, and a tree of them takes a few hundred megabytes.
+// Far more than a real configuration has. A tree of this many tokens takes a few hundred megabytes.
 constexpr std::size_t max_tokens = 1'000'000;
 
 bool is_one_of(std::string_view list, char c) {
@@ -63,8 +63,8 @@ std::string_view Tokens::text_from(const Position& start) const {
   return text_.substr(start.offset, at_.offset - start.offset);
 }
 
-/// Advances by one byte. A line ends with LF, CR LF or a lone CR; continuation bytes of a UTF-8 character
-/// add no column.
+/// Advances by one byte. A line ends with LF, CR LF or a lone CR. Continuation bytes of a UTF-8 character do
+/// not advance the column.
 void Tokens::advance() {
   const char c = peek();
   ++at_.offset;

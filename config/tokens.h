@@ -1,6 +1,5 @@
-// Splits a JSON text with comments into its tokens. Owned by one read of one text; any thread.
-//
-// Skips white space, a UTF-8 byte order mark, and comments: `//` and `#` to the end of the line, `/* */`.
+// Splits a JSON text with comments into tokens. Skips white space, a UTF-8 byte order mark, and comments:
+// `//` and `#` up to the end of the line, and `/* */`. Owned by the read of one text; any thread.
 #pragma once
 
 #include <string_view>
@@ -14,10 +13,10 @@ enum class TokenKind { open_object, close_object, open_array, close_array, comma
 struct Token {
   TokenKind kind = TokenKind::end;
   Position at;
-  std::string_view text;  // as written, quotes included; whether it is valid JSON is not checked
+  std::string_view text;  // as written, with quotes; not checked to be valid JSON
 };
 
-/// Ends the reading of a text. `mistake.path` is empty where tokens are read.
+/// Thrown to stop reading a text. The thrower leaves `mistake.path` empty; DocumentReader fills it in.
 struct SyntaxError {
   Mistake mistake;
 };
@@ -27,8 +26,8 @@ class Tokens {
   /// Throws SyntaxError for UTF-16. `text` must outlive this.
   explicit Tokens(std::string_view text);
 
-  /// The next token, TokenKind::end at the end of the text. Throws SyntaxError for what begins no token, for
-  /// a comment or string that does not end, and for a text with too many tokens.
+  /// Returns the next token; TokenKind::end at the end of the text. Throws SyntaxError for a character that
+  /// cannot begin a token, a comment or string that is not closed, and too many tokens.
   Token next();
 
  private:

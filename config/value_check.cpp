@@ -18,7 +18,7 @@ bool within(const Range& range, double value) {
   return low && high;
 }
 
-/// The range behind a noun: " of at least 1", " from 0 to 3".
+/// Returns the range as a phrase that follows a noun: " of at least 1", " from 0 to 3".
 std::string such(const Range& range) {
   const std::string words = range_in_words(range);
   if (words.empty()) return {};
@@ -30,7 +30,7 @@ bool is_text(const Value& value, std::string_view text) {
   return value.kind == ValueKind::string && value.text == text;
 }
 
-/// Whether a tiny number in the file became 0 as a double.
+/// Whether a tiny nonzero number in the file became 0 as a double.
 bool is_lost(const Value& value) {
   return value.kind == ValueKind::number && value.number == 0.0 && !is_written_zero(value.literal);
 }
@@ -135,7 +135,7 @@ std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value)
   return integers ? accept({}) : accept(std::move(numbers));
 }
 
-/// Whether a value of a kind that settings do not keep fits.
+/// Whether `value` fits a type whose values are not kept in settings.
 bool fits_kind(KeyType type, const Value& value) {
   if (type == KeyType::anything) return true;
   if (type != KeyType::text_list) return value.kind == ValueKind::object;
@@ -192,7 +192,7 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
   Diagnostics diagnostics("argument", text);
   const auto document = read_document("{\"value\": " + text + "}", diagnostics);
   if (document) return check_value(fact, document->members.front().value);
-  // An array with a number that is not finite is no JSON: it counts as empty.
+  // A list with a number that is not finite has no JSON form, so it is checked as an empty list.
   Value empty;
   empty.kind = ValueKind::array;
   return check_value(fact, empty);

@@ -1,4 +1,4 @@
-// Checks whether a value fits the row of its key, and what it means. Pure functions; any thread.
+// Checks a value against the row of its key and converts it. Pure functions; any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@ namespace zerorun {
 
 enum class Fit {
   value,
-  nothing,    // null or false, with the same meaning as leaving the key out
+  nothing,    // null or false, with the same effect as leaving the key out
   automatic,  // "auto", and the key accepts it
   refused
 };
 
 struct ValueCheck {
   Fit fit = Fit::refused;
-  SettingValue value = {};  // monostate for what settings do not keep: lists of texts, objects
-  /// How a value in an unusual form was understood; empty if the form is right.
+  SettingValue value = {};  // monostate for values that settings do not keep: lists of texts, objects
+  /// How a value in an unusual form was read; empty for the usual form.
   std::string understood = {};
   Severity severity = Severity::note;  // of `understood`
-  // Of a refused value:
-  std::optional<std::size_t> item = {};  // the item of the array that is wrong
+  // The following fields are for refused values:
+  std::optional<std::size_t> item = {};  // index of the wrong item of an array
   std::string expected = {};
   std::string found = {};
   std::string remedy = {};
@@ -33,16 +33,16 @@ struct ValueCheck {
 
 ValueCheck check_value(const KeyFact& fact, const Value& value);
 
-/// The same for a value that the program gives in place of "auto".
+/// Like check_value(), for a value that the program passes in place of "auto".
 ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& argument);
 
-/// What a message gives as expected, such as "an integer of at least 1".
+/// Returns the expected value for a message, such as "an integer of at least 1".
 std::string expected_of(const KeyFact& fact);
 
-/// The row's own advice on what to write, or else one for its type.
+/// Returns what to write instead: the row's own advice, or else general advice for its type.
 std::string advice_of(const KeyFact& fact);
 
-/// The choice that `text` stands for, as the table spells it, or empty.
+/// Returns the choice that `text` matches, as the table spells it; empty if it matches none.
 std::string match_choice(const KeyFact& fact, std::string_view text);
 
 }  // namespace zerorun

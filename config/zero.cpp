@@ -17,7 +17,7 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   }
 }
 
-// `least`: the lowest stage at which the device of `section` has an effect.
+// Warns if the device of `section` has no effect because the stage is below `least`. `why` is the reason.
 void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero, std::string_view section, int least,
                    const std::string& why) {
   const std::string key = std::string(section) + ".device";

@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kValue = "value";
 
-// The dtype of the module's parameters: the training precision of checkpoints without ds_config.
+// Returns the dtype of the module's parameters, which is the training precision if the checkpoint has no
+// ds_config.
 std::string precision_of_module(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -40,7 +41,7 @@ void read_shapes(DeepSpeedContents& contents) {
   }
 }
 
-// Stage 3: the model file of each rank has that rank's part of each frozen parameter.
+// At stage 3 each rank's model file has that rank's part of every frozen parameter.
 void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shapes) {
   std::map<std::string, PartitionedState> fragments;
   for (TorchFile* file : contents.models) {
@@ -62,7 +63,7 @@ void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shape
 }
 
 // Adds buffers and frozen parameters. `module` has the buffers. At stages 1 and 2 it also has all parameters;
-// those that are neither trained nor aliases are the frozen ones. (frozen_param_shapes is absent at stage 1.)
+// frozen parameters are those that are neither trained nor aliases, since stage 1 has no frozen_param_shapes.
 // At stage 0 read_stage0() has already added all parameters. At stage 3 `module` has no parameters.
 void read_untrained(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
@@ -90,7 +91,8 @@ void read_untrained(DeepSpeedContents& contents) {
   if (frozen && stage == 3) add_frozen_fragments(contents, *frozen);
 }
 
-// DeepSpeed shards experts that it has created itself (AutoEP) over other ranks than the other parameters.
+// DeepSpeed shards the experts that it creates itself (AutoEP) over other groups of ranks than the other
+// parameters.
 void refuse_experts(const PickledField& model) {
   for (const char* const key : {"ds_autoep_layers", "autoep_layers"}) {
     if (model.find(key))

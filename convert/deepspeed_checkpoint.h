@@ -1,6 +1,6 @@
-// Reads a checkpoint that DeepSpeed has written: stages 0 to 3, with offload, and universal folders. The
-// result describes each state of each parameter as pieces of the tensors in the files. The tensors' elements
-// are read only by read(). Used by one thread. docs/interchange.md.
+// Reads a checkpoint that DeepSpeed has written: stages 0 to 3, with or without offload, and universal
+// checkpoints. The result describes each state of each parameter as pieces of tensors in the files; only
+// read() reads elements. Used by one thread. See docs/interchange.md.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace zerorun {
 
-/// One state of one parameter. The pieces have the state's elements, in order.
+/// One state of one parameter. The pieces together have the elements of the state, in order.
 struct SourceState {
   std::string dtype;
   std::vector<SourcePiece> pieces;
@@ -26,7 +26,7 @@ struct SourceState {
 
 struct SourceParameter {
   SavedParameter facts;
-  std::map<std::string, SourceState> states;  // "value" or "master", and the optimizer's states: "exp_avg"
+  std::map<std::string, SourceState> states;  // "value" or "master", and "exp_avg" etc.
 };
 
 struct DeepSpeedCheckpoint {
@@ -37,11 +37,11 @@ struct DeepSpeedCheckpoint {
   std::vector<std::unique_ptr<TorchFile>> files;
 };
 
-/// `folder`: a tag's folder, or its parent folder with the file `latest`. `files` must outlive the result.
-/// Throws UserError naming the file and the key that is missing, contradictory or not supported.
+/// `folder` is a tag's folder, or its parent folder with the file `latest`. `files` must outlive the result.
+/// Throws UserError naming the file and the key that is missing, contradictory or unsupported.
 DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::filesystem::path& folder);
 
-/// Fills `into` with elements of a state, from element `begin` on.
+/// Fills `into` with elements of a state, starting at element `begin`.
 void read(const SourceState& state, int64_t begin, std::span<std::byte> into);
 
 }  // namespace zerorun

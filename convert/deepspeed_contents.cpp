@@ -78,7 +78,7 @@ int64_t step_of(TorchFile* file, const PickledField& field) {
 
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place) {
   int64_t numel = 1;
-  int64_t strides = 1;  // product of the nonzero sizes: must not overflow even if numel is 0
+  int64_t strides = 1;  // product of the nonzero sizes, which must not overflow even if numel is 0
   for (const int64_t size : shape) {
     if (size < 0 || __builtin_mul_overflow(strides, std::max<int64_t>(1, size), &strides))
       throw UserError(place + ": damaged: a shape of more than 2^63 elements");

@@ -1,4 +1,4 @@
-// The state of reading a DeepSpeed checkpoint: the open files and the parameters found so far. Used by one
+// The data that is collected while a DeepSpeed checkpoint is read: open files and parameters. Used by one
 // thread.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace zerorun {
 
-/// One entry of `param_shapes`: the parameters whose optimizer states are stored together. (At stage 3 these
-/// are a part of a parameter group.)
+/// One entry of `param_shapes`: parameters whose optimizer states are stored together. At stage 3 these may
+/// be only a part of a parameter group.
 struct ShapeGroup {
   std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;
   std::string place;
@@ -25,37 +25,37 @@ struct ShapeGroup {
 struct DeepSpeedContents {
   FileSystem* files = nullptr;
   DeepSpeedFolder folder;
-  std::vector<TorchFile*> models;  // files of model states; at stage 3 one for each rank
+  std::vector<TorchFile*> models;  // files with model states; at stage 3 one per rank
   std::vector<ShapeGroup> groups;
   DeepSpeedCheckpoint result;
 
   TorchFile* open(const std::filesystem::path& path);
-  /// The contents of the file of model states; at stage 3, of rank 0's file.
+  /// The contents of the file with model states; at stage 3, of rank 0's file.
   PickledField model() const;
   RestartValues& numbers() { return result.facts.numbers; }
-  /// Records something that ZeroRun does not import.
+  /// Records, for the user, something that ZeroRun does not import.
   void leave_out(const std::string& what) { result.facts.left_out.push_back(what); }
-  /// The name of the state that has the fp32 weights: "value", or "master" if training is in 16 bits.
+  /// The name of the state with the fp32 weights: "master" if training is in 16 bits, else "value".
   const char* state_of_weights() const { return result.facts.precision == "fp32" ? "value" : "master"; }
 
-  /// Throws UserError if there is already a parameter of that name.
+  /// Throws UserError if a parameter of this name exists already.
   SourceParameter& add_parameter(const std::string& name, const std::vector<int64_t>& shape,
                                  const std::string& place);
 };
 
 PickledField root_of(const TorchFile& file);
-/// Throws UserError if the value is no tensor.
+/// Throws UserError if the value is not a tensor.
 SourceTensorPtr tensor_of(TorchFile* file, const PickledField& field);
-/// Adds a state whose elements are a whole tensor. Throws UserError if the tensor's shape or its order in
-/// memory differs from the parameter's.
+/// Adds a state that consists of one whole tensor. Throws UserError if the tensor's shape or memory order
+/// differs from the parameter's.
 void add_state(SourceParameter& parameter, const std::string& state, const SourceTensorPtr& source,
                const std::string& place);
-/// The value of an optimizer's step, which is a number or a tensor of one float.
+/// Returns the value of an optimizer's step, which is stored as a number or as a tensor with one float.
 int64_t step_of(TorchFile* file, const PickledField& field);
-/// The number of elements. Throws UserError for a shape of more than 2^63 elements.
+/// Returns the number of elements. Throws UserError if it is more than 2^63.
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place);
 
-/// A dict whose keys are integers.
+/// Access to a dict whose keys are integers.
 class NumberedFields {
  public:
   explicit NumberedFields(const PickledField& dict);
@@ -69,11 +69,11 @@ class NumberedFields {
   std::map<int64_t, PickledField> fields_;
 };
 
-/// Stage 0: the file of model states has everything.
+/// Stage 0: the file with model states has everything.
 void read_stage0(DeepSpeedContents& contents);
-/// Stages 1 to 3: the optimizer file of each rank has that rank's partitions.
+/// Stages 1 to 3: each rank's optimizer file has that rank's partitions.
 void read_partitions(DeepSpeedContents& contents);
-/// A universal checkpoint: each state of each parameter is in a file of its own.
+/// Universal checkpoints: each state of each parameter has a file of its own.
 void read_universal(DeepSpeedContents& contents);
 
 }  // namespace zerorun

@@ -10,7 +10,7 @@
 namespace zerorun {
 namespace {
 
-// Keys of the model's file that DeepSpeed writes itself; all others are the program's client state.
+// Keys that DeepSpeed itself writes to the model's file. All other keys are the program's client state.
 const std::set<std::string>& own_keys() {
   static const std::set<std::string> keys = {"module",
                                              "buffer_names",
@@ -74,7 +74,7 @@ std::string precision_of(const std::optional<PickledField>& config) {
   return is_enabled("fp16") ? "fp16" : "fp32";
 }
 
-// Names the optimizer as config/optimizer.cpp does: DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+// Names the optimizer like config/optimizer.cpp: DeepSpeed's Adam is AdamW unless adam_w_mode is false.
 void read_optimizer(const std::optional<PickledField>& config, DeepSpeedFacts& facts) {
   const auto optimizer = config ? config->find("optimizer") : std::nullopt;
   const auto type = optimizer ? optimizer->find("type") : std::nullopt;
@@ -93,7 +93,8 @@ void read_optimizer(const std::optional<PickledField>& config, DeepSpeedFacts& f
     facts.optimizer = "AdamW";
 }
 
-// ZeroRun's schedules follow the applied steps, so DeepSpeed's own position is reported only if it differs.
+// ZeroRun computes the schedule from the number of applied steps. So DeepSpeed's position in the schedule is
+// reported as left out only if it differs from that number.
 void note_what_is_left_out(const PickledField& model, DeepSpeedFacts& facts) {
   if (const auto scheduler = model.find("lr_scheduler")) {
     const bool is_own = scheduler->value.is(PickleKind::dict) && scheduler->value.size() == 2 &&

@@ -1,5 +1,5 @@
-// Everything but tensors in DeepSpeed's files: counters, config, learning rates, loss scale, client state.
-// Pure; any thread.
+// The contents of DeepSpeed's files apart from tensors: counters, config, learning rates, loss scale, client
+// state. Pure functions; any thread.
 #pragma once
 
 #include <optional>
@@ -12,20 +12,21 @@
 namespace zerorun {
 
 struct DeepSpeedFacts {
-  std::string version;  // of DeepSpeed
+  std::string version;  // version of DeepSpeed
   int world_size = 1;
-  std::string precision;              // "fp32", "fp16", "bf16"; empty without ds_config
-  std::string optimizer;              // as ZeroRun names it: "AdamW"
-  int64_t generation = 0;             // optimizer steps that were applied
-  RestartValues numbers;              // with the names of engine/restart_items.h
-  std::string client_state;           // JSON
-  std::vector<std::string> left_out;  // what ZeroRun does not import, one phrase each
+  std::string precision;              // "fp32", "fp16" or "bf16"; empty if there is no ds_config
+  std::string optimizer;              // ZeroRun's name for it: "AdamW"
+  int64_t generation = 0;             // number of applied optimizer steps
+  RestartValues numbers;              // named as in engine/restart_items.h
+  std::string client_state;           // as JSON text
+  std::vector<std::string> left_out;  // data that ZeroRun does not import, one phrase each
 };
 
-/// `model`: the contents of a file of model states. Throws UserError naming the key.
+/// `model` is the contents of a file with model states. Throws UserError naming the key.
 DeepSpeedFacts read_deepspeed_facts(const PickledField& model);
 
-/// Adds each group's learning rate and betas. `groups`: an optimizer's param_groups. Returns their count.
+/// Adds the learning rate and betas of each group in `groups`, an optimizer's param_groups. Returns the
+/// number of groups.
 int64_t add_groups(const PickledField& groups, RestartValues& numbers);
 
 /// Adds the state of an fp16 loss scaler, fixed or dynamic.

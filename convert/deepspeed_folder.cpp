@@ -19,7 +19,8 @@ std::vector<std::string> names_in(FileSystem& files, const fs::path& folder) {
   throw UserError(folder.string() + ": cannot be read: expected the folder of a DeepSpeed checkpoint");
 }
 
-// The folder of the tag that `latest` or `latest_universal` names; without these files, `folder` itself.
+// Returns the folder of the tag that the file `latest` or `latest_universal` names. Without these files,
+// returns `folder`.
 fs::path tag_folder(FileSystem& files, const fs::path& folder) {
   for (const char* const name : {"latest", "latest_universal"}) {
     auto tag = read_text(files, folder / name);
@@ -31,7 +32,7 @@ fs::path tag_folder(FileSystem& files, const fs::path& folder) {
   return folder;
 }
 
-// R of "zero_pp_rank_R_mp_rank_00_SUFFIX", with or without "bf16_" in front.
+// Returns R from "zero_pp_rank_R_mp_rank_00_SUFFIX", which may be preceded by "bf16_".
 std::optional<size_t> rank_of(std::string_view name, std::string_view suffix) {
   constexpr std::string_view kPrecision = "bf16_";
   constexpr std::string_view kPrefix = "zero_pp_rank_";
@@ -46,7 +47,7 @@ std::optional<size_t> rank_of(std::string_view name, std::string_view suffix) {
   return rank;
 }
 
-// The files of all ranks, in the order of ranks. Throws UserError if a rank's file is missing.
+// Returns the files of all ranks, by rank. Throws UserError if a rank's file is missing.
 std::vector<fs::path> files_of_ranks(const fs::path& folder, const std::vector<std::string>& names,
                                      std::string_view suffix) {
   std::map<size_t, fs::path> by_rank;
@@ -87,7 +88,7 @@ void refuse_other_parallelism(const fs::path& folder, const std::vector<std::str
 
 DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) {
   DeepSpeedFolder found;
-  found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // absolute: gives "." a file name
+  found.path = fs::absolute(tag_folder(files, folder)).lexically_normal();  // absolute, so "." gets a name
   if (!found.path.has_filename()) found.path = found.path.parent_path();
   found.tag = found.path.filename().string();
   const std::vector<std::string> names = names_in(files, found.path);

@@ -6,7 +6,7 @@
 namespace zerorun {
 namespace {
 
-// The states of one group by name, each with the partitions of all ranks.
+// The states of one group, by name. Each has the partitions of all ranks.
 using GroupStates = std::map<std::string, PartitionedState>;
 
 void append(GroupStates& states, const std::string& name, SourceTensorPtr source) {
@@ -15,7 +15,8 @@ void append(GroupStates& states, const std::string& name, SourceTensorPtr source
   state.by_rank.push_back(std::move(source));
 }
 
-// Stages 1 and 2: the padding elements after each parameter. DeepSpeed 0.19's zero_to_fp32.py skips them too.
+// Returns the number of padding elements after each parameter at stages 1 and 2. zero_to_fp32.py of DeepSpeed
+// 0.19 skips them too.
 std::vector<int64_t> paddings_of(const std::optional<PickledField>& paddings, size_t group,
                                  size_t parameters) {
   if (!paddings) return std::vector<int64_t>(parameters, 0);
@@ -65,7 +66,8 @@ class PartitionsReader {
     return root_of(file).need("optimizer_state_dict");
   }
 
-  // For bf16 with fp32 gradients at stage 1, DeepSpeed uses another optimizer, which saves no "zero_stage".
+  // For bf16 with fp32 gradients at stage 1, DeepSpeed uses a different optimizer, which does not save
+  // "zero_stage".
   void check(const PickledField& first) {
     const bool is_bf16_optimizer = !first.find("zero_stage") && first.find("single_partition_of_fp32_groups");
     const int64_t stage = is_bf16_optimizer ? 1 : first.need("zero_stage").integer();
@@ -79,7 +81,8 @@ class PartitionsReader {
                       std::to_string(world_size) + " ranks: copy the files of all nodes into one folder");
   }
 
-  // `weights`: the rank's partitions of fp32 weights, by group. `moments`: the optimizer's states, by group.
+  // Reads one rank's file. `weights` has the rank's partitions of fp32 weights, and `moments` the optimizer's
+  // states; both by group.
   void read_rank(TorchFile* file, const PickledField& weights, const NumberedFields& moments) {
     for (const auto& [field, count] :
          {std::pair(&weights.place, weights.value.size()), std::pair(&moments.place(), moments.size())}) {

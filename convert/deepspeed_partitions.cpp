@@ -33,8 +33,8 @@ void check_ranks(const PartitionedState& state, size_t ranks, const std::string&
   }
 }
 
-// https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py does the same: it
-// rounds both counts up to a multiple of twice the world size and compares the results.
+// Uses the rule of https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/utils/zero_to_fp32.py:
+// rounds both element counts up to a multiple of twice the world size and compares the results.
 void check_flat_is_used(const PartitionedState& state, int64_t numel) {
   const int64_t multiple = 2 * static_cast<int64_t>(state.by_rank.size());
   int64_t stored = 0;
@@ -51,7 +51,8 @@ void check_ranks_are_used(const PartitionedState& state, int64_t numel) {
 }
 
 std::vector<SourcePiece> pieces_of_flat(const PartitionedState& state, int64_t begin, int64_t numel) {
-  // Partitions are filled in order, so rank 0's stored size is the partition size, or rank 0 has everything.
+  // The partitions are filled in rank order. So rank 0's stored size is the partition size, unless rank 0 has
+  // all elements.
   const int64_t partition = state.by_rank.front()->tensor.numel;
   std::vector<SourcePiece> pieces;
   const int64_t end = begin + numel;

@@ -8,8 +8,8 @@
 namespace zerorun {
 namespace {
 
-// Adds the parameters, including frozen ones, and returns their names in the module's order. Several names of
-// the same tensor become aliases of one parameter.
+// Adds all parameters, including frozen ones, and returns their names in the module's order. If several names
+// refer to the same tensor, the later names become aliases.
 std::vector<std::string> read_weights(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -62,9 +62,10 @@ bool fits(const Moments& moments, const SourceParameter& parameter) {
   });
 }
 
-// The optimizer has numbers, but no names, for the trained parameters, in the module's order. If `names` has
-// frozen parameters too, the trained ones are found by their shapes. Returns the index in `names` for each of
-// `moments`; nullopt if several assignments fit. Throws UserError if no assignment fits.
+// Assigns `moments` to `names`. The optimizer numbers the trained parameters in the module's order and does
+// not name them. `names` may also have frozen parameters, so trained ones are identified by shape. Returns
+// the index in `names` for each of `moments`, or nullopt if several assignments fit. Throws UserError if none
+// fits.
 std::optional<std::vector<size_t>> match(const std::vector<Moments>& moments,
                                          const std::vector<std::string>& names,
                                          const DeepSpeedCheckpoint& checkpoint, const std::string& place) {
@@ -78,7 +79,7 @@ std::optional<std::vector<size_t>> match(const std::vector<Moments>& moments,
   if (first.size() != moments.size())
     throw UserError((moments.empty() ? place : moments[first.size()].place) +
                     ": no parameter of the module has this shape at this position");
-  // The assignment is unique if the earliest possible matches are also the latest possible matches.
+  // The assignment is unique if each moment's earliest possible match is also its latest possible match.
   size_t left = moments.size();
   for (size_t at = names.size(); at-- > 0 && left > 0;) {
     if (!fits_name(left - 1, at)) continue;

@@ -6,7 +6,7 @@
 namespace zerorun {
 namespace {
 
-// Adds each state that has a file in `folder`. Returns the optimizer's step; 0 if the folder has none.
+// Adds each state that has a file in `folder`. Returns the optimizer's step, or 0 if the folder has none.
 int64_t read_states(DeepSpeedContents& contents, const std::filesystem::path& folder,
                     SourceParameter& parameter) {
   int64_t steps = 0;

@@ -26,11 +26,11 @@ const char* safetensors_name(Dtype dtype) {
   return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
 }
 
-// The state in the checkpoint from which a tensor of the export is read.
+// The state in the checkpoint from which an exported tensor is read.
 struct Source {
   std::string parameter;
   std::string state;
-  std::string dtype;  // in the checkpoint
+  std::string dtype;  // dtype in the checkpoint
   int64_t numel = 0;
 };
 
@@ -154,7 +154,7 @@ class Exporter {
   SavedState& saved_;
   const ExportOptions& options_;
   std::vector<TensorToStore> tensors_;
-  std::vector<Source> sources_;  // one for each tensor
+  std::vector<Source> sources_;  // one per tensor
   ExportedModel result_;
   int64_t written_ = 0;
   std::vector<std::byte> read_;

@@ -1,5 +1,5 @@
-// Exports a checkpoint's parameters and buffers as a folder that Hugging Face's loaders read. Used by one
-// thread. Memory besides the manifest: less than 32 MiB, and twice the size of a non-contiguous parameter.
+// Exports a checkpoint's parameters and buffers as a folder for Hugging Face's loaders. Used by one thread.
+// Besides the manifest it uses less than 32 MiB of memory, plus twice the size of a non-contiguous parameter.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace zerorun {
 
 struct ExportOptions {
-  Dtype dtype = Dtype::fp32;  // of tensors in fp32, bf16 and fp16; other tensors keep their dtype
+  Dtype dtype = Dtype::fp32;  // for tensors in fp32, bf16 and fp16; other tensors keep their dtype
   int64_t max_shard_bytes = int64_t{5'000'000'000};
   /// Called with the bytes written so far.
   std::function<void(int64_t)> progress = [](int64_t) {};
@@ -23,12 +23,12 @@ struct ExportOptions {
 struct ExportedModel {
   std::vector<std::string> files;
   int64_t tensors = 0;
-  int64_t bytes = 0;                  // of tensor data
-  std::vector<std::string> left_out;  // parameters that are in no file of the checkpoint
+  int64_t bytes = 0;                  // bytes of tensor data
+  std::vector<std::string> left_out;  // parameters that no file of the checkpoint has
 };
 
-/// Exports fp32 master weights if the checkpoint has them, else the values. Tied parameters are written once,
-/// under their first name. Throws UserError.
+/// Exports the fp32 master weights if the checkpoint has them, else the values. Tied parameters are written
+/// once, under their first name. Throws UserError.
 ExportedModel export_checkpoint(FileSystem& files, SavedState& saved, const std::filesystem::path& folder,
                                 const ExportOptions& options);
 

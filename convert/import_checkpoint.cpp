@@ -70,7 +70,7 @@ class FileWriter {
   int64_t count() const { return count_; }
 
  private:
-  static constexpr int64_t kLeastNumel = 4096;  // a state is not split to use less room than this
+  static constexpr int64_t kLeastNumel = 4096;  // elements; no state is split to use less room in a file
 
   FileSystem& files_;
   const std::filesystem::path& folder_;
@@ -78,7 +78,7 @@ class FileWriter {
   Manifest& manifest_;
   FileToWrite file_ = {};
   int64_t file_bytes_ = 0;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;  // of the file's ranges
+  std::vector<std::unique_ptr<std::byte[]>> memory_;  // values of the file's ranges
   int count_ = 0;
   int64_t bytes_ = 0;
 };

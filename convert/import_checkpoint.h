@@ -1,4 +1,4 @@
-// Converts a checkpoint of DeepSpeed to a checkpoint of ZeroRun. Used by one thread. Memory is bounded by
+// Converts a DeepSpeed checkpoint to a ZeroRun checkpoint. Used by one thread. Memory use is bounded by
 // kImportFileBytes plus the description of the source.
 #pragma once
 
@@ -12,10 +12,10 @@
 
 namespace zerorun {
 
-inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data of one file, which is held in memory
+inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file, which is held in memory
 
 struct ImportOptions {
-  std::string tag;  // empty: the source's tag
+  std::string tag;  // empty: use the source's tag
   /// Called with the bytes written so far.
   std::function<void(int64_t)> progress = [](int64_t) {};
 };
@@ -26,8 +26,8 @@ struct ImportedCheckpoint {
   int64_t files = 0;
 };
 
-/// Publishes `source` as a tag in `directory`, and makes `latest` name the tag. Throws UserError; if writing
-/// the files fails, `directory` has no new tag.
+/// Publishes `source` as a tag in `directory`, and makes the file `latest` name this tag. Throws UserError.
+/// If writing the files fails, `directory` has no new tag.
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
                                      const std::filesystem::path& directory, const ImportOptions& options);
 

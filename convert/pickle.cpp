@@ -49,8 +49,8 @@ class PickleArena {
 
 namespace {
 
-// Python's pickle machine (a value stack, marks and a memo) without the parts that look up or call anything.
-// Each opcode adds at most one node, and no opcode copies a value, so memory grows with the pickle only.
+// Python's pickle machine (a value stack, marks and a memo), without the opcodes' look-ups and calls. Each
+// opcode adds at most one node and copies no value, so memory is proportional to the pickle's size.
 class Machine {
  public:
   Machine(std::span<const std::byte> bytes, const std::string& place, PickleArena& arena)
@@ -105,7 +105,7 @@ class Machine {
     return line;
   }
 
-  // Operations on the stack, which fail instead of taking values below the last mark.
+  // Stack operations. They fail instead of taking values below the last mark.
   void push(uint32_t node) { stack_.push_back(node); }
   uint32_t pop() {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("takes a value from an empty stack");
@@ -148,7 +148,7 @@ class Machine {
     arena_.at(stack_.back()).items = std::move(items);
   }
 
-  // Pushes an integer of `count` bytes: two's complement, little-endian.
+  // Pushes an integer of `count` bytes in two's complement, little-endian.
   void push_long(uint64_t count) {
     const auto bytes = take_bytes(count);
     const bool negative = count > 0 && (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
@@ -362,7 +362,7 @@ class Machine {
         return true;
       case '\x95':
         take<uint64_t>();
-        return true;  // the length of a frame: only useful for prefetching
+        return true;  // skips the length of a frame, which only helps prefetching
       case '(':
         marks_.push_back(stack_.size());
         return true;
@@ -402,7 +402,7 @@ class Machine {
   }
 
   static constexpr const char* kOrderedDict = "collections.OrderedDict";
-  static constexpr size_t kLongestGlobal = 256;  // bounds memory if one text is used for many classes
+  static constexpr size_t kLongestGlobal = 256;  // bounds memory if many classes refer to one long text
 
   std::span<const std::byte> bytes_;
   const std::string& place_;
@@ -410,7 +410,7 @@ class Machine {
   uint32_t none_;
   size_t offset_ = 0;
   std::vector<uint32_t> stack_;
-  std::vector<size_t> marks_;  // the size of the stack at each mark
+  std::vector<size_t> marks_;  // stack size at each mark
   std::unordered_map<uint32_t, uint32_t> memo_;
 };
 

@@ -1,7 +1,7 @@
-// Reads a pickle as inert data. Classes and functions in the pickle are never looked up: an object is kept as
-// the name of its class with arguments and state, so a pickle cannot run code. Supports the opcodes that
-// pickle protocols 2 to 5 write for data; memory is at most kPickleMemoryFactor x the pickle. Values are
-// plain; any thread may read them. https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
+// Reads a pickle as plain data. Classes and functions are never looked up: an object is kept as the name of
+// its class with its arguments and state, so a pickle cannot run code. Supports the opcodes that pickle
+// protocols 2 to 5 write for data. Memory is at most kPickleMemoryFactor times the pickle's size. Values may
+// be read by any thread. https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
 #pragma once
 
 #include <cstddef>
@@ -21,47 +21,48 @@ enum class PickleKind {
   none,
   boolean,
   integer,
-  large_integer,  // beyond 64 bits: text() is "0x...", the two's complement in hexadecimal
+  large_integer,  // more than 64 bits; text() is "0x..." with the two's complement in hexadecimal
   real,
   text,
   bytes,
   list,
   tuple,
   set,
-  dict,        // also collections.OrderedDict
+  dict,        // or collections.OrderedDict
   global,      // text(): "module.name"
-  object,      // a call or a construction that was not carried out: callee(), arguments(), items()
-  persistent,  // the value of a persistent id, which torch.save writes for storages: arguments()
+  object,      // a call or construction, which is not executed: callee(), arguments(), items()
+  persistent,  // a persistent id, which torch.save writes for a storage: arguments()
 };
 
 class PickleArena;
 
-/// One value of a pickle. Values may be shared and may contain themselves, so code that traverses them must
-/// bound the number of steps. The Pickle must outlive its values.
+/// One value of a pickle. A value may be shared, and may contain itself, so code that traverses values must
+/// limit the number of steps. The Pickle must outlive its values.
 class PickleValue {
  public:
   PickleValue(const PickleArena& arena, uint32_t index) : arena_(&arena), index_(index) {}
 
   PickleKind kind() const;
   bool is(PickleKind expected) const { return kind() == expected; }
-  /// Each accessor requires a value of its kind.
+  /// Each of these requires a value of its kind.
   bool boolean() const;
   int64_t integer() const;
   double real() const;
   const std::string& text() const;
 
-  /// Of a list, tuple or set: its items. Of a dict: its keys and values, alternating. Of an object: the items
-  /// that the pickle appends to the object or sets in it.
+  /// The items of a list, tuple or set. For a dict these are the keys and values, alternating. For an object
+  /// they are the items that the pickle appends to the object or sets in it.
   size_t size() const;
   PickleValue item(size_t index) const;
-  /// The value of a dict's text key; the last one if the key appears twice. Linear in the dict.
+  /// Returns the value of a text key of a dict; of the last one if the key appears twice. Takes time linear
+  /// in the dict's size.
   std::optional<PickleValue> find(std::string_view key) const;
 
   PickleValue callee() const;
   PickleValue arguments() const;
-  /// The state of an object, which Python would pass to __setstate__ or store in __dict__.
+  /// Returns the state of an object, which Python would pass to __setstate__ or store in __dict__.
   std::optional<PickleValue> state() const;
-  /// Whether this is an object whose callee is `global`: "torch._utils._rebuild_tensor_v2".
+  /// Whether this is an object whose callee is `global`, such as "torch._utils._rebuild_tensor_v2".
   bool calls(std::string_view global) const;
 
  private:

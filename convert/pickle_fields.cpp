@@ -46,7 +46,7 @@ std::string name_of(PickleKind kind) {
   throw UserError(field.place + ": expected " + expected + ", found " + name_of(field.value.kind()));
 }
 
-// The key for messages, shortened and without control characters, because the keys of a file may be hostile.
+// Returns the key for messages: shortened and without control characters, because the file may be malicious.
 std::string printable(std::string_view key) {
   constexpr size_t kLongest = 120;
   std::string text;
@@ -111,13 +111,13 @@ class JsonWriter {
     if (std::isfinite(real)) return real;
     return std::isnan(real) ? "NaN" : real > 0 ? "Infinity" : "-Infinity";
   }
-  // Bounds the output: a pickle may refer to one long text a million times.
+  // Limits the output, because a pickle may refer to one long text a million times.
   void count_bytes(const std::string& text) {
     constexpr size_t kMostBytes = size_t{64} << 20;
     bytes_ += text.size();
     if (bytes_ > kMostBytes) throw UserError(place_ + ": more than 64 MiB of text");
   }
-  // The text, with bytes that are not valid UTF-8 replaced.
+  // Returns the text with invalid UTF-8 replaced.
   std::string valid(const std::string& text) {
     count_bytes(text);
     const std::string quoted =
@@ -221,7 +221,7 @@ std::vector<PickledField> PickledField::items() const {
   return all;
 }
 
-// The value may be a tuple or list, or an object made of one (torch.Size).
+// The value may be a tuple, a list, or an object constructed from one of these (torch.Size).
 std::vector<int64_t> PickledField::integers() const {
   const bool is_object = value.is(PickleKind::object) && value.arguments().is(PickleKind::tuple) &&
                          value.arguments().size() == 1;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kPickleEntry = "data.pkl";
 
-// The folder in the archive that has all entries of torch.save. Its name is the file's original name.
+// Returns the folder in the archive that has all entries of torch.save. It is named after the original file.
 std::string prefix_of(const ZipArchive& archive) {
   for (const auto& [name, entry] : archive.entries()) {
     if (name.size() > kPickleEntry.size() && name.ends_with(kPickleEntry) &&
@@ -36,7 +36,7 @@ std::vector<std::byte> read_entry(const ZipArchive& archive, const std::string& 
 
 void check_byte_order(const ZipArchive& archive, const std::string& prefix) {
   const std::string name =
-      prefix + "byteorder";  // absent before PyTorch 2.1, which always used the machine's order
+      prefix + "byteorder";  // absent before PyTorch 2.1, which always used the machine's byte order
   if (!archive.entries().contains(name)) return;
   constexpr int64_t kLongest = 16;
   const bool is_short = archive.entries().at(name).bytes <= kLongest;
@@ -53,7 +53,7 @@ Pickle read_pickle(const ZipArchive& archive, const std::string& prefix) {
   return Pickle(read_entry(archive, name), archive.path().string() + " (" + name + ")");
 }
 
-// The safetensors dtype for a storage class or dtype name.
+// Returns the safetensors dtype for the name of a storage class or dtype.
 std::optional<std::string> dtype_of_global(std::string_view global) {
   static constexpr std::array<std::array<std::string_view, 3>, 10> kDtypes = {{
       {"torch.FloatStorage", "torch.float32", "F32"},
@@ -85,7 +85,7 @@ std::optional<std::vector<int64_t>> counts_of(const PickleValue& value) {
   return counts;
 }
 
-// The number of elements of a shape; absent if the number does not fit into 64 bits.
+// Returns the number of elements of a shape; absent if it does not fit into 64 bits.
 std::optional<int64_t> numel_of(const std::vector<int64_t>& shape) {
   int64_t numel = 1;
   for (const int64_t size : shape) {
@@ -94,7 +94,7 @@ std::optional<int64_t> numel_of(const std::vector<int64_t>& shape) {
   return numel;
 }
 
-// Whether the elements fill contiguous memory without gaps or overlap, in some order of the dimensions.
+// Whether the elements fill contiguous memory without gaps and overlaps, for some order of the dimensions.
 bool is_dense(const TorchTensor& tensor) {
   if (tensor.numel <= 1) return true;
   std::vector<size_t> order(tensor.shape.size());

@@ -22,10 +22,10 @@ constexpr int64_t kEnd64Bytes = 56;
 constexpr int64_t kLocator64Bytes = 20;
 constexpr int64_t kEntryBytes = 46;
 constexpr int64_t kLocalBytes = 30;
-constexpr uint32_t kIn64Bits = 0xffffffff;  // in a field of 32 bits: the value is in the zip64 extra field
+constexpr uint32_t kIn64Bits = 0xffffffff;  // marks a 32-bit field whose value is in the zip64 field
 constexpr uint16_t kExtra64 = 1;
 
-// Needs no byte swap: the archive is little-endian, and so are the machines that ZeroRun runs on.
+// No byte swap is needed: the archive and the machines that ZeroRun runs on are little-endian.
 template <typename Integer>
 Integer load(std::span<const std::byte> bytes, int64_t offset) {
   Integer value;
@@ -79,7 +79,7 @@ Directory find_directory(const OpenFile& file, const std::string& where) {
       "older one with torch.load and save it again");
 }
 
-// One entry of the directory, with the values of its zip64 extra field, if it has one.
+// An entry of the directory. Its sizes and offset are read from the zip64 extra field, if it has one.
 struct DirectoryEntry {
   std::string name;
   uint64_t compressed = 0;
@@ -88,7 +88,7 @@ struct DirectoryEntry {
   uint32_t crc32 = 0;
 };
 
-// Replaces the fields that do not fit into 32 bits, in the order that the format prescribes.
+// Replaces the fields that do not fit into 32 bits, in the order prescribed by the format.
 void read_extra(std::span<const std::byte> extra, DirectoryEntry& entry, const std::string& where) {
   uint64_t* const fields[] = {&entry.bytes, &entry.compressed, &entry.header};
   while (extra.size() >= 4) {
@@ -146,7 +146,7 @@ ZipArchive::ZipArchive(FileSystem& files, const std::filesystem::path& path)
   const auto bytes =
       read_at(file_, static_cast<int64_t>(directory.offset), static_cast<int64_t>(directory.bytes));
   std::span<const std::byte> rest = bytes;
-  std::vector<std::pair<uint64_t, uint64_t>> extents;  // of headers and data, which must not overlap
+  std::vector<std::pair<uint64_t, uint64_t>> extents;  // begin and end of entries
   for (uint64_t index = 0; index < directory.entries; ++index) {
     const DirectoryEntry entry = next_entry(rest, where);
     const std::string what = where + "entry \"" + entry.name.substr(0, 200) + "\" ";

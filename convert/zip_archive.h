@@ -1,5 +1,5 @@
-// Reads a zip archive whose entries are stored uncompressed: the container that torch.save writes. Supports
-// zip64. Nothing is extracted, and entry names are never used as paths. Used by one thread.
+// Reads a zip archive whose entries are stored uncompressed, the container that torch.save writes. Supports
+// zip64. Nothing is extracted to disk, and entry names are never used as paths. Used by one thread.
 // https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 #pragma once
 
@@ -23,16 +23,16 @@ struct ZipEntry {
 
 class ZipArchive {
  public:
-  /// Reads and checks the directory. Throws UserError naming the file, if it is not a zip archive, cut off,
-  /// compressed or encrypted, or if two entries have the same name or overlap.
+  /// Reads and checks the directory. Throws UserError naming the file if it is not a zip archive, is
+  /// truncated, compressed or encrypted, or if two entries have the same name or overlap.
   ZipArchive(FileSystem& files, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::map<std::string, ZipEntry>& entries() const { return entries_; }
 
-  /// Reads `into.size()` bytes of an entry, from `begin` on. All of these bytes must be in the entry.
+  /// Reads `into.size()` bytes of an entry, starting at byte `begin`. All of them must be in the entry.
   void read(const ZipEntry& entry, int64_t begin, std::span<std::byte> into) const;
-  /// Reads the whole entry and throws UserError unless its CRC-32 is the directory's.
+  /// Reads the whole entry. Throws UserError unless its CRC-32 equals the directory's.
   void verify(const std::string& name) const;
 
  private:

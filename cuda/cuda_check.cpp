@@ -7,7 +7,7 @@
 namespace zerorun {
 
 void fail_cuda(cudaError_t status, const char* call) {
-  cudaGetLastError();  // clears the error, so that no later check reports it again
+  cudaGetLastError();  // clears the error, so that a later check does not report it again
   int device = -1;
   const bool known = cudaGetDevice(&device) == cudaSuccess;
   std::string message = std::string(call) + (known ? " on GPU " + std::to_string(device) : "") + ": " +

@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-/// Throws Error naming `call`, the GPU and CUDA's reason.
+/// Throws Error with the text of `call`, the current GPU and CUDA's error message.
 [[noreturn]] void fail_cuda(cudaError_t status, const char* call);
 
 inline void check_cuda(cudaError_t status, const char* call) {
@@ -14,5 +14,5 @@ inline void check_cuda(cudaError_t status, const char* call) {
 
 }  // namespace zerorun
 
-/// Calls a CUDA runtime function; throws Error when it fails.
+/// Calls a CUDA runtime function. Throws Error if it fails.
 #define ZR_CUDA(call) ::zerorun::check_cuda((call), #call)

@@ -20,10 +20,11 @@
 namespace zerorun {
 namespace {
 
-// Many small blocks: they end at different times, which keeps memory busy until the end.
+// Blocks per multiprocessor, at most. With many small blocks some work is left to balance the multiprocessors
+// until the end of the kernel.
 constexpr int64_t kBlocksPerMultiprocessor = 32;
 
-// Makes GPU `index` the thread's current one.
+// Makes GPU `index` the current GPU of the thread.
 c10::Device choose(int index) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -55,7 +56,8 @@ int64_t blocks_of(c10::Device device) {
   return kBlocksPerMultiprocessor * multiprocessors;
 }
 
-// At least 1, so that an empty tensor's pointer is not null and has a device.
+// Returns at least 1, so that an empty tensor has a non-null pointer, from which LibTorch can tell its
+// device.
 size_t allocated_bytes(int64_t numel, at::ScalarType dtype) {
   return std::max<size_t>(static_cast<size_t>(numel) * c10::elementSize(dtype), 1);
 }
@@ -87,7 +89,7 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the blocks that LibTorch caches
+    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the memory that LibTorch caches
     status = cudaMalloc(&memory, bytes);
   }
   const c10::DeviceIndex device = location_.index();
@@ -100,7 +102,8 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   return tensor;
 }
 
-// LibTorch's caching allocator reuses freed memory only for the stream that it was allocated on.
+// LibTorch's caching allocator reuses freed memory without a wait, but only on the stream for which it was
+// allocated.
 at::Tensor CudaDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(location_));
 }
@@ -201,8 +204,8 @@ void CudaDevice::follow_written(const at::Tensor& master, const at::Tensor& valu
   ZR_CUDA(cuda::follow_written(launch(), master.mutable_data_ptr<float>(), source(values), values.numel()));
 }
 
-// One scratch for each stream, so that sums on several streams do not share one. A stream's first sum
-// creates it.
+// Returns the stream's scratch memory, so that sums on different streams do not use the same one. Creates it
+// at the stream's first sum.
 cuda::SquaresScratch* CudaDevice::scratch_of(cudaStream_t stream) {
   const std::lock_guard lock(scratch_mutex_);
   for (const auto& [owner, scratch] : scratch_) {

@@ -1,8 +1,8 @@
-// One GPU: its memory, streams and kernels. Owned by the communicator. Any thread may use it whose current
-// GPU is this one: the constructor sets it for its own thread, LibTorch for its backward threads.
+// One GPU: its memory, streams and kernels. Owned by the communicator. Usable by any thread whose current GPU
+// is this one; the constructor sets it for the calling thread, and LibTorch for its backward threads.
 //
-// allocate() uses cudaMalloc(), not LibTorch's caching allocator: its slabs live as long as the engine, and
-// any stream may use them if events order the uses.
+// allocate() uses cudaMalloc() and not LibTorch's caching allocator, because its memory lives as long as the
+// engine and is used by any stream; events order the uses.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,7 +20,7 @@ namespace zerorun {
 
 class CudaDevice : public Device {
  public:
-  /// Throws UserError when GPU `index` does not exist or is older than the kernels support.
+  /// Throws UserError if GPU `index` does not exist or is too old for the kernels.
   explicit CudaDevice(int index);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
@@ -28,12 +28,13 @@ class CudaDevice : public Device {
 
   c10::Device location() const override { return location_; }
   CudaStreams& streams() override { return streams_; }
-  /// The alignment of cudaMalloc(), which cuBLAS prefers.
+  /// In bytes: the alignment of cudaMalloc(), which cuBLAS prefers.
   int64_t alignment() const override { return 256; }
-  /// The zeros are visible to every stream on return. Does not wait for other streams, but cudaMalloc() may.
+  /// When it returns, every stream sees the zeros. It does not wait for other streams itself, but
+  /// cudaMalloc() may.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
-  /// Page-locked.
+  /// The memory is page-locked.
   at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
 
   void zero(const at::Tensor& values) override;

@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-// Uses its own stream, so that it is never queued behind work that waits for another rank.
+// Uses a stream of its own, so that it never waits for earlier work that in turn waits for another rank.
 void fill_with_zeros(void* memory, size_t bytes) {
   cudaStream_t stream = nullptr;
   ZR_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

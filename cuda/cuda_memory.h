@@ -1,4 +1,4 @@
-// Helpers for GPU memory from any allocator: zero it, free it, report that it ran out. Thread-safe.
+// Helpers for GPU memory from any allocator: zeroing, freeing, and reporting failed allocations. Thread-safe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,12 +8,12 @@
 
 namespace zerorun {
 
-/// Fills with zeros, which every stream sees on return. Does not wait for other streams. `memory` is on the
-/// current GPU.
+/// Fills `memory`, which is on the current GPU, with zeros. Every stream sees them when it returns. Does not
+/// wait for other streams.
 void fill_with_zeros(void* memory, size_t bytes);
 
-/// Waits for all work on GPU `device`, which may still use the memory, then calls `free` with that GPU as the
-/// current one. For destructors: ignores CUDA's errors, since CUDA may already be shut down at exit.
+/// Waits for all work on GPU `device`, since it may still use the memory, and then calls `free` with that GPU
+/// as the current one. For destructors: ignores CUDA errors, because CUDA may already be shut down at exit.
 template <typename Free>
 void free_when_idle(c10::DeviceIndex device, const Free& free) {
   int outer = device;
@@ -25,7 +25,8 @@ void free_when_idle(c10::DeviceIndex device, const Free& free) {
   cudaGetLastError();
 }
 
-/// Throws Error: `whose` memory ("GPU 0") has no `bytes` left; adds the GPU's free bytes and `reason`.
+/// Throws Error for a failed allocation of `bytes` bytes on `whose` ("GPU 0"), with the GPU's free bytes and
+/// `reason`.
 [[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, const char* reason);
 
 }  // namespace zerorun

@@ -26,7 +26,7 @@ class CudaEvent : public Event::State {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   cudaEvent_t get() const { return event_; }
-  StreamId stream = 0;  // of the last record
+  StreamId stream = 0;  // the stream on which the event was last recorded
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -43,7 +43,7 @@ const CudaEvent& state_of(const Event& event) {
 bool has_passed(const CudaEvent& event) {
   const cudaError_t status = cudaEventQuery(event.get());
   if (status == cudaErrorNotReady) {
-    cudaGetLastError();  // clears cudaErrorNotReady, so that no later check reports it
+    cudaGetLastError();  // clears cudaErrorNotReady, so that a later check does not report it
     return false;
   }
   check_cuda(status, "cudaEventQuery");
@@ -97,7 +97,7 @@ void CudaStreams::record(Event& event, StreamId stream) {
 void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
   if (!event.state) return;
   const CudaEvent& state = state_of(event);
-  if (state.stream == stream) return;  // a stream runs its own work in order
+  if (state.stream == stream) return;  // a stream executes its own work in order
   if (!timed_) {
     ZR_CUDA(cudaStreamWaitEvent(handle(stream), state.get(), 0));
   } else if (const auto lane = lane_of(stream)) {
@@ -117,7 +117,7 @@ void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, c
   for (std::chrono::microseconds pause = 10us; !has_passed(state);) {
     const auto now = Deadline::Clock::now();
     if (now < spin_until) continue;
-    run_checks();  // before the timeout, since a check's error says more
+    run_checks();  // before the timeout, because the error of a check is more specific
     if (now >= deadline.end()) throw CommError(missed(what, device_, timeout));
     std::this_thread::sleep_for(pause);
     pause = std::min<std::chrono::microseconds>(2 * pause, 1ms);
@@ -141,8 +141,8 @@ void CudaStreams::end_range() {
   nvtxRangePop();
 }
 
-// A thread that never set a GPU uses GPU 0. LibTorch's threads and the constructor's thread use the right
-// one, so calls only check it, which takes nanoseconds, and never switch.
+// A thread that has never set a GPU uses GPU 0. LibTorch's threads and the constructor's thread have the
+// right GPU, so this only checks it, which takes nanoseconds, instead of setting it.
 cudaStream_t CudaStreams::handle(StreamId stream) const {
   const c10::DeviceIndex chosen = c10::cuda::current_device();
   if (chosen != device_.index()) {

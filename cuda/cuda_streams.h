@@ -1,8 +1,8 @@
-// The streams of one GPU, shared with LibTorch's operators. Owned by a CudaDevice; any thread whose current
-// GPU it is.
+// The streams of one GPU, shared with LibTorch's operators. Owned by a CudaDevice. Usable by any thread whose
+// current GPU is this one.
 //
-// Stream ids are LibTorch's (c10::StreamId), so that they cover the program's own streams too. The lanes are
-// separate streams of the highest priority: their work is short, and compute waits for it.
+// A stream's id is LibTorch's (c10::StreamId), so the program's own streams have ids too. The lanes are
+// separate streams with the highest priority, because their work is short and compute waits for it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,7 +24,7 @@ namespace zerorun {
 
 class CudaStreams : public Streams {
  public:
-  /// GPU `device` is the calling thread's current one.
+  /// `device` must be the current GPU of the calling thread.
   explicit CudaStreams(c10::Device device);
   ~CudaStreams() override;
   CudaStreams(const CudaStreams&) = delete;
@@ -42,13 +42,14 @@ class CudaStreams : public Streams {
   void begin_range(const char* name) override;
   void end_range() override;
 
-  /// The CUDA handle of `stream`. Throws UserError when another GPU is the calling thread's current one.
+  /// Returns the CUDA handle of `stream`. Throws UserError if the calling thread's current GPU is a different
+  /// one.
   cudaStream_t handle(StreamId stream) const;
 
-  /// From now on await() calls `check` about every millisecond; an exception from it ends the wait. For
-  /// waits that have become pointless, as after a communicator's abort. Returns the id for remove_check().
+  /// Registers a function that await() calls about every millisecond. An exception from `check` ends the
+  /// wait, for example after the communicator was aborted. Returns an id for remove_check().
   int add_check(std::function<void()> check);
-  /// On return the check is not running and will not be called again. A check must not call this.
+  /// When it returns, the check is not running and is never called again. Must not be called by a check.
   void remove_check(int check);
 
  private:
@@ -58,7 +59,7 @@ class CudaStreams : public Streams {
   c10::Device device_;
   std::array<cudaStream_t, kStreamLanes> lanes_{};
   std::array<StreamId, kStreamLanes> ids_{};
-  std::unique_ptr<StreamTimer> timer_;  // created when timing is first switched on
+  std::unique_ptr<StreamTimer> timer_;  // created when timing is first enabled
   std::atomic<bool> timed_ = false;
   std::mutex checks_mutex_;
   std::map<int, std::function<void()>> checks_;

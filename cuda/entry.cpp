@@ -1,4 +1,4 @@
-// The entry point of this library for programs that load it (comm/cuda_library.h).
+// The function that programs find in this library when they load it (comm/cuda_library.h).
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -9,7 +9,8 @@
 namespace zerorun {
 namespace {
 
-// Assigns a machine's GPUs to its ranks in turn; peers.h checks later whether ranks share one.
+// Assigns the machine's GPUs to its ranks round-robin. check_peers() in cuda/peers.h handles ranks that share
+// one.
 int device_of(const Environment& environment) {
   const int count = c10::cuda::device_count();
   if (count == 0) throw UserError("training on GPUs: LibTorch's CUDA library finds none that the driver has");

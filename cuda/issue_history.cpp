@@ -5,7 +5,7 @@
 namespace zerorun {
 namespace {
 
-// Collectives between two checkpoints, and the number of checkpoints that are kept.
+// kEvery: number of collectives from one checkpoint to the next. kKept: number of checkpoints kept per kind.
 constexpr int64_t kEvery = 16;
 constexpr int64_t kKept = 256;
 

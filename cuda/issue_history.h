@@ -1,6 +1,6 @@
-// A hash of the collectives that a rank has started, to compare with other ranks'. NCCL matches collectives
-// by their order alone: ranks that gather buckets of equal size in different orders swap values, and no
-// timeout shows it. Owned by the watchdog and used under its lock. Pure.
+// Hashes the collectives that a rank has started, to compare them with other ranks'. NCCL matches collectives
+// only by their order: if ranks gather buckets of equal size in different orders, they receive each other's
+// values and no timeout occurs. Owned by the watchdog and used under its lock.
 #pragma once
 
 #include <array>
@@ -17,25 +17,25 @@ class IssueHistory {
  public:
   IssueHistory();
 
-  /// Adds the next collective of its kind.
+  /// Adds a collective that this rank has started.
   void add(const CollectiveCall& call);
-  /// This rank's latest checkpoints as text, for difference() on other ranks.
+  /// Returns this rank's latest checkpoints as text, for difference() on other ranks.
   std::string summary() const;
-  /// The error message if rank `other`, whose summary() is `summary`, and this rank, `rank`, have started
-  /// different collectives. None if they match, or if this rank is not that far yet or too far ahead to
-  /// compare.
+  /// Returns the error message if this rank, `rank`, and rank `other` have started different collectives.
+  /// `summary` is the other rank's summary(). Returns nothing if the collectives match, or if this rank has
+  /// no checkpoint to compare with: it is not that far yet, or has already overwritten it.
   std::optional<std::string> difference(const std::string& summary, int rank, int other);
 
  private:
   struct Checkpoint {
-    int64_t count = 0;  // collectives of this kind so far
-    uint64_t hash = 0;  // of their labels and sizes
-    std::string words;  // description of the last one
+    int64_t count = 0;  // number of collectives of this kind so far
+    uint64_t hash = 0;  // hash of their labels and sizes
+    std::string words;  // description of the last of them
   };
   struct OfKind {
     int64_t count = 0;
     uint64_t hash = 0;
-    int64_t agreed = 0;            // this rank and the other one match up to this count
+    int64_t agreed = 0;            // the ranks' collectives match up to this count
     std::vector<Checkpoint> kept;  // ring buffer
   };
 

@@ -1,10 +1,10 @@
-// The work of one kernel thread, as plain functions of its index and the thread count. A test on the host
-// runs them thread by thread and compares with device/cpu_device.h; kernels.cu wraps them in kernels.
+// The work of one kernel thread, as plain functions of the thread's index and the thread count. kernels.cu
+// calls them in kernels; a test on the host calls them thread by thread and compares with
+// device/cpu_device.h.
 //
-// The arithmetic is that of the CPU's kernels, element by element, so the bits are the same. Three things
-// differ: the bit pattern of a NaN that arithmetic produces; the order in which add_squares adds float64
-// numbers; and findings, which each thread reports for its own elements instead of once for the whole
-// tensor: the smallest number wins, and it is the one that the CPU reports.
+// The arithmetic on each element is the CPU's, so results have the same bits except in two cases: the bit
+// pattern of a computed NaN, and the order in which add_squares adds float64 numbers. Each thread reports
+// only its own values that are not finite; the smallest number wins, so the final report is the CPU's.
 #pragma once
 
 #include <cmath>
@@ -19,17 +19,18 @@
 
 namespace zerorun::cuda {
 
-/// A thread's index in its kernel, and the number of threads.
+/// A thread's index in its kernel, and the number of threads in the kernel.
 struct Thread {
   int64_t index;
   int64_t count;
 };
 
-/// Which elements a kernel accesses one by one, and which in groups of one wide access each.
+/// How a kernel accesses an array: a head of single elements, then aligned groups with one wide access per
+/// group, then single elements.
 struct Division {
   int64_t numel;
-  int64_t head;    // elements before the first group
-  int64_t groups;  // elements after the last group are accessed one by one again
+  int64_t head;    // number of single elements before the first group
+  int64_t groups;  // number of groups
 };
 
 /// The start of an array, and the size of its elements in bytes.
@@ -38,8 +39,8 @@ struct Array {
   int64_t element;
 };
 
-/// Groups of `width` elements that are aligned in all arrays (null memory: array not used); no groups if
-/// the arrays cannot be aligned together.
+/// Finds groups of `width` elements that are aligned in all arrays; an array with null memory is not used.
+/// Returns no groups if no head aligns all arrays.
 inline Division divide(int64_t numel, int width, std::initializer_list<Array> arrays) {
   auto aligned = [&](int64_t head) {
     for (const Array& array : arrays) {
@@ -57,9 +58,9 @@ inline Division divide(int64_t numel, int width, std::initializer_list<Array> ar
   return {numel, 0, 0};
 }
 
-/// Runs a body for all of `thread`'s elements. A body has `kWidth`, the size of its groups, and processes N
-/// elements from an index on in two halves: take<N>(index) reads, give<N>(index, taken) computes and writes.
-/// run() takes `kAhead` groups before it gives the first, to keep that many loads in flight.
+/// Processes all elements of `thread`. Body::kWidth is the number of elements per group. take<N>(index) loads
+/// N elements, and give<N>(index, taken) computes and stores the results. run() calls take() for `kAhead`
+/// groups before the first give(), to keep that many loads in flight.
 template <typename Body>
 ZERORUN_HOST_DEVICE void run(Body& body, const Division& division, const Thread& thread) {
   constexpr int kWidth = Body::kWidth;
@@ -88,7 +89,7 @@ ZERORUN_HOST_DEVICE void keep_larger(uint64_t& slot, uint64_t other) {
   if (other > slot) slot = other;
 }
 
-/// How many elements of the larger of two types fit in one access.
+/// The number of elements of the larger of the two types that fit in one access.
 template <typename A, typename B>
 inline constexpr int kWidthOf = kAccess / static_cast<int>(sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
@@ -101,7 +102,7 @@ struct CopyScaled {
   const From* from;
   float factor;
   int64_t number;     // FiniteCheck::number
-  uint64_t slot = 0;  // this thread's finite_check ([Note: finite checks])
+  uint64_t slot = 0;  // this thread's slot ([Note: finite checks])
 
   Division division(int64_t numel) const {
     return divide(numel, kWidth, {{to, sizeof(To)}, {from, sizeof(From)}});
@@ -123,7 +124,7 @@ struct CopyScaled {
       result.values[i] = narrow<To>(value);
     }
     if constexpr (kSameNarrow) {
-      if (factor == 1) result = taken;  // copies the bits, those of NaN too
+      if (factor == 1) result = taken;  // copies the bits, to keep those of NaN too
     }
     store<N>(to + index, result);
     if (!finite) find(taken);
@@ -151,7 +152,7 @@ struct AddScaled {
   const From* from;
   float factor;
   int64_t number;     // FiniteCheck::number
-  uint64_t slot = 0;  // this thread's finite_check ([Note: finite checks])
+  uint64_t slot = 0;  // this thread's slot ([Note: finite checks])
 
   template <int N>
   struct Taken {
@@ -194,7 +195,8 @@ struct AddScaled {
   }
 };
 
-/// One step of `rule` on gradients multiplied by StepFacts::factor; writes the new values to `rounded` too.
+/// One optimizer step of `rule` on gradients multiplied by StepFacts::factor. Also writes the new values,
+/// rounded, to `rounded`.
 template <typename Rule, typename Gradient>
 struct Update {
   static constexpr int kWidth = kWidthOf<float, Gradient>;
@@ -202,10 +204,10 @@ struct Update {
   Rule rule;
   const Gradient* gradient;
   float* values;
-  float* first;  // null if the rule has no such moment
+  float* first;  // first to third: null if the rule does not have this moment
   float* second;
   float* third;
-  void* rounded;  // null: do not write rounded values
+  void* rounded;  // null: rounded values are not written
   Dtype rounded_dtype;
   float factor = 0;  // StepFacts::factor
 
@@ -272,7 +274,7 @@ struct Update {
   }
 };
 
-/// master = values, for each element whose master does not round to its value.
+/// Sets master = values for each element whose master does not round to its value.
 template <typename From>
 struct FollowWritten {
   static constexpr int kWidth = kWidthOf<float, From>;
@@ -307,22 +309,24 @@ struct FollowWritten {
   }
 };
 
-// [Note: sum of squares] The order of additions depends on the number of values alone: neither the grid size
-// nor the order in which blocks run changes a bit. Values are split into runs of kRun. Run r belongs to
-// thread r % kThreads of part r / kThreads % kParts. Each thread adds up its runs; each part adds up its
-// threads by halving; the threads of the last block add up the parts, and halving adds up their sums.
+// [Note: sum of squares] The order of the additions depends only on the number of values, so the grid size
+// and the order in which blocks run do not change the bits. The values are split into runs of kRun elements.
+// Run r belongs to thread r % kThreads of part r / kThreads % kParts. Each thread adds its runs, and each
+// part adds its threads by halving. The threads of the last block to finish add the parts, and add their sums
+// by halving.
 
 inline constexpr int kThreads = 256;  // per block
 inline constexpr int kParts = 1024;
 inline constexpr int kRun = 8;
 
-/// Memory that the blocks of add_squares share. All zeros before the first call; one call at a time.
+/// Memory that the blocks of add_squares share. It must be zero before the first call. Calls must not
+/// overlap.
 struct SquaresScratch {
   double parts[kParts];
-  unsigned arrived;  // blocks that have finished; the last one resets it to 0
+  unsigned arrived;  // number of blocks that have finished; the last block resets it to 0
 };
 
-/// The number of parts of `numel` values.
+/// The number of parts for `numel` values.
 inline int parts_of(int64_t numel) {
   constexpr int64_t kPart = int64_t{kRun} * kThreads;
   const int64_t parts = (numel + kPart - 1) / kPart;
@@ -333,10 +337,11 @@ template <typename T>
 struct Squares {
   const T* values;
   int64_t numel;
-  int64_t number;  // the finite_check's number for the first value
-  bool aligned;    // to kAccess bytes
+  int64_t number;  // finite-check number of the first value
+  bool aligned;    // `values` is aligned to kAccess bytes
 
-  /// The sum of the runs of `thread` in `part`. Keeps this thread's finite_check in `slot`.
+  /// Returns the sum of squares over the runs of `thread` in `part`. Reports values that are not finite in
+  /// `slot`.
   ZERORUN_HOST_DEVICE double sum(int part, int thread, uint64_t& slot) const {
     constexpr int64_t kStride = int64_t{kRun} * kThreads * kParts;
     double total = 0;
@@ -359,15 +364,15 @@ struct Squares {
   }
 };
 
-/// The sum of the parts that `thread` adds up.
+/// Returns the sum of the parts that `thread` adds.
 ZERORUN_HOST_DEVICE double sum_of_parts(const volatile double* parts, int count, int thread) {
   double total = 0;
   for (int i = thread; i < count; i += kThreads) total += parts[i];
   return total;
 }
 
-/// One halving step of the sum over kThreads threads: distance is kThreads / 2, ... 2, 1. Synchronise all
-/// threads between steps.
+/// One halving step of the sum over kThreads threads. `distance` is kThreads / 2 in the first step and 1 in
+/// the last. All threads must synchronize between steps.
 ZERORUN_HOST_DEVICE void add_upper_half(double* sums, int thread, int distance) {
   if (thread < distance) sums[thread] += sums[thread + distance];
 }

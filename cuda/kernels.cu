@@ -6,14 +6,14 @@
 namespace zerorun::cuda {
 namespace {
 
-static_assert(kThreads % 32 == 0);  // whole warps
+static_assert(kThreads % 32 == 0);  // the threads of a block form whole warps
 
 __device__ Thread this_thread() {
   return {int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads};
 }
 
-// Called by whole warps: one of each 32 threads reports for all, so that in a gradient full of NaN not every
-// thread does an atomic operation on one address.
+// Reports `seen` in `slot` with one atomic operation per warp. So a gradient full of NaN does not cause one
+// atomic operation per thread on a single address. Must be called by whole warps.
 __device__ void tell(uint64_t* slot, uint64_t seen) {
   constexpr unsigned kWarp = 0xffffffff;
   if (__any_sync(kWarp, seen != 0) == 0) return;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) follow_written_kernel(Body body, Div
 // Returns the block's sum in thread 0, and 0 in the other threads.
 __device__ double sum_of_block(double* sums, double own) {
   const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();  // until thread 0 has read the previous call's sums
+  __syncthreads();  // thread 0 may still read the sums of the previous call
   sums[thread] = own;
   for (int distance = kThreads / 2; distance > 0; distance /= 2) {
     __syncthreads();
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     if (thread == 0) scratch->parts[part] = sum;
   }
   tell(&tally->sum, seen);
-  // The last block to finish sees the parts of all blocks, and adds them up.
+  // The last block to finish sees the parts of all blocks, and adds them.
   if (thread == 0) {
     __threadfence();
     is_last = atomicInc(&scratch->arrived, gridDim.x - 1) == gridDim.x - 1;
@@ -102,8 +102,8 @@ int64_t blocks_for(int64_t threads, const Launch& launch) {
   return std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, launch.max_blocks);
 }
 
-// Starts `kernel` with one thread per kAhead groups (or per single element), at most launch.max_blocks
-// blocks.
+// Launches `kernel` with one thread per kAhead groups, or per single element if there are more of these, in
+// at most launch.max_blocks blocks.
 template <typename Body, typename... Parameters, typename... Arguments>
 cudaError_t start_for(const Launch& launch, int64_t numel, void (*kernel)(Body, Division, Parameters...),
                       const Body& body, Arguments... arguments) {
@@ -120,7 +120,7 @@ struct Type {
   using type = T;
 };
 
-// Calls `call` with the Type of `dtype`.
+// Calls `call` with the Type that corresponds to `dtype`.
 template <typename Call>
 cudaError_t with_type(Dtype dtype, const Call& call) {
   switch (dtype) {
@@ -173,7 +173,7 @@ cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scra
   });
 }
 
-// These process a few numbers for each rank: one thread does that faster than another kernel would start.
+// publish() and decide() run as one thread, because they process only a few numbers per rank.
 
 cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks) {
   return start(stream, 1, 1, publish_kernel, tally, exchange, rank, ranks);

@@ -20,8 +20,8 @@ std::string words_for(ncclResult_t result) {
   return words + "; NCCL_DEBUG=INFO tells more";
 }
 
-// NCCL's thread settles most requests within microseconds, but the first ones on a connection take far
-// longer.
+// Waits between two polls of NCCL's state. Most requests complete within microseconds, but the first requests
+// on a connection take far longer.
 void pause(int turn) {
   constexpr int kSpins = 500;
   if (turn < kSpins) {
@@ -103,13 +103,14 @@ NcclComms::Ids NcclComms::make_ids(size_t count) {
 
 template <typename Body>
 ncclResult_t NcclComms::call(size_t which, const Body& body) {
-  if (!comms_[which]) return ncclInvalidUsage;  // checked before the lock, which a hanging call may hold
+  if (!comms_[which]) return ncclInvalidUsage;  // before the lock, which a hanging call may hold
   const std::lock_guard lock(mutex_);
   const ncclComm_t comm = comms_[which];
   return comm ? body(comm) : ncclInvalidUsage;
 }
 
-// Runs `work` in a detached thread that shares ownership of this object, however long NCCL takes.
+// Runs `work` in a detached thread. The thread shares ownership of this object, so it may run for as long as
+// NCCL takes.
 std::future<bool> NcclComms::start(std::function<bool()> work) {
   std::packaged_task<bool()> task([self = shared_from_this(), work = std::move(work)] {
     cudaSetDevice(self->device_);
@@ -125,8 +126,8 @@ std::string NcclComms::gave_up_for() {
   return gave_up_for_;
 }
 
-// Waits until NCCL has completed a request: it may still be in progress even after ncclSuccess (as when
-// registering a window). Throws when the watchdog has broken the communicator.
+// Waits until NCCL has completed a request. Even after ncclSuccess a request may still be in progress, such
+// as the registration of a window. Throws if the watchdog has broken the communicator.
 ncclResult_t NcclComms::await_result(size_t which, ncclResult_t result, const NcclWatchdog& watchdog) {
   if (failed(result)) return result;
   for (int turn = 0; (result = call(which, state_of)) == ncclInProgress; ++turn) {
@@ -168,12 +169,12 @@ ncclComm_t NcclComms::comm_for(const CollectiveCall& call) const {
   return comms_[reduces(call) ? count_ - 1 : 0];
 }
 
-// NCCL starts no call of a group before ncclGroupEnd().
+// NCCL starts the calls of a group in ncclGroupEnd(), not before.
 ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream) {
   for (const CollectiveCall& call : calls) {
-    if (reduces(call)) type_of(call.output.scalar_type());  // throws here, before a group is open
+    if (reduces(call)) type_of(call.output.scalar_type());  // throws before a group is open
   }
-  if (!comms_[0]) return ncclInvalidUsage;  // as in call()
+  if (!comms_[0]) return ncclInvalidUsage;  // before the lock, as in call()
   const std::lock_guard lock(mutex_);
   if (!comms_[0]) return ncclInvalidUsage;
   if (calls.size() == 1) return enqueue_one(calls.front(), comm_for(calls.front()), stream);
@@ -210,7 +211,8 @@ void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWa
   }
 }
 
-// Deregistering unmaps the memory in the other ranks' processes, and NCCL waits for their answers.
+// Runs in a helper thread, because deregistering unmaps the memory in the other ranks' processes and waits
+// for their answers.
 void NcclComms::forget_memory(void* memory) {
   const auto operation = operate();
   const auto found =
@@ -231,7 +233,7 @@ void NcclComms::forget_memory(void* memory) {
   abort();
 }
 
-// Ignores errors: the communicator's end releases the registration anyway.
+// Errors are ignored: the registration is released with the communicator at the latest.
 void NcclComms::deregister(const Registration& registration) {
   for (size_t which = 0; which < count_; ++which) {
     call(which, [&](ncclComm_t comm) {
@@ -242,7 +244,8 @@ void NcclComms::deregister(const Registration& registration) {
   }
 }
 
-// Returns nothing while another NCCL call is in progress: if that hangs, the watchdog's timeouts still apply.
+// Returns nothing while another NCCL call holds the lock. If that call hangs, the watchdog's timeouts still
+// apply.
 std::string NcclComms::failure() {
   if (std::string reason = gave_up_for(); !reason.empty()) return reason;
   const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -254,12 +257,12 @@ std::string NcclComms::failure() {
   return "";
 }
 
-// Aborts each communicator in a thread of its own: ncclCommAbort() first signals the communicator's kernels
-// to end and then waits for the GPU, where kernels of the other communicator may block until they too are
-// signalled. If a kernel ignores the signal, its thread stays, and keeps alive all that NCCL may write to.
+// Aborts each communicator in a thread of its own. ncclCommAbort() signals the communicator's kernels to end
+// and then waits for the GPU, where kernels of the other communicator may block until they are signalled too.
+// If a kernel ignores the signal, the thread stays alive and keeps all memory that NCCL may write to.
 //
-// NCCL allows no other call during an abort. A call that has still not returned after `with_calls` waits for
-// a hanging rank. Only the flag that an abort sets first ends that wait, so this aborts anyway.
+// NCCL allows no other call during an abort. A call that does not return within `with_calls` is waiting for a
+// rank that hangs. Only the abort flag ends such a wait, so this function then aborts in spite of the call.
 void NcclComms::abort() {
   std::array<ncclComm_t, kMost> comms{};
   {
@@ -279,7 +282,7 @@ void NcclComms::abort() {
   }
 }
 
-// Returns when the other ranks are done too, or when an abort ends it (false).
+// Waits until the other ranks have finalized too. Returns false if an abort or an error ends the wait.
 bool NcclComms::finalize_all() {
   for (size_t which = 0; which < count_; ++which) {
     ncclResult_t result = call(which, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
@@ -293,9 +296,9 @@ bool NcclComms::finalize_all() {
   return true;
 }
 
-// Waits for the GPU first: by NCCL's manual no operation may use memory that is deregistered, which is then
-// local to a rank (ncclCommWindowDeregister). Finalizes last: that ends NCCL's threads, which deregister
-// memory.
+// Waits for the GPU first, because no operation may use memory that is being deregistered (NCCL's manual on
+// ncclCommWindowDeregister). Finalizes after deregistering, because finalizing ends NCCL's threads, which
+// deregister memory.
 bool NcclComms::leave(const std::list<Registration>& registrations) {
   if (cudaDeviceSynchronize() != cudaSuccess) return false;
   for (const Registration& registration : registrations) deregister(registration);
@@ -304,7 +307,7 @@ bool NcclComms::leave(const std::list<Registration>& registrations) {
     std::unique_lock lock(mutex_);
     const ncclComm_t comm = one.exchange(nullptr);
     lock.unlock();
-    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, but blocks no abort
+    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, so not under the lock
   }
   return true;
 }

@@ -1,15 +1,15 @@
-// The NCCL communicators of one rank. Shared by the rank's NcclCommunicator and the memory registered with
-// them; any thread.
+// The NCCL communicators of one rank. Shared by the rank's NcclCommunicator and the memory that is registered
+// with them. Any thread.
 //
-// They are non-blocking, because only those can be aborted at any time: NCCL performs each request in a
-// thread of its own, and await_result() waits for it. There are two locks. operate() is held from a request
-// until it is settled, since NCCL accepts one request at a time. mutex_ is held around each NCCL call, since
-// an abort should not coincide with one. Calls that may block anyway when another rank hangs (deregistering,
-// closing, aborting) run in helper threads, which the caller waits for no longer than NcclPatience.
+// The communicators are non-blocking, because only those can be aborted at any time: NCCL processes each
+// request in its own thread, and await_result() polls for the end. operation_ is held from a request until it
+// has completed, since NCCL accepts one request at a time. mutex_ is held during each NCCL call, since an
+// abort should not overlap with a call. Calls that may block if another rank hangs (deregister, close, abort)
+// run in helper threads, for which the caller waits no longer than NcclPatience.
 //
-// [Note: two communicators] Gathers and reductions use one communicator each, so that they overlap. NCCL
-// prevents deadlocks between the two across ranks if all ranks launch in the same order and
-// NCCL_LAUNCH_ORDER_IMPLICIT is set. If the user has switched that off, one communicator serves both.
+// [Note: two communicators] Gathers and reductions use separate communicators, so that they overlap. NCCL
+// prevents deadlocks between the two if all ranks launch in the same order and NCCL_LAUNCH_ORDER_IMPLICIT is
+// set. If the user has disabled that setting, one communicator serves both.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,10 +32,10 @@
 
 namespace zerorun {
 
-/// How long to wait for calls that may never return.
+/// How long to wait for NCCL calls that may never return.
 struct NcclPatience {
-  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // NCCL calls in progress before an abort
-  std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // deregistering
+  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // NCCL calls in progress before abort
+  std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // for deregistering memory
   std::chrono::milliseconds with_close = std::chrono::seconds(10);
   std::chrono::milliseconds with_abort = std::chrono::seconds(10);
 };
@@ -44,37 +44,40 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
  public:
   using Ids = std::vector<ncclUniqueId>;
 
-  /// For GPU `device`; connects nothing yet.
+  /// For GPU `device`. Does not connect yet.
   explicit NcclComms(int device, const NcclPatience& patience = {}) : device_(device), patience_(patience) {}
   NcclComms(const NcclComms&) = delete;
   NcclComms& operator=(const NcclComms&) = delete;
 
-  /// Unique ids for `count` communicators, which one rank creates for all.
+  /// Creates unique ids for `count` communicators. One rank creates them for all ranks.
   static Ids make_ids(size_t count);
 
-  /// Connects one communicator for each of `ids`; all ranks call it. `most_blocks` limits the GPU blocks of a
-  /// collective; 0: NCCL's choice. If it fails or `watchdog` breaks, throws the watchdog's error; `slot` is
-  /// the watchdog's slot of this call.
+  /// Connects one communicator per id. All ranks call it. `most_blocks` limits the number of GPU blocks of a
+  /// collective; 0 leaves the choice to NCCL. `slot` is the watchdog's slot for this call. If the call fails,
+  /// or if the watchdog breaks the communicator, throws the watchdog's error.
   void connect(const Ids& ids, int rank, int world_size, int most_blocks, NcclWatchdog& watchdog,
                size_t slot);
 
-  /// The lock to hold from a request until it is settled.
+  /// Returns the lock to hold from an NCCL request until the request has completed.
   [[nodiscard]] std::unique_lock<std::mutex> operate() { return std::unique_lock(operation_); }
-  /// Enqueues `calls` on `stream` in order, several as one NCCL group, and returns when they are enqueued.
-  /// The caller holds operate(). Tensors are on the GPU and not empty. Errors as in connect().
+  /// Enqueues `calls` on `stream` in order, as one NCCL group if there are several, and returns when they are
+  /// enqueued. The caller must hold operate(). The tensors must be on the GPU and not empty. Throws as
+  /// connect() does.
   void issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog, size_t slot);
-  /// Registers `bytes` at `memory`, from ncclMemAlloc(), with NCCL; all ranks call it. `windows`: registers
-  /// them as a symmetric window. Errors as in connect().
+  /// Registers `bytes` bytes at `memory`, which is from ncclMemAlloc(), with NCCL. All ranks call it. With
+  /// `windows`, registers them as a symmetric window. Throws as connect() does.
   void register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog, size_t slot);
-  /// Deregisters `memory`, which this rank no longer uses. Takes operate() itself. Aborts if NCCL does not
-  /// hear from the other ranks' processes in time.
+  /// Deregisters `memory`, which this rank no longer uses. Takes operate() itself. Aborts the communicators
+  /// if the other ranks' processes do not answer in time.
   void forget_memory(void* memory);
 
-  /// NCCL's asynchronous error, or the reason for an abort, as a message; empty if none. Never blocks.
+  /// Returns NCCL's asynchronous error, or the reason for an abort, as a message; empty if there is none.
+  /// Never blocks.
   std::string failure();
-  /// Aborts all operations. Returns within seconds, complete or not. The other functions then do nothing.
+  /// Aborts all operations. Returns within seconds, even if the abort is not complete. The other functions do
+  /// nothing afterwards.
   void abort();
-  /// Waits for running operations and disconnects from the other ranks; aborts if that takes too long.
+  /// Waits for running operations and disconnects from the other ranks. Aborts if that takes too long.
   void close();
 
  private:
@@ -100,11 +103,11 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   const int device_;
   const NcclPatience patience_;
   std::mutex operation_;
-  std::timed_mutex mutex_;                              // held around calls to NCCL
+  std::timed_mutex mutex_;                              // held during each call to NCCL
   size_t count_ = 0;                                    // number of communicators
   std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: aborted
-  std::array<ncclComm_t, kMost> written_{};             // NCCL's threads may write here at any time
-  std::list<Registration> registrations_;               // NCCL's threads write there too
+  std::array<ncclComm_t, kMost> written_{};             // the threads of NCCL may write here at any time
+  std::list<Registration> registrations_;               // the threads of NCCL write to its elements
   std::mutex words_mutex_;
   std::string gave_up_for_;
 };

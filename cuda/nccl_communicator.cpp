@@ -16,8 +16,8 @@
 namespace zerorun {
 namespace {
 
-// Ranks that share a GPU share its multiprocessors: with this limit two collectives of each of two ranks run
-// at once.
+// GPU blocks per collective, at most, for ranks that share a GPU. With this limit two collectives of each of
+// two ranks fit on the GPU at once.
 constexpr int kBlocksOnSharedGpu = 8;
 constexpr char kIdsKey[] = "ids";
 
@@ -69,7 +69,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.nccl_mem_alloc = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
-  // NCCL does not document registered memory for ranks that share a GPU.
+  // NCCL does not document whether memory may be registered by ranks that share a GPU.
   registers_ = !shared && agree(peers, &Peer::nccl_mem_alloc);
   windows_ = features.windows;
 
@@ -110,7 +110,7 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
   return ids;
 }
 
-// While an exception propagates, it does not wait for the other ranks.
+// Does not wait for other ranks if an exception is propagating.
 NcclCommunicator::~NcclCommunicator() {
   disconnect(std::uncaught_exceptions() == 0);
 }
@@ -174,7 +174,7 @@ cudaStream_t NcclCommunicator::current_stream() const {
   return streams.handle(streams.current());
 }
 
-// The collective with one rank: a copy.
+// A collective with a single rank is a copy.
 void NcclCommunicator::copy_to_self(const CollectiveCall& call) {
   const void* from = call.input.const_data_ptr();
   void* to = call.output.mutable_data_ptr();
@@ -204,7 +204,7 @@ void NcclCommunicator::close_group(bool abandoned) {
   calls.swap(held_back_);
   if (!abandoned && !calls.empty()) issue(calls);
   calls.clear();
-  held_back_.swap(calls);  // keeps the vector's capacity
+  held_back_.swap(calls);  // keeps the capacity of the vector
 }
 
 }  // namespace zerorun

@@ -1,13 +1,11 @@
-// A Communicator over NCCL: every rank is a process with a GPU.
+// A Communicator over NCCL, for ranks that are processes with a GPU each. Collectives on GPU tensors run on
+// the current stream of the calling thread; NCCL is fastest on memory from allocate(). Collectives on CPU
+// tensors use `control`. If a rank misses the deadline or NCCL fails, a watchdog (cuda/nccl_watchdog.h)
+// aborts the collectives; then start(), wait() and every host wait for the GPU throw CommError.
 //
-// Collectives on the GPU run on the current stream of the thread that starts them; NCCL is fastest on memory
-// from allocate(). A watchdog (nccl_watchdog.h) aborts them when a rank misses the deadline or NCCL fails;
-// then start(), wait() and every host wait for the GPU throw CommError. Collectives on CPU tensors go over
-// `control`.
-//
-// NCCL's order of additions and, for bfloat16 and float16, its intermediate roundings depend on the number
-// of ranks, the sizes and the machine: only sums of CPU tensors are in rank order. The same run on the same
-// machine gives the same bits.
+// NCCL's order of additions, and for bfloat16 and float16 its intermediate roundings, depend on the number of
+// ranks, the sizes and the machine. So only sums of CPU tensors are in rank order. Repeated runs on the same
+// machine give the same bits.
 #pragma once
 
 #include <memory>
@@ -27,13 +25,15 @@ namespace zerorun {
 
 class NcclCommunicator : public Communicator {
  public:
-  /// Connects the same ranks as `control` and `store`. With one rank it does not use NCCL, and `store` may be
-  /// null. Throws UserError (ranks share a GPU, unsuitable NCCL version) or CommError.
+  /// Connects the ranks of `control` and `store`. With one rank NCCL is not used and `store` may be null.
+  /// Throws UserError if ranks share a GPU that they cannot share or the NCCL version is unsuitable, and
+  /// CommError.
   NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
                    std::shared_ptr<Communicator> control, const StorePointer& store);
   ~NcclCommunicator() override;
 
-  /// Registered with NCCL if it is at least kSmallestNcclMemory bytes and NCCL can do that on all ranks.
+  /// The memory is registered with NCCL if it has at least kSmallestNcclMemory bytes and all ranks support
+  /// that.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
 
@@ -52,15 +52,15 @@ class NcclCommunicator : public Communicator {
 
   std::unique_ptr<CudaDevice> owned_device_;
   std::shared_ptr<Communicator> control_;
-  bool registers_ = false;  // allocate() registers memory with NCCL
-  bool windows_ = false;    // as windows
+  bool registers_ = false;  // whether allocate() registers memory with NCCL
+  bool windows_ = false;    // whether it registers the memory as windows
   bool grouping_ = false;
-  std::vector<CollectiveCall> held_back_;  // calls of the open group
-  // Null with one rank.
+  std::vector<CollectiveCall> held_back_;  // calls that the open group holds back
+  // The next three are null with one rank.
   std::shared_ptr<NcclComms> comms_;
   std::unique_ptr<StreamProbe> probe_;
   std::shared_ptr<NcclWatchdog> watchdog_;
-  int check_ = 0;  // id of the watchdog's check in the device's streams
+  int check_ = 0;  // id of the check that was added to the device's streams
 };
 
 }  // namespace zerorun

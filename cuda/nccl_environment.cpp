@@ -17,7 +17,7 @@ void complete_nccl_environment() {
   setenv(kSharedGpus, "1", 0);
 }
 
-// Parses the number as NCCL does. NCCL's default is 0.
+// Parses the number like NCCL, whose default is 0.
 bool nccl_orders_launches() {
   const char* set = std::getenv(kLaunchOrder);
   return set && std::strtoll(set, nullptr, 0) != 0;

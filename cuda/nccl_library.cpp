@@ -9,12 +9,12 @@ static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0), "headers of NCCL 2.27
 namespace zerorun {
 namespace {
 
-constexpr int kOldest = NCCL_VERSION(2, 27, 0);  // the first with all functions that ZeroRun calls
+constexpr int kOldest = NCCL_VERSION(2, 27, 0);  // first version with all functions that ZeroRun calls
 
 }  // namespace
 
 std::string nccl_version_text(int version) {
-  // Version codes have two digits for the minor version since NCCL 2.9.
+  // Since NCCL 2.9, version codes have two digits for the minor version.
   const int minor_unit = 100;
   const int major_unit = version < 10000 ? 1000 : 10000;
   return std::to_string(version / major_unit) + "." + std::to_string(version % major_unit / minor_unit) +

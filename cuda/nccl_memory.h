@@ -1,5 +1,5 @@
-// GPU memory from NCCL's allocator, which can be registered: other GPUs then access it directly. It lives as
-// long as its tensor, which may outlive the communicator.
+// GPU memory from NCCL's allocator. If it is registered, other GPUs can access it directly. Owned by its
+// tensor, which may outlive the communicator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,8 @@
 
 namespace zerorun {
 
-/// Smaller allocations would waste memory: NCCL allocates pages of 2 MiB.
+/// Bytes of the smallest allocation from NCCL. Smaller ones would waste memory, because NCCL allocates pages
+/// of 2 MiB.
 inline constexpr size_t kSmallestNcclMemory = size_t{1} << 20;
 
 /// Whether NCCL can allocate memory on the current GPU.
@@ -19,15 +20,15 @@ bool nccl_has_memory();
 
 class NcclMemory {
  public:
-  /// `bytes` of zeros on `device`, the current GPU. Deregisters from `comms` before it frees the memory.
-  /// Throws Error when the GPU has no memory left.
+  /// Allocates `bytes` zeros on `device`, which must be the current GPU. The memory is deregistered from
+  /// `comms` before it is freed. Throws Error if the GPU has no memory left.
   NcclMemory(c10::Device device, size_t bytes, std::shared_ptr<NcclComms> comms);
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
   void* get() const { return memory_; }
-  /// Transfers the memory to a 1-D tensor.
+  /// Passes the memory to a 1-D tensor, which then owns it.
   at::Tensor as_tensor(int64_t numel, at::ScalarType dtype) &&;
 
  private:

@@ -9,13 +9,13 @@
 namespace zerorun {
 namespace {
 
-// A collective that runs longer than this is published to the other ranks: a rank whose timeout expires
-// needs what this rank publishes.
+// Returns the run time after which a collective is published to the other ranks. A rank whose timeout expires
+// compares its own collective with the published ones.
 std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
 }
 
-// How long a rank after a timeout tries to read what the other ranks publish.
+// How long a rank whose collective has timed out tries to read the collectives of other ranks.
 std::chrono::milliseconds patience_with_store(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::seconds(3));
 }
@@ -121,7 +121,7 @@ std::vector<PendingCollective> NcclWatchdog::published() const {
   return all;
 }
 
-// The oldest collective that a stream has reached; if none, the oldest one enqueued.
+// Describes the oldest collective that its stream has reached, or else the oldest one that was begun.
 std::string NcclWatchdog::words_of_oldest() const {
   const std::lock_guard lock(mutex_);
   auto oldest =
@@ -130,7 +130,7 @@ std::string NcclWatchdog::words_of_oldest() const {
   return oldest == under_way_.end() ? "the communicator" : records_[*oldest].pending().words;
 }
 
-// Returns the first operation that has timed out.
+// Updates all records, and returns the first operation that has timed out.
 std::optional<PendingCollective> NcclWatchdog::look_at_all() {
   std::optional<PendingCollective> missed;
   const Clock::time_point now = options_.now();
@@ -160,7 +160,7 @@ void NcclWatchdog::poll() {
     missed = look_at_all();
     if (std::exchange(pending_changed_, false)) to_tell = published();
   }
-  // Not under the lock, since NCCL has locks of its own.
+  // Without the lock, because NCCL takes locks of its own.
   if (to_tell && courier_) courier_->publish(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);
@@ -171,7 +171,8 @@ void NcclWatchdog::poll() {
   }
 }
 
-// Every rank compares itself with rank 0. Rarely, since this costs calls to the store.
+// Each rank compares its history with rank 0's, at most once per second, because every comparison calls the
+// store.
 void NcclWatchdog::compare_histories() {
   constexpr std::chrono::seconds kPeriod(1);
   const std::optional<std::string> theirs = courier_->take_posted();

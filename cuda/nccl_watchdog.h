@@ -1,12 +1,12 @@
-// Watches the running collectives of an NCCL communicator: if a rank never joins a collective, the kernels of
-// the other ranks and their streams would wait for ever. Owned by the communicator; it polls in a thread of
-// its own, and any thread may call it. It does not use CUDA: a CollectiveProbe reports the state of
-// collectives.
+// Watches the running collectives of an NCCL communicator. If a rank never joins a collective, the other
+// ranks' kernels and streams would otherwise wait for ever. Owned by the communicator. Polls in its own
+// thread; any thread may call it. Uses no CUDA: a CollectiveProbe reports the state of collectives.
 //
-// A collective's timeout starts when its stream reaches it. A timeout, an error from NCCL, or ranks that have
-// started different collectives (issue_history.h) break the communicator for good. The watchdog then finds
-// the reason (wait_board.h) if the ranks' store answers in time (store_courier.h), aborts the running
-// collectives so that streams continue, and every later use of the communicator throws that reason.
+// A collective's timeout starts when its stream reaches it. The communicator becomes broken for good after a
+// timeout, after an error from NCCL, or if ranks have started different collectives (cuda/issue_history.h).
+// The watchdog then finds the reason (comm/wait_board.h) if the ranks' store answers in time, aborts the
+// running collectives so that streams continue, and makes every later use of the communicator throw the
+// reason.
 #pragma once
 
 #include <atomic>
@@ -28,18 +28,18 @@
 
 namespace zerorun {
 
-/// How the watchdog observes collectives. Each has a slot: a number from 0 on that is reused.
+/// Reports the state of collectives to the watchdog. Each collective has a slot, a number that is reused.
 class CollectiveProbe {
  public:
   virtual ~CollectiveProbe() = default;
-  /// Prepares for slots below `count`. Called by the thread that starts a collective, and by no other
-  /// meanwhile.
+  /// Prepares for all slots below `count`. Called by the thread that starts a collective, one thread at a
+  /// time.
   virtual void prepare(size_t count) = 0;
   /// Whether the stream has reached the collective in `slot`.
   virtual bool started(size_t slot) = 0;
-  /// Whether the collective in `slot` is done.
+  /// Whether the collective in `slot` has finished.
   virtual bool finished(size_t slot) = 0;
-  /// An asynchronous error, as a message; empty if none.
+  /// Returns an asynchronous error as a message; empty if there is none.
   virtual std::string failure() = 0;
   /// Aborts the running collectives, within seconds. Called once, by the thread that breaks the communicator.
   virtual void abort() = 0;
@@ -58,42 +58,46 @@ class NcclWatchdog {
  public:
   using Clock = WatchdogOptions::Clock;
 
-  /// `probe` outlives it. `courier` may be null: then it does not consult other ranks.
+  /// `probe` must outlive the watchdog. If `courier` is null, the watchdog does not communicate with other
+  /// ranks.
   NcclWatchdog(WatchdogOptions options, CollectiveProbe& probe, std::unique_ptr<StoreCourier> courier);
   ~NcclWatchdog();
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
-  /// Starts the thread, which sleeps while no collective runs.
+  /// Starts the watchdog's thread, which sleeps while no collective runs.
   void start();
-  /// On return the thread has ended, and the courier's too unless a call to the store blocks it.
+  /// Ends the watchdog's thread before it returns, and also the courier's unless a call to the store blocks
+  /// that.
   void stop();
 
-  // For each collective: take() a slot, then begin(), then enqueued(). One thread at a time.
+  // Each collective calls take(), begin() and enqueued() in this order. One thread at a time.
 
   /// Reserves a free slot.
   size_t take();
-  /// `calls` are about to be enqueued together; the probe's started() is valid from now on.
+  /// Call it before `calls` are enqueued together. From now on the probe's started() must be valid for
+  /// `slot`.
   void begin(size_t slot, std::span<const CollectiveCall> calls);
-  /// They are enqueued; the probe's finished() is valid from now on.
+  /// Call it after the calls are enqueued. From now on the probe's finished() must be valid for `slot`.
   void enqueued(size_t slot);
 
-  /// The same for an operation that the host itself waits for: it runs from here until end().
+  /// Starts an operation for which the host itself waits. Its timeout starts now, and it runs until end().
   size_t begin_on_host(const std::string& what);
   void end(size_t slot);
 
-  /// Breaks the communicator: the operation in `slot` has failed for `reason`.
+  /// Breaks the communicator because the operation in `slot` has failed for `reason`.
   void fail(size_t slot, const std::string& reason);
   /// Throws CommError with the reason if the communicator is broken.
   void check() const;
   bool broken() const { return broken_; }
 
-  /// Checks all running operations once; the thread calls it. Waits for other ranks only after a timeout.
+  /// Checks all running operations once. Called by the watchdog's thread. Waits for the store only after a
+  /// timeout.
   void poll();
 
  private:
   enum class State { free, begun, enqueued, on_host };
-  // Records are reused, so that their strings keep their memory.
+  // Records are reused to avoid allocating their strings again.
   struct Record {
     State state = State::free;
     Collective kind{};
@@ -102,7 +106,7 @@ class NcclWatchdog {
     size_t more = 0;
     int64_t numel = 0;
     std::optional<Clock::time_point> started;
-    bool published = false;  // to the other ranks
+    bool published = false;  // whether the other ranks can read it in the store
 
     PendingCollective pending() const;
   };
@@ -125,13 +129,13 @@ class NcclWatchdog {
   std::condition_variable wake_;
   std::vector<Record> records_;  // by slot
   std::vector<size_t> free_;
-  std::vector<size_t> under_way_;  // slots in the order in which they began
-  bool pending_changed_ = false;   // since the last state() to the courier
+  std::vector<size_t> under_way_;  // slots in the order of begin()
+  bool pending_changed_ = false;   // published collectives have changed since the last publish()
   IssueHistory history_;
-  Clock::time_point compared_;  // when histories were last compared
+  Clock::time_point compared_;  // time of the last comparison of histories
   bool stopping_ = false;
   std::string broken_for_;
-  std::atomic<bool> broken_ = false;  // then broken_for_ is set and no longer changes
+  std::atomic<bool> broken_ = false;  // once true, broken_for_ is set and no longer changes
   std::thread thread_;
 };
 

@@ -16,7 +16,7 @@
 namespace zerorun {
 namespace {
 
-// A Peer as sent to other ranks.
+// A Peer in the form in which it is sent to other ranks.
 struct Packed {
   std::array<char, 64> host;
   std::array<char, 40> boot;

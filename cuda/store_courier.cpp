@@ -33,14 +33,14 @@ Answers run_errands(const Errands& errands, const WaitBoard& wait_board, int wor
 }  // namespace
 
 struct StoreCourier::Mailbox {
-  // Nothing to do and nothing under way.
+  // True if no message waits and no call to the store is in progress.
   bool drained() const { return !errands.any() && !away; }
 
   std::mutex mutex;
   std::condition_variable changed;
   Errands errands;
   Answers answers;
-  bool away = false;  // the thread is at the store
+  bool away = false;  // the thread is in a call to the store
   bool stopping = false;
   bool ended = false;
 };

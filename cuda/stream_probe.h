@@ -1,5 +1,6 @@
-// Observes collectives on streams: a CUDA event before each and one after it, and NCCL's errors. Owned by the
-// communicator; the thread that starts a collective records the events, the watchdog's thread queries them.
+// Reports the state of collectives through CUDA events before and after each one, and through NCCL's errors.
+// Owned by the communicator. The thread that starts a collective records its events; the watchdog's thread
+// queries them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +17,7 @@ namespace zerorun {
 
 class StreamProbe : public CollectiveProbe {
  public:
-  /// For GPU `device`.
+  /// Probes collectives on GPU `device`.
   StreamProbe(int device, std::shared_ptr<NcclComms> comms) : device_(device), comms_(std::move(comms)) {}
   ~StreamProbe() override;
   StreamProbe(const StreamProbe&) = delete;
@@ -42,9 +43,9 @@ class StreamProbe : public CollectiveProbe {
 
   const int device_;
   const std::shared_ptr<NcclComms> comms_;
-  std::mutex mutex_;           // guards events_
+  std::mutex mutex_;           // protects events_
   std::deque<Events> events_;  // by slot
-  std::string cuda_failure_;   // used by the watchdog's thread alone
+  std::string cuda_failure_;   // used only by the watchdog's thread
 };
 
 }  // namespace zerorun

@@ -83,7 +83,7 @@ void StreamTimer::end(size_t span) {
   }
 }
 
-// Adds up the spans whose end events have passed.
+// Adds the times of finished spans, whose end events have passed, to their totals.
 void StreamTimer::collect() {
   size_t kept = 0;
   for (const size_t index : finished_) {
@@ -91,7 +91,7 @@ void StreamTimer::collect() {
     float milliseconds = 0;
     const cudaError_t status = cudaEventElapsedTime(&milliseconds, span.begin, span.end);
     if (status == cudaErrorNotReady) {
-      cudaGetLastError();  // clears cudaErrorNotReady: the work still runs
+      cudaGetLastError();  // clears cudaErrorNotReady: the work has not finished
       finished_[kept++] = index;
       continue;
     }

@@ -1,5 +1,5 @@
-// Values in kernels: 16-bit floats, and groups of adjacent values that one memory access moves. For host and
-// device, so that a test on the host runs the GPU's code. Pure functions; any thread.
+// The values in kernels: 16-bit floats, and groups of adjacent values that one memory access loads or stores.
+// Compiles for host and device, so that a host test can run the GPU's code. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 #include "base/error.h"
 #include "device/host_device.h"
 
-// Put before loops that index local arrays: unrolled on a GPU, they keep those arrays in registers.
+// Put this before loops that index local arrays. On a GPU it unrolls them, which keeps the arrays in
+// registers.
 #if defined(__CUDA_ARCH__)
 #define ZERORUN_UNROLL _Pragma("unroll")
 #else
@@ -29,10 +30,10 @@ ZERORUN_HOST_DEVICE To bits_as(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
-// The conversions of base/narrow_floats.h for single values: the same bits, NaN included.
+// These convert single values with the same bits as base/narrow_floats.h, NaN included.
 
-inline constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
-inline constexpr uint32_t kQuiet = 0x00400000;     // the quiet bit of a float32 NaN
+inline constexpr uint32_t kInfinity = 0x7f800000;  // float32 infinity, as bits
+inline constexpr uint32_t kQuiet = 0x00400000;     // quiet bit of a float32 NaN
 
 ZERORUN_HOST_DEVICE float widen(float value) {
   return value;
@@ -44,13 +45,14 @@ ZERORUN_HOST_DEVICE float widen(Bf16 value) {
 
 ZERORUN_HOST_DEVICE float widen(Fp16 value) {
   const uint32_t magnitude = value.bits & 0x7fffU;
-  // The exponent bias of float32 is larger by 112; the product corrects it exactly, for subnormals too.
+  // The exponent bias of float32 is larger by 112. The multiplication corrects it exactly, also for
+  // subnormals.
   uint32_t bits = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112F);
   if (magnitude >= 0x7c00) bits = (magnitude << 13) | kInfinity | (magnitude > 0x7c00 ? kQuiet : 0);
   return bits_as<float>(bits | (static_cast<uint32_t>(value.bits & 0x8000U) << 16));
 }
 
-/// `value` rounded to nearest, ties to even.
+/// Rounds `value` to nearest, ties to even.
 template <typename To>
 ZERORUN_HOST_DEVICE To narrow(float value);
 
@@ -70,9 +72,9 @@ template <>
 ZERORUN_HOST_DEVICE Fp16 narrow<Fp16>(float value) {
   const auto bits = bits_as<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Rounding may carry into the exponent, from the largest finite value to infinity.
+  // Rounding may carry into the exponent, and from the largest finite value to infinity.
   uint32_t rounded = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  if (magnitude < 0x38800000) {  // 2^-14: the units of 0.5f are those of the smallest fp16, the sum rounds
+  if (magnitude < 0x38800000) {  // 2^-14: adding 0.5 rounds to a multiple of fp16's smallest subnormal
     rounded = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5F) - bits_as<uint32_t>(0.5F);
   }
   if (magnitude >= 0x47800000) {  // 2^16
@@ -81,7 +83,7 @@ ZERORUN_HOST_DEVICE Fp16 narrow<Fp16>(float value) {
   return {static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000))};
 }
 
-/// The smallest magnitude that To rounds to infinity.
+/// The smallest magnitude that rounds to infinity in To.
 template <typename To>
 inline constexpr float kOverflow = __builtin_huge_valf();
 template <>
@@ -89,7 +91,7 @@ inline constexpr float kOverflow<Bf16> = 0x1.ffp127F;
 template <>
 inline constexpr float kOverflow<Fp16> = 65520.0F;
 
-/// Whether `value` rounded to To is finite; false for NaN.
+/// Whether `value` stays finite when it is rounded to To. False for NaN.
 template <typename To>
 ZERORUN_HOST_DEVICE bool stays_finite(float value) {
   return (value < 0 ? -value : value) < kOverflow<To>;
@@ -101,10 +103,10 @@ struct Group {
   T values[N];
 };
 
-/// The widest access of one thread, in bytes.
+/// The size in bytes of the widest access of one thread.
 inline constexpr int kAccess = 16;
 
-// The type of one access; CUDA's vector types in CUDA code.
+// The types of one access of 8 or 16 bytes. CUDA code uses CUDA's vector types.
 #if defined(__CUDACC__)
 using Words8 = uint2;
 using Words16 = uint4;
@@ -119,7 +121,7 @@ struct [[gnu::may_alias]] alignas(16) Words16 {
 template <int kBytes>
 using Words = std::conditional_t<kBytes == 16, Words16, Words8>;
 
-// A misaligned access faults on a GPU but not on a CPU, so this checks for it in host tests.
+// Checks alignment in host tests, because a misaligned access faults on a GPU but not on a CPU.
 template <typename Access, typename T>
 ZERORUN_HOST_DEVICE void check_aligned([[maybe_unused]] const T* memory) {
 #if !defined(__CUDACC__)
@@ -127,7 +129,8 @@ ZERORUN_HOST_DEVICE void check_aligned([[maybe_unused]] const T* memory) {
 #endif
 }
 
-/// Loads N values from `memory`, which is aligned to their total size (or to kAccess bytes, if that is less).
+/// Loads N values from `memory`, which must be aligned to their total size, or to kAccess bytes if that is
+/// less.
 template <int N, typename T>
 ZERORUN_HOST_DEVICE Group<T, N> load(const T* memory) {
   if constexpr (N == 1) {
@@ -148,7 +151,7 @@ ZERORUN_HOST_DEVICE Group<T, N> load(const T* memory) {
   }
 }
 
-/// The reverse of load().
+/// Stores N values; the counterpart of load().
 template <int N, typename T>
 ZERORUN_HOST_DEVICE void store(T* memory, const Group<T, N>& group) {
   if constexpr (N == 1) {
@@ -158,7 +161,8 @@ ZERORUN_HOST_DEVICE void store(T* memory, const Group<T, N>& group) {
     using Access = Words<sizeof(T) * N>;
     check_aligned<Access>(memory);
 #if defined(__CUDA_ARCH__)
-    __stwb(reinterpret_cast<Access*>(memory), bits_as<Access>(group));  // an assignment may be split
+    __stwb(reinterpret_cast<Access*>(memory),
+           bits_as<Access>(group));  // a plain assignment may be split into narrower stores
 #else
     *reinterpret_cast<Access*>(memory) = bits_as<Access>(group);
 #endif

@@ -1,4 +1,4 @@
-// Transfers through io_uring: the kernel does them, so that no thread of this process waits for the disk.
+// Transfers through io_uring. The kernel executes them, so no thread of this process waits for the disk.
 #include <liburing.h>
 
 #include <cerrno>
@@ -37,7 +37,7 @@ class IoUring : public Transfers {
     for (int retry = 0; retry < kMostRetries; ++retry) {
       submitted = ::io_uring_submit(&ring_);
       if (submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the kernel is short of memory: try again
     }
     ZR_CHECK(submitted == 1, std::string("io_uring_submit: ") + std::strerror(-submitted));
     ++under_way_;
@@ -52,7 +52,7 @@ class IoUring : public Transfers {
       if (rest.count() <= 0) return std::nullopt;
       __kernel_timespec time{.tv_sec = rest.count() / 1'000'000'000, .tv_nsec = rest.count() % 1'000'000'000};
       if (::io_uring_wait_cqe_timeout(&ring_, &entry, &time) == 0)
-        break;  // else the wait was interrupted by a signal or timed out
+        break;  // otherwise a signal interrupted the wait, or it timed out
     }
     const TransferDone done{.tag = static_cast<int>(entry->user_data), .result = entry->res};
     ::io_uring_cqe_seen(&ring_, entry);

@@ -9,7 +9,7 @@
 namespace zerorun {
 namespace {
 
-// The chunks of a file whose header has `header_bytes` bytes.
+// Returns the chunks of a file whose header has `header_bytes` bytes.
 std::vector<Chunk> make_chunks(const SliceContents& contents, int64_t chunk_bytes, int64_t alignment,
                                int64_t header_bytes) {
   int64_t element = 0;
@@ -38,7 +38,7 @@ std::vector<Chunk> make_chunks(const SliceContents& contents, int64_t chunk_byte
   return chunks;
 }
 
-// The ranges of the slice's parameters, chunk by chunk, in the order of the file.
+// Returns the ranges of the slice's parameters, chunk by chunk, in file order.
 std::vector<StateRange> make_ranges(const SliceContents& contents, const std::vector<Chunk>& chunks) {
   std::vector<StateRange> ranges;
   for (const Chunk& chunk : chunks) {
@@ -70,7 +70,8 @@ SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, 
   const std::string no_generation(kGenerationDigits, '0');
   metadata["generation"] = no_generation;
   SlotLayout layout;
-  // The header lists all offsets, so its length and the layout depend on each other: repeat until both agree.
+  // The header lists all offsets, and its own length moves them. So this repeats until length and offsets
+  // agree.
   for (int64_t header_bytes = kPageBytes;; header_bytes = static_cast<int64_t>(layout.header.size())) {
     layout.chunks = make_chunks(contents, chunk_bytes, alignment, header_bytes);
     layout.bytes = layout.chunks.back().offset + layout.chunks.back().bytes;

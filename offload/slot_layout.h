@@ -1,6 +1,6 @@
-// The layout of a slice's state in a file. The file is read into memory in chunks. A chunk has consecutive
-// elements of the slice, with all states of these elements, in consecutive bytes of the file. The file has
-// the format of a checkpoint's file (docs/checkpoint_format.md). Pure; any thread.
+// The layout of a slice's state in a file, which is read into memory chunk by chunk. A chunk has consecutive
+// elements of the slice with all of their states, in consecutive bytes of the file. The file has the format
+// of a checkpoint's file (docs/checkpoint_format.md). Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,45 +14,45 @@ namespace zerorun {
 
 struct SliceState {
   std::string name;           // "master", "exp_avg"
-  std::string dtype = "F32";  // as safetensors spells it
+  std::string dtype = "F32";  // as spelled in safetensors
 };
 
 /// The part of a parameter that is in the slice.
 struct SlicePart {
   std::string parameter;
-  int64_t begin;           // its first element, counted from the parameter's first
-  int64_t begin_in_slice;  // the same element, counted from the slice's first
+  int64_t begin;           // first element, counted from the start of the parameter
+  int64_t begin_in_slice;  // the same element, counted from the start of the slice
   int64_t numel;
 };
 
 struct SliceContents {
   std::string label;                            // for messages: "bucket 3 (wte.weight and 2 more)"
-  std::map<std::string, std::string> metadata;  // for the header
-  int64_t numel = 0;                            // elements, including padding
+  std::map<std::string, std::string> metadata;  // for the file's header
+  int64_t numel = 0;                            // number of elements, including padding
   std::vector<SliceState> states;
   std::vector<SlicePart> parts;  // in ascending order of begin_in_slice
 };
 
 struct Chunk {
-  int64_t begin;  // first element, counted from the slice's first
+  int64_t begin;  // first element, counted from the start of the slice
   int64_t numel;
   int64_t offset;                      // in bytes from the start of the file; a multiple of kChecksumBlock
-  int64_t bytes;                       // whole pages
+  int64_t bytes;                       // size, in whole pages
   std::vector<int64_t> state_offsets;  // by state, in bytes from the start of the chunk
 };
 
 struct SlotLayout {
-  std::string header;              // is at the start of the first chunk
-  size_t generation_at = 0;        // position of the generation's kGenerationDigits digits in `header`
-  std::vector<Chunk> chunks;       // in the order of the file, without gaps
-  std::vector<StateRange> ranges;  // offsets are from the start of the file
-  int64_t bytes = 0;               // of the file
+  std::string header;              // stored at the start of the first chunk
+  size_t generation_at = 0;        // position of the generation number's digits in `header`
+  std::vector<Chunk> chunks;       // in file order, without gaps
+  std::vector<StateRange> ranges;  // with offsets from the start of the file
+  int64_t bytes = 0;               // size of the file
 };
 
 inline constexpr int kGenerationDigits = 12;
 
-/// `chunk_bytes`: maximum bytes of a chunk, a multiple of kChecksumBlock; the first chunk may be larger if
-/// the header is long. `alignment`: in elements; chunks and parts begin at multiples of it.
+/// `chunk_bytes` is the maximum size of a chunk and a multiple of kChecksumBlock; the first chunk may be
+/// larger if the header is long. `alignment` is in elements: chunks and parts begin at multiples of it.
 SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, int64_t alignment);
 
 }  // namespace zerorun

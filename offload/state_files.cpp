@@ -43,7 +43,7 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
       ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = {static_cast<std::byte*>(memory), Unmap{static_cast<size_t>(total)}};
-  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // the disk must not write to shared pages
+  ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // children must not share pages under I/O
   const int64_t requests = (bytes_of_a_buffer_ + options_.request_bytes - 1) / options_.request_bytes;
   for (int i = 0; i < count; ++i) buffers_.push_back({.memory = memory_.get() + i * bytes_of_a_buffer_});
   requests_.resize(static_cast<size_t>(count * requests));
@@ -111,7 +111,7 @@ std::byte* StateFiles::open(int chunk, bool overwrites) {
   check_not_failed();
   if (chunks_[chunk].buffer < 0) load(chunk, take_buffer(), overwrites);
   const int buffer = chunks_[chunk].buffer;
-  ++buffers_[buffer].opened;  // before the wait, because opened buffers are not reused
+  ++buffers_[buffer].opened;  // before the wait, because an open buffer is never reused
   await(buffer);
   buffers_[buffer].last_opened = ++opens_;
   note_opened(chunk);
@@ -165,7 +165,8 @@ LentSlot StateFiles::lend(int number) {
   Slot& slot = slice.slots[slice.complete];
   if (!slot.replacement) slot.replacement = make_file(slice.layout);
   slot.readers->fetch_add(1, std::memory_order_relaxed);
-  // release pairs with the acquire in write(), so that write() sees whether this reader has linked the file.
+  // The release pairs with the acquire in write(). So when write() sees no readers, it also sees whether a
+  // reader has given the file a name.
   auto end = [file = slot.file, readers = slot.readers](OpenFile*) {
     readers->fetch_sub(1, std::memory_order_release);
   };
@@ -173,7 +174,7 @@ LentSlot StateFiles::lend(int number) {
           .facts = {.bytes = slice.layout.bytes, .checksums = slot.checksums, .ranges = slice.layout.ranges}};
 }
 
-// Fills in a chunk's initial content: zeros, and the header in the first chunk.
+// Writes the initial content of a chunk: zeros, and the header if it is the first chunk.
 void StateFiles::fill(int chunk, std::byte* memory) const {
   const ChunkState& state = chunks_[chunk];
   const Slice& slice = slices_[state.slice];
@@ -182,7 +183,7 @@ void StateFiles::fill(int chunk, std::byte* memory) const {
   if (state.index == 0) std::ranges::copy(std::as_bytes(std::span(slice.layout.header)), memory);
 }
 
-// Advances the plan past `chunk`: chunks before `chunk` in the plan are no longer read ahead.
+// Advances the plan beyond `chunk`. Chunks that come before it in the plan are no longer read ahead.
 void StateFiles::note_opened(int chunk) {
   const auto next = plan_.begin() + static_cast<std::ptrdiff_t>(opened_of_plan_);
   const auto end =
@@ -191,7 +192,7 @@ void StateFiles::note_opened(int chunk) {
   if (found != end) opened_of_plan_ = static_cast<size_t>(found - plan_.begin()) + 1;
 }
 
-// Whether the plan opens `chunk` soon: if so, a chunk that is opened later should not take its buffer.
+// Whether the plan will open `chunk` soon. If so, a chunk that is opened later should not take its buffer.
 bool StateFiles::is_planned(int chunk) const {
   const size_t end = std::min(plan_.size(), opened_of_plan_ + 2 * buffers_.size());
   for (size_t i = opened_of_plan_; i < end; ++i) {
@@ -200,7 +201,8 @@ bool StateFiles::is_planned(int chunk) const {
   return false;
 }
 
-// The least recently opened buffer that is not in use and has nothing left to write; -1: none.
+// Returns the least recently opened buffer that is not in use and has nothing left to write; -1 if there is
+// none.
 int StateFiles::find_buffer(bool only_unplanned) const {
   int found = -1;
   for (int i = 0; i < static_cast<int>(buffers_.size()); ++i) {
@@ -306,7 +308,8 @@ void StateFiles::await(int buffer) {
   while (buffers_[buffer].use != Use::ready) finish_one(buffer, deadline);
 }
 
-// Waits for one request and finishes it. `awaited`: the buffer that the caller waits for; -1: any.
+// Waits for one request and finishes it. `awaited` is the buffer that the caller waits for, or -1 for any
+// buffer.
 void StateFiles::finish_one(int awaited, std::chrono::steady_clock::time_point deadline) {
   const auto busy = std::ranges::find_if(buffers_, [](const Buffer& buffer) { return buffer.requests > 0; });
   ZR_CHECK(busy != buffers_.end(), "all buffers of offloaded state are in use");
@@ -323,11 +326,11 @@ void StateFiles::finish(const TransferDone& done) {
   auto& [number, transfer, retries] = requests_[done.tag];
   Buffer& buffer = buffers_[number];
   int64_t count = done.result;
-  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer: repeat without it
+  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer, so repeat it without
     count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
                             : files_->read(transfer.file, transfer.bytes, transfer.offset);
   }
-  // -ECANCELED: the kernel cancels a request if the thread that submitted the request has ended.
+  // -ECANCELED: the kernel cancels a request if the thread that submitted it has ended.
   const bool is_for_now = count == -EINTR || count == -EAGAIN || count == -ECANCELED;
   if (is_for_now && ++retries < kMostRetries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,12 +1,12 @@
-// Keeps the state of slices in files. A few buffers in memory hold the chunks that are in use; chunks are
-// read before they are opened and written after they are closed. Used by one thread at a time.
+// Keeps the state of slices in files. A few buffers in memory hold the chunks that are in use. Chunks are
+// read ahead of their use and written after they are closed. Used by one thread at a time.
 //
-// [Note: generations] A slice has two slots: files of equal layout. One slot has the last complete
-// generation; a step's changes are written to the other. finish_generation() waits for these writes, then
-// swaps the roles of the slots, so that one complete generation always exists. Checkpoints link to its file
-// after lend(), which makes a replacement file: a lent file is written again only if it got no name and all
-// borrowers have released it. Slots have no names, so no file survives the process, however it ends.
-#pragma once
+// [Note: generations] A slice has two slots, which are files of equal layout. One slot has the last complete
+// generation, and an optimizer step writes its changes to the other slot. finish_generation() waits for these
+// writes and then swaps the roles of the slots, so one complete generation always exists. Checkpoints link to
+// the file of that generation after lend(), which also creates a replacement file. A lent file is written
+// again only if it got no name and all borrowers have released it. Slots have no names, so the files
+// disappear when the process ends, even if it is killed.
 
 #include <atomic>
 #include <chrono>
@@ -29,18 +29,18 @@ namespace zerorun {
 struct StateFilesOptions {
   std::filesystem::path folder;  // must exist
   int rank = 0;                  // for messages
-  int buffers = 4;               // one chunk each; raised to kFewestBuffers, but not above chunks()
-  int64_t chunk_bytes = 0;       // a multiple of kChecksumBlock
-  int64_t request_bytes = 0;     // maximum of one read or write, whole pages
-  int64_t alignment = 16;        // of the parts of slices, in elements
-  int threads = 1;               // number of threads if there is no io_uring
+  int buffers = 4;          // number of buffers of one chunk each; at least kFewestBuffers, at most chunks()
+  int64_t chunk_bytes = 0;  // size of a chunk, a multiple of kChecksumBlock
+  int64_t request_bytes = 0;  // maximum size of one read or write, in whole pages
+  int64_t alignment = 16;     // alignment of the parts of slices, in elements
+  int threads = 1;            // number of I/O threads if there is no io_uring
   std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
 inline constexpr int kFewestBuffers = 3;  // one in use, one being read, one being written
 
-/// A complete generation of a slice, in a file that is not written while it is lent.
+/// A complete generation of a slice. Its file is not written while it is lent.
 struct LentSlot {
   std::shared_ptr<OpenFile> file;
   StateFileFacts facts;
@@ -48,8 +48,8 @@ struct LentSlot {
 
 class StateFiles {
  public:
-  /// Creates the slots and reserves disk space for all of their content. `files` must outlive it. Throws
-  /// UserError if that fails.
+  /// Creates the slots and reserves disk space for their whole content. `files` must outlive this object.
+  /// Throws UserError if the space cannot be reserved.
   StateFiles(FileSystem& files, StateFilesOptions options, std::vector<SliceContents> slices);
   /// Waits for the reads and writes in flight.
   ~StateFiles();
@@ -62,34 +62,35 @@ class StateFiles {
   int first_chunk(int slice) const { return slices_[slice].first_chunk; }
   int chunks() const { return static_cast<int>(chunks_.size()); }
 
-  // The functions below throw TrainingError, naming folder, slice and rank, when a disk fails; from then on
-  // the object is unusable.
+  // The functions below throw TrainingError, which names folder, slice and rank, if an I/O operation fails.
+  // From then on the object is unusable.
 
-  /// Sets the order in which chunks will be opened from now on, so that they are read ahead.
+  /// Sets the order in which chunks will be opened from now on, so that they can be read ahead.
   void plan(std::span<const int> chunks);
-  /// Returns the chunk's memory, with states at layout()'s offsets, valid until the chunk is closed as often
-  /// as it was opened. `overwrites`: the caller will write all states, so nothing is read from the file.
+  /// Returns the chunk's memory, in which states are at layout()'s offsets. The memory is valid until close()
+  /// has been called as often as open(). With `overwrites` the caller must write all states, and nothing is
+  /// read from the file.
   std::byte* open(int chunk, bool overwrites = false);
-  /// `changed`: the chunk's memory is written to the next generation.
+  /// If `changed`, the chunk's memory is written to the next generation.
   void close(int chunk, bool changed);
-  /// Returns when all changes are in files and the generation is complete.
+  /// Returns when all changes are in the files and the generation is complete.
   void finish_generation();
-  /// Lends the last complete generation; no chunk of the slice may have changed since then. Also throws
-  /// UserError if the disk has no room for the replacement file; the state is then unchanged.
+  /// Lends the last complete generation. No chunk of the slice may have changed since then. Throws UserError
+  /// if the disk has no room for the replacement file; the state is then unchanged.
   LentSlot lend(int slice);
 
-  // Bytes since construction.
+  // The next two count bytes since construction.
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
   int64_t buffer_bytes() const;
-  /// The size of all slots.
+  /// The total size of all slots.
   int64_t file_bytes() const;
   const char* transfers() const { return transfers_->name(); }
 
  private:
   struct Slot {
     std::shared_ptr<OpenFile> file;
-    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // borrowers
+    std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // number of borrowers
     std::vector<uint64_t> checksums = {};                                               // by block
     std::shared_ptr<OpenFile> replacement = nullptr;  // from lend() to the next write of the slot
   };
@@ -98,16 +99,16 @@ class StateFiles {
     SlotLayout layout;
     int first_chunk;
     Slot slots[2];
-    int complete = -1;  // the slot of the last complete generation; -1: none, the state is initial
+    int complete = -1;  // slot with the last complete generation; -1: none, state is initial
     int64_t generation = 0;
-    int changed = 0;  // number of chunks that are already in the next generation
+    int changed = 0;  // number of chunks that the next generation already has
     int next() const { return complete == 0 ? 1 : 0; }
   };
   struct ChunkState {
     int slice;
     int index;
     int buffer = -1;          // the buffer that holds the chunk; -1: none
-    bool is_in_next = false;  // the chunk is already in the next generation
+    bool is_in_next = false;  // the next generation already has the chunk
   };
   enum class Use { none, reading, ready, writing };
   struct Buffer {
@@ -116,7 +117,7 @@ class StateFiles {
     int chunk = -1;
     int opened = 0;
     bool is_changed = false;  // the chunk has changed, and its write has not started
-    int requests = 0;         // in flight
+    int requests = 0;         // number of requests in flight
     int64_t last_opened = 0;
   };
   struct Request {
@@ -167,7 +168,7 @@ class StateFiles {
   int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
   std::string failure_;
-  std::unique_ptr<Transfers> transfers_;  // last member: destroyed before the memory that it uses
+  std::unique_ptr<Transfers> transfers_;  // last member: destroyed before the memory it uses
 };
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// Transfers without io_uring: threads, each of which does one transfer at a time.
+// Transfers without io_uring, by threads that each execute one transfer at a time.
 #include <pthread.h>
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ class TransferThreads : public Transfers {
     for (int i = 0; i < count; ++i) {
       try {
         threads_.emplace_back([this] { work(); });
-      } catch (const std::system_error&) {  // no more threads can be started
+      } catch (const std::system_error&) {  // the system allows no more threads
         if (threads_.empty()) throw;
         return;
       }

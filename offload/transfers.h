@@ -14,10 +14,10 @@
 namespace zerorun {
 
 struct Transfer {
-  int file;  // the FileSystem's file number
+  int file;  // file number in the FileSystem
   bool writes;
   std::span<std::byte> bytes;  // must stay valid until the transfer is done
-  int64_t offset;              // in the file
+  int64_t offset;              // position in the file, in bytes
 };
 
 /// The result of a transfer: bytes transferred, possibly fewer than requested, or -errno.
@@ -31,18 +31,20 @@ class Transfers {
   /// Waits for all transfers in flight.
   virtual ~Transfers() = default;
 
-  /// Starts a transfer without waiting for the disk. At most open_transfers()'s `most` may be in flight.
+  /// Starts a transfer without waiting for the disk. The number of transfers in flight must not exceed `most`
+  /// of open_transfers().
   virtual void start(const Transfer& transfer, int tag) = 0;
-  /// Waits up to `patience` for a transfer to complete; absent if none does. 0: does not wait.
+  /// Waits up to `patience` for a transfer to complete; absent if none does. Does not wait if `patience` is
+  /// 0.
   virtual std::optional<TransferDone> next(std::chrono::milliseconds patience) = 0;
-  /// For messages: "io_uring".
+  /// The implementation's name, for messages: "io_uring".
   virtual const char* name() const = 0;
 };
 
-/// `most`: maximum transfers in flight. `threads`: their number if there is no io_uring. `files` must outlive
-/// the result.
+/// `most` is the maximum number of transfers in flight. `threads` is the number of I/O threads if there is no
+/// io_uring. `files` must outlive the result.
 std::unique_ptr<Transfers> open_transfers(FileSystem& files, int most, int threads);
-/// Null if this process may not use io_uring, or if `files` does not use kernel file descriptors.
+/// Returns null if this process may not use io_uring, or if `files` does not use kernel file descriptors.
 std::unique_ptr<Transfers> open_io_uring(FileSystem& files, int most);
 std::unique_ptr<Transfers> open_transfer_threads(FileSystem& files, int threads);
 

@@ -1,4 +1,4 @@
-// Keys with which DeepSpeed chooses training data and alters the computation: curricula, quantization,
+// Keys of DeepSpeed features that choose training data or change the computation: curricula, quantization,
 // pruning, sparse attention.
 #include "config/keys/tables.h"
 

@@ -1,4 +1,4 @@
-// Keys for monitors, profilers and loggers of DeepSpeed.
+// Keys of DeepSpeed's monitors, profilers and loggers.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {

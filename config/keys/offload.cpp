@@ -1,4 +1,4 @@
-// ZeRO: keys for state that is kept in host memory or files between uses.
+// ZeRO keys for state that is kept in host memory or in files while it is not used.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {

@@ -1,4 +1,4 @@
-// The optimizer and its hyperparameters.
+// Keys of the optimizer and its hyperparameters.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {
@@ -12,7 +12,8 @@ constexpr std::string_view types_to_come =
 constexpr std::string_view nearest_types =
     "OneBitAdam:Adam OneBitLamb:Lamb ZeroOneAdam:Adam MuAdam:Adam MuAdamW:AdamW MuSGD:SGD Adadelta:RMSprop "
     "Adafactor:AdamW Adamax:Adam ASGD:SGD LBFGS:AdamW NAdam:Adam RAdam:Adam Rprop:RMSprop SparseAdam:Adam";
-// The types that DeepSpeed implements itself. It looks the others up in torch.optim, by their exact names.
+// The types that DeepSpeed implements itself, which match in any case. DeepSpeed looks up all other types in
+// torch.optim by their exact names.
 constexpr std::string_view types_in_any_case =
     "Adam AdamW Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD";
 constexpr std::string_view types_with_betas =

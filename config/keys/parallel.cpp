@@ -1,4 +1,4 @@
-// Other kinds of parallelism, compilation, and searches for a configuration.
+// Keys for other kinds of parallelism, for compilation, and for autotuning.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {

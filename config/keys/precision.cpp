@@ -1,9 +1,9 @@
-// Dtypes of training, and loss scaling.
+// Keys for the dtypes of training and for loss scaling.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {
 
-// The largest power of two in fp32, in which the loss is multiplied by its scale.
+// The largest power of two in fp32, the dtype in which the loss is multiplied by its scale.
 constexpr int largest_power = 127;
 constexpr double largest_scale = 0x1p127;
 

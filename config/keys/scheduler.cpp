@@ -1,9 +1,9 @@
-// The learning-rate schedule.
+// Keys of the learning-rate schedule.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {
 
-// DeepSpeed's own types, then those that it looks up in torch.optim.lr_scheduler.
+// DeepSpeed's own types, followed by types that it looks up in torch.optim.lr_scheduler.
 constexpr std::string_view all_types =
     "WarmupLR WarmupDecayLR WarmupCosineLR OneCycle LRRangeTest LambdaLR MultiplicativeLR StepLR MultiStepLR "
     "ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts "
@@ -13,7 +13,7 @@ constexpr std::string_view types_to_come =
     "CosineAnnealingLR CosineAnnealingWarmRestarts ReduceLROnPlateau CyclicLR OneCycleLR";
 constexpr std::string_view types_with_warmup = "WarmupLR WarmupDecayLR WarmupCosineLR";
 
-/// A learning rate: one, or one for each parameter group.
+/// A learning rate: one number, or one number per parameter group.
 constexpr KeyFact rate(std::string_view path, std::string_view fallback, std::string_view meaning) {
   return number(path, fallback, meaning)
       .least(0)

@@ -1,5 +1,4 @@
-// The tables of configuration keys, one per file; config/key_table.h gives access to them. Constant data; any
-// thread.
+// The tables of configuration keys, one per file, for config/key_table.cpp. Constant data; any thread.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// ZeRO: keys for what is partitioned and how it is communicated.
+// ZeRO keys for what is partitioned and how it is communicated.
 #include "config/keys/tables.h"
 
 namespace zerorun::keys {
