@@ -1,4 +1,4 @@
-// Dtypes of training and of gradients, and how gradients are averaged.
+// Tests the dtypes of training and of gradients, and how gradients are averaged.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
@@ -68,7 +68,7 @@ TEST_CASE("what stands in fp16 has no effect while it is off") {
         R"("fp16": {"enabled": false, )" + keys + "}, " + bf16}) {
     INFO(settings);
     const Config config = parse(settings);
-    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // fp16 is off
+    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // "fp16: is off"
     CHECK(!config.precision.auto_cast);
     CHECK(config.precision.loss_scale.window == 1000);
     CHECK(config.precision.loss_scale.hysteresis == 2);
@@ -193,7 +193,7 @@ TEST_CASE("param_dtype says once more what the dtype of training is") {
       {R"("bf16": {"enabled": true}, "data_types": {"param_dtype": @"fp32"})", "data_types.param_dtype",
        "bf16, as bf16.enabled is true", "\"fp32\"", "leave the key out, or switch fp16 and bf16 off"},
   });
-  // If the section is not an object, that is the only mistake.
+  // An fp16 section that is not an object gets one message. Keys that depend on it are not checked.
   CHECK(refusals(with(R"("fp16": true, "data_types": {"param_dtype": "fp16"})")).size() == 1);
 }
 
