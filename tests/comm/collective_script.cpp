@@ -62,8 +62,7 @@ std::vector<T> slice_of(const std::vector<T>& values, int rank, int64_t slice) {
   return {values.begin() + rank * slice, values.begin() + (rank + 1) * slice};
 }
 
-// Uses append(), since g++ 12 with AddressSanitizer gives a false warning for "text" +
-// std::to_string(number).
+// Uses append(), since g++ 12 with AddressSanitizer gives a false warning for operator+ of two strings here.
 std::string numbered(std::string text, int number) {
   return text.append(std::to_string(number));
 }

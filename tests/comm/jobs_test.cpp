@@ -233,8 +233,7 @@ TEST_CASE("jobs: a stranger takes no rank's place") {
       be_rank(0, 2, port, "job");
       return sum_of_all(*connect());
     }
-    // The stranger has no token, but sees the keys in the store. It copies each key of rank 0 to rank 1's
-    // name.
+    // The stranger has no token, but can list the keys. It copies each value of rank 0 to rank 1's key.
     std::vector<std::string> keys;
     while (!is_reached("127.0.0.1", port)) usleep(5000);
     auto store = open_as_stranger(port);
@@ -277,7 +276,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, socket.port, "job");
     if (rank == 0) {
-      fcntl(socket.fd.get(), F_SETFD, 0);  // inheritable, as after exec
+      fcntl(socket.fd.get(), F_SETFD, 0);  // clears close-on-exec, so that ranks could inherit the socket
       setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
     }
     return sum_of_all(*connect()) + " " + sum_of_all(*connect());

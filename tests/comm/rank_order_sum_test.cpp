@@ -64,7 +64,7 @@ TEST_CASE("sum in rank order: outputs of any size and place, up to those that pa
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
     for (int ranks : {1, 2, 3}) {
       for (int64_t numel : {0, 1, 63, 2048, 5001, (9 << 20) / 4 + 37}) {
-        for (int64_t begin : {0, 1}) {  // in elements; at 1 the output is aligned to its dtype only
+        for (int64_t begin : {0, 1}) {  // offset in elements; at 1 the output is aligned to its dtype only
           std::vector<at::Tensor> slices = random_slices(ranks, numel, at::kFloat);
           for (at::Tensor& slice : slices) slice = (dtype == at::kLong ? slice * 1000 : slice).to(dtype);
           at::Tensor wanted = slices[0].clone();

@@ -10,8 +10,8 @@
 namespace zerorun::testing {
 
 struct Ending {
-  int status = 0;      // as waitpid() returns it
-  std::string text;    // the body's result, or "CommError: ", "UserError: " or "exception: " and its message
+  int status = 0;    // as waitpid() returns it
+  std::string text;  // the body's result; for an exception "CommError: " (UserError, exception) and its text
   double seconds = 0;  // from the fork to the end of the process; 0 if it was killed
 };
 

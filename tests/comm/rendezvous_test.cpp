@@ -28,8 +28,8 @@ const Variables kGood = {{"RANK", "1"},
                          {"MASTER_ADDR", "10.0.0.7"},
                          {"MASTER_PORT", "29500"}};
 
-// Sets `variables` and unsets the other environment variables of its list. The destructor restores the list's
-// old values.
+// Sets `variables`, and unsets all other environment variables that the constructor lists. The destructor
+// restores the old values.
 class ScopedVariables {
  public:
   explicit ScopedVariables(const Variables& variables) {

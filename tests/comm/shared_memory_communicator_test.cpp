@@ -272,7 +272,7 @@ TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes a
     const int64_t left = shared_bytes() - before;
     if (communicator->allocate(kNumel, at::kFloat).count_nonzero().item<int64_t>() > 0) return "not zero";
     communicator->barrier("the end")->wait();
-    // Resident are this rank's own 192 MiB, and 64 MiB of the other rank's input.
+    // Each rank should have mapped its own 192 MiB, and 64 MiB of the other rank's input.
     if (taken < int64_t{250} << 20) return "too little was taken: " + std::to_string(taken);
     if (left > int64_t{8} << 20) return "too much is left: " + std::to_string(left);
     return "right";

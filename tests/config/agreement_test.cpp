@@ -4,7 +4,7 @@
 // The reader checks more than a schema can express. So the generator never makes:
 //   - text that is not plain JSON (with comments or trailing commas), or that has duplicate keys;
 //   - nesting deeper than the reader allows, or files larger than it allows;
-//   - integers near the limits of 64 bits, which a schema compares as doubles, or quoted integers beyond;
+//   - integers near the limits of 64 bits (a schema compares them as doubles), or larger integers in quotes;
 //   - a min_loss_scale above 2 to the power of initial_scale_power;
 //   - batch sizes that are no multiples of each other;
 //   - numbers that a double cannot hold exactly: 1e-400, or an integer plus a tiny fraction.

@@ -93,7 +93,7 @@ class Generator {
  private:
   void take(const Draft& draft) { take_(draft.text()); }
 
-  // Uses no distribution of the standard library, since the results of those differ between libraries.
+  // Uses no distribution class of the standard library, since its results differ between libraries.
   template <typename List>
   auto any_of(const List& list) {
     return list[random_() % list.size()];

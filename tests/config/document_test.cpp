@@ -204,7 +204,7 @@ TEST_CASE("every key and value of a document knows its place") {
 }
 
 TEST_CASE("the place that is reported is the one in the text") {
-  // The two mistakes follow texts that change the line or the column in every way.
+  // The same two mistakes come after texts that move them to other lines and columns.
   const std::vector<std::string> before = {
       "",         " ",           "\t\t",           "\n\n",
       "\r\n  ",   "\r",          "/* é漢😀 */ ",    "#\n",

@@ -19,7 +19,7 @@ namespace zerorun::test {
 namespace {
 
 constexpr std::size_t longest_message = 1000;
-constexpr std::size_t most_messages = 1000;  // for each severity
+constexpr std::size_t most_messages = 1000;  // limit for each severity
 
 std::string repeated(std::string_view part, int count) {
   std::string text;

@@ -140,7 +140,7 @@ TEST_CASE("what public configurations ask for and a run has not is refused or wa
                         "202.json curriculum_learning.enabled", "222.json quantize_training",
                         "345.json scheduler.params.warmup_num_steps"});
   CHECK(offloading > 30);
-  CHECK(told_of == 0);  // offload_param is offered
+  CHECK(told_of == 0);  // since ZeroRun offers offload_param
 }
 
 TEST_CASE("every unknown, deprecated or mistyped key of a public configuration is named at its path") {

@@ -19,7 +19,7 @@ struct Refusal {
   std::string found;
   std::string remedy;
 
-  /// "LINE:COLUMN PATH"
+  /// Returns "LINE:COLUMN PATH".
   std::string place() const { return std::to_string(line) + ":" + std::to_string(column) + " " + path; }
 };
 

@@ -1,5 +1,5 @@
-// Tests the messages about keys that ZeroRun refuses, ignores, or gives no effect. `zerorun config check`
-// must report the errors of a run.
+// Tests the messages about keys that ZeroRun refuses, ignores, or accepts without effect. `zerorun config
+// check` must report the errors of a run.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>

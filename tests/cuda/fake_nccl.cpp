@@ -135,7 +135,7 @@ ncclResult_t FakeNccl::state(ncclComm* comm) {
   return comm->polls != 0 ? ncclInProgress : reported_;
 }
 
-// An abort waits for the GPU, which gets idle only after an abort of every communicator has begun.
+// An abort waits for the GPU, which becomes idle only after an abort of every communicator has begun.
 ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
@@ -213,7 +213,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
   *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
   const ncclResult_t result = fake_nccl().request(comm, "window");
-  return result == ncclInProgress ? ncclSuccess : result;  // NCCL too returns success while it is in progress
+  return result == ncclInProgress ? ncclSuccess : result;  // like NCCL, which is in progress nevertheless
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
   fake_nccl().note(comm, "no window");

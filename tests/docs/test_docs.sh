@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_docs.sh SOURCE BUILD: checks README.md and docs/guide.md. Every block of C++, JSON or CMake must be part
-# of a file that is built or tested. Every command, and every section of the guide's program, must run. Every
-# link to a file must lead to one.
+# test_docs.sh SOURCE BUILD: checks README.md and docs/guide.md. Every block of C++, JSON or CMake must be
+# part of a file that is built or tested. Every command, and every section of the guide's program, must run.
+# Every link to a file must lead to one.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)
@@ -58,7 +58,7 @@ for page in README.md docs/guide.md; do
         ;;
       *.sh)
         while read -r command; do
-          # Scripts only get a syntax check: one of them runs this test, and another is a demo of three minutes.
+          # Scripts only get a syntax check: one of them runs this test, another is a demo of three minutes.
           [[ $command == scripts/* ]] && command="bash -n $source/${command%%  *}"
           (cd "$work/run" && bash -euc "$command" >"$work/output" 2>&1 </dev/null) ||
             { code=$?; [[ $command == *"config diff"* && $code == 1 ]]; } || fail "$page: $command: $(<"$work/output")"

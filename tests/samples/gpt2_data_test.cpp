@@ -87,7 +87,7 @@ TEST_CASE("gpt2: samples are the same at every world size, and go on where a che
     REQUIRE(resumed.exit_code == 0);
     const std::vector<double> straight = trainings.losses(name), first = trainings.losses("1"),
                               end = trainings.losses(name + "r");
-    CHECK(end == std::vector<double>(straight.begin() + 5, straight.end()));  // to the bit
+    CHECK(end == std::vector<double>(straight.begin() + 5, straight.end()));  // equal to the bit
     REQUIRE(straight.size() == 8);
     for (size_t step = 0; step < 8; ++step) CHECK(straight[step] == Approx(first[step]).epsilon(1e-6));
   }
