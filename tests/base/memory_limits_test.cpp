@@ -1,4 +1,4 @@
-// Tests the memory limits of the machine and of cgroups, read from fake /proc and /sys files.
+// Tests that memory limits of the machine and of cgroups are read from /proc and /sys. The files are fakes.
 #include "base/memory_limits.h"
 
 #include <catch2/catch.hpp>

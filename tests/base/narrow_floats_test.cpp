@@ -1,4 +1,5 @@
-// Tests conversions between fp32 and the 16-bit types on every path against LibTorch's scalar conversions.
+// Compares conversions between fp32 and the 16-bit types with LibTorch's scalar conversions, for every
+// instruction set of this machine (Simd).
 #include "base/narrow_floats.h"
 
 #include <c10/util/BFloat16.h>
@@ -56,7 +57,8 @@ bool is_nan(uint16_t bits, Dtype dtype) {
   return (bits & 0x7fff) > (dtype == Dtype::bf16 ? 0x7f80 : 0x7c00);
 }
 
-// Checks that every path gives the same bits as c10. A NaN may become any NaN, but the same on every path.
+// Checks that every instruction set gives the same bits as c10. A NaN may become a NaN with other bits, but
+// with the same bits on every instruction set.
 void check_narrowing(const std::vector<float>& values, Dtype dtype) {
   const std::vector<uint16_t> first = narrowed(values, dtype, Simd::portable);
   for (Simd path : paths()) {
@@ -112,13 +114,14 @@ TEST_CASE("narrow floats: half-way between neighbours goes to the even one, besi
       std::vector<uint16_t> wanted;
       for (uint16_t low = 0; low < infinity; ++low) {
         const float below = widened_by_c10(low, dtype);
-        // Infinity stands for the next power of two, one step above the largest finite value.
+        // Rounding treats infinity as the next power of two, one step above the largest finite value.
         const float step = below - widened_by_c10(static_cast<uint16_t>(low == 0 ? 0 : low - 1), dtype);
         const auto high = static_cast<uint16_t>(low + 1);
         const double above =
             high == infinity ? static_cast<double>(below) + step : widened_by_c10(high, dtype);
         const auto tie = static_cast<float>((static_cast<double>(below) + above) / 2);
-        if (tie == below || static_cast<double>(tie) == above) continue;  // only if subnormals become 0
+        // This is true only if the CPU flushes subnormals to 0: otherwise fp32 holds every tie exactly.
+        if (tie == below || static_cast<double>(tie) == above) continue;
         for (auto [value, bits] :
              {std::pair(std::nextafter(tie, 0.0F), low), std::pair(tie, low % 2 ? high : low),
               std::pair(std::nextafter(tie, HUGE_VALF), high)}) {
@@ -162,7 +165,7 @@ TEST_CASE("narrow floats: millions of random bit patterns narrow as c10 narrows 
   for (float& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(random()));
   check_narrowing(values, Dtype::bf16);
   check_narrowing(values, Dtype::fp16);
-  // Most of these values are far outside fp16's range: repeat the check with exponents from -27 to 17.
+  // Most of these values are far outside fp16's range: the check is repeated with exponents from -27 to 17.
   for (float& value : values) {
     const auto exponent = static_cast<uint32_t>(127 - 27 + random() % 45);
     value = std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x807fffff) | (exponent << 23));

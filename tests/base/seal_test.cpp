@@ -1,4 +1,4 @@
-// The code by which ranks recognise values that their own job has written.
+// Tests the authentication code by which ranks recognise values that their own job has written.
 #include "base/seal.h"
 
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
-// Tests that checkpoints survive crashes: after each prefix of the file system operations of a few saves,
-// with unsynced operations lost, torn or reordered, a reader finds the published checkpoints.
+// Tests that published checkpoints survive crashes. The file system operations of a few saves are recorded.
+// A crash is simulated after each prefix of them; unsynced operations are lost, torn or reordered.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -18,7 +18,7 @@ const fs::path kDirectory = "/runs/7/checkpoints";
 
 struct Save {
   std::string tag;
-  char contents;     // fills all files, to distinguish several saves of one tag
+  char contents;     // fills all files of this save, to distinguish several saves of one tag
   size_t published;  // number of operations when publish() returned
   int64_t keep_last = 0;
 };
@@ -27,7 +27,7 @@ std::string data_of(const Save& save, int rank) {
   return std::string(9000 + static_cast<size_t>(rank), save.contents);
 }
 
-// Writes a file as ranks do: in pieces, then synced by its writer.
+// Writes the file of one rank as a save does: in pieces, followed by a sync.
 void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   OpenFile file = OpenFile::create(files, folder / ("rank-" + std::to_string(rank)));
   const std::string data = data_of(save, rank);
@@ -37,7 +37,8 @@ void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int
   file.sync();
 }
 
-// Writes a file as offload does: links a name to the nameless file that an update has written.
+// Writes the file of one rank as a save with offloaded state does: the nameless file that an optimizer update
+// has written gets a name.
 void link_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   const auto slot = std::make_shared<OpenFile>(OpenFile::create_nameless(files, kDirectory));
   const std::string data = data_of(save, rank);
@@ -73,8 +74,8 @@ bool is_whole(FileSystem& files, const Save& save) {
   return true;
 }
 
-// Describes what is wrong with `files` after a crash that followed the first `count` operations; empty if
-// nothing is.
+// Returns a description of what is wrong with `files` after a crash that followed the first `count`
+// operations, or "" if nothing is wrong.
 std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t count) {
   int newest = -1;
   while (newest + 1 < static_cast<int>(saves.size()) && saves[newest + 1].published <= count) ++newest;
@@ -98,7 +99,7 @@ std::string fault(FileSystem& files, const std::vector<Save>& saves, size_t coun
 std::string fault_after_crash(const Operations& operations, const std::vector<Save>& saves, size_t count,
                               uint64_t seed) {
   std::mt19937_64 random(seed);
-  // Seed 0 loses everything unsynced, seed 1 keeps everything.
+  // Seed 0 loses every unsynced operation, seed 1 keeps all of them, other seeds choose at random.
   const auto keeps = [&] { return seed < 2 ? seed == 1 : random() % 2 == 0; };
   MemoryFileSystem left = MemoryFileSystem::after_crash(operations, count, keeps);
   try {
@@ -137,7 +138,7 @@ TEST_CASE("No sync can be left out") {
     if (all[index].kind != Operation::Kind::sync) continue;
     ++syncs;
     Operations fewer = all;
-    fewer[index].node = -1;  // syncs nothing
+    fewer[index].node = -1;  // no file has this number, so nothing is synced
     CAPTURE(index, all[index].node);
     CHECK(first_fault(fewer, saves, 200) != "");
   }

@@ -1,5 +1,6 @@
-// Tests that a crash during an export over an earlier one leaves no model that is a mixture of the two: after
-// each prefix of the file system operations, with unsynced ones lost, torn or reordered.
+// Tests that a crash while an export replaces an earlier one never leaves a mixture of the two models. A
+// crash is simulated after each prefix of the file system operations; unsynced operations are lost, torn or
+// reordered.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -31,7 +32,7 @@ void run(FileSystem& files, const Export& one) {
   folder.finish();
 }
 
-// The bytes that the model in the folder has; empty if there is no model.
+// Returns the distinct byte values of the model's tensors, or "" if the folder has no model.
 std::string contents_of(FileSystem& files) {
   try {
     const SafetensorsReader reader(kFolder, files);
@@ -67,7 +68,7 @@ TEST_CASE("After a crash during an export the folder has the earlier model, the 
   const std::vector<Export> exports = run_some(files);
   CHECK(contents_of(files) == "e");
   for (size_t count = 0; count <= files.operations().size(); ++count) {
-    size_t newest = 0;  // exports that had finished
+    size_t newest = 0;  // number of exports that had finished before the crash
     while (newest < exports.size() && exports[newest].finished <= count) ++newest;
     const bool is_between = newest > 0 && exports[newest - 1].finished == count;
     for (uint64_t seed = 0; seed < 200; ++seed) {

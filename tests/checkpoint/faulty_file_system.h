@@ -1,4 +1,4 @@
-// A file system with one fault: a given call fails or is delayed, or all writes are short.
+// Wraps a file system and adds one fault: a chosen call fails or is delayed, or all writes are short.
 #pragma once
 
 #include <atomic>
@@ -10,10 +10,10 @@
 namespace zerorun::testing {
 
 struct Fault {
-  int64_t call = -1;                     // index among modifying calls, without removals; -1: none
-  int error = 0;                         // the call's errno; 0: it succeeds
+  int64_t call = -1;                     // index among the calls that modify, except removals; -1: no call
+  int error = 0;                         // the errno with which the call fails; 0: the call succeeds
   bool is_short = false;                 // every write transfers 1000 bytes at most
-  std::function<void()> meanwhile = {};  // runs before the call
+  std::function<void()> meanwhile = {};  // runs before the call, to delay it
 };
 
 class FaultyFileSystem : public FileSystem {

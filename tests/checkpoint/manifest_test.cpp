@@ -1,4 +1,4 @@
-// Tests that manifests are read as written, and that errors name their place.
+// Tests that a manifest is read as it was written, and that error messages name the faulty entry.
 #include "checkpoint/manifest.h"
 
 #include <catch2/catch.hpp>
@@ -117,7 +117,7 @@ TEST_CASE("A manifest that was changed is found, whichever digit it is") {
     if (text[at] < '0' || text[at] > '9') continue;
     std::string damaged = text;
     damaged[at] = damaged[at] == '7' ? '6' : '7';
-    // Changing a digit beyond a float64's precision is no damage.
+    // A digit beyond the precision of float64 may change without changing the number.
     std::string same = "refused";
     user_error([&] { same = to_json(parse_manifest(damaged, "m.json")); });
     CHECK((same == "refused" || same == text));

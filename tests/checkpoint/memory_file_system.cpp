@@ -12,7 +12,7 @@ using Kind = Operation::Kind;
 
 constexpr int64_t kPage = 4096;
 
-// Whether a later one of the first `count` operations syncs the node of operation `index`.
+// Returns true if one of the operations after `index`, within the first `count`, syncs the same node.
 bool is_safe(const std::vector<Operation>& operations, size_t count, size_t index) {
   for (size_t later = index + 1; later < count; ++later) {
     if (operations[later].kind == Kind::sync && operations[later].node == operations[index].node) return true;

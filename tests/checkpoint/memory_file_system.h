@@ -1,4 +1,4 @@
-// A file system in memory that records its operations, and computes what may remain of them after a crash.
+// A file system in memory. It records its operations and computes which files may remain after a crash.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace zerorun::testing {
 
-/// One change, or a sync that makes earlier changes durable. Files and folders are numbered; the root is 0.
+/// One change, or a sync that makes earlier changes of the same node durable. Nodes (files and folders) are
+/// numbered; the root folder is 0.
 struct Operation {
   enum class Kind { write, sync, link, unlink, rename, exchange };
   Kind kind;
-  int node = 0;  // the file (or folder) that is written or synced; for other kinds: the folder
+  int node = 0;  // write, sync: the file or folder; other kinds: the folder that contains `name`
   int64_t offset = 0;
   std::vector<std::byte> bytes = {};
-  std::string name = {};   // link, unlink: the name; rename: the old one
+  std::string name = {};   // link, unlink: the name; rename: the old name; exchange: the first name
   std::string other = {};  // rename: the new name; exchange: the other name
-  int child = 0;           // the node of `name`; exchange: its node before the exchange
-  int other_child = 0;     // exchange: the node of `other` before it
-  bool is_folder = false;  // link
+  int child = 0;           // the node of `name` (exchange: before the exchange)
+  int other_child = 0;     // exchange: the node of `other` before the exchange
+  bool is_folder = false;  // link: `child` is a folder
 };
 
 class MemoryFileSystem : public FileSystem {
@@ -31,8 +32,8 @@ class MemoryFileSystem : public FileSystem {
 
   const std::vector<Operation>& operations() const { return operations_; }
 
-  /// A possible state after a crash that follows the first `count` of `operations`: `keeps` decides for each
-  /// unsynced page of 4 KiB and each unsynced name whether it is kept or lost.
+  /// Returns a possible state after a crash that follows the first `count` of `operations`. `keeps` is called
+  /// for each unsynced page of 4 KiB and each unsynced change of a name; it returns false to lose the change.
   static MemoryFileSystem after_crash(const std::vector<Operation>& operations, size_t count,
                                       const std::function<bool()>& keeps);
 
@@ -40,7 +41,7 @@ class MemoryFileSystem : public FileSystem {
   int open(const std::filesystem::path& file) override;
   int create_nameless(const std::filesystem::path& folder) override;
   int link_open(int file, const std::filesystem::path& name) override;
-  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // reads do not rely on the zeros
+  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // no reader needs the zeros
   bool has_descriptors() const override { return false; }
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;
@@ -63,11 +64,11 @@ class MemoryFileSystem : public FileSystem {
     std::vector<std::byte> bytes;
   };
 
-  /// The node at the path, or -errno.
+  /// Returns the number of the node at the path, or -errno.
   int find(const std::filesystem::path& path) const;
   int add(const std::filesystem::path& path, bool is_folder);
   int remove(const std::filesystem::path& path, bool is_folder);
-  /// Applies it to the nodes, even if a crash has lost operations before it.
+  /// Changes the nodes as the operation says, even if a crash has lost operations before this one.
   void apply(const Operation& operation);
   void apply_pages(const Operation& write, const std::function<bool()>& keeps);
   void put(int node, std::span<const std::byte> bytes, int64_t offset);

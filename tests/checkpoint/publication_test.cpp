@@ -1,4 +1,4 @@
-// Tests publishing, replacing, cleaning up and rejecting checkpoints, and file system errors at every call.
+// Tests that checkpoints are published, replaced, removed and refused, with a file system error at each call.
 #include "checkpoint/publication.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
   MemoryFileSystem memory;
   publish(memory, "/a/b/", "one", "1");
   const auto is_sync_of_a = [&](const Operation& operation) {
-    return operation.kind == Operation::Kind::sync && operation.node == 1;  // the first node that was created
+    return operation.kind == Operation::Kind::sync && operation.node == 1;  // /a is the first new node
   };
   CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
 }
@@ -80,7 +80,7 @@ TEST_CASE("The last checkpoints stay, those that others have named too") {
   publish(files, "/a", "global_step9", "9", false, 3);
   CHECK(published_tags(files, "/a") ==
         std::vector<std::string>{"best", "global_step100", "global_step7", "global_step9"});
-  publish(files, "/a", "global_step20", "20", false, 2);  // latest names step 7, so it stays
+  publish(files, "/a", "global_step20", "20", false, 2);  // `latest` names step 7, so step 7 stays
   CHECK(published_tags(files, "/a") ==
         std::vector<std::string>{"best", "global_step100", "global_step20", "global_step7"});
   publish(files, "/a", "global_step8", "8", true, 1);

@@ -1,5 +1,5 @@
-// Tests the reader of safetensors files and folders, and the writer: what others write is read, what is
-// written follows the format, and files that lie about their contents are refused.
+// Tests the reader and the writer of safetensors. Files of other writers are read, written files follow the
+// format, and files with a false header are refused.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ std::string file_bytes(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
 }
 
-// The reader's error message for a file with these contents.
+// Returns the reader's error message for a file of this header and data, or "no error".
 std::string message_for(const std::string& header, const std::string& data) {
   const TemporaryFolder folder;
   const auto file = folder.write("x.safetensors", file_bytes(header, data));
@@ -169,7 +169,7 @@ TEST_CASE("malformed headers say what is wrong") {
              Contains("more than 2^64"));
 }
 
-// Quadratic work would take minutes here.
+// A reader whose run time is quadratic would take minutes in this test.
 TEST_CASE("a header of very many tensors is read, and one of very many brackets refused") {
   std::string header = "{";
   constexpr size_t kTensors = 300'000;

@@ -1,5 +1,5 @@
-// Tests files of slices: their contents as read by the samples' safetensors reader, which does not know this
-// format, reads of ranges, and the detection of damage.
+// Tests files of slices: the plain safetensors reader can read them, any range of elements can be read, and
+// damage is detected.
 #include "checkpoint/state_file.h"
 
 #include <catch2/catch.hpp>
@@ -44,7 +44,7 @@ std::vector<float> read(StateFileReader& reader, const StateRange& range, int64_
 TEST_CASE("A file of slices is one that others can read, with data where direct I/O wants it") {
   const TemporaryFolder folder;
   const auto a = numbers(100, 7);
-  const auto b = numbers(0, 300'000);  // longer than a checksum's block
+  const auto b = numbers(0, 300'000);  // 1.2 MB, longer than the block of 1 MiB that a checksum covers
   const auto file = folder / "x.safetensors";
   const StateFileFacts facts =
       write_state_file(local_file_system(), folder / "",
@@ -115,7 +115,7 @@ TEST_CASE("Damage is found: a bit, a file cut off, a file that is missing") {
 TEST_CASE("A checksum is XXH3's, and is told as 16 digits") {
   const std::string text = "zerorun";
   const uint64_t checksum = checksum_of(std::as_bytes(std::span(text)));
-  CHECK(checksum_of({}) == 0x2d06800538d394c2);  // the published checksum of empty input
+  CHECK(checksum_of({}) == 0x2d06800538d394c2);  // XXH3 of empty input, as published
   CHECK(from_hexadecimal(to_hexadecimal(checksum)) == checksum);
   CHECK(to_hexadecimal(0xab) == "00000000000000ab");
   CHECK_THAT(user_error([] { from_hexadecimal("12"); }), Contains("16 hexadecimal digits"));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSliceSizes[] = {0, 1, 16, 1000, 5000};
 
-// Values of very different magnitudes: any other order of addition gives other bits.
+// Returns values of very different magnitudes, so that another order of addition gives other bits.
 template <typename T>
 T value_of(int rank, int64_t seed, int64_t index) {
   uint64_t bits = static_cast<uint64_t>(rank + 1) * 0x9e3779b97f4a7c15ULL ^
@@ -21,7 +21,7 @@ T value_of(int rank, int64_t seed, int64_t index) {
   bits ^= bits >> 32;
   const auto mantissa = static_cast<int64_t>(bits & 0xffffff) - 0x800000;
   if constexpr (std::is_integral_v<T>) return static_cast<T>(mantissa) << 30;
-  // Up to 2^8, so that fp16 holds the sums.
+  // 16-bit values are at most 2^8, so that sums over ranks fit into fp16.
   if constexpr (sizeof(T) == 2)
     return std::ldexp(static_cast<float>(mantissa), static_cast<int>(bits >> 60) - 30);
   return static_cast<T>(std::ldexp(static_cast<double>(mantissa), static_cast<int>(bits >> 60)));
@@ -34,7 +34,7 @@ std::vector<T> values_of(int rank, int64_t seed, int64_t numel) {
   return values;
 }
 
-// 16-bit values are added in float32 and rounded once.
+// Adds in rank order; 16-bit values are added in float32 and rounded once.
 template <typename T>
 std::vector<T> sum_of_ranks(int world_size, int64_t seed, int64_t numel) {
   using Sum = std::conditional_t<sizeof(T) == 2, float, T>;
@@ -62,7 +62,7 @@ std::vector<T> slice_of(const std::vector<T>& values, int rank, int64_t slice) {
   return {values.begin() + rank * slice, values.begin() + (rank + 1) * slice};
 }
 
-// Not "text" + std::to_string(number): g++ 12 raises a false alarm for it under AddressSanitizer.
+// Uses append(), since g++ 12 with AddressSanitizer gives a false warning for operator+ of two strings here.
 std::string numbered(std::string text, int number) {
   return text.append(std::to_string(number));
 }
@@ -146,8 +146,8 @@ class Script {
     expect("all_gather in place" + size, output, wanted);
   }
 
-  // Starts twelve collectives of several kinds and sizes before it waits for any; then waits in order, in
-  // reverse and shuffled.
+  // Starts twelve collectives of several kinds and sizes, then waits for them: in order, in reverse order and
+  // shuffled.
   void many_under_way() {
     constexpr int kCount = 12;
     for (int order = 0; order < 3; ++order) {
@@ -194,7 +194,7 @@ class Script {
     comm_.barrier("volume")->wait();
     const int others = world_ - 1;
     const bool root = rank_ == world_ - 1;
-    // (N-1)/N of N x 30 elements is (N-1) x 30.
+    // A rank sends (N-1)/N of the N x 30 elements of `whole`, that is, (N-1) x 30.
     expect_volume(Collective::reduce_scatter, 2 * others * 30);
     expect_volume(Collective::all_gather, others * 30);
     expect_volume(Collective::all_reduce, others * 30);

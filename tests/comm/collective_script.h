@@ -1,5 +1,5 @@
-// Runs every collective, identically on every communicator, and compares the results bit by bit with sums in
-// rank order computed here without LibTorch. Communicators that pass therefore give the same bits.
+// Runs the same collectives on any communicator. Compares the results bit by bit with sums in rank order that
+// are computed without LibTorch. So all communicators that pass give the same bits.
 #pragma once
 
 #include <string>
@@ -8,11 +8,12 @@
 
 namespace zerorun::testing {
 
-/// The memory of the script's tensors: their own, the communicator's, or alternating. Ranks may differ.
+/// The memory of the script's tensors: of at::empty(), of Communicator::allocate(), or of both in turn. Ranks
+/// may use different kinds.
 enum class ScriptMemory { own, communicators, both };
 
-/// Runs one rank's part. Returns "N results right" or the list of the wrong ones. Does not use Catch, so that
-/// forked processes can run it.
+/// Runs one rank's part. Returns "N results right" or a list of the wrong results. Does not use Catch, so
+/// that forked processes can run it.
 std::string run_collective_script(Communicator& communicator, ScriptMemory memory = ScriptMemory::own);
 
 /// The text that run_collective_script() returns when all results are right.

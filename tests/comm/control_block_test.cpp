@@ -1,4 +1,4 @@
-// Which job a control block belongs to, with one process per rank.
+// Tests that a control block accepts only processes of its own job, and one process per rank.
 #include "comm/control_block.h"
 
 #include <unistd.h>
@@ -14,7 +14,7 @@ using Catch::Matchers::Contains;
 
 constexpr int kRanks = 3;
 
-// The segment as another process maps it.
+// Maps the segment a second time, as another process does.
 SharedSegment mapped_again(const SharedSegment& segment) {
   return SharedSegment::open(getpid(), segment.descriptor(), segment.bytes(), true);
 }

@@ -1,5 +1,6 @@
-// Whether a rank gets on a GPU, with fakes of the NVIDIA driver and of the CUDA part. Where the real driver
-// is installed, it is found first, and the tests that need the fake are left out.
+// Tests whether ranks train on a GPU or on the CPU, with fakes of the NVIDIA driver and of
+// libzerorun_cuda.so. Where the real driver is installed, it is found before the fake, and tests that need
+// the fake do nothing.
 #include "comm/cuda_library.h"
 
 #include <dlfcn.h>
@@ -37,13 +38,14 @@ bool has_driver() {
   return has;
 }
 
-// Sets up this process: `gpus` fake GPUs, and `library` as the CUDA part.
+// Gives this process `gpus` fake GPUs, and `library` as libzerorun_cuda.so. `wish` selects what the fake
+// library does.
 void set_up(int gpus, const std::string& library, const std::string& device, const std::string& wish = "") {
   setenv("FAKE_GPUS", std::to_string(gpus).c_str(), 1);
   setenv("FAKE_CUDA", wish.c_str(), 1);
   setenv("ZERORUN_CUDA_LIBRARY", library.c_str(), 1);
   setenv("ZERORUN_DEVICE", device.c_str(), 1);
-  // From now on the fake driver is found by its name.
+  // After this call dlopen("libcuda.so.1") finds the fake driver, which has that name.
   if (!dlopen(ZERORUN_FAKE_DRIVER, RTLD_NOW | RTLD_GLOBAL)) throw std::runtime_error(dlerror());
 }
 
@@ -53,7 +55,8 @@ std::string sum_of_all(Communicator& communicator) {
   return communicator.device().location().str() + " " + std::to_string(tensor.sum().item<double>());
 }
 
-// Runs connect() in a process of its own and returns its log, followed by the result or the error.
+// Runs connect() in a process of its own. Returns the log of that process, followed by the result or the
+// error.
 std::string outcome(int gpus, const std::string& library, const std::string& device,
                     const std::string& wish = "") {
   const auto endings = run_processes(1, [&](int) {
@@ -96,12 +99,12 @@ TEST_CASE("cuda library: errors thrown in it are caught by their types") {
 }
 
 TEST_CASE("cuda library: the one that is there and does not fit is not passed over") {
-  // A library without the function comes before one that has it.
+  // The first library that can be loaded lacks the function zerorun_connect_cuda; the second one has it.
   const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(library.connect);
   CHECK_THAT(library.failure,
              Contains("undefined symbol: zerorun_connect_cuda") && Contains("build ZeroRun anew"));
-  // Not a library at all.
+  // The first file exists and is no library.
   const CudaLibrary text =
       load_cuda_library({ZERORUN_SOURCE_DIR "/tests/comm/CMakeLists.txt", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(text.connect);
@@ -147,7 +150,7 @@ TEST_CASE("device: a driver or a GPU that is too old leaves the CPU, and says wh
 
 TEST_CASE("device: GPUs are taken where there are any") {
   if (has_driver()) return;
-  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the fake returns the communicator that it gets
+  CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto") == kOnCpu);  // the fake library returns the CPU's communicator
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "auto", "report") ==
         "CommError: local rank 0 of 1, no store, control of 1");
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cuda", "report") ==
@@ -184,7 +187,7 @@ TEST_CASE("device: GPUs that are asked for and not there are an error with the d
 TEST_CASE("device: ranks join over the store, and each has its place on the machine") {
   if (has_driver()) return;
   const int port = testing::free_port();
-  // A rank that ends early would break the connections that the other still makes.
+  // Each rank stays until both are done: its end would break connections that the other rank is still making.
   void* memory =
       mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
@@ -199,7 +202,7 @@ TEST_CASE("device: ranks join over the store, and each has its place on the mach
       text = error.what();
     }
     ++*done;
-    while (*done < 2) usleep(5000);  // run_processes() has a limit
+    while (*done < 2) usleep(5000);  // run_processes() kills the ranks at its time limit
     return text;
   });
   for (int rank : {0, 1}) {

@@ -1,5 +1,5 @@
-// A fake libzerorun_cuda.so. The variable FAKE_CUDA selects its behaviour, so that tests see what crosses the
-// library boundary.
+// A fake libzerorun_cuda.so. The environment variable FAKE_CUDA selects an error to throw, or "report": then
+// the error's text describes the arguments of the call.
 #include <cstdlib>
 #include <string>
 
@@ -15,7 +15,6 @@ extern "C" __attribute__((visibility("default"))) void zerorun_connect_cuda(
   if (wish == "UserError") throw UserError("a mistake");
   if (wish == "CommError") throw CommError("a missing rank");
   if (wish == "InternalError") throw InternalError("a defect");
-  // Reports the arguments of the call in words that tests compare.
   if (wish == "report") {
     throw CommError("local rank " + std::to_string(environment.local_rank) + " of " +
                     std::to_string(environment.local_world_size) + (store ? ", a store" : ", no store") +

@@ -1,5 +1,6 @@
-// A fake libcuda.so.1, the NVIDIA driver's library: reports FAKE_GPUS GPUs of compute capability
-// FAKE_CAPABILITY (default 9) and CUDA version FAKE_DRIVER (default 13000).
+// A fake libcuda.so.1, the NVIDIA driver's library. Environment variables set the number of GPUs (FAKE_GPUS,
+// default 0), the major compute capability (FAKE_CAPABILITY, default 9) and the CUDA version (FAKE_DRIVER,
+// default 13000, which means 13.0).
 #include <cstdlib>
 
 namespace {

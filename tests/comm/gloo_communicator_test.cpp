@@ -1,4 +1,4 @@
-// Ranks as processes over Gloo: the common script, deadlines, and ranks that die.
+// Tests ranks that are processes connected by Gloo: all collectives, deadlines, and ranks that die.
 #include "comm/gloo_communicator.h"
 
 #include <sys/wait.h>
@@ -148,7 +148,7 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
         try {
           communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
         } catch (const CommError&) {
-          // No rank exits before all have failed, or the others would report an exited rank as missing too.
+          // Each rank stays until all have failed: the others would report a rank that has ended as missing.
           sleep_ms(500);
           throw;
         }
@@ -242,7 +242,7 @@ TEST_CASE("gloo: a rank 0 that a signal has stopped is named at the deadline, th
   const auto endings = run_processes(
       2,
       [&](int index) -> std::string {
-        const int rank = 1 - index;  // the first process, which is awaited, is rank 1
+        const int rank = 1 - index;  // process 0 is rank 1; run_processes() waits for process 0 only
         auto communicator = join(rank, 2, port, milliseconds(2000));
         communicator->barrier("the start")->wait();
         if (rank == 0) raise(SIGSTOP);

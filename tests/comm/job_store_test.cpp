@@ -1,4 +1,4 @@
-// Every call to a job's store has a deadline, and every value carries the job's seal.
+// Tests that every call to a job's store has a deadline, and that values without the job's seal are refused.
 #include "comm/job_store.h"
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-// A store whose server stands still: no call returns before the test is over.
+// A store whose server hangs: no call returns before go_on().
 class SilentStore : public c10d::HashStore {
  public:
   void set(const std::string&, const std::vector<uint8_t>&) override { stand_still(); }

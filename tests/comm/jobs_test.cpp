@@ -1,5 +1,5 @@
-// Several jobs, duplicate ranks and strangers on one port; several connect() calls of one process; a store
-// whose keeper stands still.
+// Tests several jobs, duplicate ranks and strangers on one port, several connect() calls of one process, and
+// a store whose server process is stopped by a signal.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ void be_rank(int rank, int world_size, int port, const std::string& job,
   setenv("ZERORUN_JOB", job.c_str(), 1);
 }
 
-// Steps that processes wait for, in memory that they share.
+// Lets forked processes wait until another process has reached a step. The data is in shared memory.
 class Steps {
  public:
   Steps() {
@@ -73,7 +73,7 @@ class Steps {
   Shared* shared_;
 };
 
-// Keeps a store like torchrun's agent, for the life of the process.
+// Serves a store as torchrun's agent does, until the process is killed.
 [[noreturn]] void keep_agents_store(int port) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
@@ -113,7 +113,7 @@ TEST_CASE("jobs: a process connects as often as it likes, over shared memory and
         auto communicator = connect();
         sums.append(sum_of_all(*communicator)).append(" ");
         communicator.reset();
-        if (rank == 1) usleep(700'000);  // rank 0 is in its next connect() long before
+        if (rank == 1) usleep(700'000);  // rank 0 enters its next connect() 0.7 s before rank 1
       }
       auto first = connect();
       auto second = connect();
@@ -175,7 +175,7 @@ TEST_CASE("jobs: of two that start together on one port exactly one lives, and t
     CHECK_THAT(endings[told].text,
                StartsWith("UserError: cannot listen on 127.0.0.1:" + std::to_string(port)) &&
                    Contains("the port is in use"));
-    // CommError: rank 1 came after the other job had ended.
+    // Rank 1 of the refused job gets the CommError if it connects after the other job has ended.
     CHECK_THAT(endings[told + 1].text,
                StartsWith("UserError: rank 1 has come to the store of another job at 127.0.0.1:" +
                           std::to_string(port)) ||
@@ -233,13 +233,13 @@ TEST_CASE("jobs: a stranger takes no rank's place") {
       be_rank(0, 2, port, "job");
       return sum_of_all(*connect());
     }
-    // Copies every key of rank 0 that is visible without the token to rank 1.
+    // The stranger has no token, but can list the keys. It copies each value of rank 0 to rank 1's key.
     std::vector<std::string> keys;
     while (!is_reached("127.0.0.1", port)) usleep(5000);
     auto store = open_as_stranger(port);
     auto is_joined = [](const std::string& key) { return key.ends_with("/joined/0"); };
     while (std::ranges::none_of(keys, is_joined)) keys = store->listKeys();
-    // Rank 0 ends, and the store with it, as soon as it reads the copy of that key: it is copied last.
+    // The key /joined/0 is copied last: rank 0 ends, and its store with it, as soon as it reads that copy.
     std::ranges::stable_partition(keys, std::not_fn(is_joined));
     for (std::string key : keys) {
       if (key.starts_with("/")) key.erase(0, 1);  // TCPStore's prefix
@@ -276,7 +276,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, socket.port, "job");
     if (rank == 0) {
-      fcntl(socket.fd.get(), F_SETFD, 0);  // inheritable, as after exec
+      fcntl(socket.fd.get(), F_SETFD, 0);  // clears close-on-exec, so that ranks could inherit the socket
       setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
     }
     return sum_of_all(*connect()) + " " + sum_of_all(*connect());
@@ -285,7 +285,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
 }
 
 TEST_CASE("jobs: rank 0 stopped behind the opening of the store: the others say so at their deadline") {
-  // Rank 0 is stopped before rank 1 connects, and while rank 1 waits.
+  // Rank 0 is stopped before rank 1 connects (comes_late), or while rank 1 waits in connect().
   for (const bool comes_late : {true, false}) {
     CAPTURE(comes_late);
     const int port = testing::free_port();

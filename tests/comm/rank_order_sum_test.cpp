@@ -1,5 +1,5 @@
-// Sums in rank order: 16-bit values are summed in float32 and rounded once. Checked by hand and against
-// float64.
+// Tests sums in rank order: 16-bit values are summed in float32 and rounded once. The expected values are
+// computed in float64 or by hand.
 #include "comm/rank_order_sum.h"
 
 #include <torch/torch.h>
@@ -32,7 +32,7 @@ std::vector<at::Tensor> random_slices(int ranks, int64_t numel, at::ScalarType d
   return slices;
 }
 
-// Sums of two of these values are exact in float64, so each partial sum is rounded once, to float32.
+// Computes each partial sum in float64, where it is exact, and rounds it once to float32.
 at::Tensor expected(const std::vector<at::Tensor>& slices) {
   at::Tensor total = slices[0].to(at::kFloat);
   for (size_t rank = 1; rank < slices.size(); ++rank) {
@@ -64,7 +64,7 @@ TEST_CASE("sum in rank order: outputs of any size and place, up to those that pa
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
     for (int ranks : {1, 2, 3}) {
       for (int64_t numel : {0, 1, 63, 2048, 5001, (9 << 20) / 4 + 37}) {
-        for (int64_t begin : {0, 1}) {  // 1: aligned to the dtype only
+        for (int64_t begin : {0, 1}) {  // offset in elements; at 1 the output is aligned to its dtype only
           std::vector<at::Tensor> slices = random_slices(ranks, numel, at::kFloat);
           for (at::Tensor& slice : slices) slice = (dtype == at::kLong ? slice * 1000 : slice).to(dtype);
           at::Tensor wanted = slices[0].clone();
@@ -84,10 +84,11 @@ TEST_CASE("sum in rank order: small addends do not vanish one by one, by hand") 
   const at::Tensor one = at::ones({3}, at::kBFloat16);
   CHECK(sum_of({at::full({3}, 256, at::kBFloat16), one, one, one, one}, at::empty({3}, at::kBFloat16))[1]
             .item<float>() == 260);
-  // fp16 values above 2048 are 2 apart; 65504 is the largest, and a partial sum exceeds it.
+  // fp16 values above 2048 are 2 apart.
   const at::Tensor half = at::ones({3}, at::kHalf);
   CHECK(sum_of({at::full({3}, 2048, at::kHalf), half, half}, at::empty({3}, at::kHalf))[2].item<float>() ==
         2050);
+  // The largest fp16 value is 65504: the partial sum of the first two ranks exceeds it.
   const at::Tensor large = at::full({3}, 60000, at::kHalf);
   CHECK(sum_of({large, large, -large}, at::empty({3}, at::kHalf))[0].item<float>() == 60000);
   CHECK(at::isinf(sum_of({large, large}, at::empty({3}, at::kHalf))).all().item<bool>());

@@ -50,7 +50,8 @@ Child start_child(const ProcessBody& body, int index) {
   _exit(written ? 0 : 1);  // no destructors: the fork has a copy of the parent's Catch session
 }
 
-// Reads until the process has closed its pipe, that is, ended. False if it has not by `end`.
+// Reads the pipe of the process until the process ends, which closes it. Returns false if the process has not
+// ended at `end`.
 bool read_to_the_end(Child& child, Ending& ending, Clock::time_point end) {
   char buffer[4096];
   for (;;) {
@@ -73,7 +74,7 @@ sockaddr_in local_address(int port) {
   return address;
 }
 
-// A socket bound to a port that the system chose.
+// Returns a socket bound to a port of 127.0.0.1 that the system chose.
 int bind_any_port(int& port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = local_address(0);

@@ -1,5 +1,5 @@
-// Ranks as forked processes. The test program itself must have no other threads when it forks, so it must
-// never compute with LibTorch.
+// Runs ranks as forked processes. The test program must have a single thread when it forks. So it must never
+// compute with LibTorch, which starts threads.
 #pragma once
 
 #include <chrono>
@@ -10,22 +10,22 @@
 namespace zerorun::testing {
 
 struct Ending {
-  int status = 0;      // as waitpid() returns it
-  std::string text;    // what the body returned, or "CommError: ..." (UserError, exception) for what it threw
-  double seconds = 0;  // from the fork to the end
+  int status = 0;    // as waitpid() returns it
+  std::string text;  // the body's result; for an exception "CommError: " (UserError, exception) and its text
+  double seconds = 0;  // from the fork to the end of the process; 0 if it was killed
 };
 
 using ProcessBody = std::function<std::string(int index)>;
 
-/// Runs `body` in `count` processes. When the first `awaited` of them (all: -1) have ended, or after `limit`,
-/// the others are killed.
+/// Runs `body` in `count` processes. Waits for the first `awaited` of them (-1: for all), but not longer than
+/// `limit`. Then kills those that still run.
 std::vector<Ending> run_processes(int count, const ProcessBody& body, int awaited = -1,
                                   std::chrono::seconds limit = std::chrono::seconds(120));
 
-/// A TCP port of 127.0.0.1 without a listener.
+/// Returns a TCP port of 127.0.0.1 on which nobody listens.
 int free_port();
 
-/// Listens on a port of its own for its lifetime.
+/// Listens on a free port of 127.0.0.1 until it is destroyed.
 class OccupiedPort {
  public:
   OccupiedPort();
@@ -39,7 +39,7 @@ class OccupiedPort {
   int port_;
 };
 
-/// Sets the variables of one rank as the launcher does for ranks on the CPU.
+/// Sets the environment variables of one rank as the launcher does for ranks on the CPU.
 void set_rank_variables(int rank, int world_size, int port, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun::testing

@@ -1,4 +1,4 @@
-// How ranks find each other, and the errors when they do not.
+// Tests how ranks find each other, and the errors when they do not.
 #include "comm/rendezvous.h"
 
 #include <torch/torch.h>
@@ -28,7 +28,8 @@ const Variables kGood = {{"RANK", "1"},
                          {"MASTER_ADDR", "10.0.0.7"},
                          {"MASTER_PORT", "29500"}};
 
-// Sets exactly these of the variables that Environment reads; the destructor restores the old ones.
+// Sets `variables`, and unsets all other environment variables that the constructor lists. The destructor
+// restores the old values.
 class ScopedVariables {
  public:
   explicit ScopedVariables(const Variables& variables) {
@@ -294,7 +295,8 @@ TEST_CASE("rendezvous: rank 0 is a client where torchrun's agent keeps the store
           stay();
         }
         const int restart = index / 2;
-        // torchrun restarts ranks that have ended; they need not be equally fast.
+        // Processes 2 and 3 are the ranks after a restart by torchrun. They start at different times, after
+        // the first two have ended.
         if (restart == 1) sleep(index == 2 ? 5 : 3);
         testing::set_rank_variables(index % 2, 2, port, milliseconds(10000));
         setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);

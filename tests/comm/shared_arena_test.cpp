@@ -1,4 +1,4 @@
-// Memory of one rank's arena: places, neighbours, zeros.
+// Tests the memory of one rank's arena: its places do not overlap, freed neighbours merge, memory is zero.
 #include "comm/shared_arena.h"
 
 #include <ATen/ops/count_nonzero.h>
@@ -43,7 +43,7 @@ TEST_CASE("shared arena: neighbours that come back are one place again, in any o
     }
     std::ranges::sort(places);
     for (size_t i = 0; i + 1 < places.size(); ++i) places[i].second = places[i + 1].first - places[i].first;
-    places.pop_back();  // its length is not known here, so it is not given back
+    places.pop_back();  // the last place is not given back, since its length is not known here
     std::ranges::shuffle(places, random);
     int64_t end = 0;
     for (const auto& [offset, bytes] : places) {

@@ -1,4 +1,4 @@
-// Memory that all ranks write to: blocks, their users, and the pages behind them.
+// Tests memory that all ranks write to: blocks are shared, and their pages are freed after the last user.
 #include "comm/shared_blocks.h"
 
 #include <sys/resource.h>
@@ -12,9 +12,9 @@ namespace zerorun {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kNumel = 64 * kPage;  // of bytes
+constexpr int64_t kNumel = 64 * kPage;  // elements of 1 byte
 
-// Two ranks' views of one segment, and the number of pages that it takes.
+// Two ranks' mappings of one segment, and the number of pages that the segment uses.
 struct Pair {
   Pair() {
     SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kPage));
@@ -89,7 +89,7 @@ TEST_CASE("shared blocks: a copy of one's own takes the pages that are written t
   CHECK(pair.pages() == before);
   mine.reset();
   theirs.reset();
-  // After reopening, the place is shared memory again.
+  // When the place is reserved and opened again, it is shared memory again.
   const auto again = pair.first->reserve(kNumel, 2);
   REQUIRE(again == offset);
   mine = pair.first->open(*again, kNumel, at::kByte);
@@ -134,7 +134,7 @@ TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system,
   CHECK(at_index(mine, 10 * kPage) == 0);
   CHECK(at_index(mine, 30 * kPage - 1) == 0);
   CHECK(at_index(mine, 30 * kPage) == 9);
-  const int64_t after = pair.pages();  // reading has taken two again
+  const int64_t after = pair.pages();  // the two reads of zeros above have allocated two pages again
   pair.second->give_back_pages(theirs.narrow(0, 40 * kPage + 1, 2 * kPage - 2));  // no whole page
   pair.second->give_back_pages(theirs.narrow(0, 50 * kPage, 0));
   CHECK(pair.pages() == after);

@@ -1,4 +1,5 @@
-// Ranks as processes over shared memory: the common script, shared tensors, and leftovers.
+// Tests ranks that are processes and use shared memory: all collectives, shared tensors, and that nothing
+// stays open or mapped.
 #include "comm/shared_memory_communicator.h"
 
 #include <torch/torch.h>
@@ -28,7 +29,7 @@ using testing::ScriptMemory;
 using testing::sleep_ms;
 using testing::stay_away;
 
-// Counts the memfds, pidfds and memfd mappings of this process.
+// Counts the open memfds, open pidfds and memfd mappings of this process.
 int traces() {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -46,7 +47,7 @@ size_t files_in_dev_shm() {
   return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
-// Resident shared memory of this process, in bytes.
+// Returns the resident shared memory of this process in bytes.
 int64_t shared_bytes() {
   std::ifstream file("/proc/self/status");
   for (std::string word; file >> word;) {
@@ -94,7 +95,7 @@ TEST_CASE("shared memory: views are lent where they lie") {
     if (!at::equal(output, wanted)) return "a wrong sum";
     return std::to_string(communicator->scratch_bytes());
   });
-  for (const Ending& ending : endings) CHECK(ending.text == "0");  // nothing was copied
+  for (const Ending& ending : endings) CHECK(ending.text == "0");  // no copy was made
 }
 
 TEST_CASE("shared memory: more collectives under way than there are slots, waited for backwards") {
@@ -164,7 +165,7 @@ TEST_CASE("shared memory: wait() returns when the others have read the input, no
     at::Tensor input = communicator->allocate(50'000, at::kFloat).fill_(rank + 1);
     at::Tensor output = at::empty({100'000});
     auto work = communicator->all_gather(output, input, "parameters");
-    if (rank == 1) sleep_ms(600);  // rank 1 may read as late as in its wait()
+    if (rank == 1) sleep_ms(600);  // rank 1 may read rank 0's input as late as in its own wait()
     work->wait();
     input.fill_(-1);
     communicator->barrier("the end")->wait();
@@ -192,7 +193,7 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
     return std::to_string(before) + " " + std::to_string(open) + " " + std::to_string(traces());
   });
   for (const Ending& ending : endings)
-    CHECK(ending.text == "0 1 0");  // one is open: the segment of blocks that all ranks share
+    CHECK(ending.text == "0 1 0");  // while connected, one memfd is open: the segment of shared blocks
   CHECK(files_in_dev_shm() == files);
 }
 
@@ -229,7 +230,7 @@ TEST_CASE("shared memory: a rank's own version of what ranks had in common is it
     at::Tensor shared = communicator->allocate_shared(10'000, at::kFloat);
     if (rank == 0) shared.fill_(5);
     communicator->broadcast(shared, 0, "values")->wait();
-    if (rank == 2) shared.reset();  // rank 2 no longer needs it
+    if (rank == 2) shared.reset();  // rank 2 no longer needs the tensor
     at::Tensor own = rank == 2 ? at::Tensor() : communicator->make_own(shared);
     shared.reset();
     communicator->barrier("all have their own")->wait();
@@ -271,7 +272,7 @@ TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes a
     const int64_t left = shared_bytes() - before;
     if (communicator->allocate(kNumel, at::kFloat).count_nonzero().item<int64_t>() > 0) return "not zero";
     communicator->barrier("the end")->wait();
-    // This rank's own 192 MiB, and 64 MiB of the other rank's input.
+    // Each rank should have mapped its own 192 MiB, and 64 MiB of the other rank's input.
     if (taken < int64_t{250} << 20) return "too little was taken: " + std::to_string(taken);
     if (left > int64_t{8} << 20) return "too much is left: " + std::to_string(left);
     return "right";

@@ -1,5 +1,5 @@
-// Ranks as processes over shared memory that are late, out of step, killed or stopped, or that cannot share
-// memory: which rank the error names, and when.
+// Tests processes that use shared memory and are late, out of step, killed or stopped, or cannot share
+// memory: which rank the error names, and how soon.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -55,7 +55,7 @@ TEST_CASE("shared memory: ranks that bring what does not fit are told both sides
                                  ", rank 1 in " + test.theirs);
     CHECK(endings[1].text == std::string("CommError: ranks disagree on what comes next: rank 1 is in ") +
                                  test.theirs + ", rank 0 in " + mine);
-    for (const Ending& ending : endings) CHECK(ending.seconds < 15);  // without waiting for the deadline
+    for (const Ending& ending : endings) CHECK(ending.seconds < 15);  // long before the deadline of 30 s
   }
 }
 
@@ -125,7 +125,7 @@ TEST_CASE("shared memory: a rank killed while it lends is named by those whose i
     auto work = communicator->all_gather(at::empty({100'000}), input, "bucket 3");
     if (rank == 1) {
       sleep_ms(1000);
-      raise(SIGKILL);  // its posting and its memory still exist
+      raise(SIGKILL);  // the posted input of rank 1 and its memory still exist
     }
     work->wait();
     return "went through";
@@ -138,7 +138,7 @@ TEST_CASE("shared memory: a rank that a signal has stopped is named at the deadl
   const auto endings = run_processes(
       3,
       [&](int index) -> std::string {
-        const int rank = 2 - index;  // rank 0, which keeps the store, is not awaited
+        const int rank = 2 - index;  // rank 0, which serves the store, is process 2, which is not awaited
         auto communicator = join_over_shared_memory(rank, 3, port, milliseconds(2000));
         communicator->barrier("the start")->wait();
         if (rank == 0) raise(SIGSTOP);

@@ -1,4 +1,4 @@
-// Shared by the tests of ranks over shared memory.
+// Helpers for tests whose ranks are processes that use shared memory.
 #pragma once
 
 #include <torch/torch.h>
@@ -16,7 +16,7 @@
 
 namespace zerorun::testing {
 
-/// A rank's communicator over shared memory.
+/// Connects this process as one rank over shared memory.
 inline std::shared_ptr<Communicator> join_over_shared_memory(
     int rank, int world_size, int port, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   at::set_num_threads(1);
@@ -33,7 +33,7 @@ inline void sleep_ms(int duration) {
   std::this_thread::sleep_for(std::chrono::milliseconds(duration));
 }
 
-/// The number of shared-memory files that this process has open.
+/// Returns the number of memfds that this process has open.
 inline int open_memory_files() {
   int found = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

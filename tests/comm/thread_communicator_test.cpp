@@ -1,4 +1,4 @@
-// Ranks as threads: the common script, and mistakes that only this communicator can detect.
+// Tests ranks that are threads of one process: all collectives, deadlines, and ranks that disagree.
 #include "comm/thread_communicator.h"
 
 #include <torch/torch.h>
@@ -18,7 +18,8 @@ using Catch::Matchers::Contains;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// The CommError that each rank's body threw, or "". Other exceptions end the test.
+// Returns for each rank the message of the CommError that its body threw, or "". Other exceptions fail the
+// test.
 std::vector<std::string> errors_of_ranks(int world_size, milliseconds timeout,
                                          const testing::RankBody& body) {
   std::vector<std::string> errors(world_size);

@@ -1,14 +1,13 @@
-// The JSON Schema, `zerorun config check` and a run give the same verdict on every generated configuration.
+// Tests that the JSON Schema, `zerorun config check` and a run give the same verdict on generated
+// configurations.
 //
-// The reader checks more than a schema can express. The generator therefore never makes:
-//   - text that is no JSON, or that is not plain JSON (comments, trailing commas), and duplicate keys;
-//   - nesting deeper than the reader allows, and files larger than it reads;
-//   - integers at the edge of 64 bits, which a schema compares as doubles, and digits in quotes beyond that
-//   edge;
+// The reader checks more than a schema can express. So the generator never makes:
+//   - text that is not plain JSON (with comments or trailing commas), or that has duplicate keys;
+//   - nesting deeper than the reader allows, or files larger than it allows;
+//   - integers near the limits of 64 bits (a schema compares them as doubles), or larger integers in quotes;
 //   - a min_loss_scale above 2 to the power of initial_scale_power;
 //   - batch sizes that are no multiples of each other;
-//   - numbers with so many digits that a double holds another number: 1e-400, or an integer and a tiny
-//   fraction.
+//   - numbers that a double cannot hold exactly: 1e-400, or an integer plus a tiny fraction.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <valijson/adapters/nlohmann_json_adapter.hpp>

@@ -18,7 +18,7 @@ std::string number_literal(double value) {
   return text.str();
 }
 
-/// The ends of the range and their neighbours, as numbers, in quotes, and in arrays.
+/// Adds the ends of the key's range and their neighbours: as numbers, in quotes, and in arrays.
 void add_boundaries(const KeyFact& fact, Literals& literals) {
   for (const double end : {fact.range.min, fact.range.max}) {
     if (!std::isfinite(end)) continue;

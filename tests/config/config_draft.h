@@ -1,4 +1,4 @@
-// A configuration that is built key by key, and values worth trying at a key. For tests only, in one thread.
+// Builds a configuration key by key, and lists values to try at a key. For tests only, in one thread.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ class Draft {
  public:
   using Path = std::vector<std::string>;
 
-  /// Sets the value at `path` and makes the objects around it. Replaces a value where an object is needed.
+  /// Sets the value at `path`. Creates the objects on the way, also in place of a value.
   Draft& put(const Path& path, std::string literal);
   std::string text() const;
 
  private:
   struct Member;
   struct Node {
-    std::string literal;  // empty: an object
+    std::string literal;  // empty: the node is an object
     std::vector<Member> members;
 
     Node& member(const std::string& name);
@@ -36,17 +36,17 @@ class Draft {
   Node root_;
 };
 
-/// Values as written in a file.
+/// Values as JSON text.
 using Literals = std::vector<std::string>;
 
-/// Every kind of JSON value, the spellings that some keys accept, and near misses.
+/// Returns values of every JSON kind, spellings that only some keys accept, and near misses.
 const Literals& common_literals();
 
-/// The common and the likely literals, the ends of the key's range and their neighbours, and its choices in
-/// several spellings.
+/// Returns the common and the likely literals, the ends of the key's range and their neighbours, and the
+/// key's choices in several spellings.
 Literals literals_for(const KeyFact& fact);
 
-/// Values of the kind that the row names, so that some configurations of many keys are valid.
+/// Returns values of the key's type. They make it likely that a configuration of many keys is valid.
 Literals likely_literals(const KeyFact& fact);
 
 std::string quoted_literal(std::string_view text);

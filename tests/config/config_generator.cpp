@@ -13,7 +13,7 @@ namespace {
 constexpr int combinations = 4000;
 constexpr unsigned seed = 20240607;
 
-/// The keys on the way to `path`; "mine" where users choose the names.
+/// Splits `path` into keys. Replaces "*", a name that users choose, by "mine".
 Draft::Path keys_on(std::string_view path) {
   Draft::Path keys;
   std::string key;
@@ -42,13 +42,13 @@ bool is_under(std::string_view path, std::string_view section) {
   return path.starts_with(section) && path.size() > section.size() && path[section.size()] == '.';
 }
 
-/// The part that every configuration needs.
+/// Returns a configuration with a batch size only, which every configuration needs.
 Draft with_a_batch() {
   return Draft().put({"train_micro_batch_size_per_gpu"}, "1");
 }
 
-/// A configuration in which the key is allowed: with a type beside the parameters of an optimizer or a
-/// schedule.
+/// Returns a configuration in which the key is allowed. Parameters of an optimizer or a schedule need the
+/// type of that section.
 Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
   Draft draft = with_a_batch();
   for (const char* section : {"optimizer", "scheduler"}) {
@@ -93,7 +93,7 @@ class Generator {
  private:
   void take(const Draft& draft) { take_(draft.text()); }
 
-  // Not a distribution of the standard library: their results differ between libraries.
+  // Uses no distribution class of the standard library, since its results differ between libraries.
   template <typename List>
   auto any_of(const List& list) {
     return list[random_() % list.size()];
@@ -108,7 +108,7 @@ class Generator {
     }
   }
 
-  /// The key beside its other name, and an old name beside the current one.
+  /// Makes configurations with a key under both of its names, and with an old name and the current name.
   void names(const KeyFact& fact) {
     const Draft::Path path = keys_on(fact.path);
     const std::string literal = likely_literals(fact).front();
@@ -146,7 +146,7 @@ class Generator {
     take(surroundings(fact).put(within(path, name), literal));
   }
 
-  /// The parameters of each type beside every other type, an unknown type, and none.
+  /// Makes configurations with this parameter and each type of its section, an unknown type, and no type.
   void types(const KeyFact& fact) {
     const std::string_view params = section_of(fact.path);
     if (params != "optimizer.params" && params != "scheduler.params") return;
@@ -166,7 +166,7 @@ class Generator {
     }
   }
 
-  /// Remarks, and keys that look like them, in a section.
+  /// Makes configurations with a remark in the section, and with keys that look like remarks.
   void remarks(const KeyFact& section) {
     for (const char* name : {"//", "//lr", "#", "#lr", "_", "_comment", "comment", "comments", "$schema",
                              "$comment", "$id", "Comment", "commented", "/", "a_comment"}) {
@@ -177,7 +177,7 @@ class Generator {
     }
   }
 
-  /// Where users choose the names, a name that cannot be a path is a key too.
+  /// Users choose the names in some sections. There a name that cannot be part of a path is a valid key too.
   void own_keys() {
     for (const KeyFact* fact : key_facts()) {
       if (name_of(fact->path) != "*") continue;
@@ -190,7 +190,7 @@ class Generator {
     }
   }
 
-  /// Batch sizes that are multiples of each other: a schema cannot divide.
+  /// All batch sizes here are multiples of each other, since a schema cannot check divisibility.
   void batch_rules() {
     for (const char* train : {"", "null", "8", "\"auto\"", "0", "1.5"}) {
       for (const char* micro : {"", "null", "2", "\"2\"", "\"auto\"", "-1"}) {
@@ -248,7 +248,7 @@ class Generator {
     }
   }
 
-  /// Refused keys in sections that are on, off, or open.
+  /// Makes configurations with keys that a run refuses, in sections that are on, off, or "auto".
   void refusals() {
     for (const KeyFact* fact : key_facts()) {
       if (!fact->changes_result) continue;
@@ -329,7 +329,7 @@ class Generator {
     return draft;
   }
 
-  /// Some keys together, most of them with a value of the right kind.
+  /// Makes one configuration of several random keys. Most of them have a value of the right kind.
   void combination() {
     Draft draft = with_a_batch();
     const std::string optimizer(any_of(
@@ -340,7 +340,7 @@ class Generator {
       const KeyFact& fact = *any_of(key_facts());
       const bool is_left_out = fact.status == KeyStatus::replaced || fact.type == KeyType::section;
       if (is_left_out && random_() % 20 != 0) continue;
-      // A schema cannot compare these with other keys.
+      // A schema cannot compare these two keys with other keys.
       if (fact.path == "fp16.min_loss_scale" || fact.path == "train_batch_size") continue;
       if (is_under(fact.path, "optimizer")) draft.put({"optimizer", "type"}, quoted_literal(optimizer));
       if (is_under(fact.path, "scheduler")) draft.put({"scheduler", "type"}, quoted_literal(scheduler));
@@ -354,7 +354,7 @@ class Generator {
     take(draft);
   }
 
-  /// Whether the type accepts the key; also true for one in 16 keys that it does not accept.
+  /// Returns true if the type accepts the key, and at random for one in 16 keys that it does not accept.
   bool takes(const KeyFact& fact, const std::string& type) {
     return fact.types.empty() || has_word(fact.types, type) || random_() % 16 == 0;
   }
@@ -367,7 +367,7 @@ class Generator {
 
 void generate_configs(const std::function<void(const std::string&)>& take) {
   Generator(take).run();
-  // Rules that connect keys whose values are rarely drawn together.
+  // Rules between two keys need configurations of their own, since combination() rarely draws both keys.
   for (const std::string size : {"0", "1", "\"0\"", "\"auto\""}) {
     for (const std::string scale : {"0", "0.0", "128", "1e-07", "\"auto\""}) {
       for (const std::string enabled : {"true", "\"true\"", "false", "\"auto\""}) {

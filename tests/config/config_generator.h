@@ -1,5 +1,5 @@
-// Generates configurations, valid and invalid, from the key table: the same ones in the same order in every
-// run. For tests only, in one thread.
+// Generates valid and invalid configurations from the key table. Every run generates the same configurations
+// in the same order. For tests only, in one thread.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// ZeroRun's verdicts on configurations whose verdict in DeepSpeed is known.
+// Compares ZeroRun's verdicts on configurations with those of DeepSpeed.
 #include <catch2/catch.hpp>
 #include <string>
 
@@ -24,9 +24,9 @@ TEST_CASE("what DeepSpeed refuses is refused, and so are the mistakes that it sw
     const auto found = refusals(text);
     if (fields.at(2) == "-") {
       CHECK(found.empty());
-      // A missing optimizer is not known before the program says whether it brings its own. Sizes with a
-      // fraction and integers in quotes occur in real files, and are unambiguous. SGD needs no permission
-      // here (zero_allow_untested_optimizer).
+      // ZeroRun accepts four configurations that DeepSpeed refuses. The program may supply the optimizer that
+      // the file lacks. Sizes with a fraction and integers in quotes occur in real files, and are
+      // unambiguous. ZeroRun's SGD does not need zero_allow_untested_optimizer.
       const bool known = fields.at(0) == "opt_missing_s2" || fields.at(0) == "bucket_frac" ||
                          fields.at(0) == "micro_str" || fields.at(0) == "fp16_zero_s1_sgd";
       CHECK((fields.at(1) == "takes" || known));

@@ -12,7 +12,7 @@ using namespace zerorun::test;
 
 namespace {
 
-/// Line and column of a byte, by counting the text before it.
+/// Computes line and column of the byte at `offset` from the text before it.
 Position place_in(const std::string& text, std::size_t offset) {
   Position place{offset, 1, 1};
   const std::size_t start = text.rfind("\xEF\xBB\xBF", 0) == 0 ? 3 : 0;
@@ -29,11 +29,11 @@ Position place_in(const std::string& text, std::size_t offset) {
 }
 
 struct Expected {
-  std::string what;  // a key, or a value as `flat` writes it
+  std::string what;  // a key, or a value as flat() writes it
   std::size_t offset;
 };
 
-/// Writes random documents and notes where each key and value begins.
+/// Writes random documents and records where each key and value begins.
 class Generator {
  public:
   explicit Generator(unsigned seed) : random_(seed) {}
@@ -61,7 +61,7 @@ class Generator {
 
   void note(std::string what) { expected.push_back({std::move(what), text.size()}); }
 
-  /// A string token; its decoded text goes to note(). The number keeps keys distinct.
+  /// Writes a string token and records its decoded text. A number in the string keeps keys distinct.
   void string(const std::string& prefix) {
     struct Piece {
       const char* raw;
@@ -204,7 +204,7 @@ TEST_CASE("every key and value of a document knows its place") {
 }
 
 TEST_CASE("the place that is reported is the one in the text") {
-  // The same mistake, after everything that moves a column or a line.
+  // The same two mistakes come after texts that move them to other lines and columns.
   const std::vector<std::string> before = {
       "",         " ",           "\t\t",           "\n\n",
       "\r\n  ",   "\r",          "/* é漢😀 */ ",    "#\n",

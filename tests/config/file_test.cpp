@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A temporary folder, removed at the end.
+/// A temporary folder, which the destructor removes.
 class Folder {
  public:
   Folder() {

@@ -1,7 +1,6 @@
-// A libFuzzer target over the text of a configuration (scripts/fuzz config). Any text is valid input; the
-// functions named must_* state what must hold for all of them. The world size, the hidden size and the
-// leniency of the reader are derived from the text itself, so that files of the corpus are plain
-// configurations.
+// A libFuzzer target whose input is the text of a configuration (`scripts/fuzz config`). Each function named
+// must_* checks one property that holds for any text. World size, hidden size and the reader's leniency are
+// derived from a hash of the text, so that a file of the corpus is a plain configuration.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +28,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::string_view origin = "fuzzed";
-constexpr std::size_t longest_double_digits = 15;  // a double may not hold an integer of more digits
+constexpr std::size_t longest_double_digits = 15;  // a double holds every integer of up to 15 digits
 
 [[noreturn]] void fail(std::string_view what, std::string_view text, const std::string& detail = "") {
   std::fprintf(stderr, "BROKEN: %s\n%s\n---- the text:\n%.*s\n----\n", std::string(what).c_str(),
@@ -59,7 +58,8 @@ std::string told(const CheckedConfig& checked) {
   return all;
 }
 
-/// The position of `offset`, counted independently: lines end with LF, CR LF or CR, columns count characters.
+/// Computes the position of `offset` without the reader. Lines end with LF, CR LF or CR. Columns count
+/// characters, not bytes.
 Position place_of(std::string_view text, std::size_t offset) {
   Position place{offset, 1, 1};
   for (std::size_t i = text.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < offset; ++i) {
@@ -74,7 +74,7 @@ Position place_of(std::string_view text, std::size_t offset) {
   return place;
 }
 
-/// Findings are in file order, point into the file, and cannot move a terminal's cursor.
+/// Messages are in file order, point into the file, and have no control characters.
 void must_point_into(std::string_view text, const CheckedConfig& checked) {
   std::size_t last = 0;
   for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
@@ -98,7 +98,8 @@ int count_warnings(const CheckedConfig& checked) {
       std::ranges::count(checked.diagnostics.messages(), Severity::warning, &Diagnostic::severity));
 }
 
-/// The shown form of an accepted configuration is one itself, with the same meaning and no more warnings.
+/// For an accepted configuration, the output of show_settings() is accepted too, has the same meaning, and
+/// gets no more warnings.
 void must_show_the_same(std::string_view text, const CheckedConfig& checked, const CheckOptions& options) {
   const std::string shown = show_settings(checked.settings);
   const CheckedConfig again = check_config(shown, std::string(origin), options);
@@ -127,7 +128,8 @@ class Schema {
   valijson::Validator validator_;
 };
 
-/// A schema's numbers are doubles and its texts are short: it cannot judge where an exact integer matters.
+/// Returns true if the text has an integer that a double may not hold. The schema's validator reads numbers
+/// as doubles, so it cannot judge such a text.
 bool has_more_digits_than_a_double(std::string_view json) {
   std::size_t digits = 0;
   for (const char c : json) {
@@ -137,7 +139,7 @@ bool has_more_digits_than_a_double(std::string_view json) {
   return false;
 }
 
-/// The document without comments and trailing commas.
+/// Converts a document to plain JSON, without comments and trailing commas.
 nlohmann::json as_json(const Value& value) {
   if (value.kind == ValueKind::array) {
     auto array = nlohmann::json::array();
@@ -150,7 +152,7 @@ nlohmann::json as_json(const Value& value) {
   return object;
 }
 
-/// Nothing is accepted that the JSON Schema of the key table does not allow.
+/// An accepted configuration is valid under the JSON Schema of the key table.
 void must_fit_the_schema(std::string_view text, const CheckedConfig& checked) {
   if (has_more_digits_than_a_double(text)) return;
   Diagnostics diagnostics("fuzz", text);
@@ -178,7 +180,7 @@ bool same_run(const Config& a, const Config& b) {
   const auto optimizer = [](const Config& c) {
     std::optional<OptimizerConfig> config = c.optimizer;
     auto* adam = config ? std::get_if<AdamConfig>(&*config) : nullptr;
-    if (adam) adam->silently_decoupled = false;  // the resolved configuration states it
+    if (adam) adam->silently_decoupled = false;  // differs, since the resolved configuration has adam_w_mode
     return config;
   };
   const auto stage3 = [](const Config& c) {
@@ -192,7 +194,7 @@ bool same_run(const Config& a, const Config& b) {
     return std::tuple(p.training, p.communication, p.accumulation, p.buffers, p.master_from_fp32,
                       p.auto_cast);
   };
-  // The resolved configuration writes out the rate of a WarmupLR that has none: the optimizer's.
+  // A WarmupLR without warmup_max_lr uses the optimizer's rate. The resolved configuration states that rate.
   const auto scheduler = [](const Config& c) {
     std::optional<SchedulerConfig> schedule = c.scheduler;
     auto* warmup = schedule ? std::get_if<WarmupLr>(&*schedule) : nullptr;
@@ -212,7 +214,7 @@ bool same_run(const Config& a, const Config& b) {
          a.average_gradients == b.average_gradients;
 }
 
-/// A program's values for every "auto" that is its own to fill in.
+/// Returns a value for every key whose "auto" the program must fill in.
 Arguments arguments_for(int world_size, bool fp16) {
   constexpr int64_t micro_batch = 2;
   constexpr int64_t steps = 3;
@@ -232,7 +234,8 @@ Arguments arguments_for(int world_size, bool fp16) {
   return arguments;
 }
 
-/// A run accepts nothing that a check refuses, and its resolved configuration starts the same run.
+/// A configuration that a run accepts is also accepted by a check, and the run's resolved configuration
+/// starts the same run.
 void must_run_as_checked(std::string_view text, const CheckOptions& options) {
   LoadOptions load{.world_size = options.world_size.value_or(1), .hidden_size = options.hidden_size};
   if (!options.compat) load.arguments = arguments_for(load.world_size, options.hidden_size.has_value());

@@ -1,6 +1,6 @@
-// Mutates the fuzz target's inputs: half of the time byte by byte, as libFuzzer does by itself, and half of
-// the time with a key of the key table or a value worth trying at it (config_draft.h), so that texts stay
-// configurations.
+// Mutates the inputs of the fuzz target. Half of the mutations change bytes, as libFuzzer does by default.
+// The other half insert a key of the key table or replace a key's value by one of config_draft.h, so that the
+// text remains a configuration.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -19,12 +19,13 @@ namespace {
 
 /// A position where the text can be changed.
 struct Spot {
-  std::string path;  // of an object: its section; of a value: its key
+  std::string path;  // an object's section, or the key of a value
   std::size_t offset = 0;
-  std::size_t length = 0;  // of a value; 0: after an opening brace
+  std::size_t length = 0;  // length of the value in bytes; 0: the spot follows the opening brace of an object
 };
 
-/// Adds the openings of objects and the values of keys that are neither object nor array. `path`: of `value`.
+/// Adds a spot for the opening brace of each object, and for each value that is neither object nor array.
+/// `path` is the path of `value`.
 void add_spots(const Value& value, const std::string& path, std::vector<Spot>& spots) {
   if (value.kind == ValueKind::object) {
     spots.push_back({path, value.at.offset + 1, 0});
@@ -38,7 +39,7 @@ void add_spots(const Value& value, const std::string& path, std::vector<Spot>& s
   }
 }
 
-/// None if the text is malformed.
+/// Returns no spots if the text is malformed.
 std::vector<Spot> spots_in(const std::string& text) {
   Diagnostics diagnostics("fuzz", text);
   std::vector<Spot> spots;
@@ -57,7 +58,7 @@ class Mutator {
 
   bool coin() { return (random_() & 1) != 0; }
 
-  /// `text` with one more key, or with another value at one of its keys.
+  /// Returns `text` with one more key, or with another value at one of its keys.
   std::string change(const std::string& text) {
     const std::vector<Spot> spots = spots_in(text);
     if (spots.empty()) return "{" + member_of("") + "}";

@@ -1,4 +1,4 @@
-// Any JSON value at any key, and texts made to exhaust a reader: all end soon, with a message.
+// Tests that any JSON value at any key, and texts made to exhaust the reader, end quickly with a message.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <set>
@@ -19,7 +19,7 @@ namespace zerorun::test {
 namespace {
 
 constexpr std::size_t longest_message = 1000;
-constexpr std::size_t most_messages = 1000;  // of one severity
+constexpr std::size_t most_messages = 1000;  // limit for each severity
 
 std::string repeated(std::string_view part, int count) {
   std::string text;
@@ -79,7 +79,7 @@ bool is_at_or_in(const std::string& path, const std::string& outer) {
   return path == outer || path.starts_with(outer + ".") || path.starts_with(outer + "[");
 }
 
-/// The paths of the errors.
+/// Returns the paths of all errors.
 std::multiset<std::string> errors_in(const CheckedConfig& checked) {
   std::multiset<std::string> paths;
   for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
@@ -108,7 +108,7 @@ void check_messages(const CheckedConfig& checked) {
   }
 }
 
-/// Whether the error may name another key than the one that was set, because the two keys conflict.
+/// Returns true if a value at `path` may cause an error at the key `error`, since the two keys can conflict.
 bool is_about_both(const std::string& error, const std::string& path) {
   const auto is_size = [](const std::string& key) {
     return key.starts_with("train_") || key == "gradient_accumulation_steps";
@@ -180,7 +180,7 @@ TEST_CASE("a file of more than 16 MiB is refused, whatever is in it and however 
   CHECK_THAT(user_error([] { read_config_file("/dev/zero"); }), Catch::Contains("more than 16 MiB"));
 }
 
-/// A configuration of `count` keys, each with its number in the name.
+/// Returns a configuration of `count` keys whose names are `stem` and a number.
 std::string many_keys(const std::string& stem, int count, const std::string& value) {
   std::string text = "{\"train_batch_size\": 1";
   for (int i = 0; i < count; ++i) text += ", \"" + stem + std::to_string(i) + "\": " + value;
@@ -200,7 +200,7 @@ TEST_CASE("of very many mistakes the first are told, and the others counted") {
              Catch::EndsWith("\nconf: and 19000 more errors"));
   const CheckedConfig eased =
       check_config(many_keys("leftover_of_another_program_", count, "1"), "conf", {.compat = true});
-  // Keys beyond the first thousand are not checked for typos, so all of them stay errors.
+  // Unknown keys after the first 1000 are not checked for typos, so all of them stay errors.
   CHECK(eased.diagnostics.messages().size() == 2 * most_messages);
   CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_messages);
 }

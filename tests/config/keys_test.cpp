@@ -1,4 +1,4 @@
-// The key table: no key that DeepSpeed knows is called unknown, and every key that is offered is read.
+// Tests the key table: it has every key that DeepSpeed knows, and the reader reads every key of the table.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <set>
@@ -14,7 +14,8 @@ using namespace zerorun::test;
 
 namespace {
 
-/// A configuration in which `path` has `value`, with the types that its section needs.
+/// Returns a configuration that sets `path` to `value`. If `path` is a parameter of an optimizer or a
+/// schedule, the configuration also has `type`.
 std::string config_with(const std::string& path, const std::string& value, const std::string& type) {
   std::string text = value;
   std::string rest = path;
@@ -32,7 +33,7 @@ std::string type_for(const KeyFact& fact) {
   return fact.path.substr(0, 9) == "scheduler" ? "WarmupLR" : "Adam";
 }
 
-/// The path of a key, and that of its other name.
+/// Returns the path of the key, and the path with the key's other name if it has one.
 std::vector<std::string> names_of(const KeyFact& fact) {
   std::vector<std::string> paths = {std::string(fact.path)};
   if (!fact.other_name.empty()) paths.push_back(join_path(section_of(fact.path), fact.other_name));
@@ -249,7 +250,7 @@ TEST_CASE("what stands in a misspelled section is checked as that of the section
                                            "3:37 zero_optimisation.offload_optimiser.device",
                                            "3:45 zero_optimisation.stgae", "3:58 optimiser",
                                            "3:71 optimizer.type", "3:89 optimiser.params.lr"});
-  // Not beside the correctly spelled section, whose keys would then exist twice.
+  // Beside the correctly spelled section a misspelled one is not checked: its keys would exist twice.
   CHECK(refusals(with(R"("fp61": {"enabled": 1}, "fp16": {"enabled": false})")).size() == 1);
 }
 

@@ -1,4 +1,4 @@
-// Loss scaling as the fp16 section configures it.
+// Tests how the fp16 section configures loss scaling.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
@@ -17,7 +17,7 @@ PrecisionConfig precision(const std::string& settings) {
   return parse_config(with(settings), "conf", 1).precision;
 }
 
-/// fp16 training with these keys beside "enabled".
+/// Reads a configuration that enables fp16 and has `keys` in the fp16 section.
 Config scaled(const std::string& keys) {
   return parse_config(with(R"("fp16": {"enabled": true, )" + keys + "}"), "conf", 1);
 }
@@ -115,7 +115,7 @@ TEST_CASE("a loss scale that could not be found is refused") {
        lower},
   });
   CHECK(scaled(R"("min_loss_scale": 256, "initial_scale_power": 8)").precision.loss_scale.minimum == 256);
-  // One mistake is reported once.
+  // An invalid value gets one message: no second one compares it with other keys.
   CHECK(refusals(with(R"("fp16": {"enabled": true, "min_loss_scale": 70000, "initial_scale_power": 128})"))
             .size() == 1);
   CHECK(refusals(with(R"("fp16": {"enabled": true, "hysteresis": 0, "loss_scale": -1})")).size() == 1);

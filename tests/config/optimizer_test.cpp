@@ -1,5 +1,5 @@
-// The optimizers that a config can name: their parameters, the defaults of the class that DeepSpeed would
-// use, and the messages about optimizers that are not offered.
+// Tests the optimizers that a config can name: their parameters, their defaults (those of the class that
+// DeepSpeed uses), and the messages about optimizers that ZeroRun does not offer.
 #include <catch2/catch.hpp>
 #include <string>
 

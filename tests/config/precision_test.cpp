@@ -1,4 +1,4 @@
-// Dtypes of training and of gradients, and how gradients are averaged.
+// Tests the dtypes of training and of gradients, and how gradients are averaged.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <string>
@@ -68,7 +68,8 @@ TEST_CASE("what stands in fp16 has no effect while it is off") {
         R"("fp16": {"enabled": false, )" + keys + "}, " + bf16}) {
     INFO(settings);
     const Config config = parse(settings);
-    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));  // fp16 is off
+    // Without "enabled" there is one message, which says that fp16 is off.
+    CHECK(told(config).size() == (settings.find("enabled") == std::string::npos ? 1 : 0));
     CHECK(!config.precision.auto_cast);
     CHECK(config.precision.loss_scale.window == 1000);
     CHECK(config.precision.loss_scale.hysteresis == 2);
@@ -120,7 +121,7 @@ TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
   CHECK(open[1].place() == "2:50 bf16.enabled");
   CHECK_THAT(open[1].remedy, Catch::Contains("options.arguments[\"bf16.enabled\"]"));
 
-  // Before the training dtype is known, nothing that depends on it is refused or shown.
+  // While the training dtype is unknown, no key that depends on it is refused or shown.
   const CheckedConfig checked =
       check_config(with(both + ", " + types(R"("param_dtype": "fp16", "grad_accum_dtype": "bf16")")), "conf");
   CHECK(!checked.refused());
@@ -193,7 +194,7 @@ TEST_CASE("param_dtype says once more what the dtype of training is") {
       {R"("bf16": {"enabled": true}, "data_types": {"param_dtype": @"fp32"})", "data_types.param_dtype",
        "bf16, as bf16.enabled is true", "\"fp32\"", "leave the key out, or switch fp16 and bf16 off"},
   });
-  // If the section is not an object, that is the only mistake.
+  // An fp16 section that is not an object gets one message. Keys that depend on it are not checked.
   CHECK(refusals(with(R"("fp16": true, "data_types": {"param_dtype": "fp16"})")).size() == 1);
 }
 

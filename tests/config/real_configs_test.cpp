@@ -1,4 +1,4 @@
-// Findings on 180 public configurations, whose mistakes are known (data/real_configs/labels.tsv).
+// Tests the messages about 180 public configurations whose mistakes are known (data/real_configs/labels.tsv).
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
@@ -60,14 +60,13 @@ bool is_deprecated(const std::string& path) {
   return fact && (fact->status == KeyStatus::old_name || fact->status == KeyStatus::replaced);
 }
 
-/// Findings in a section with an old name are placed at the section.
+/// Returns the path that the message about a deprecated key names: the section, if the section's name is old.
 std::string place_of_deprecated(const std::string& key) {
   const std::string section(section_of(key));
   return is_deprecated(section) ? section : key;
 }
 
-/// Findings that are not a key's mistake: features that ZeroRun lacks, and cases that the labels do not
-/// cover.
+/// Returns true for messages about features that ZeroRun lacks, and about cases that the labels do not cover.
 bool is_feature(const Diagnostic& diagnostic) {
   const std::string& found = diagnostic.mistake.found;
   if (diagnostic.severity == Severity::error) {
@@ -78,7 +77,7 @@ bool is_feature(const Diagnostic& diagnostic) {
          diagnostic.text.find(" changes nothing: ") != std::string::npos;
 }
 
-/// The outcome by the mistakes alone.
+/// Returns "refused", "warned" or "passed". Messages for which is_feature() is true do not count.
 std::string outcome_of(const CheckedConfig& checked) {
   std::string outcome = "passed";
   for (const Diagnostic& diagnostic : checked.diagnostics.messages()) {
@@ -89,7 +88,7 @@ std::string outcome_of(const CheckedConfig& checked) {
   return outcome;
 }
 
-using Table = std::map<std::pair<std::string, std::string>, int>;  // by label and outcome
+using Table = std::map<std::pair<std::string, std::string>, int>;  // configurations by label and outcome
 
 std::string in_words(const Table& table) {
   std::string text;
@@ -141,7 +140,7 @@ TEST_CASE("what public configurations ask for and a run has not is refused or wa
                         "202.json curriculum_learning.enabled", "222.json quantize_training",
                         "345.json scheduler.params.warmup_num_steps"});
   CHECK(offloading > 30);
-  CHECK(told_of == 0);  // offload_param is offered
+  CHECK(told_of == 0);  // since ZeroRun offers offload_param
 }
 
 TEST_CASE("every unknown, deprecated or mistyped key of a public configuration is named at its path") {
@@ -173,7 +172,7 @@ TEST_CASE("nothing but the known mistakes of a public configuration is an error 
       if (diagnostic.severity == Severity::note) continue;
       INFO(config.file << ":" << diagnostic.at().line << ": " << diagnostic.mistake.path << ": "
                        << diagnostic.text);
-      // A misspelled choice, which the labels do not cover.
+      // The labels do not cover the misspelled choice of this file.
       const bool is_choice = config.file == "166.json" && diagnostic.mistake.path == "scheduler.type";
       CHECK((known.contains(diagnostic.mistake.path) || is_choice || is_feature(diagnostic)));
     }
@@ -199,7 +198,7 @@ TEST_CASE("remarks of public configurations are not spoken of") {
 
 TEST_CASE("with compat, leftovers in public configurations are warnings and typos stay errors") {
   Keys still_refused;
-  std::map<std::string, int> eased;  // by label
+  std::map<std::string, int> eased;  // number of configurations by label
   int typos = 0;
   for (const RealConfig& config : real_configs()) {
     const std::string text = config.text();
@@ -208,7 +207,7 @@ TEST_CASE("with compat, leftovers in public configurations are warnings and typo
     INFO(config.file << " with compat:\n" << told(eased_check));
     const bool is_refused = outcome_of(strict) == "refused";
     if (!is_refused) CHECK(outcome_of(eased_check) == outcome_of(strict));
-    // The same messages, some of them milder.
+    // The messages are the same; some have a lower severity.
     const auto before = strict.diagnostics.messages();
     const auto after = eased_check.diagnostics.messages();
     REQUIRE(before.size() == after.size());
@@ -229,7 +228,7 @@ TEST_CASE("with compat, leftovers in public configurations are warnings and typo
   }
   CHECK((eased == std::map<std::string, int>{{"unknown-key", 27}, {"deprecated", 1}}));
   CHECK(typos == 2);
-  // Typos, and in 053, 056, 166 and 400 also values of the wrong type.
+  // 031 has a typo; 053, 056, 166 and 400 have values of the wrong type.
   CHECK(still_refused == Keys{"031.json", "053.json", "056.json", "166.json", "400.json"});
 }
 

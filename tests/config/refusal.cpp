@@ -18,7 +18,8 @@ std::vector<std::string> split(const std::string& line, char separator) {
 
 namespace {
 
-/// Removes `text` up to and including `mark`, and returns the part before `mark`.
+/// Removes the start of `text` up to and including `mark`, and returns the part before `mark`. `last`: uses
+/// the last occurrence of `mark`.
 std::string take(std::string& text, const std::string& mark, bool last = false) {
   const std::size_t at = last ? text.rfind(mark) : text.find(mark);
   REQUIRE(at != std::string::npos);
@@ -60,7 +61,7 @@ std::vector<Refusal> refusals(std::string_view text, int world_size) {
     parse_config(text, "conf", world_size);
   } catch (const UserError& error) {
     for (const std::string& line : split(error.what(), '\n')) {
-      if (line.front() != ' ') result.push_back(take_apart(line));  // else the file's line, or its caret
+      if (line.front() != ' ') result.push_back(take_apart(line));  // indented lines quote the file
     }
     REQUIRE(!result.empty());
   }

@@ -1,5 +1,4 @@
-// Shared by the tests of config/: a refused configuration as data, and the lines of a data file. For tests
-// only.
+// Helpers for the tests of config/: the messages about a configuration as data, and the lines of data files.
 #pragma once
 
 #include <string>
@@ -20,24 +19,24 @@ struct Refusal {
   std::string found;
   std::string remedy;
 
-  /// "LINE:COLUMN PATH"
+  /// Returns "LINE:COLUMN PATH".
   std::string place() const { return std::to_string(line) + ":" + std::to_string(column) + " " + path; }
 };
 
-/// The mistakes that parse_config finds in `text`; empty if it accepts it. Fails the test if a line has
-/// another form.
+/// Returns the errors that parse_config() reports for `text`; empty if it accepts the text. Fails the test if
+/// a line of the message has another form.
 std::vector<Refusal> refusals(std::string_view text, int world_size = 1);
 
-/// The lines of a file in tests/config/data, without empty ones and those that begin with '#'.
+/// Returns the lines of a file in tests/config/data, without empty lines and lines that begin with '#'.
 std::vector<std::string> data_lines(const std::string& name);
 
 std::vector<std::string> split(const std::string& line, char separator);
 
-/// A minimal configuration with `settings` (members of the top level, such as `"a": 1`) added on a second
+/// Returns a minimal configuration with `settings` (members of the top level, such as `"a": 1`) on its second
 /// line.
 std::string with(const std::string& settings);
 
-/// `settings` with one mistake, marked by an '@' before it, and the message that refuses them.
+/// Settings with one mistake, which has an '@' before it, and the parts of the message about the mistake.
 struct MarkedRefusal {
   std::string settings;
   std::string path;
@@ -46,13 +45,13 @@ struct MarkedRefusal {
   std::string remedy;
 };
 
-/// The one message with which a run refuses `row`; CHECKs its place.
+/// Returns the only message with which a run refuses `row`. CHECKs the place that the message names.
 Refusal refusal_of(const MarkedRefusal& row);
 
-/// CHECKs that a run refuses each row with exactly its texts, and that check_config() refuses it too.
+/// CHECKs that a run refuses each row with exactly the row's texts, and that check_config() refuses it too.
 void check_refused_exactly(const std::vector<MarkedRefusal>& rows);
 
-/// The run's messages on its configuration: warnings, then notes.
+/// Returns the messages of a run about its configuration: warnings, then notes.
 std::vector<std::string> told(const Config& config);
 
 /// CHECKs that a run with `settings` reports this one note or warning, and nothing else.

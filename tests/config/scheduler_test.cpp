@@ -1,4 +1,4 @@
-// The settings of each schedule as a run reads them.
+// Tests how a run reads the settings of each schedule.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>

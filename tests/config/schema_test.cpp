@@ -1,4 +1,4 @@
-// The files generated from the key table are in the repository, unchanged.
+// Tests that the repository has the schema and the reference page that the key table generates.
 #include "config/schema.h"
 
 #include <catch2/catch.hpp>
@@ -22,7 +22,7 @@ std::string read_source(const std::string& path) {
   return text.str();
 }
 
-/// The number of the first line in which two texts differ, for a message; the texts themselves are long.
+/// Returns the number of the first line in which two texts differ. The texts are too long for a message.
 int first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a);
   std::istringstream lines_b(b);
@@ -50,7 +50,7 @@ TEST_CASE("docs/ds_config.md is made from the key table") {
   check_made_from_table("docs/ds_config.md", config_reference(), "zerorun config reference");
 }
 
-/// The schema of a key, found by its path.
+/// Returns the schema of the key at `path`, or null if there is none.
 const nlohmann::json* find_in(const nlohmann::json& schema, std::string_view path) {
   const std::string_view name = path.substr(0, path.find('.'));
   const bool own = name == "*";

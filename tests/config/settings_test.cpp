@@ -1,4 +1,4 @@
-// The value that each accepted setting gets, and the message for each wrong one.
+// Tests the value that each accepted setting gets, and the message about each wrong setting.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ Optimizer optimizer(const std::string& type, const std::string& params) {
   return std::get<Optimizer>(*config.optimizer);
 }
 
-/// CHECKs that each row is refused with messages that contain its texts.
+/// CHECKs that a run refuses each row with a message that contains the row's texts.
 void check_refused(const std::vector<MarkedRefusal>& rows) {
   for (const MarkedRefusal& row : rows) {
     INFO(row.settings);

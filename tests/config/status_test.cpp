@@ -1,5 +1,5 @@
-// Messages on keys that ZeroRun does not follow: refused, dropped, or without effect. `zerorun config check`
-// reports what a run does.
+// Tests the messages about keys that ZeroRun refuses, ignores, or accepts without effect. `zerorun config
+// check` must report the errors of a run.
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -144,7 +144,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
     CHECK(told(settings).empty());
     CHECK(check_config(with(settings), "conf").diagnostics.messages().empty());
   }
-  // The section is on, but nothing in it is.
+  // The section is on, but no feature in it is.
   check_warning(R"("data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,
                    "curriculum_learning": {"enabled": false}}, "data_routing": {"enabled": false}})",
                 "data_efficiency: known and not offered: the program chooses its data itself");
@@ -185,7 +185,7 @@ TEST_CASE("a section without its switch is told to be off") {
   check_warning(R"("wandb": {"project": "mine"})",
                 R"(wandb: is off: "enabled" is left out, and false by default)");
   const auto old = told(R"("bfloat16": {"check_grad_overflow": true})");
-  REQUIRE(old.size() == 3);  // and two on old names
+  REQUIRE(old.size() == 3);  // two of the messages are about old names
   CHECK_THAT(old[1], Catch::EndsWith(R"(bfloat16: is off: "enabled" is left out, and false by default)"));
   CHECK(told(R"("fp16": {}, "bf16": {"_why": "later"})").empty());
 }

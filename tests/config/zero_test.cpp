@@ -1,4 +1,4 @@
-// The zero_optimization section: stages, sizes under both of their names, and their values at each stage.
+// Tests the zero_optimization section: stages, sizes under both of their names, and values at each stage.
 #include <catch2/catch.hpp>
 #include <limits>
 #include <string>

@@ -1,4 +1,4 @@
-// Checkpoints that DeepSpeed 0.19.8 wrote, with what was in them: data/README.md.
+// Checkpoints that DeepSpeed 0.19.8 wrote, and recorded facts about their contents (data/README.md).
 #pragma once
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ struct DeepSpeedCase {
   std::string name() const { return facts["name"]; }
 };
 
-/// The cases in data/, or in the folder that ZERORUN_DEEPSPEED_CASES names.
+/// Returns the cases in data/, or in the folder that the environment variable ZERORUN_DEEPSPEED_CASES names.
 inline std::vector<DeepSpeedCase> deepspeed_cases() {
   const char* const given = std::getenv("ZERORUN_DEEPSPEED_CASES");
   const std::filesystem::path folder = given ? given : ZERORUN_SOURCE_DIR "/tests/convert/data";

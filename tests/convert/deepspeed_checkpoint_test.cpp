@@ -1,5 +1,5 @@
-// Reads and imports checkpoints that DeepSpeed wrote: every tensor has the bits that DeepSpeed itself
-// reported when it saved (FNV-1a in case.json), and what is missing or contradictory is an error.
+// Tests that checkpoints of DeepSpeed are read and imported with the bits that DeepSpeed reported when it
+// saved (FNV-1a hashes in case.json), and that missing or contradictory files are an error.
 #include "convert/deepspeed_checkpoint.h"
 
 #include <catch2/catch.hpp>
@@ -27,7 +27,8 @@ int64_t numel_of(const json& truth) {
   return numel;
 }
 
-// "exp_avg.transformer.wte.weight" -> the state's name in ZeroRun and the parameter's.
+// Splits a name such as "exp_avg.transformer.wte.weight" into ZeroRun's name of the state and the parameter's
+// name.
 std::pair<std::string, std::string> state_and_parameter(const std::string& name, bool is_fp32) {
   const size_t dot = name.find('.');
   const std::string state = name.substr(0, dot);
@@ -56,7 +57,7 @@ TEST_CASE("Weights, master weights and moments of DeepSpeed's checkpoints are re
     int tensors = 0;
     for (const auto& [name, truth] : one.facts["truth"].items()) {
       const auto [state, parameter] = state_and_parameter(name, is_fp32);
-      if (state == "trained") continue;  // bf16 weights are the master weights, rounded: the engine's test
+      if (state == "trained") continue;  // rounded master weights: golden/resume_test.cpp checks them
       INFO(name);
       REQUIRE(source.parameters.contains(parameter));
       const SourceParameter& found = source.parameters.at(parameter);

@@ -1,5 +1,5 @@
-// Small files like DeepSpeed's, made here: what is contradictory, divided otherwise or not supported is
-// refused by name, and what cannot be taken over is listed.
+// Tests the reader of DeepSpeed's checkpoints with small files that are made here. Contradictory, differently
+// partitioned and unsupported files are refused by name; entries that cannot be imported are listed.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -23,13 +23,13 @@ std::string floats(const std::string& storage, const std::vector<int64_t>& shape
   return pk::tensor(pk::storage("FloatStorage", storage, 64), 0, shape, strides);
 }
 
-// A parameter "w" of 6 elements, as two ranks store it.
+// The files in which two ranks store a parameter "w" of 6 elements.
 struct Files {
   int stage = 3;
-  std::vector<int64_t> stored = {3, 3};  // elements by rank
-  std::vector<int64_t> moments = {3, 3};
-  int groups = 1;      // in the optimizer's files
-  Entries model = {};  // instead of these entries, or in addition
+  std::vector<int64_t> stored = {3, 3};   // elements of the weights on each rank
+  std::vector<int64_t> moments = {3, 3};  // elements of exp_avg on each rank
+  int groups = 1;                         // parameter groups in the optimizer's files
+  Entries model = {};                     // entries of the model's file to replace or to add
   std::string dtype_of_rank_1 = "FloatStorage";
 };
 
@@ -110,8 +110,8 @@ DeepSpeedCheckpoint read_with(const Entries& model) {
 TEST_CASE("The elements that ranks store must be those that the shapes need") {
   CHECK(refusal({}) == "no error");
   CHECK(refusal({.stage = 1}) == "no error");
-  CHECK(refusal({.stage = 2, .stored = {4, 4}, .moments = {4, 4}}) == "no error");  // padded
-  CHECK(refusal({.stage = 1, .stored = {4, 2}, .moments = {4, 2}}) == "no error");  // without its padding
+  CHECK(refusal({.stage = 2, .stored = {4, 4}, .moments = {4, 4}}) == "no error");  // 2 elements of padding
+  CHECK(refusal({.stage = 1, .stored = {4, 2}, .moments = {4, 2}}) == "no error");  // the padding is left out
   const char* const otherwise = "the ranks have divided it otherwise";
   CHECK_THAT(refusal({.stored = {6, 6}}), Contains("zero_pp_rank_0") && Contains(otherwise));
   CHECK_THAT(refusal({.moments = {3, 4}}),
@@ -184,7 +184,7 @@ TEST_CASE("Client state that JSON cannot have is listed, and the rest is taken o
       read_with({{"epoch", pk::integer(3)}, {"history", floats("0", {6}, {1})}});
   REQUIRE(tensor.facts.left_out.size() == 1);
   CHECK_THAT(tensor.facts.left_out[0], Contains("values of tensors") && Contains("history"));
-  // A text of 200 kB that is named 1,000 times: 200 MB of JSON out of a file of 0.2 MB.
+  // A text of 200 kB is referenced 1,000 times, so a file of 0.2 MB would become 200 MB of JSON.
   std::string repeated = "](" + pk::text(std::string(200'000, 'x')) + "q\1";
   for (int i = 0; i < 1000; ++i) repeated += "h\1";
   const DeepSpeedCheckpoint huge = read_with({{"epoch", pk::integer(3)}, {"log", repeated + "e"}});

@@ -1,4 +1,4 @@
-// FNV-1a (64 bits), by which the fixtures in data/ describe their tensors.
+// The hash with which the fixtures in data/ describe tensors: FNV-1a (64 bits).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Reads and imports small checkpoints that DeepSpeed wrote of a model with a frozen parameter and buffers, in
-// fp16 too: every tensor has the bits that DeepSpeed reported when it saved.
+// Tests that small checkpoints of DeepSpeed are read and imported with the bits that DeepSpeed reported when
+// it saved. The model has a frozen parameter and buffers; some of the checkpoints are in fp16.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@ json facts_of(const std::string& name) {
   return json::parse(file);
 }
 
-// "exp_avg_sq.head.weight": whose tensor it is, and of which state.
+// One tensor that truth.json describes, such as "exp_avg_sq.head.weight".
 struct Expected {
   std::string parameter;
   std::string state;
@@ -67,7 +67,8 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   return numel;
 }
 
-// A model file of stage 0. `weights`: shapes by name. `moments`: shapes of exp_avg, in the optimizer's order.
+// Returns a model file of stage 0. `weights`: shapes by name. `moments`: shapes of exp_avg, in the
+// optimizer's order.
 std::string stage0_file(const std::vector<std::pair<std::string, std::vector<int64_t>>>& weights,
                         const std::vector<std::vector<int64_t>>& moments) {
   namespace pk = pickled;
@@ -144,7 +145,7 @@ TEST_CASE(
   const TemporaryFolder folder;
   const DeepSpeedCheckpoint clear = read_stage0_file(
       folder, stage0_file({{"a", {2, 3}}, {"b", {3}}, {"c", {2, 3}}, {"d", {4}}}, {{3}, {2, 3}}));
-  CHECK(clear.facts.left_out.size() == 1);  // ds_config, which names the optimizer, is not in the file
+  CHECK(clear.facts.left_out.size() == 1);  // a message that ds_config, which names the optimizer, is missing
   for (const char* name : {"a", "b", "c", "d"}) {
     INFO(name);
     const bool trained = *name == 'b' || *name == 'c';

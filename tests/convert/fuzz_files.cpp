@@ -1,5 +1,5 @@
-// libFuzzer targets over files from elsewhere (scripts/fuzz safetensors|zip|pickle): any bytes are either
-// read or refused by a UserError, and what is read stays within the bounds that the readers state.
+// libFuzzer targets for the readers of foreign files (`scripts/fuzz safetensors|zip|pickle`). A reader must
+// read any bytes, or refuse them with a UserError, and must keep its stated limits.
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace {
 
-// Has one file, which can only be read.
+// A file system with one file, which can only be read.
 class OneFile : public FileSystem {
  public:
   explicit OneFile(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -33,7 +33,7 @@ class OneFile : public FileSystem {
   }
   std::optional<std::vector<std::string>> list(const std::filesystem::path&) override { return std::nullopt; }
 
-  // A reader that calls one of these is broken.
+  // A reader must not call any of these functions, except has_descriptors().
   int create(const std::filesystem::path&, Caching) override { std::abort(); }
   int create_nameless(const std::filesystem::path&) override { std::abort(); }
   int link_open(int, const std::filesystem::path&) override { std::abort(); }
@@ -61,7 +61,8 @@ class OneFile : public FileSystem {
   if (covered > bytes.size()) std::abort();  // tensors overlap
 }
 
-// Reads the tensors in the value, to a fixed depth and number: a hostile file may nest without end.
+// Reads the tensors in `value`. Visits at most `depth` levels and `left` values, since a hostile file may
+// nest without end.
 void read_tensors(TorchFile& file, const PickleValue& value, int depth, int& left) {
   if (depth == 0 || left-- <= 0) return;
   if (const auto tensor = file.tensor(value, "value")) {
@@ -94,7 +95,7 @@ void read_tensors(TorchFile& file, const PickleValue& value, int depth, int& lef
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     zerorun::ZERORUN_FUZZED(std::as_bytes(std::span(data, size)));
-  } catch (const zerorun::UserError&) {  // refused, as it should be
+  } catch (const zerorun::UserError&) {  // the expected way to refuse the bytes
   }
   return 0;
 }

@@ -1,5 +1,5 @@
-// Writes pickles for tests, by the opcodes of protocol 2 to 4. Each function returns the bytes that push one
-// value. https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
+// Writes pickles for tests with the opcodes of protocols 2 to 4. Each function returns the bytes that push
+// one value. Source: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline std::string dict(const std::vector<std::pair<std::string, std::string>>& 
   return bytes + "u";
 }
 
-/// A dict with the keys 0, 1, 2, ...
+/// Pushes a dict with the keys 0, 1, 2, ...
 inline std::string numbered(const std::vector<std::string>& values) {
   std::string bytes = "}(";
   for (size_t key = 0; key < values.size(); ++key) bytes += integer(static_cast<int64_t>(key)) + values[key];
@@ -61,7 +61,7 @@ inline std::string call(const std::string& callee, const std::string& arguments)
   return callee + arguments + "R";
 }
 
-/// A storage as torch.save writes it. `type`: "FloatStorage".
+/// Pushes a storage as torch.save writes it. `type`: for example "FloatStorage".
 inline std::string storage(const std::string& type, const std::string& key, int64_t numel) {
   return tuple({text("storage"), global("torch", type), text(key), text("cpu"), integer(numel)}) + "Q";
 }

@@ -1,5 +1,5 @@
 // Tests the reader of pickles: values of each opcode (bytes as Python 3.11's pickle.dumps writes them), and
-// pickles that would run something, never end, or take memory without bound.
+// hostile pickles, which call functions, never end, or need unbounded memory.
 #include "convert/pickle.h"
 
 #include <malloc.h>
@@ -14,11 +14,11 @@
 #include "convert/pickle_fields.h"
 #include "tests/support/temporary_folder.h"
 
-#ifndef __SANITIZE_ADDRESS__  // which has an operator new of its own
+#ifndef __SANITIZE_ADDRESS__  // AddressSanitizer has an operator new of its own
 
 namespace {
 
-// Bytes that operator new has given out and not got back, and the most of them at a time.
+// Bytes that are allocated with operator new now, and the maximum of that number since the last reset.
 std::atomic<int64_t> allocated = 0;
 std::atomic<int64_t> peak = 0;
 
@@ -94,7 +94,7 @@ TEST_CASE("An ordered dictionary is a dictionary, and its attributes are kept be
 TEST_CASE("Calls and classes are kept by name and never carried out") {
   const TemporaryFolder folder;
   const std::string victim = (folder / "victim").string();
-  // pickle of os.system("touch VICTIM"), as pickle.dumps writes an object whose __reduce__ returns that
+  // The pickle that pickle.dumps writes for an object whose __reduce__ returns os.system and "touch VICTIM".
   const std::string command = "touch " + victim;
   const std::string bytes = text(
                                 "\x80\x02"
@@ -129,7 +129,7 @@ TEST_CASE("A pickle that is cut off, or uses the stack wrongly, is an error with
   CHECK_THAT(refusal(text("\x80\x02X\xff\xff\xff\xff")), Contains("beyond its end"));
   CHECK_THAT(refusal(text("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff")), Contains("beyond its end"));
   CHECK_THAT(refusal(text("\x80\x01N.")), Contains("protocol 1"));
-  CHECK_THAT(refusal(text("\x80\x02\x82\x01.")), Contains("opcode 0x82"));  // EXT1: a registered class
+  CHECK_THAT(refusal(text("\x80\x02\x82\x01.")), Contains("opcode 0x82"));  // EXT1, a class by its number
   CHECK_THAT(refusal("I1\n."), Contains("opcode 0x49"));
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("Values that contain themselves, or share values without end, are refu
   CHECK_THAT(refusal(text("\x80\x02]q\x00h\x00"
                           "a.")),
              Contains("contains itself"));
-  std::string doubling = text("\x80\x02]q\x00");  // a list of twice the list before: 2^60 values
+  std::string doubling = text("\x80\x02]q\x00");  // each value is a pair of the previous value: 2^60 in all
   for (int level = 0; level < 60; ++level) doubling += text("h\x00h\x00\x86q\x00");
   CHECK_THAT(refusal(doubling + "."), Contains("another stack"));
   doubling = text("\x80\x02]q\x00");
@@ -178,7 +178,7 @@ TEST_CASE("A pickle takes no more memory than the stated factor, whatever it is 
     CHECK_THAT(user_error([&] { parse(bytes); }),
                Contains("another stack than one value") || Contains("no error"));
     CHECK(peak - before <= kPickleMemoryFactor * static_cast<int64_t>(bytes.size()));
-    CHECK(peak - before > static_cast<int64_t>(bytes.size()) / 100);  // the counter counts
+    CHECK(peak - before > static_cast<int64_t>(bytes.size()) / 100);  // allocations were really counted
   }
 }
 #endif

@@ -1,5 +1,4 @@
-// Tests the reader of torch.save's files: each dtype, views and parameters, and tensors that do not lie in
-// their storage.
+// Tests the reader of torch.save's files: dtypes, views, parameters, and tensors that exceed their storage.
 #include "convert/torch_file.h"
 
 #include <catch2/catch.hpp>
@@ -15,7 +14,7 @@ namespace {
 using Catch::Matchers::Contains;
 namespace pk = pickled;
 
-// 24 floats: 0, 1, 2, ...
+// Returns the bytes of 24 floats: 0, 1, 2, ...
 std::string counting() {
   std::vector<float> values(24);
   std::iota(values.begin(), values.end(), 0.0F);
@@ -24,7 +23,7 @@ std::string counting() {
 
 const std::string kFloats = pk::storage("FloatStorage", "0", 24);
 
-// A file that holds `value`, and a storage "0" of 24 floats.
+// A file of torch.save with `value` and a storage "0" of 24 floats.
 class Saved {
  public:
   explicit Saved(const std::string& value, const std::string& data = counting())
@@ -44,7 +43,7 @@ class Saved {
   TorchFile file_;
 };
 
-// The message with which a tensor is refused; its start, which names the file, is checked here.
+// Returns the message that refuses a tensor. CHECKs that the message names the file and the tensor.
 std::string refusal(const std::string& value) {
   const std::string message = user_error([&] { Saved(value).tensor(); });
   CHECK_THAT(message, Contains("x.pt: weight: "));
@@ -79,7 +78,7 @@ TEST_CASE("A view is read from its offset, in the order of memory") {
   Saved transposed(pk::tensor(kFloats, 6, {3, 2}, {1, 3}));
   CHECK(transposed.tensor()->strides == std::vector<int64_t>{1, 3});
   CHECK(transposed.read(1, 4) == std::vector<float>{7, 8, 9, 10});
-  Saved with_one(pk::tensor(kFloats, 0, {2, 1, 3}, {3, 99, 1}));  // the stride of one element means nothing
+  Saved with_one(pk::tensor(kFloats, 0, {2, 1, 3}, {3, 99, 1}));  // a dimension of size 1 may have any stride
   CHECK(with_one.read(5, 1) == std::vector<float>{5});
 }
 
@@ -113,7 +112,7 @@ TEST_CASE("A tensor that does not lie in its storage, or cannot be read, is refu
   CHECK_THAT(refusal(pk::tensor(kFloats, 0, {kHuge, kHuge}, {kHuge, 1})),
              Contains("goes beyond its storage of 24"));
   CHECK_THAT(refusal(pk::tensor(kFloats, 0, {kMost, 2}, {2, 1})), Contains("goes beyond its storage of 24"));
-  // What the storage's id claims does not count: the archive's entry has 24 floats.
+  // The size in the storage's id is not trusted: the archive's entry has 24 floats.
   CHECK_THAT(refusal(pk::tensor(pk::storage("FloatStorage", "0", kMost), 0, {25}, {1})),
              Contains("goes beyond its storage of 24"));
   CHECK_THAT(refusal(pk::tensor(pk::storage("DoubleStorage", "0", 24), 0, {13}, {1})),

@@ -1,5 +1,5 @@
-// Tests the reader of zip archives with archives built by the format's description: whole ones with each
-// feature that torch.save uses, and ones that lie about every length and offset.
+// Tests the reader of zip archives: valid archives with each feature that torch.save uses, and damaged
+// archives, with a wrong value for every length and offset.
 #include "convert/zip_archive.h"
 
 #include <catch2/catch.hpp>
@@ -89,7 +89,7 @@ TEST_CASE("No prefix of an archive and no flipped byte is read as another archiv
         std::string damaged = whole;
         damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
         const auto path = folder.write("x.pt", damaged);
-        // Either an error, or the same data under the same or another name: headers have unused fields.
+        // A flipped bit is an error, or the data are the same: the bit may be in a name or an unused field.
         user_error([&] {
           const ZipArchive archive(local_file_system(), path);
           for (const auto& [name, entry] : archive.entries()) {

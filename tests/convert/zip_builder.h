@@ -1,4 +1,4 @@
-// Makes zip archives for tests, whole or damaged on purpose, by the format's own description.
+// Builds zip archives for tests byte by byte, valid or damaged on purpose.
 #pragma once
 
 #include <zlib.h>
@@ -16,9 +16,9 @@ struct ZipBuilder {
   uint16_t method = 0;
   uint16_t flags = 0;
   bool in_64_bits = false;
-  bool overlapping = false;  // the last entry's header is the first one's
+  bool overlapping = false;  // the directory gives the last entry the first entry's offset
   std::string comment = "";
-  std::string local_extra = "";  // torch.save aligns data by it
+  std::string local_extra = "";  // extra field of local headers, with which torch.save aligns data
 
   template <typename Integer>
   static void put(std::string& to, Integer value) {
@@ -106,7 +106,7 @@ struct ZipBuilder {
   }
 };
 
-/// A file of torch.save: `pickle` and storages by key.
+/// Returns a file like torch.save's, with `pickle` and with storages by key.
 inline std::string torch_archive(const std::string& pickle,
                                  const std::vector<std::pair<std::string, std::string>>& storages = {}) {
   ZipBuilder zip{.entries = {{"archive/data.pkl", pickle}, {"archive/byteorder", "little"}}};

@@ -38,7 +38,7 @@ Tally& tally_in(const at::Tensor& tensor) {
   return *memory_of<Tally>(tensor);
 }
 
-// Runs each thread's body, then calls `done` with it.
+// Runs a copy of `body` for each thread, from the last to the first, then calls `done` with the copy.
 template <typename Body, typename Done>
 void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done) {
   const cuda::Division division = body.division(numel);
@@ -49,7 +49,7 @@ void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done)
   }
 }
 
-// Returns the finite_check that the threads report together.
+// Runs `Body`, which copies or adds. Returns what all threads found for a FiniteCheck (0: all values finite).
 template <template <typename, typename> typename Body>
 uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64_t number, int64_t threads) {
   uint64_t slot = 0;

@@ -1,5 +1,5 @@
-// A device on the CPU that runs the bodies of the CUDA kernels thread by thread: a GPU's results without a
-// GPU. Any thread.
+// A CPU device that runs the bodies of the CUDA kernels, one simulated GPU thread after another. It gives a
+// GPU's results without a GPU. Any thread.
 #pragma once
 
 #include "device/cpu_device.h"
@@ -8,7 +8,7 @@ namespace zerorun::testing {
 
 class BodyDevice : public CpuDevice {
  public:
-  /// Each kernel runs with `threads` threads, from the last to the first.
+  /// Each kernel simulates `threads` GPU threads, from the last to the first.
   explicit BodyDevice(int64_t threads) : threads_(threads) {}
 
   void copy_scaled(const at::Tensor& to, const at::Tensor& from, float factor,

@@ -1,4 +1,4 @@
-// The CUDA kernels on a GPU, compared with the CPU's.
+// Compares the CUDA kernels on a GPU with the CPU's kernels.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -21,7 +21,7 @@ namespace {
 const Sizes kSizes = {0, 1, 3, 8, 9, 31, 257, 2003};
 const Sizes kLarge = {(int64_t{1} << 22) + 3};
 
-// float32 values by bit pattern, this many at a time.
+// Number of float32 bit patterns that are tested at a time.
 constexpr int64_t kPatterns = int64_t{1} << 24;
 
 at::Tensor patterns(int64_t begin) {
@@ -184,7 +184,7 @@ TEST_CASE("cuda device: memory outlives the device that it is from") {
 TEST_CASE("cuda device: asking for more memory than there is says how much is free") {
   CudaDevice device(0);
   CHECK_THROWS_WITH(device.allocate(int64_t{1} << 50, at::kFloat), Catch::Contains("bytes of memory left"));
-  CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // the failed allocation did no harm
+  CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // the device still works
 }
 
 TEST_CASE("cuda device: a number without a GPU is a mistake of the user's") {

@@ -1,4 +1,4 @@
-// Streams and events of a GPU: which stream waits for which, and for how long.
+// Tests streams and events of a GPU: which stream waits for which event, and how long.
 #include "cuda/cuda_streams.h"
 
 #include <ATen/cuda/Sleep.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Keeps the current stream busy for at least `time`: longer if the GPU is not at its highest clock.
+// Keeps the current stream busy for at least `time`, and longer if the GPU is not at its highest clock.
 void work_for(std::chrono::milliseconds time) {
   int kilohertz = 0;
   ZR_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0));
@@ -33,7 +33,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Returns what one stream reads from memory that another stream writes late.
+// One stream writes 1 to memory after 0.2 s, and another stream reads that memory. Returns the value that was
+// read. `waits`: the reading stream waits for an event of the writing stream.
 float read_across_streams(CudaDevice& device, bool waits) {
   CudaStreams& streams = device.streams();
   const at::Tensor ones = put(device, at::ones({1000}));
@@ -84,7 +85,7 @@ TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own t
   CudaStreams& streams = device.streams();
   const StreamId outer = streams.current();
   const at::Tensor memory = device.allocate(10, at::kFloat);
-  memory.fill_(1);  // loads the kernels, which may make CUDA wait
+  memory.fill_(1);  // loads the kernels here, since loading them below could make CUDA wait
   work_for(1ms);
   ZR_CUDA(cudaDeviceSynchronize());
   {

@@ -8,15 +8,15 @@
 // Never freed, so that use after destruction is detected.
 struct ncclComm {
   int number = 0;
-  int polls = 0;                   // left until the last request is done
-  std::atomic<int> calls = 0;      // running now
-  std::atomic<bool> told = false;  // to abort
-  std::atomic<bool> gone = false;
+  int polls = 0;                   // number of polls until the last request is done; -1: never done
+  std::atomic<int> calls = 0;      // number of calls that are running now
+  std::atomic<bool> told = false;  // an abort or a destruction has begun
+  std::atomic<bool> gone = false;  // an abort or a destruction has ended
 };
 
 namespace zerorun::testing {
 
-// One call of NCCL: lasts long enough that a concurrent one is detected.
+// A running call of NCCL. Records a violation if another call on the communicator is running.
 class FakeNccl::Call {
  public:
   Call(FakeNccl& nccl, ncclComm* comm, const std::string& what) : comm_(comm) {
@@ -135,7 +135,7 @@ ncclResult_t FakeNccl::state(ncclComm* comm) {
   return comm->polls != 0 ? ncclInProgress : reported_;
 }
 
-// An abort waits for the GPU, and so until every communicator has been told to abort.
+// An abort waits for the GPU, which becomes idle only after an abort of every communicator has begun.
 ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
@@ -213,7 +213,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
   *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
   const ncclResult_t result = fake_nccl().request(comm, "window");
-  return result == ncclInProgress ? ncclSuccess : result;  // as in NCCL, though in progress
+  return result == ncclInProgress ? ncclSuccess : result;  // like NCCL, which is in progress nevertheless
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
   fake_nccl().note(comm, "no window");

@@ -1,5 +1,5 @@
-// A fake NCCL for tests of how NCCL is called, without a GPU: a request takes as many polls as a test sets,
-// and calls that NCCL forbids are recorded. Linked in place of libnccl. Any thread.
+// A fake NCCL, linked in place of libnccl, for tests of the calls to NCCL without a GPU. A request is done
+// after the number of polls that the test sets. Calls that NCCL forbids are recorded. Any thread.
 #pragma once
 
 #include <nccl.h>
@@ -12,31 +12,31 @@ namespace zerorun::testing {
 
 class FakeNccl {
  public:
-  /// Back to the initial state: no communicators, no recorded calls.
+  /// Returns to the initial state: no communicators, no recorded calls.
   void reset();
 
-  /// How many polls find a request in progress before it is done; -1: never done.
+  /// Sets the number of polls after which a request is done; -1: never done.
   void take(int polls);
-  /// The result of every request, and of every query for errors.
+  /// Sets the result of every request.
   void fail_requests(ncclResult_t result);
+  /// Sets the result of every query for errors.
   void report(ncclResult_t result);
-  /// Simulates another rank that stands still: calls of this name ("deregister", or "GPU" for waits for the
-  /// GPU) return only when let_go() is called or, all but "destroy", when their communicator is told to
-  /// abort.
+  /// Simulates another rank that hangs. Calls of this name ("deregister", or "GPU" for waits for the GPU)
+  /// return after let_go() only. An abort of the communicator also ends them, except "destroy".
   void hold(const std::string& what);
   void let_go();
-  /// As on a machine whose GPUs cannot reach each other's memory.
+  /// Lets window registrations return no window, as if GPUs could not reach each other's memory.
   void take_windows_away();
 
-  /// The calls, in order: "all_gather 0" of communicator 0, "group", "abort 1", "GPU idle".
+  /// Returns the calls in order, such as "all_gather 0" (on communicator 0), "group", "abort 1", "GPU idle".
   std::vector<std::string> done() const;
-  /// Forbidden calls that were made: several at once, a request before the last was settled, any use of a
-  /// destroyed or aborted communicator.
+  /// Returns the forbidden calls: a call during another call, a request before the previous request was done,
+  /// and any use of a destroyed or aborted communicator.
   std::vector<std::string> violations() const;
 
-  // For the functions that replace NCCL's.
+  // Called by the functions that replace NCCL's functions.
   ncclResult_t request(ncclComm* comm, const std::string& what);
-  void note(ncclComm* comm, const std::string& what);  // calls that are done at once
+  void note(ncclComm* comm, const std::string& what);  // for calls that are never in progress
   ncclResult_t state(ncclComm* comm);
   ncclResult_t end(ncclComm* comm, const std::string& what);
   void await_gpu();
@@ -61,7 +61,7 @@ class FakeNccl {
   ncclResult_t reported_ = ncclSuccess;
 };
 
-/// The instance of this program.
+/// Returns the only instance in the program.
 FakeNccl& fake_nccl();
 
 }  // namespace zerorun::testing

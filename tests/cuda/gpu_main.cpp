@@ -1,6 +1,6 @@
-// The main function of programs whose tests need a GPU. Without a GPU it says so and exits with 77. The tests
-// are a library that is loaded afterwards, because not every machine that builds this has LibTorch's CUDA
-// libraries.
+// The main function of programs whose tests need a GPU. Without a GPU it prints the reason and exits with 77.
+// The tests are in a library that is loaded after a GPU was found, because LibTorch's CUDA libraries may be
+// missing on a machine without a GPU.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The function of a test library that gpu_main.cpp calls.
+// The entry point of a library of GPU tests, which gpu_main.cpp calls.
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 

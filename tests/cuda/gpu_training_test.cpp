@@ -1,5 +1,5 @@
-// Training on a GPU: DeepSpeed's runs are reproduced as on the CPU, all stages give the same bits, and two
-// ranks train like two on the CPU. Skipped without a GPU.
+// Tests training on a GPU: DeepSpeed's runs are reproduced as on the CPU, all stages give the same bits, and
+// two ranks train like two ranks on the CPU. Skipped without a GPU.
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// The GPUs of this machine; without any, the program says so and exits.
+// Returns the number of GPUs of this machine. Without a GPU the program prints the reason and exits with 77.
 int gpus() {
   static const int count = [] {
     std::string reason;
@@ -25,7 +25,7 @@ int gpus() {
       std::printf("skipped: %s\n", reason.c_str());
       std::exit(77);
     }
-    // Without this, some operators of LibTorch give other bits in every run.
+    // Without these two settings, some operators of LibTorch give different bits in every run.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     return found;
@@ -33,16 +33,14 @@ int gpus() {
   return count;
 }
 
-// The largest relative difference of the losses of two bf16 runs whose sums are added in different orders.
-// bf16 keeps 8 bits, so a value may be rounded to its neighbour, 2^-8 of it away; a loss is the fp32 mean
-// over the tokens of a batch, in which most of that cancels. The golden traces show what is left: DeepSpeed's
-// losses of this model in bf16 are within 4e-4 of those in fp32 in every one of ten steps, so two runs that
-// round differently everywhere are within twice that of each other. GPUs differ from the CPU in every matrix
-// product, and NCCL rounds sums to bf16: hence as much again, and some margin. A rank left out of a sum, or a
-// batch taken twice, shows from 1e-2 on.
+// The allowed relative difference of losses between two bf16 runs that add in different orders. In the golden
+// traces DeepSpeed's bf16 losses of this model are within 4e-4 of its fp32 losses in each of ten steps. So
+// two bf16 runs with different rounding are within 8e-4 of each other. GPUs differ from the CPU in every
+// matrix product, and NCCL rounds sums to bf16: that may double the difference, and 4e-4 is margin. A rank
+// that is left out of a sum, or a batch that is used twice, changes losses by 1e-2 or more.
 constexpr double kBf16Loss = 2e-3;
 
-// A communicator of one rank on the GPU, in place of the given one.
+// Returns a communicator of one rank on the GPU, and ignores the given one.
 std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   Environment environment;
   environment.device = DeviceChoice::cuda;
@@ -51,7 +49,7 @@ std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   return communicator;
 }
 
-// Matrix products are summed in another order than on the CPU.
+// Returns the tolerance for a GPU, which sums matrix products in another order than the CPU.
 Tolerance on_gpu(Tolerance tolerance) {
   tolerance.loss = std::max(tolerance.loss, 1e-5);
   tolerance.norm = std::max(tolerance.norm, 1e-4);
@@ -75,7 +73,7 @@ RunResult train_on_gpu(const std::string& precision, int stage, double clipping,
   return train_tiny_gpt2(config, options);
 }
 
-// The mean loss of each step, from the file that gpt2 wrote.
+// Reads the mean loss of each step from the file that the gpt2 sample wrote.
 std::vector<double> losses_in(const std::filesystem::path& csv) {
   std::vector<double> losses;
   std::ifstream file(csv);
@@ -92,7 +90,8 @@ std::vector<double> losses_in(const std::filesystem::path& csv) {
   return losses;
 }
 
-// Starts two ranks of the sample as a user does, and returns their losses. Empty: they cannot share a GPU.
+// Trains two ranks of the gpt2 sample with the launcher, and returns the loss of each step. Returns no losses
+// if the two ranks cannot share the only GPU.
 std::vector<double> train_two_ranks(const std::string& device, int stage, const TemporaryFolder& folder) {
   const std::filesystem::path config = folder / "ds_config.json";
   std::ofstream(config) << R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
@@ -126,7 +125,7 @@ TEST_CASE("GPU: DeepSpeed's traces are reproduced") {
   gpus();
   for (const json& trace : traces()) {
     if (trace["ds_config"].contains("gradient_allreduce_op"))
-      continue;  // a sum over ranks is not a sum over micro-steps
+      continue;  // one rank averages over micro-steps, so it cannot replay a sum over ranks
     const std::string name = trace["name"];
     replay(on_one_rank(trace), on_gpu(tolerance_of(name)),
            [](std::shared_ptr<Communicator> unused) { return on_gpu(unused); });

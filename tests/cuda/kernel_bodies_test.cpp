@@ -1,4 +1,5 @@
-// The results of the CUDA kernels' bodies, run on the host thread by thread. Needs no GPU.
+// Tests the bodies of the CUDA kernels. They run on the host, one simulated GPU thread after another. Needs
+// no GPU.
 #include "cuda/kernel_bodies.h"
 
 #include <ATen/ops/zeros.h>
@@ -23,7 +24,7 @@ bool is_finite(uint16_t bits, uint16_t infinity) {
   return (bits & infinity) != infinity;
 }
 
-// Records how often each element was visited, and in how large a group.
+// Records how often each element was visited, and the size of the group in which it was visited.
 struct Visits {
   static constexpr int kWidth = 4;
   static constexpr int kAhead = 2;
@@ -59,7 +60,7 @@ TEST_CASE("kernel bodies: every 16-bit value is widened to the same bits as on t
 }
 
 TEST_CASE("kernel bodies: values are rounded to the same bits as on the CPU, NaN included") {
-  // All upper halves, with lower halves at and next to every value where the rounding changes.
+  // Tests each upper half of a float with the lower halves at which rounding changes, and their neighbours.
   std::vector<uint32_t> lower = {0, 1, 0xffff};
   for (int bit = 1; bit < 16; ++bit) {
     for (uint32_t near : {0xffffffff, 0U, 1U}) {

@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-// Start offsets of arrays, in elements after aligned memory.
+// Returns the offsets at which arrays start, in elements after an aligned address.
 std::vector<int64_t> offsets_for(int64_t numel) {
   if (numel > 1'000'000) return {0, 1};
   return {0, 1, 4, 7};
@@ -115,7 +115,7 @@ struct Scaling {
   float factor;
 };
 
-// Results of copies and sums, with and without a finite_check, into other memory and in place.
+// Returns the results of copies and sums, with and without a finite_check, into other memory and in place.
 Results scaled(Device& device, const Scaling& given) {
   Results results;
   const at::Tensor tally = new_tally(device);
@@ -141,7 +141,7 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
   const at::Tensor tally = new_tally(device);
   const at::Tensor target = put(device, to);
   const at::Tensor source = put(device, from);
-  // Two findings in one tally, as in a step: number 1000, then 40.
+  // The tally gets two findings, as in an optimizer step: first with number 1000, then with number 40.
   for (const int64_t number : {int64_t{1000}, int64_t{40}}) {
     if (adds) device.add_scaled(target, source, factor, {tally, number});
     if (!adds) device.copy_scaled(target, source, factor, {tally, number});
@@ -164,7 +164,7 @@ Results updated(Device& device, const UpdateCase& given) {
     return put(device, random_values(given.numel, at::kFloat, seed), given.offset);
   };
   UpdateTensors tensors;
-  // Over all cases the offsets cover: all tensors aligned, one of them not, the moments not.
+  // The offsets of all cases together cover aligned tensors, unaligned tensors, and mixtures of both.
   tensors.gradient = put(device, random_values(given.numel, given.gradient, 1), (given.offset * 3) % 8);
   tensors.values = floats(2);
   auto squares = [&](uint64_t seed) {
@@ -344,7 +344,7 @@ void check_step_facts(Device& tested) {
 
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   std::mt19937_64 random(seed + static_cast<uint64_t>(numel));
-  constexpr int64_t kDrawn = 65537;  // then they repeat
+  constexpr int64_t kDrawn = 65537;  // after this number of values, they repeat
   std::vector<float> floats(numel);
   for (int64_t i = 0; i < numel; ++i) {
     float& value = floats[i];
@@ -354,8 +354,8 @@ at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
     }
     const uint64_t drawn = random();
     const auto mantissa = static_cast<float>(1 + static_cast<double>(drawn >> 11) * 0x1p-53);
-    const int exponent = drawn % 16 == 0 ? -140 + static_cast<int>(drawn / 16 % 20)  // fp32's subnormals
-                                         : static_cast<int>(drawn / 16 % 38) - 26;   // fp16's too
+    const int exponent = drawn % 16 == 0 ? -140 + static_cast<int>(drawn / 16 % 20)  // subnormal in fp32
+                                         : static_cast<int>(drawn / 16 % 38) - 26;   // or subnormal in fp16
     value = drawn % 64 == 1 ? 0.0F : std::ldexp(mantissa, exponent);
     if (drawn / 1024 % 2 == 1) value = -value;
   }

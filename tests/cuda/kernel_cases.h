@@ -1,5 +1,5 @@
-// Checks that every kernel of a device computes the same bits as the CPU's, for all dtypes, sizes and
-// alignments. (Where arithmetic makes a NaN, any NaN will do.) Catch2 checks: one thread.
+// Checks that every kernel of a device computes the same bits as the CPU's kernel, for all dtypes, sizes and
+// alignments. (Where arithmetic gives a NaN, any NaN is accepted.) Uses Catch2's checks: one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,8 @@ using Sizes = std::vector<int64_t>;
 
 void check_copies(Device& tested, const Sizes& sizes);
 void check_findings(Device& tested);
-/// Summed in float64 in another order than the CPU's: equal where all sums are exact, else to 12 digits.
+/// The device adds in float64, in another order than the CPU. Where all sums are exact they must be equal;
+/// elsewhere they must agree to 12 digits.
 void check_squares(Device& tested, const Sizes& sizes);
 void check_updates(Device& tested, const Sizes& sizes);
 void check_following(Device& tested, const Sizes& sizes);
@@ -23,20 +24,21 @@ void check_step_facts(Device& tested);
 
 // Building blocks of these checks.
 
-/// Values of many magnitudes, zeros and subnormals; finite in every dtype. On the CPU.
+/// Returns a CPU tensor with values of many magnitudes, zeros and subnormals. All are finite in every dtype.
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed);
 
 /// Compares bits, not numbers: 0 and -0 differ. All NaNs are equal.
 bool same_bits(const at::Tensor& a, const at::Tensor& b);
 
-/// A copy on `device` that begins `offset` elements after aligned memory.
+/// Returns a copy on `device` that begins `offset` elements after an aligned address.
 at::Tensor put(Device& device, const at::Tensor& values, int64_t offset = 0);
 
-/// A copy on the CPU, made after all work of the current stream.
+/// Returns a copy on the CPU, made after all work of the current stream.
 at::Tensor get(Device& device, const at::Tensor& values);
 
-/// A new Tally on `device`, and the contents of one.
+/// Returns a new Tally on `device`.
 at::Tensor new_tally(Device& device);
+/// Returns the contents of a Tally on `device`.
 Tally read_tally(Device& device, const at::Tensor& tally);
 
 }  // namespace zerorun::testing

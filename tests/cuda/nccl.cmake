@@ -1,12 +1,12 @@
 # Tests of communication over NCCL.
 
-# The watchdog does not depend on CUDA: its tests run everywhere.
+# The watchdog does not depend on CUDA, so its tests run everywhere.
 zerorun_test(nccl_watchdog_test TORCH LABELS unit
   SOURCES nccl_watchdog_test.cpp store_courier_test.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
           ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
   LIBRARIES zerorun_comm)
 
-# Forks, and is therefore a program of its own.
+# This test forks, so it has a program of its own.
 zerorun_test(nccl_stopped_rank_test TORCH LABELS ranks
   SOURCES stopped_rank_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp
           ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
@@ -26,7 +26,7 @@ if(ZERORUN_WITH_CUDA)
     LIBRARIES zerorun_comm)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 
-  # Ranks are processes that get to their GPU as a program does: the CUDA part is loaded, not linked.
+  # The ranks of this test are processes that load libzerorun_cuda.so at run time, as programs do.
   add_executable(nccl_communicator_test nccl_communicator_test.cpp
     ${PROJECT_SOURCE_DIR}/tests/comm/collective_script.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
   target_link_libraries(nccl_communicator_test PRIVATE zerorun_comm zerorun_torch)

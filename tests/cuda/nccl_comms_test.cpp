@@ -1,4 +1,4 @@
-// NCCL's communicators of a single rank: the part of our use of NCCL that one GPU can test.
+// Tests NCCL communicators of a single rank: the part of ZeroRun's use of NCCL that needs only one GPU.
 #include "cuda/nccl_comms.h"
 
 #include <ATen/cuda/Sleep.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One rank with two communicators, and its watchdog.
+// One rank with two NCCL communicators and a watchdog.
 struct OneRank {
   explicit OneRank(std::chrono::milliseconds timeout = 60s)
       : probe(0, comms), watchdog({.timeout = timeout}, probe, {}) {

@@ -1,6 +1,6 @@
-// Ranks as processes with one GPU each, over NCCL, connected as in a program: connect() loads the CUDA part.
-// The process that starts them never uses a GPU, because a process that has must not fork. On one GPU two
-// ranks share it if NCCL can do that (2.30); otherwise the only test of two ranks is that they are refused.
+// Tests ranks that are processes with one GPU each and use NCCL. As in a program, connect() loads
+// libzerorun_cuda.so. The parent process never uses a GPU, because a process that has used a GPU must not
+// fork. On one GPU two ranks share it if NCCL can do that (2.30), else a test checks that they are refused.
 #define CATCH_CONFIG_RUNNER
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using testing::run_processes;
 constexpr int kSkipped = 77;
 constexpr milliseconds kAmple = std::chrono::seconds(120);
 
-// The result of a body whose checks have all passed.
+// The text that a rank's body returns if all of its checks have passed.
 constexpr char kRight[] = "right";
 
 std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseconds timeout = kAmple) {
@@ -39,7 +39,7 @@ std::shared_ptr<Communicator> join(int rank, int world_size, int port, milliseco
   return connect();
 }
 
-// Whether two ranks can connect on this machine; prints the error if not.
+// Returns true if two ranks can connect on this machine, else prints the error.
 bool two_ranks_fit() {
   static const bool fit = [] {
     const int port = testing::free_port();
@@ -50,7 +50,7 @@ bool two_ranks_fit() {
   return fit;
 }
 
-// The values of one rank, small whole numbers: their sums are exact in every dtype, in any order.
+// Returns the values of one rank. They are small integers, whose sums are exact in every dtype and any order.
 at::Tensor values_of(int rank, int64_t seed, int64_t numel, at::ScalarType dtype) {
   const at::Tensor index = at::arange(numel, at::kLong);
   return ((index * 7 + rank * 13 + seed * 5).remainder(23) - 11).to(dtype);
@@ -93,7 +93,7 @@ std::string check_reduce_scatter(Communicator& comm, int64_t seed, int64_t slice
   const at::Tensor own = input.narrow(0, comm.rank() * slice, slice);
   comm.reduce_scatter(own, input, "test")->wait();
   wrong += expect("reduce_scatter in place", own, wanted);
-  const at::Tensor other = on_gpu(comm, values);  // LibTorch's memory
+  const at::Tensor other = on_gpu(comm, values);  // memory of LibTorch, not of the communicator
   comm.reduce_scatter(output, other, "test")->wait();
   return wrong + expect("reduce_scatter of other memory", output, wanted);
 }
@@ -128,7 +128,7 @@ std::string check_all(Communicator& comm) {
   std::string wrong;
   int64_t seed = 0;
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kHalf}) {
-    for (int64_t slice : {0, 1, 1000, 600'000}) {  // the largest is in registered memory
+    for (int64_t slice : {0, 1, 1000, 600'000}) {  // only the largest tensors get memory registered with NCCL
       wrong += check_reduce_scatter(comm, ++seed, slice, dtype);
       wrong += check_all_gather(comm, ++seed, slice, dtype);
       wrong += check_the_others(comm, ++seed, slice, dtype);
@@ -138,7 +138,7 @@ std::string check_all(Communicator& comm) {
   return wrong.empty() ? kRight : wrong;
 }
 
-// Concurrent gathers and reductions of several sizes on their lanes, ordered by events alone.
+// Runs gathers and reductions of several sizes at the same time, on two lanes. Only events order the lanes.
 std::string check_lanes(Communicator& comm) {
   constexpr int kRounds = 50;
   Streams& streams = comm.device().streams();
@@ -210,7 +210,7 @@ std::string error_of(const std::function<void()>& body) {
   return "none";
 }
 
-// Gathers on the GPU and waits for it as the engine does.
+// Runs an all-gather on the GPU and waits for it as the engine does.
 void gather_and_await(Communicator& comm, const std::string& label, int64_t slice,
                       const std::string& reason) {
   const auto options = at::TensorOptions().device(comm.device().location());
@@ -222,7 +222,8 @@ void gather_and_await(Communicator& comm, const std::string& label, int64_t slic
   streams.await(done, kAmple, label);
 }
 
-// Returns the error. Also checks that later calls throw the same error and that the GPU is free again.
+// Runs `body` and returns its error. Also checks that later calls throw the same error, and that the GPU can
+// be used again.
 std::string broken_by(Communicator& comm, const std::function<void()>& body) {
   const std::string error = error_of(body);
   const auto options = at::TensorOptions().device(comm.device().location());
@@ -300,7 +301,7 @@ TEST_CASE("nccl: a rank that never comes is named at the deadline, and the GPU i
       2,
       [&](int rank) -> std::string {
         auto comm = join(rank, 2, port, milliseconds(20'000));
-        gather_and_await(*comm, "the start", 100, "");  // establishes the connections
+        gather_and_await(*comm, "the start", 100, "");  // makes NCCL connect the ranks
         if (rank == 1)
           for (;;) pause();
         return broken_by(*comm, [&] { gather_and_await(*comm, "bucket 3", 1000, "for aten::mm"); });
@@ -333,7 +334,7 @@ TEST_CASE("nccl: ranks that wait for different things are told so") {
     auto comm = join(rank, 2, port, milliseconds(20'000));
     gather_and_await(*comm, "the start", 100, "");
     return broken_by(*comm, [&] {
-      // Each on a communicator of its own: NCCL cannot mistake one for the other.
+      // Gathers and reductions use two NCCL communicators, so NCCL cannot match these two collectives.
       if (rank == 0) return gather_and_await(*comm, "bucket 3", 1000, "");
       const auto options = at::TensorOptions().device(comm->device().location());
       comm->reduce_scatter(at::zeros({500}, options), at::ones({1000}, options), "bucket 4")->wait();

@@ -1,4 +1,4 @@
-// Which NCCL versions are accepted, and which ranks fit together.
+// Tests which NCCL versions are accepted, and which ranks can use NCCL together.
 #include "cuda/nccl_library.h"
 
 #include <nccl.h>

@@ -1,5 +1,5 @@
-// How NCCL's non-blocking communicators are used, with a fake that records calls that NCCL forbids: one
-// request at a time, no call during another, none after an abort.
+// Tests the use of NCCL's non-blocking communicators with a fake NCCL that records forbidden calls. A
+// communicator takes one request at a time, no call during another call, and no call after an abort.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using testing::fake_nccl;
 using Words = std::vector<std::string>;
 
-// Collectives start when they are begun, and never end.
+// Reports that every collective has started and has not finished.
 class EndlessProbe : public CollectiveProbe {
  public:
   explicit EndlessProbe(NcclComms& comms) : comms_(comms) {}
@@ -86,7 +86,7 @@ std::string error_of(const std::function<void()>& body) {
   return "none";
 }
 
-// Waits for the condition, at most a minute.
+// Waits until the condition is true, at most a minute.
 void wait_until(const std::function<bool()>& condition) {
   const auto patience = std::chrono::steady_clock::now() + 60s;
   while (!condition() && std::chrono::steady_clock::now() < patience) std::this_thread::sleep_for(1ms);
@@ -97,7 +97,7 @@ ptrdiff_t times_done(const std::string& what) {
   return std::ranges::count(done, what);
 }
 
-// Without their order, which depends on the threads.
+// Returns the last two words as a set, since their order depends on the threads.
 std::set<std::string> last_two(const Words& words) {
   return {words.end() - std::min<ptrdiff_t>(2, std::ssize(words)), words.end()};
 }
@@ -201,7 +201,7 @@ TEST_CASE("nccl requests: memory is known to both communicators until it goes") 
     rank.register_memory(&first, windows);
     rank.register_memory(&second, windows);
     rank.comms->forget_memory(&first);
-    rank.comms->forget_memory(&first);  // no longer registered
+    rank.comms->forget_memory(&first);  // has no effect, since the memory is no longer registered
     const std::string in = windows ? "window " : "register ";
     const std::string out = windows ? "no window " : "deregister ";
     CHECK(fake_nccl().done() ==
@@ -246,7 +246,7 @@ TEST_CASE(
   const Words done = fake_nccl().done();
   CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==
         std::set<std::string>{"abort 0", "abort 1", "deregister 0"});
-  // The abort overlaps only the call that it ends.
+  // The abort overlaps only with the call that it ends.
   CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
 }
 
@@ -261,10 +261,10 @@ TEST_CASE("nccl requests: a call that does not return holds up neither the watch
   const auto start = std::chrono::steady_clock::now();
   std::thread other([&] { rank.comms->forget_memory(&memory[0]); });
   wait_until([&] { return rank.watchdog.broken(); });
-  other.join();  // its call has returned
+  other.join();  // the abort has ended the call of this thread
   CHECK(std::chrono::steady_clock::now() - start < 10s);
   CHECK_THROWS_WITH(rank.watchdog.check(), StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
-  rank.comms->forget_memory(&memory[1]);  // makes no call of NCCL any more
+  rank.comms->forget_memory(&memory[1]);  // makes no NCCL call after the abort
   rank.watchdog.stop();
   CHECK(times_done("abort 0") == 1);
   CHECK(times_done("deregister 0") == 1);

@@ -1,4 +1,4 @@
-// The watchdog of collectives, with fake collectives that start and end on command, and a fake clock.
+// Tests the watchdog of collectives with a fake clock and fake collectives, which start and end on command.
 #include "cuda/nccl_watchdog.h"
 
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ using testing::StoreThatHasGone;
 
 constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
 
-// One rank: its clock, the collectives on its streams, and its watchdog.
+// One rank with its clock, the collectives on its streams, and its watchdog.
 struct Rank {
   explicit Rank(int rank, int world_size = 1, StorePointer store = nullptr)
       : wait_board(store ? std::make_shared<WaitBoard>(store, rank) : nullptr),
@@ -33,7 +33,7 @@ struct Rank {
         watchdog({.rank = rank, .world_size = world_size, .timeout = 10s, .now = [this] { return now; }},
                  probe, std::move(courier)) {}
 
-  // On return the store has this rank's messages; answers are read at the next look().
+  // Polls once and waits until the store has this rank's messages. The next look() reads the answers.
   void look() {
     watchdog.poll();
     if (messages) REQUIRE(messages->drain(60s));
@@ -48,7 +48,7 @@ struct Rank {
     watchdog.enqueued(slot);
     return slot;
   }
-  // The stream reaches the collective now.
+  // Enqueues a collective that its stream reaches at once.
   size_t run(const CollectiveCall& call) {
     const size_t slot = enqueue(call);
     probe.has_started.insert(slot);
@@ -90,7 +90,7 @@ TEST_CASE("watchdog: the deadline runs from when the stream has come to the coll
   rank.pass(100s);
   CHECK(rank.error() == "none");
   rank.probe.has_started.insert(slot);
-  rank.pass(100s);  // only now does the watchdog poll and notice the start
+  rank.pass(100s);  // the watchdog polls at the end of this time, so the deadline begins there
   rank.pass(9999ms);
   CHECK(rank.error() == "none");
   rank.pass(1ms);
@@ -116,7 +116,7 @@ TEST_CASE("watchdog: what has ended is forgotten, and its slot used again") {
 TEST_CASE("watchdog: a collective that the host is still giving to the stream has a deadline too") {
   Rank rank(0);
   rank.probe.has_started.insert(rank.begin(call_of("bucket 3")));
-  rank.probe.has_finished.insert(0);  // recorded in the slot's last use
+  rank.probe.has_finished.insert(0);  // left over from the previous use of the slot
   rank.pass(0s);
   rank.pass(10s);
   CHECK_THAT(rank.error(), StartsWith("all_gather of bucket 3 did not end"));
@@ -242,7 +242,7 @@ TEST_CASE("watchdog: rank 0, which keeps the store, leaves those who wait too ti
 
 TEST_CASE("watchdog: what NCCL reports breaks the communicator at once, for good, with one abort") {
   Rank rank(0);
-  rank.enqueue(call_of("bucket 2"));  // its stream has not reached it yet
+  rank.enqueue(call_of("bucket 2"));  // the stream has not reached this collective yet
   rank.run(call_of("bucket 3"));
   rank.probe.reported = "NCCL failed: remote process exited";
   rank.pass(1ms);
@@ -280,7 +280,7 @@ TEST_CASE("watchdog: ranks that start equal sizes in another order are told so, 
     Rank first(0, 2, store);
     Rank second(1, 2, store);
     for (int i = 0; i < 200; ++i) {
-      const int other = differ && (i == 100 || i == 101) ? 201 - i : i;  // two are swapped
+      const int other = differ && (i == 100 || i == 101) ? 201 - i : i;  // swaps calls 100 and 101
       first.run_to_its_end(call_of("bucket " + std::to_string(i)));
       second.run_to_its_end(call_of("bucket " + std::to_string(other)));
     }
@@ -326,7 +326,7 @@ TEST_CASE(
   watchdog.enqueued(slot);
   const auto patience = Clock::now() + 10s;
   while (probe.asked < 2 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
-  std::this_thread::sleep_for(10ms);  // the poll that found it finished is over
+  std::this_thread::sleep_for(10ms);  // the poll that found the collective finished has then ended
   const int asked = probe.asked;
   CHECK(asked >= 2);
   std::this_thread::sleep_for(50ms);

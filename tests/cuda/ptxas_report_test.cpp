@@ -1,5 +1,5 @@
-// The assembler's report on the kernels from the build: it covers every kernel and architecture, and no
-// register is spilled to memory.
+// Tests the report that ptxas wrote when the kernels were compiled. It must have every kernel for every
+// architecture, and no kernel may spill registers to memory.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>
@@ -18,7 +18,7 @@ std::string read(const std::string& path) {
 }
 
 struct Kernel {
-  std::string name;  // mangled
+  std::string name;  // the mangled C++ name
   std::string architecture;
   int spilled;
   int registers;
@@ -41,7 +41,7 @@ std::vector<Kernel> kernels_in(const std::string& report) {
   return kernels;
 }
 
-// The functions that the source declares as kernels.
+// Returns the names of the functions that the source declares as kernels.
 std::set<std::string> kernels_in_source(const std::string& source) {
   std::set<std::string> names;
   const std::regex kernel("__global__ void\\s+(?:__launch_bounds__\\(\\w+\\)\\s+)?(\\w+)\\(");
@@ -66,7 +66,7 @@ TEST_CASE("ptxas report: no kernel of any architecture spills") {
 TEST_CASE("ptxas report: every kernel in the source is there for every architecture") {
   const std::set<std::string> wanted = kernels_in_source(read(ZERORUN_SOURCE_DIR "/cuda/kernels.cu"));
   REQUIRE(wanted.size() >= 6);
-  std::map<std::string, std::set<std::string>> names;  // by architecture
+  std::map<std::string, std::set<std::string>> names;  // mangled names of kernels by architecture
   for (const Kernel& kernel : kernels_in(read(ZERORUN_BINARY_DIR "/ptxas_report.txt"))) {
     names[kernel.architecture].insert(kernel.name);
   }

@@ -1,5 +1,5 @@
-// Rank 0, which keeps the store of all ranks, is stopped by a signal: another rank's watchdog, with a real
-// store. Needs neither CUDA nor a GPU.
+// Tests the watchdog of rank 1, with a real store, while a signal has stopped rank 0, which serves the store.
+// Needs neither CUDA nor a GPU.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Collectives that start at once and never complete.
+// Reports that every collective has started and has not finished.
 class EndlessProbe : public CollectiveProbe {
  public:
   void prepare(size_t) override {}
@@ -33,7 +33,7 @@ StorePointer join(int rank, int port) {
   return join_store(Environment::read(), "word", Deadline(20s)).store;
 }
 
-// Waits in vain for rank 0 and returns the error.
+// Begins a collective that rank 0 never joins, and returns the error of the watchdog.
 std::string wait_in_vain(const StorePointer& store) {
   EndlessProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 3s}, probe,
@@ -61,10 +61,10 @@ TEST_CASE("watchdog: a rank 0 that a signal has stopped is named at the deadline
   const auto endings = testing::run_processes(
       2,
       [port](int index) -> std::string {
-        const int rank = 1 - index;  // the first process, which is awaited, is rank 1
+        const int rank = 1 - index;  // process 0 is rank 1; run_processes() waits for process 0 only
         const StorePointer store = join(rank, port);
         if (rank == 1) return wait_in_vain(store);
-        std::this_thread::sleep_for(1500ms);  // by then rank 1 has joined, waits and has called the store
+        std::this_thread::sleep_for(1500ms);  // by then rank 1 waits, and has called the store
         raise(SIGSTOP);
         return "went on";
       },

@@ -1,4 +1,4 @@
-// The courier's calls to the ranks' store while its server stands still: nobody waits for them.
+// Tests that no other thread waits for the courier's calls to the store while the store's server hangs.
 #include "cuda/store_courier.h"
 
 #include <torch/torch.h>
@@ -46,7 +46,7 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
     CHECK(Clock::now() - start < 20s);
     CHECK(probe.aborts == 1);
   }
-  CHECK(store->calls() == 2);    // the first call of each rank, which has not returned
+  CHECK(store->calls() == 2);    // one call of each rank, which has not returned
   CHECK(store.use_count() > 1);  // the calls keep the store alive
   store->go_on();
   const auto patience = Clock::now() + 60s;
@@ -82,7 +82,7 @@ TEST_CASE("courier: what is said again while the store is slow is told once, and
   CHECK_FALSE(courier.read_all(10ms));
   store->go_on();
   CHECK(courier.drain(60s));
-  CHECK(store->calls() == 4);  // two statements, a look at the other rank's, one at the message to all
+  CHECK(store->calls() == 4);  // two publish() calls, a read of rank 0's waits, a read of the message to all
   CHECK(courier.take_posted() == std::string());
   CHECK_FALSE(courier.take_posted());
 }

@@ -1,5 +1,5 @@
-// The timer's measurements of waits and scopes, on fake streams and events whose time the test sets. Needs no
-// GPU.
+// Tests how the timer measures waits and scopes, with fake streams and events whose time the test sets. Needs
+// no GPU.
 #include "cuda/stream_timer.h"
 
 #include <algorithm>
@@ -8,9 +8,10 @@
 
 namespace {
 
-// A stream stores the time at which its work will be done, an event the time at which it passes.
+// All times are in milliseconds. A stream stores the time at which its work will be done, an event the time
+// at which it passes.
 constexpr double kNever = std::numeric_limits<double>::infinity();
-double now = kNever;  // later events have not passed yet
+double now = kNever;  // events with a later time have not passed yet
 int events = 0;
 bool records_fail = false;
 
@@ -138,7 +139,7 @@ TEST_CASE("stream timer: a lane's waits are no work of its") {
   machine.lane(Lane::reduce).work(5);
   machine.timer.leave(Lane::reduce);
   machine.compute.work(1000);
-  machine.timer.wait(Lane::reduce, machine.record(machine.compute).handle());  // outside any scope
+  machine.timer.wait(Lane::reduce, machine.record(machine.compute).handle());  // outside of any scope
   const StreamTimes times = machine.timer.take();
   CHECK(busy(times, Lane::reduce) == 7);
   CHECK(times.exposed == StreamTimes{}.exposed);
@@ -153,7 +154,7 @@ TEST_CASE("stream timer: scopes of several threads on one lane count once") {
   machine.timer.leave(Lane::copy);
   machine.lane(Lane::copy).work(4);
   machine.timer.leave(Lane::copy);
-  machine.timer.leave(Lane::copy);  // of a scope entered before times were measured
+  machine.timer.leave(Lane::copy);  // ends a scope that was entered before the measurement began
   CHECK(busy(machine.timer.take(), Lane::copy) == 9);
 }
 
@@ -184,7 +185,7 @@ TEST_CASE("stream timer: events are used again when they have passed, and what f
   CHECK(times.missed == 0);
   now = 0;
   for (int i = 0; i < 5; ++i) wait_for(1);
-  CHECK(machine.compute.done == 15);  // every wait itself takes place
+  CHECK(machine.compute.done == 15);  // waits that are not measured still take place
   machine.timer.enter(Lane::copy);
   machine.timer.leave(Lane::copy);
   times = machine.timer.take();

@@ -1,5 +1,5 @@
-// Fakes for tests of the watchdog: collectives that start and end on command, a store that has gone, and a
-// store that stands still.
+// Fakes for tests of the watchdog: collectives that start and end on command, a store whose server has ended,
+// and a store whose server hangs.
 #pragma once
 
 #include <ATen/ops/zeros.h>
@@ -40,7 +40,7 @@ class StoreThatHasGone : public c10d::HashStore {
   bool check(const std::vector<std::string>&) override { throw std::runtime_error("gone"); }
 };
 
-// A store whose server stands still: no call returns before go_on().
+// A store whose server hangs: no call returns before go_on().
 class StoreThatStandsStill : public c10d::HashStore {
  public:
   void set(const std::string&, const std::vector<uint8_t>&) override { stand_still(); }
@@ -78,7 +78,7 @@ inline CollectiveCall call_of(const std::string& label, Collective kind = Collec
   return {kind, tensor, tensor, 0, label, reason};
 }
 
-/// The store as the ranks of a job use it.
+/// Wraps a connection as the store that the ranks of a job use.
 inline StorePointer store_over(Connection connection) {
   return std::make_shared<const JobStore>(std::move(connection), "rank 0", Seal("secret"), "");
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_docs.sh SOURCE BUILD: README.md and docs/guide.md tell the truth. Every block of C++, JSON and CMake is part of a
-# file that is built or read here, every command is run, every section of the guide's program too, and links lead to files.
+# test_docs.sh SOURCE BUILD: checks README.md and docs/guide.md. Every block of C++, JSON or CMake must be
+# part of a file that is built or tested. Every command, and every section of the guide's program, must run.
+# Every link to a file must lead to one.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)
@@ -13,19 +14,19 @@ fail() {
   exit 1
 }
 
-# Blocks of a page as files NUMBER.LANGUAGE.
+# split PAGE FOLDER: writes each block of the page to a file FOLDER/NUMBER.LANGUAGE.
 split() {
   awk -v folder="$2" '
     /^```/ { if (inside) { inside = 0 } else { inside = 1; file = folder "/" (++count) "." substr($0, 4) }; next }
     inside { print > file }' "$1"
 }
 
-# Without indentation and empty lines.
+# plain [FILE...]: prints the files without indentation and empty lines.
 plain() {
   sed -e 's/^[[:space:]]*//' -e '/^$/d' "$@"
 }
 
-# is_part BLOCK FILE...: word for word.
+# is_part BLOCK FILE...: succeeds if a file contains the block word for word.
 is_part() {
   local file block
   block=$(plain "$1")
@@ -57,7 +58,8 @@ for page in README.md docs/guide.md; do
         ;;
       *.sh)
         while read -r command; do
-          [[ $command == scripts/* ]] && command="bash -n $source/${command%%  *}"  # what runs this test, and the demo of three minutes
+          # Scripts only get a syntax check: one of them runs this test, another is a demo of three minutes.
+          [[ $command == scripts/* ]] && command="bash -n $source/${command%%  *}"
           (cd "$work/run" && bash -euc "$command" >"$work/output" 2>&1 </dev/null) ||
             { code=$?; [[ $command == *"config diff"* && $code == 1 ]]; } || fail "$page: $command: $(<"$work/output")"
         done <"$block"

@@ -1,5 +1,5 @@
-// Replays every trace of data/traces.json on rank-threads: losses, norms, learning rates and final parameters
-// equal DeepSpeed's within the tolerances of README.md.
+// Replays every trace of data/traces.json on rank-threads. Losses, norms, learning rates and final parameters
+// must equal DeepSpeed's within the tolerances of README.md.
 #include <catch2/catch.hpp>
 
 #include "tests/golden/replay.h"
@@ -12,7 +12,7 @@ TEST_CASE("DeepSpeed's traces are reproduced") {
   for (const json& trace : traces()) replay(trace, tolerance_of(trace["name"]));
 }
 
-// With DeepSpeed's default threshold, all parameters of a model this small persist.
+// With DeepSpeed's default persistence threshold, all parameters of this small model would stay gathered.
 TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes and goes") {
   for (json trace : traces()) {
     if (trace["ds_config"]["zero_optimization"]["stage"] != 3) continue;
@@ -52,7 +52,7 @@ TEST_CASE(
   CHECK(replayed >= 7);
 }
 
-// The tests on a single GPU rely on this.
+// The tests on a single GPU (cuda/gpu_training_test.cpp) replay traces of several ranks in this way.
 TEST_CASE("One rank that accumulates reproduces the traces of several") {
   for (const json& trace : traces()) {
     const std::string name = trace["name"];

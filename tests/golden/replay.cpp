@@ -29,8 +29,8 @@ double relative_difference(double found, double expected) {
   return std::abs(found - expected) / std::max(std::abs(expected), 1e-300);
 }
 
-// DeepSpeed's stage 3 divides the norm by the loss scale after the step, its other stages by the scale that
-// the gradients have.
+// Returns the expected norm. DeepSpeed's stage 3 divides the norm by the loss scale after the step. The other
+// stages, and ZeroRun, divide it by the scale with which the gradients were computed.
 double norm_of(const json& trace, const json& norms, size_t step) {
   const double norm = number(norms["steps"][step]["grad_norm"]);
   if (trace["ds_config"]["zero_optimization"]["stage"] != 3 || step == 0) return norm;
@@ -41,7 +41,7 @@ double norm_of(const json& trace, const json& norms, size_t step) {
   return norm * (after / before);
 }
 
-// Where DeepSpeed reports no norm: the trace of a run with the same norm.
+// Returns `trace`, or, if DeepSpeed reports no norms in it, the trace of a run with the same norms.
 const json& trace_with_norms(const json& trace) {
   if (!trace["steps"][0]["grad_norm"].is_null()) return trace;
   std::string run = trace["name"].get<std::string>().substr(std::string("fp32_s0_").size());
@@ -64,9 +64,9 @@ void check_betas(const std::vector<std::optional<std::pair<double, double>>>& fo
   }
 }
 
-// The l2 norm that DeepSpeed's run should have where this run has `values`. DeepSpeed's Lion takes the sign
-// of 0 too: an element that never has a gradient decreases by lr in every step. Those elements are the
-// embedding of the last position, whose prediction is in no loss.
+// Returns the l2 norm that DeepSpeed should have for a parameter that has `values` in ZeroRun. DeepSpeed's
+// Lion decreases an element that never has a gradient by lr in every step. Such elements are the embedding of
+// the last position, whose prediction is in no loss.
 double l2_of(const json& trace, const std::string& parameter, const at::Tensor& values) {
   at::Tensor in_float64 = values.to(torch::kDouble, false, true);
   const json& optimizer = trace["ds_config"]["optimizer"];
@@ -140,8 +140,8 @@ void replay(const json& trace, const Tolerance& tolerance,
   for (const auto& [parameter, values] : run.parameters) {
     INFO(name << " final " << parameter);
     const double l2 = trace["final"].at(parameter)[0];
-    // The keys' part of this bias has a gradient that is zero except for rounding. Adam divides it by its own
-    // size; Lion takes its sign.
+    // The gradient of this bias's part for keys is zero except for rounding. Adam divides that gradient by
+    // its own magnitude and Lion takes its sign, so the updates are noise.
     const bool noise = parameter.ends_with("attn.c_attn.bias");
     const double found = l2_of(trace, parameter, values);
     const double allowed = noise ? tolerance.noise : values.dim() > 1 ? tolerance.matrix : tolerance.vector;
@@ -150,7 +150,7 @@ void replay(const json& trace, const Tolerance& tolerance,
   std::printf("%-36s loss %.1e  norm %.1e\n", name.c_str(), worst_loss, worst_norm);
 }
 
-// Ranks take data in turn, so the order of the micro-batches is the same.
+// The order of the micro-batches is the same, since the trace's ranks take samples in turn.
 json on_one_rank(json trace) {
   json& config = trace["ds_config"];
   config["gradient_accumulation_steps"] =

@@ -1,5 +1,5 @@
-// Small checkpoints that DeepSpeed wrote of a model with a frozen parameter and buffers load into an engine
-// at every stage, and the loss scale goes on as DeepSpeed's did.
+// Tests that an engine at any stage loads small checkpoints of DeepSpeed with a frozen parameter and buffers,
+// and that the loss scale continues as in DeepSpeed.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>
@@ -31,7 +31,7 @@ DeepSpeedCheckpoint source_of(const std::string& name) {
   return read_deepspeed_checkpoint(local_file_system(), folder_of(name) / "checkpoint");
 }
 
-// The model that the checkpoints are of, with other values.
+// The model of the checkpoints, with other initial values.
 struct FrozenNetImpl : torch::nn::Module {
   FrozenNetImpl() {
     embed = register_module("embed", torch::nn::Linear(6, 5));
@@ -55,7 +55,8 @@ std::string hash_of(const at::Tensor& values, const std::string& dtype) {
 
 using Hashes = std::map<std::string, std::string>;
 
-// The master weights, rounded to the training dtype (`round_to`).
+// Returns the expected hash of each parameter and buffer. Trained parameters have the master weights, rounded
+// to the training dtype `round_to`.
 Hashes expected_of(const DeepSpeedCheckpoint& source, const json& truth, at::ScalarType round_to) {
   Hashes hashes;
   for (const auto& [name, tensor] : truth.items()) {

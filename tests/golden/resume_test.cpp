@@ -1,6 +1,6 @@
-// Training goes on from checkpoints that DeepSpeed wrote: the weights are DeepSpeed's to the bit, and the
-// next steps are those of DeepSpeed's own uninterrupted run within the tolerances of README.md, at the saved
-// and at other world sizes, and over stages that did not write the checkpoint.
+// Tests that training continues from DeepSpeed's checkpoints, at any world size and stage. The loaded weights
+// have DeepSpeed's bits. The next steps equal those of DeepSpeed's uninterrupted run within the tolerances of
+// README.md.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdio>
@@ -22,7 +22,7 @@ std::string hash_of(const at::Tensor& values) {
   return fnv1a({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
 }
 
-// By parameter: what the weights should be and what they are, as FNV-1a.
+// FNV-1a hashes of weights, by parameter name.
 using Hashes = std::map<std::string, std::string>;
 
 Hashes expected_weights(const json& truth) {
@@ -41,8 +41,8 @@ Hashes weights_of(torch::nn::Module& model) {
   return hashes;
 }
 
-// The run that the next steps are compared with: DeepSpeed's own at that world size, which for universal
-// checkpoints has another global batch, or else the uninterrupted one.
+// Returns the expected steps: those of the run that DeepSpeed resumed at this other world size if there is
+// one (universal checkpoints, with another global batch), else those of the uninterrupted run.
 const json& steps_at(const json& facts, int world_size) {
   for (const json& resumed : facts["resumed"]) {
     if (world_size != facts["world_size"] && resumed["world_size"] == world_size) return resumed["steps"];
@@ -64,7 +64,7 @@ void resume(const DeepSpeedCase& one, const json& ds_config, int world_size) {
     options.group_weight_decay = one.facts["group_weight_decay"];
   Hashes loaded;
   options.before_training = [&](torch::nn::Module& model, int rank) {
-    const Hashes hashes = weights_of(model);  // on all ranks: it may gather
+    const Hashes hashes = weights_of(model);  // on all ranks, since reading weights may gather them
     if (rank == 0) loaded = hashes;
   };
   const RunResult run = train_tiny_gpt2(ds_config.dump(), options);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_install.sh SOURCE BUILD: installs what was built, compiles the program of README outside of the tree against it,
-# and trains with it on two ranks.
+# test_install.sh SOURCE BUILD: installs the build, compiles the README's program outside of the source tree
+# against the installation, and trains with that program on two ranks.
 set -euo pipefail
 source=$1 build=$2
 folder=$(mktemp -d)

@@ -1,4 +1,4 @@
-// Transfers with one injected fault.
+// Wraps transfers and injects one kind of fault.
 #pragma once
 
 #include <cerrno>
@@ -19,7 +19,7 @@ enum class TransferFault {
 
 class FaultyTransfers : public Transfers {
  public:
-  /// `number`: index of the faulty transfer, counted from 0 in `count`.
+  /// `number`: index of the faulty transfer (is_short: all are faulty). `count`: number of transfers so far.
   FaultyTransfers(std::unique_ptr<Transfers> inner, TransferFault fault, int64_t number, int64_t& count)
       : inner_(std::move(inner)), fault_(fault), number_(number), count_(&count) {}
 

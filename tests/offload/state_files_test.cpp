@@ -1,4 +1,4 @@
-// Tests state in files against the same state in memory, with random accesses and failing disks.
+// Compares state in files with the same state in memory, under random accesses and with failing disks.
 #include "offload/state_files.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ StateFilesOptions options_in(const TemporaryFolder& folder) {
           .timeout = std::chrono::seconds(20)};
 }
 
-// The expected contents of the files.
+// Keeps the expected contents of the files in memory.
 class Model {
  public:
   explicit Model(StateFiles& files) : files_(&files) {
@@ -58,7 +58,8 @@ class Model {
 
   int count() const { return static_cast<int>(chunks_.size()); }
 
-  /// Opens a chunk, checks its contents, changes all of it (`change` 0: nothing), and closes it.
+  /// Opens a chunk, compares its contents, changes all of its values (unless `change` is 0), and closes it.
+  /// Returns false if the contents were wrong.
   bool use(int chunk, float change) {
     std::byte* memory = files_->open(chunk);
     const bool same = holds(chunk, memory);
@@ -71,7 +72,7 @@ class Model {
     return same;
   }
 
-  /// Whether an independent reader finds the slice's expected state in `file`.
+  /// Returns true if the safetensors reader finds the expected state of the slice in `file`.
   bool is_in(const std::filesystem::path& file, int slice) {
     SafetensorsReader reader(file);
     bool same = true;
@@ -108,10 +109,10 @@ class Model {
 
   StateFiles* files_;
   std::vector<std::pair<int, Chunk>> chunks_;
-  std::vector<std::vector<float>> values_;  // by chunk: the values of both states
+  std::vector<std::vector<float>> values_;  // for each chunk, the values of both states
 };
 
-// Runs random steps; returns false if contents were wrong. Passes on exceptions of the files.
+// Runs random optimizer steps. Returns false if contents were wrong. Throws the exceptions of `files`.
 bool run(StateFiles& files, uint64_t seed, const TemporaryFolder& folder) {
   Model model(files);
   std::mt19937_64 random(seed);
@@ -120,7 +121,7 @@ bool run(StateFiles& files, uint64_t seed, const TemporaryFolder& folder) {
   for (int step = 0; step < 6; ++step) {
     std::vector<int> order(static_cast<size_t>(model.count()));
     for (int i = 0; i < model.count(); ++i) order[i] = step % 2 == 0 ? i : model.count() - 1 - i;
-    if (any(3) == 0) {  // every chunk twice, as Lamb does
+    if (any(3) == 0) {  // opens every chunk twice, as Lamb does
       std::vector<int> twice;
       for (size_t i = 0; i < order.size(); ++i) {
         twice.push_back(order[i]);
@@ -300,7 +301,7 @@ TEST_CASE("Bytes read and written are those of the state, but for what stays in 
   walk(forwards);
   const int64_t state = files.file_bytes() / 2;
   CHECK(files.written_bytes() == state);
-  CHECK(files.read_bytes() == 0);  // no state was in the files before
+  CHECK(files.read_bytes() == 0);  // the first step has no state to read
   walk(backwards);
   CHECK(files.written_bytes() == 2 * state);
   CHECK(files.read_bytes() <= state);

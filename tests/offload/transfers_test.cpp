@@ -1,4 +1,4 @@
-// Tests transfers through io_uring and through threads, and the choice if the kernel offers no io_uring.
+// Tests transfers through io_uring and through threads, and that threads are used if io_uring is forbidden.
 #include "offload/transfers.h"
 
 #include <linux/capability.h>
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// Makes io_uring_setup() fail from now on, as in many containers.
+// Makes io_uring_setup() fail with EPERM in this process, as in many containers. Returns false on failure.
 bool forbid_io_uring() {
   sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
@@ -33,7 +33,7 @@ bool forbid_io_uring() {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Forbids this process to lock memory from now on.
+// Forbids this process to lock memory. Returns false on failure.
 bool forbid_locked_memory() {
   const rlimit none{};
   __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
@@ -45,7 +45,7 @@ bool forbid_locked_memory() {
   return ::syscall(SYS_capset, &header, sets) == 0 && ::syscall(SYS_mlock, page, sizeof page) != 0;
 }
 
-// The exit code of a child process that runs `works`: 0 if it returns true.
+// Runs `works` in a child process and returns the status of waitpid(): 0 if `works` returns true.
 template <typename Works>
 int exit_code_of(const Works& works) {
   const pid_t child = ::fork();

@@ -10,7 +10,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// A program with the shared flags, a number and a list.
+// A program that has the shared flags, a number and a list. Its constructor parses the arguments.
 struct Program {
   DeepspeedFlags deepspeed;
   int64_t steps = 7;

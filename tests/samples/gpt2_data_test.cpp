@@ -1,4 +1,4 @@
-// The program gpt2 with a tokenizer, on data of several kinds, as a user runs it.
+// Runs the gpt2 sample as a user does, with a tokenizer and on several kinds of data.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +24,7 @@ struct Trainings {
     CHECK_THAT(learned.out, Contains("400 tokens, learned from"));
   }
 
-  // A tiny model on `ranks`, with batches of 4 on all ranks together.
+  // Trains a tiny model on `ranks` ranks with a global batch of 4.
   Outcome train(int ranks, int stage, const std::string& flags) const {
     const std::string config =
         write_config(folder, 4 / ranks, 1, "{\"stage\": " + std::to_string(stage) + "}");
@@ -56,7 +56,8 @@ TEST_CASE("gpt2: a saved folder has the model and its tokenizer, which go on alo
     CHECK(fs::exists(trainings.folder / "model" / file));
   CHECK(count(saved.out, "held-out text after step") == 3);
 
-  // No shape and no tokenizer are given: both are the folder's. The evaluation is that of the trained model.
+  // This run takes the model's shape and the tokenizer from the folder. Its evaluation must equal the last
+  // evaluation of the first run.
   const Outcome loaded = trainings.train(1, 0, "--steps 0 --init " + trainings.path("model") + " " + eval);
   INFO(loaded.err);
   REQUIRE(loaded.exit_code == 0);
@@ -86,12 +87,12 @@ TEST_CASE("gpt2: samples are the same at every world size, and go on where a che
     REQUIRE(resumed.exit_code == 0);
     const std::vector<double> straight = trainings.losses(name), first = trainings.losses("1"),
                               end = trainings.losses(name + "r");
-    CHECK(end == std::vector<double>(straight.begin() + 5, straight.end()));  // to the bit
+    CHECK(end == std::vector<double>(straight.begin() + 5, straight.end()));  // equal to the bit
     REQUIRE(straight.size() == 8);
     for (size_t step = 0; step < 8; ++step) CHECK(straight[step] == Approx(first[step]).epsilon(1e-6));
   }
 
-  // Other data are refused by name, unless they are asked for.
+  // A resumed run refuses other data, unless it has --new-data.
   const std::string resume = trainings.tiny() + "--steps 8 --resume " + trainings.path("saves1");
   const Outcome other = trainings.train(1, 2, resume);
   CHECK(other.exit_code == 2);

@@ -1,5 +1,5 @@
-// Compares the model with numbers of Hugging Face's GPT2LMHeadModel under DeepSpeed, on the same weights and
-// text.
+// Compares the model's losses and gradients with those of Hugging Face's GPT2LMHeadModel under DeepSpeed, for
+// the same weights and text.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -20,7 +20,7 @@ Gpt2 golden_model() {
   return model;
 }
 
-// The tokens of one micro-step, in the sequential order, micro-batch 2.
+// Returns the tokens of one micro-step in the sequential order, with a micro-batch of 2.
 at::Tensor golden_tokens(int64_t accumulation, int64_t world_size, int64_t micro_step, int64_t rank) {
   const std::vector<uint8_t>& text = golden_text();
   const Sampler sampler({.corpus_size = static_cast<int64_t>(text.size()),

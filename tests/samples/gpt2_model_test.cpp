@@ -14,7 +14,7 @@ using Catch::Matchers::Contains;
 
 const Gpt2Options kTiny{.layers = 2, .hidden = 8, .heads = 2, .vocab = 256, .positions = 16, .seed = 5};
 
-// Runs `action` on the tensors of a tiny model and writes them to `file`.
+// Applies `action` to the tensors of a tiny model and writes the result to `file`.
 template <typename Action>
 void write_changed(const std::filesystem::path& file, Action action) {
   Gpt2 model(kTiny);
@@ -52,7 +52,7 @@ bool same_parameters(const Gpt2& a, const Gpt2& b) {
   return left.size() == right.size();
 }
 
-// In the order of Hugging Face's GPT2LMHeadModel (vocab 256, hidden 64, 32 positions).
+// The expected order is that of Hugging Face's GPT2LMHeadModel (vocab 256, hidden 64, 32 positions).
 TEST_CASE("parameters have Hugging Face's names, shapes and order") {
   Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32});
   const auto parameters = model->named_parameters();
@@ -250,10 +250,10 @@ TEST_CASE("padding changes nothing for the tokens that are attended to, and is n
   mask.index_put_({1, torch::indexing::Slice(6, 10)}, 0);
   const at::Tensor shorter = tokens.index({torch::indexing::Slice(1, 2), torch::indexing::Slice(0, 6)});
   CHECK(at::allclose(model->forward(tokens, mask)[1].slice(0, 0, 6), model->forward(shorter)[0], 1e-5, 1e-6));
-  // Nine predictions in row 0, five in row 1.
+  // The loss is a mean over nine predictions in row 0 and five in row 1.
   const at::Tensor expected = (9 * model->loss(tokens.slice(0, 0, 1)) + 5 * model->loss(shorter)) / 14;
   CHECK(at::allclose(model->loss(tokens, mask), expected, 1e-5, 1e-6));
-  // On the left: no NaN, and padding changes nothing either.
+  // Padding on the left gives no NaN, and its tokens change no logits of other tokens.
   at::Tensor left = torch::ones({2, 10}, torch::kLong);
   left.index_put_({0, torch::indexing::Slice(0, 4)}, 0);
   at::Tensor changed = tokens.clone();
@@ -286,7 +286,7 @@ TEST_CASE("the most probable tokens are drawn: among the top k, or always the fi
 }
 
 TEST_CASE("generation follows the model's probabilities at temperature 0.8") {
-  // With a zero final gain every position's logits are wte x bias, whatever the earlier tokens are.
+  // With ln_f.weight = 0 the logits of every position are wte x ln_f.bias, whatever the earlier tokens are.
   Gpt2 model(kTiny);
   at::NoGradGuard no_grad;
   auto parameters = model->named_parameters();

@@ -1,5 +1,5 @@
-// The flags for values that a ds_config.json leaves to the program, tested with the config library that asks
-// for them.
+// Tests the flags whose values replace "auto" in a ds_config.json, together with the config library that
+// reads the file.
 #include "samples/common/hyperparameters.h"
 
 #include <catch2/catch.hpp>

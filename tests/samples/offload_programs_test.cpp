@@ -1,5 +1,5 @@
-// Runs programs with state in files as a user does: with a disk that returns other bytes, and with killed
-// ranks.
+// Runs the gpt2 sample as a user does with state in files. Tests a disk that returns wrong bytes, and ranks
+// that are killed.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-// The process of this rank of a gpt2 whose command line names `folder`; -1: none.
+// Returns the process id of this rank of a gpt2 whose command line has the path `folder`, or -1.
 pid_t find_rank(const fs::path& folder, int rank) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
@@ -43,8 +43,8 @@ bool comes_true(const Condition& condition) {
   return false;
 }
 
-// Flips a bit in every MiB of the unnamed files that the process has open in `folder`, after the header.
-// Returns how many.
+// Flips one bit in each MiB of the nameless files that the process has open in `folder`. Leaves out the first
+// 4 KiB of a file. Returns the number of flipped bits.
 int flip_bits(pid_t process, const fs::path& folder) {
   int flipped = 0;
   std::error_code gone;
@@ -73,7 +73,7 @@ std::string state_in_files(const TemporaryFolder& folder) {
          nvme + R"(}, "offload_param": )" + nvme + R"(, "max_in_cpu": 0}})";
 }
 
-// A model of many buckets; the buffers between files and memory hold only a few of them.
+// Returns a command that trains a model of many buckets. Buffers for file transfers hold only a few buckets.
 std::string gpt2(const TemporaryFolder& folder) {
   return kBin + "zerorun --num_gpus 2 " + kBin +
          "gpt2 --layers 4 --hidden 64 --heads 2 --seq 16 --generate 0 --data " + write_text(folder) +

@@ -1,4 +1,4 @@
-// The program oslo_gpt2 as a user runs it, beside a plain LibTorch loop in one process.
+// Runs the oslo_gpt2 sample as a user does, and compares it with a plain LibTorch loop in one process.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -21,7 +21,7 @@ using nlohmann::json;
 constexpr int64_t kBatch = 4, kLength = 16, kSteps = 20;
 const Gpt2Options kShape{.layers = 2, .hidden = 16, .heads = 2, .vocab = 400, .positions = 32};
 
-// Lines of the README, of 2 to 40 words and more, so that some are cut off and some are padded.
+// Returns lines of README.md with 2 to more than 40 words, so that some are cut off and some are padded.
 std::vector<std::string> texts() {
   const std::string text = read_text(ZERORUN_SOURCE_DIR "/README.md");
   std::vector<std::string> lines;
@@ -64,7 +64,7 @@ std::vector<double> losses(const std::string& output) {
   return values;
 }
 
-// The same training with torch::optim::Adam alone.
+// Trains the same model on the same texts with torch::optim::Adam and without ZeroRun.
 std::vector<double> plain_losses(const Files& files, Gpt2& model) {
   const Tokenizer tokenizer = load_tokenizer(files.model);
   const std::vector<std::string> all = texts();
@@ -120,7 +120,7 @@ TEST_CASE("oslo_gpt2: losses of a plain loop at all levels and world sizes, also
     }
   }
 
-  // Interrupted after step 10: the same bits on as many ranks, and close to it on others.
+  // A run that is resumed after step 10 has the same bits on as many ranks, and close values on other ranks.
   const std::string save = " --save " + (files.folder / "parts").string();
   const Outcome first = files.train(2, 2, "--steps 10" + save);
   REQUIRE(first.exit_code == 0);
@@ -134,7 +134,7 @@ TEST_CASE("oslo_gpt2: losses of a plain loop at all levels and world sizes, also
   REQUIRE(elsewhere.exit_code == 0);
   check_close(losses(elsewhere.out), {expected.begin() + 10, expected.end()});
 
-  // What was saved is the trained model, with its tokenizer.
+  // The saved folder has the trained model and its tokenizer.
   Gpt2 trained(read_model_config(files.folder / "parts/model"));
   load_weights(*trained, files.folder / "parts/model");
   const auto values = trained->parameters(), others = plain->parameters();

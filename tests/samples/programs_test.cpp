@@ -1,4 +1,4 @@
-// Runs the sample programs as a user does: exit codes, messages, printed and written output.
+// Runs the sample programs as a user does. Tests exit codes, messages, and printed and written output.
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
@@ -91,7 +91,7 @@ TEST_CASE("two ranks train, and rank 0 alone tells about it") {
   CHECK(column(rows, "lr") == std::vector<double>(5, 0.01));
   CHECK(column(rows, "loss_scale") == std::vector<double>(5, 1));
   CHECK(column(rows, "skipped") == std::vector<double>(5, 0));
-  CHECK(rows.front().at("loss") == Approx(std::log(256.0)).epsilon(0.02));  // has learnt nothing yet
+  CHECK(rows.front().at("loss") == Approx(std::log(256.0)).epsilon(0.02));  // of the untrained model
   CHECK(rows.back().at("loss") < rows.front().at("loss") - 0.2);
 
   const Outcome again = run(folder, command);
@@ -112,7 +112,7 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
     return column(read_csv(csv), "loss");
   };
   const std::vector<double> alone = losses(1, 6, 1);
-  REQUIRE(alone.size() == 12);  // of 6 samples: the run crosses into the second epoch of 62
+  REQUIRE(alone.size() == 12);  // 12 steps of 6 samples reach the second epoch, since an epoch has 62 samples
   for (const std::vector<double>& shared : {losses(2, 3, 1), losses(3, 2, 1), losses(1, 2, 3)}) {
     for (size_t step = 0; step < alone.size(); ++step)
       CHECK(shared[step] == Approx(alone[step]).epsilon(1e-5));
@@ -286,7 +286,7 @@ TEST_CASE("on a terminal there is one live line of at most 100 columns") {
   }
 }
 
-// The values of auto_stage2.json and auto_stage3.json written out, for two ranks and kAutoFlags.
+// Writes auto_stage2.json or auto_stage3.json with the values that "auto" has for two ranks and kAutoFlags.
 std::string write_written_out(const TemporaryFolder& folder, int stage) {
   const std::string schedule = stage == 3 ? R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 6, )"
                                           : R"({"type": "WarmupLR", "params": {)";
@@ -316,7 +316,7 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
                         write_text(folder) + kTiny + "--steps 6 --generate 0 --csv " + csv + flags);
     INFO(outcome.err);
     REQUIRE(outcome.exit_code == 0);
-    CHECK_THAT(outcome.err, !Contains(": note: "));  // what the config leaves out is not reported unasked
+    CHECK_THAT(outcome.err, !Contains(": note: "));  // keys that the config leaves out get no notes
     return read_file(csv);
   };
   const std::string expected = train(written_out, "");
@@ -327,11 +327,11 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
     CHECK_THAT(read_file(resolved), Contains("\"stage3_prefetch_bucket_size\": 230") &&
                                         Contains("\"stage3_param_persistence_threshold\": 160"));
   }
-  // The resolved configuration contains the values of the flags.
+  // The resolved configuration contains the values of the flags, so it needs no flags.
   std::filesystem::rename(resolved, folder / "kept.json");
   CHECK(train(folder / "kept.json", "") == expected);
-  // One stage is enough: the file's values take precedence over the flags, and each flag counts where the
-  // file says "auto".
+  // Only at stage 2, to save time: values in the file take precedence over flags, and each flag has an effect
+  // if the file says "auto".
   if (stage == 3) return;
   CHECK(train(written_out, " --batch 1 --accumulation 1 --lr 1 --weight-decay 1 --warmup 1") == expected);
   for (const char* other :
@@ -363,7 +363,7 @@ TEST_CASE("a file that says \"auto\" everywhere trains with the programs' defaul
   REQUIRE(mlp.exit_code == 0);
   CHECK(read_csv(csv).back().at("loss") < 0.7);
   CHECK_THAT(read_file(folder / "ds_config.resolved.json"),
-             Contains("\"reduce_bucket_size\": 16384") &&  // the hidden layer has 128 units
+             Contains("\"reduce_bucket_size\": 16384") &&  // 128 x 128, since the hidden layer has 128 units
                  Contains("\"train_batch_size\": 128"));
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// The samples of one step in numerical order, gathered from micro-steps and ranks.
+// Returns the offsets of all samples of one optimizer step, ordered by micro-step and then by rank.
 std::vector<int64_t> step_offsets(const SamplerOptions& options, int64_t step) {
   const Sampler sampler(options);
   std::vector<int64_t> offsets;

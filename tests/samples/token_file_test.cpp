@@ -18,7 +18,7 @@ std::vector<int64_t> tokens_of(const TokenFile& file) {
   return tokens;
 }
 
-// The 256 bytes and `more` tokens; the last one ends documents.
+// Returns a tokenizer with tokens for the 256 bytes and `more` other tokens. The last token ends documents.
 Tokenizer with_tokens(int more) {
   TokenizerData data = Tokenizer::bytes().data();
   for (int index = 0; index < more; ++index) data.vocabulary.push_back("<" + std::to_string(index) + ">");
@@ -37,7 +37,7 @@ TEST_CASE("token file: bytes are joined, and other tokenizers end each document"
   CHECK(bytes.text_bytes() == 5);
   CHECK(bytes.row_length() == 0);
   const TokenSource valid{{folder.write("c", "xy"), folder / "a"}, "", 0};
-  for (const int more : {1, 70'000}) {  // tokens of two bytes, and of four
+  for (const int more : {1, 70'000}) {  // the file stores a token in two bytes, or in four
     const TokenFile file(make_token_file(valid, with_tokens(more), folder / "cache"));
     CHECK(tokens_of(file) == std::vector<int64_t>{'x', 'y', 255 + more, '1', '2'});
   }

