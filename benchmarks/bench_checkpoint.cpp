@@ -1,6 +1,7 @@
-// bench_checkpoint: what a durable checkpoint after every step adds to the time of a step. Blocks of steps
-// with and without saves alternate within one run, as do saves alone and dd, so that noise of the machine or
-// disk affects all of them. At the end, files are written so slowly that a save takes as long as two steps.
+// bench_checkpoint: measures how much a durable checkpoint after every step adds to the time of a step.
+// Blocks of steps with and without saves alternate within one run, and so do saves without training and dd:
+// noise of the machine or disk affects all of them. At the end the write speed is limited, so that a save
+// takes as long as two steps.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -94,8 +95,8 @@ struct Block {
   double step_ms = 0;  // per step, with its save, on the slowest rank
   double cpu_ms = 0;   // per step, sum over ranks
   double call_ms = 0;  // per step in save_checkpoint()
-  double copy_ms = 0;  // per step in step(), copying what is not written yet
-  double kept_mb = 0;  // most that a rank copied so for one save
+  double copy_ms = 0;  // per step in step(), copying unwritten state before the update
+  double kept_mb = 0;  // largest amount that a rank copied in this way for one save
   double peak_mb = 0;  // peak memory, maximum over ranks
 };
 
@@ -150,8 +151,8 @@ class Training {
     return all.item<double>();
   }
 
-  /// Step time while dd, run by rank 0, writes as many bytes per step as all ranks save: what the disk's work
-  /// costs a training beside it.
+  /// Step time while dd, run by rank 0, writes as many bytes per step as all ranks save. It shows how much
+  /// the disk's work alone slows training down.
   double step_ms_beside_dd(double bytes) {
     communicator_->barrier("the start of a block")->wait();
     const auto begin = Clock::now();
@@ -166,7 +167,8 @@ class Training {
     return largest(milliseconds_since(begin) / options_->steps);
   }
 
-  /// Runs a block of steps, with a save after each if `files` are given, until all saves are durable.
+  /// Runs a block of steps. If `files` is given, saves after each step, and waits at the end until all saves
+  /// are durable.
   Block run(FileSystem* files) {
     Block block;
     communicator_->barrier("the start of a block")->wait();

@@ -1,10 +1,10 @@
-// bench_collectives: speed of collectives between ranks on CPUs, over Gloo and over shared memory in turns
-// within one run, from 1 KiB to 64 MiB. Ranks are processes. The results are checked.
+// bench_collectives: measures collectives between CPU ranks from 1 KiB to 64 MiB. Gloo and shared memory take
+// turns within one run. Ranks are processes. The results are checked.
 //
-// Figures as in nccl-tests: `bytes` is a rank's input of a reduce-scatter or an all-reduce, and its output of
-// an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x bytes that must be sent per byte, so
-// that it can be compared with the bandwidth of memory or network: (N-1)/N for a reduce-scatter and an
-// all-gather, 2 (N-1)/N for an all-reduce, 1 for a broadcast.
+// The figures are those of nccl-tests. `bytes` is a rank's input of a reduce-scatter or an all-reduce, and
+// its output of an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x bytes that must be sent
+// per byte, so that it can be compared with the bandwidth of memory or network: (N-1)/N for a reduce-scatter
+// and an all-gather, 2 (N-1)/N for an all-reduce, 1 for a broadcast.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -39,8 +39,9 @@ struct Carrier {
   std::shared_ptr<Communicator> communicator;
 };
 
-// In place: a reduce-scatter's output is a slice of its input, an all-gather's input a slice of its output.
-// In common: in place too, in memory that all ranks share, as parameters are, if the carrier has such memory.
+// in_place: a reduce-scatter's output is a slice of its input, and an all-gather's input is a slice of its
+// output. in_common: also in place, in memory that all ranks share, as they share parameters. If the carrier
+// has no such memory, in_common is the same as in_place.
 enum class Place { apart, in_place, in_common };
 
 struct Measured {
@@ -75,7 +76,7 @@ double sent_per_byte(Collective collective, int ranks) {
   }
 }
 
-// One collective on one carrier, with its own tensors in the memory that the carrier moves fastest.
+// One collective on one carrier. Its tensors are in the memory from which the carrier sends fastest.
 class Case {
  public:
   Case(const Measured& measured, int64_t bytes, Carrier& carrier)
@@ -165,7 +166,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// For each carrier the median over rounds of the slowest rank's seconds.
+// Returns for each carrier the seconds of the slowest rank, as the median over rounds.
 std::vector<double> measure(const Measured& measured, int64_t bytes, std::vector<Carrier>& carriers,
                             int rounds) {
   const int times = static_cast<int>(std::clamp<int64_t>((int64_t{32} << 20) / bytes, 2, 200));
@@ -173,7 +174,7 @@ std::vector<double> measure(const Measured& measured, int64_t bytes, std::vector
   for (Carrier& carrier : carriers) cases.emplace_back(measured, bytes, carrier);
   std::vector<std::vector<double>> seconds(carriers.size());
   Communicator& all = *carriers.front().communicator;
-  for (int round = -1; round < rounds; ++round) {  // the first one warms up
+  for (int round = -1; round < rounds; ++round) {  // round -1 warms up
     for (size_t i = 0; i < cases.size(); ++i) {
       at::Tensor took = at::zeros({all.world_size()}, at::kDouble);
       took[all.rank()] = cases[i].time(times);

@@ -1,6 +1,6 @@
-// bench_offload: training steps with optimizer states in files, compared with the same steps with everything
-// in memory. Blocks of both alternate within one run, together with fio, which measures the disk: as many
-// processes reading and writing at once, in requests of the same size.
+// bench_offload: compares training steps with optimizer states in files with the same steps with everything
+// in memory. Blocks of both alternate within one run. They also alternate with fio, which measures the disk:
+// as many processes as ranks read and write at once, in requests of 1 MiB.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -41,7 +41,7 @@ struct Options {
   bool json = false;
 };
 
-// Bytes moved by one rank.
+// Bytes that one rank has read from files and written to files.
 struct Moved {
   double read = 0;
   double written = 0;
@@ -72,7 +72,8 @@ class Training {
                              generator, torch::kLong);
   }
 
-  /// Milliseconds per step on the slowest rank, including what is written behind the last step.
+  /// Runs a block of steps. Returns milliseconds per step on the slowest rank, including the writes that
+  /// follow the last step.
   double run() {
     communicator_->barrier("the start of a block")->wait();
     const auto begin = Clock::now();
@@ -102,7 +103,7 @@ class Training {
   at::Tensor tokens_;
 };
 
-/// fio's bytes per millisecond, read and written together; 0 without fio.
+/// Returns the bytes per millisecond that fio reads and writes together; 0 if fio is not installed.
 double rate_of_fio(const Options& options, int64_t request_bytes) {
   const std::string report = options.folder + "/fio.json";
   const std::string command =

@@ -1,6 +1,7 @@
-// bench_optimizer: bytes of memory per second that one step of each optimizer moves. Compares the kernels of
-// this processor's best instruction set with those of the others, LibTorch's at::_fused_adamw_ and STREAM's
-// triad. All cases take turns within one run, so that noise of the machine affects all of them.
+// bench_optimizer: measures how many bytes of memory per second one step of each optimizer reads and writes.
+// Compares the kernels of this processor's best instruction set with those of the others, LibTorch's
+// at::_fused_adamw_ and STREAM's triad. All cases take turns within one run, so that noise of the machine
+// affects all of them.
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <torch/torch.h>
@@ -64,7 +65,7 @@ struct Case {
   std::string name;
   std::string simd;  // empty: not ZeroRun's code
   int threads;
-  std::string bytes;  // per element, in words: what is read, and what is read and written
+  std::string bytes;  // the formula of bytes_per_element, for people
   int64_t bytes_per_element;
   int64_t elements;
   std::function<void()> run;
@@ -95,7 +96,7 @@ const NamedRule kRules[] = {{"AdamW", kAdamW, 2},
                             {"momentum", kMomentum, 1},
                             {"Lion", kLion, 1}};
 
-// One step as the engine runs it, on the intra-op threads.
+// One update as the engine runs it, on LibTorch's intra-op threads.
 Case update_case(const NamedRule& rule, Dtype dtype, Simd simd, int threads, const Arrays& arrays) {
   const int64_t kept = 1 + rule.moments;  // values and moments
   std::string bytes =

@@ -1,6 +1,6 @@
-// bench_scaling: weak scaling on one machine, also with more ranks than cores. Each rank trains the same
-// GPT-2 on its own batch. Compares what ranks send and store with the formulas. Step times mean little if
-// ranks share cores.
+// bench_scaling: measures weak scaling on one machine, also with more ranks than cores. Each rank trains the
+// same GPT-2 on its own batch. Compares the elements that ranks send and the bytes that they store with the
+// formulas. Step times mean little if ranks share cores.
 #include <sys/mman.h>
 #include <torch/torch.h>
 
@@ -35,7 +35,7 @@ struct Options {
   std::string picture;
 };
 
-// Rank 0's results, in memory that the parent process reads.
+// The results of rank 0, in memory that it shares with the parent process.
 struct Row {
   double parameters;
   double step_ms;
@@ -112,8 +112,8 @@ int run_rank(const Options& options, int stage, Row& row) {
   return 0;
 }
 
-// ZeRO's formula for the elements that a rank sends in a step. It holds if ranks share memory (else stage 3
-// gathers more).
+// ZeRO's formula for the elements that a rank sends in a step. It holds if ranks share memory: otherwise
+// stage 3 also gathers parameters for forward and backward.
 double formula_elements(const Options& options, int stage, int ranks, double parameters) {
   const double reductions = stage >= 2 ? options.accumulation : 1;
   return (reductions + 1) * parameters * (ranks - 1) / ranks;
@@ -124,7 +124,7 @@ int run(const Options& options) {
   if (memory == MAP_FAILED) throw Error("no memory to share with ranks");
   Row& row = *new (memory) Row{};
   nlohmann::json rows = nlohmann::json::array();
-  std::vector<StageMemory> stages;  // with the most ranks
+  std::vector<StageMemory> stages;  // one per stage, at the last number of ranks
   double parameters = 0;
   if (!options.json) {
     std::printf(

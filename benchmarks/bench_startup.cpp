@@ -1,5 +1,6 @@
-// bench_startup: the time of a run from the command to the end of its first optimizer step. Each round starts
-// `zerorun --num_gpus N bench_training` with a tiny GPT-2 and waits for the line that it prints then.
+// bench_startup: measures the time from the command to the end of the first optimizer step. Each round starts
+// `zerorun --num_gpus N bench_training` with a tiny GPT-2 and waits for the line that bench_training prints
+// after that step.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -137,7 +138,7 @@ int run(const Options& options) {
   const ConfigFile config(options.stage);
   std::vector<double> first_steps;
   std::vector<double> ends;
-  run_once(options, config);  // brings the files into the page cache
+  run_once(options, config);  // warms up: loads the programs' files into the page cache
   for (int round = 0; round < options.rounds; ++round) {
     const Times times = run_once(options, config);
     first_steps.push_back(times.first_step);

@@ -1,9 +1,9 @@
-// bench_step: what communication adds to a training step. For each stage the same engine runs twice, with the
-// communicator of connect() and with collectives that move nothing; stages 1 and 2 run once more with step()
-// waiting for the updated parameters. All variants take turns within one run, so that noise of the machine
-// affects all of them; CPU time and instructions of all ranks have hardly any noise. At the end: what
-// interception adds to an operator on a parameter. With --backward instead: loss.backward() beside
-// engine.backward(), and engine.backward() beside itself, with what each sends and the operators it runs.
+// bench_step: measures how much communication adds to a training step. Each stage runs with the communicator
+// of connect() and with collectives that move nothing. Stages 1 and 2 run once more with a wait for the
+// updated parameters after step(). All variants take turns within one run, so that noise of the machine
+// affects all of them. At the end it measures the time that interception adds to an operator on a parameter.
+// With --backward it compares loss.backward() with engine.backward() instead: time, elements sent, operators
+// run.
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
@@ -69,7 +69,8 @@ struct StepCost {
   double instructions;
 };
 
-// Stage 3 runs twice: all parameters may stay gathered from forward to backward, or a quarter of them.
+// Stage 3 runs twice: with limits that let all parameters stay gathered from forward to backward, and with
+// limits that let a quarter of them stay.
 std::vector<Setting> settings(int64_t parameters) {
   return {{"0", {{"stage", 0}}},
           {"1", {{"stage", 1}}},
@@ -126,7 +127,7 @@ void train_step(Variant& variant, const at::Tensor& tokens) {
   variant.engine.step();
 }
 
-// The mean of a few steps, so that work that one step leaves to the next is counted.
+// Runs a few steps and returns the mean cost, because a step may leave work to the next step.
 StepCost time_step(Variant& variant, const at::Tensor& tokens, Communicator& communicator,
                    const WorkMeter& meter) {
   constexpr int kSteps = 3;
@@ -258,7 +259,7 @@ std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& /*
   return nullptr;
 }
 
-// What one step of this rank sends (elements, by collective) and how many operators it runs.
+// The elements that this rank sends in one step, by collective, and the number of operators that it runs.
 struct StepCounts {
   std::array<double, kCollectiveKinds> sent{};
   int64_t operators = 0;
@@ -279,7 +280,8 @@ StepCounts count_step(Variant& variant, const at::Tensor& tokens) {
   return counts;
 }
 
-// The three variants of a stage take turns: engine.backward() twice, and loss.backward().
+// Three variants of each stage take turns: engine.backward(), the same again (which shows the noise), and
+// loss.backward().
 int run_backwards(const Options& options) {
   const WorkMeter meter;
   at::set_num_threads(1);

@@ -1,6 +1,5 @@
 // bench_training: trains a GPT-2 on one batch under a ds_config.json, as one rank of several, and prints the
-// time of each step. It is ZeroRun's side of benchmarks/peers/training, where other runtimes do the same in
-// Python.
+// time of each step. benchmarks/peers/training compares it with other runtimes, which do the same in Python.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -28,7 +27,7 @@ struct Options {
   bool on_demand = false;
 };
 
-// Prints one line for the program that has started this one.
+// Prints one line of JSON for the program that started this one.
 void say(const nlohmann::json& event) {
   std::printf("%s\n", event.dump().c_str());
   std::fflush(stdout);
@@ -39,7 +38,7 @@ struct Training {
   Engine& engine;
   at::Tensor tokens;
 
-  // Reports each step's milliseconds on the slowest rank, and its loss as the mean over ranks.
+  // Runs `steps` steps. Reports each step's milliseconds on the slowest rank, and its mean loss over ranks.
   void run(int steps) {
     using Clock = std::chrono::steady_clock;
     Communicator& communicator = engine.communicator();

@@ -5,8 +5,9 @@
 
 namespace zerorun {
 
-/// Forks `world_size` ranks with the environment that connect() reads, one LibTorch thread each, runs `body`
-/// in each and returns the first exit code that is not 0. Call it before anything has started a thread.
+/// Forks `world_size` ranks, with the environment that connect() reads and one LibTorch thread each, and runs
+/// `body` in each rank. Returns 0, or the first exit code that is not 0. Call it before the process has other
+/// threads.
 int run_local_ranks(int world_size, const std::function<int()>& body);
 
 }  // namespace zerorun

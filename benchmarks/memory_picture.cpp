@@ -16,7 +16,8 @@ struct Part {
   double StageMemory::*bytes;
 };
 
-// Blue, orange and green that colour-blind readers can tell apart, and that both kinds of page carry.
+// Colour-blind readers can distinguish this blue, orange and green, and all three are visible on light and
+// dark pages.
 constexpr std::array kParts = {Part{"parameters", "#4c8bd6", &StageMemory::parameters},
                                Part{"gradients", "#e08a2e", &StageMemory::gradients},
                                Part{"optimizer states", "#3aa17e", &StageMemory::optimizer_states}};

@@ -1,5 +1,5 @@
-// A picture of what each rank keeps at the stages of ZeRO: one bar a stage, drawn to scale, readable on light
-// and dark pages.
+// Draws the memory of model states on a rank at each ZeRO stage: one bar per stage, to scale, readable on
+// light and dark pages.
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@ struct StageMemory {
   double total() const { return parameters + gradients + optimizer_states; }
 };
 
-/// An SVG file's text. `title`: what was measured.
+/// Returns the text of an SVG file. `title` describes the measurement.
 std::string memory_picture(std::span<const StageMemory> stages, const std::string& title);
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// A communicator whose collectives can be made to move nothing, to measure a step without communication. For
-// benchmarks only: ranks then train independently of one another.
+// A communicator whose collectives can be switched off, to measure a step without communication. For
+// benchmarks only: after that, ranks train independently of one another.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@ namespace zerorun {
 
 class SilenceableCommunicator : public Communicator {
  public:
-  /// `shares_memory`: allows shared memory, if `real` has it. Must be false for a communicator that will be
-  /// silenced, because its ranks then write different values.
+  /// `shares_memory`: allows shared memory, if `real` has it. It must be false for a communicator that will
+  /// be silenced, because silenced ranks compute different values and would overwrite each other's.
   SilenceableCommunicator(std::shared_ptr<Communicator> real, bool shares_memory)
       : Communicator(real->rank(), real->world_size(), real->timeout(), real->device()),
         real_(std::move(real)),

@@ -1,28 +1,29 @@
-# Whether the GPU part (cuda/) is built: ZERORUN_WITH_CUDA, CMake's language CUDA, and the targets
+# Decides whether the GPU part (cuda/) is built and sets ZERORUN_WITH_CUDA. If so, enables CMake's language
+# CUDA and defines the targets
 #   zerorun_torch_cuda  LibTorch's CUDA libraries and the runtime that they use
 #   zerorun_nccl        NCCL
 #
-# ZERORUN_CUDA: AUTO (where all that it needs is found), ON (what is missing is an error), OFF.
+# ZERORUN_CUDA: AUTO (build it if everything that it needs is found), ON (a missing part is an error), OFF.
 #
-# NCCL and CUDA's runtime come in wheels beside LibTorch's or in the toolkit. The wheels go first: LibTorch's own
-# libraries look there first, and a process has one of each.
+# NCCL and CUDA's runtime are in wheels beside LibTorch's wheel, or in the toolkit. The wheels are searched
+# first, as LibTorch's own libraries do, because a process must load only one NCCL and one runtime.
 
 set(ZERORUN_CUDA AUTO CACHE STRING "Build the GPU part: AUTO (where everything for it is found), ON or OFF")
 set_property(CACHE ZERORUN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(ZERORUN_WITH_CUDA FALSE)
 
-# Sets `missing` to what there is not.
+# Sets `missing` to a text that lists the missing parts.
 macro(zerorun_look_for_cuda)
   set(missing)
   find_package(CUDAToolkit QUIET)
-  if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_VERSION_MAJOR EQUAL 13)  # LibTorch's libraries are made for 13
+  if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_VERSION_MAJOR EQUAL 13)  # LibTorch's libraries are built for 13
     list(APPEND missing "a CUDA toolkit of version 13 (give -DCUDAToolkit_ROOT=FOLDER)")
   endif()
   if(NOT DEFINED ENV{CUDACXX} AND CUDAToolkit_NVCC_EXECUTABLE)
-    set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # where PATH has none
+    set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # in case nvcc is not on PATH
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80)  # else CMake asks for a GPU; targets say for themselves
+    set(CMAKE_CUDA_ARCHITECTURES 80)  # else CMake looks for a GPU; targets set their own
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -64,7 +65,7 @@ if(NOT ZERORUN_WITH_CUDA)
 endif()
 
 enable_language(CUDA)
-if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc has C++20
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's option for C++20
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 endif()
 
@@ -74,7 +75,7 @@ if(NOT EXISTS ${runtime})
 endif()
 add_library(zerorun_torch_cuda INTERFACE)
 target_include_directories(zerorun_torch_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-# --no-as-needed: nothing calls libtorch_cuda by name, that it is loaded is what gives LibTorch its CUDA operators.
+# --no-as-needed: no symbol of libtorch_cuda is used, but loading it registers LibTorch's CUDA operators.
 target_link_libraries(zerorun_torch_cuda INTERFACE zerorun_torch
   -Wl,--push-state,--no-as-needed ${TORCH_DIR}/lib/libtorch_cuda.so -Wl,--pop-state
   ${TORCH_DIR}/lib/libc10_cuda.so ${runtime})

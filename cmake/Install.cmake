@@ -1,7 +1,8 @@
-# cmake --install: headers, libraries, the launcher, and the package that find_package(ZeroRun) finds. LibTorch is not
-# copied: the package uses the one that ZeroRun was built with, or -DTORCH_DIR=FOLDER.
+# Rules for cmake --install: headers, libraries, the launcher, and the package for find_package(ZeroRun).
+# LibTorch is not copied: the package uses the LibTorch that ZeroRun was built with, or -DTORCH_DIR=FOLDER.
 #
-# What users include is include/zerorun/*.h. The folders that these include in turn lie in include/zerorun/internal.
+# Users include the headers include/zerorun/*.h. The folders that these include in turn are installed in
+# include/zerorun/internal.
 
 include(GNUInstallDirs)
 

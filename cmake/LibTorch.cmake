@@ -1,7 +1,7 @@
 # The target zerorun_torch: LibTorch 2.11 for CPU (libtorch_cpu and libc10 of the `torch` wheel).
 #
-# LibTorch's own CMake package insists on finding CUDA; naming the two libraries keeps CPU-only machines working.
-# Looked for in this order: -DTORCH_DIR, $TORCH_DIR, what scripts/setup chose (.deps/torch_dir).
+# LibTorch's own CMake package fails without CUDA, so this file names the two libraries itself. LibTorch's
+# folder is the first of: -DTORCH_DIR, $TORCH_DIR, the choice of scripts/setup (.deps/torch_dir).
 
 set(ZERORUN_TORCH_VERSION 2.11.0)
 
@@ -31,12 +31,13 @@ endif()
 
 find_package(Threads REQUIRED)
 add_library(zerorun_torch INTERFACE)
-# -idirafter: LibTorch's include folder carries an fmt that would break the system's spdlog if it came first.
+# -idirafter: LibTorch's include folder contains an fmt that would break the system's spdlog if it came first.
 target_compile_options(zerorun_torch INTERFACE
   "SHELL:-idirafter ${TORCH_DIR}/include" "SHELL:-idirafter ${TORCH_DIR}/include/torch/csrc/api/include")
 target_link_directories(zerorun_torch INTERFACE ${TORCH_DIR}/lib)
 target_link_libraries(zerorun_torch INTERFACE
   ${TORCH_DIR}/lib/libtorch_cpu.so ${TORCH_DIR}/lib/libc10.so Threads::Threads)
-# libtorch_cpu itself finds its few CUDA runtime libraries beside it by $ORIGIN, the linker must not look for them.
+# At run time libtorch_cpu finds its few CUDA runtime libraries beside it by $ORIGIN. The linker need not find
+# them.
 target_link_options(zerorun_torch INTERFACE
   -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)

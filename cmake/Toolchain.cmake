@@ -1,4 +1,4 @@
-# Compiler flags for our own code, ccache and a fast linker where they are found, sanitizers by option.
+# Compiler flags for ZeroRun's own code; ccache and a fast linker, if they are found; sanitizers, by option.
 
 set(ZERORUN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,undefined' or 'thread'")
 option(ZERORUN_FUZZ "Build the fuzz targets too (needs clang++)" OFF)
@@ -9,7 +9,7 @@ endif()
 
 find_program(ZERORUN_CCACHE ccache)
 if(ZERORUN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # The sloppiness lets ccache serve files that use a precompiled header.
+  # These relaxed checks let ccache cache files that use a precompiled header.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ZERORUN_CCACHE})
 endif()
@@ -23,14 +23,14 @@ foreach(linker mold lld)
 endforeach()
 
 add_library(zerorun_flags INTERFACE)
-# Contraction to fused multiply-add would make results depend on the machine: off.
-# -Wno-restrict: g++ 12 raises false alarms for "text" + std::string (GCC PR 105651).
+# -ffp-contract=off: fused multiply-adds would make results depend on the machine.
+# -Wno-restrict: g++ 12 gives false warnings for "text" + std::string (GCC PR 105651).
 target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off
                        $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)
-  # Sanitizers make g++ raise false alarms of these two kinds, in the standard library's headers too.
+  # With sanitizers, g++ 12 gives false warnings of these two kinds, also in the standard library's headers.
   add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1
                       $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wno-array-bounds)
   add_link_options(-fsanitize=${ZERORUN_SANITIZE})
@@ -40,5 +40,5 @@ if(ZERORUN_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     message(FATAL_ERROR "ZERORUN_FUZZ needs clang++, found ${CMAKE_CXX_COMPILER}: use the preset fuzz (scripts/fuzz config)")
   endif()
-  add_compile_options(-fno-sanitize-recover=all)  # what a sanitizer finds must end the program
+  add_compile_options(-fno-sanitize-recover=all)  # an error found by a sanitizer must end the program
 endif()

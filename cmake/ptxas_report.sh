@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs nvcc and keeps what its assembler says about each kernel (registers, stack, spills) as a file.
+# Runs nvcc and writes its assembler's output about each kernel (registers, stack, spills) into a file.
 # Usage: ptxas_report.sh REPORT nvcc ARGUMENTS...
 report=$1
 shift

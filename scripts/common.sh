@@ -1,18 +1,19 @@
-# Sourced by the scripts beside it: where the checkout is, and how a script speaks.
+# Sourced by the scripts beside it: the checkout's folder, messages, and the installation of wheels.
 # shellcheck shell=bash disable=SC2034
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# One progress line per step.
+# say TEXT: prints a progress line, one per step of a script.
 say() { printf '== %s\n' "$*"; }
 
-# A failure is one line that says what to do.
+# fail TEXT: prints an error in one line, which includes the remedy, and exits with 1.
 fail() {
   printf 'error: %s\n' "$*" >&2
   exit 1
 }
 
-# fail_with_pips_reason WHAT LOG: pip could not install WHAT, and has written into LOG why.
+# fail_with_pips_reason WHAT LOG: fails because pip could not install WHAT, with the reason from pip's output
+# in LOG.
 fail_with_pips_reason() {
   if grep -qE 'NewConnectionError|ConnectTimeout|ReadTimeout|Connection (reset|broken|aborted)|ProxyError' "$2"; then
     fail "no network: pip cannot reach its package index; connect this machine or set pip's proxy or index," \
@@ -21,8 +22,8 @@ fail_with_pips_reason() {
   fail "pip cannot install $1: $(grep '^ *ERROR' "$2" | head -n 1 | sed 's/^ *ERROR: //') (details: $2)"
 }
 
-# install_wheels NAME: installs scripts/NAME-requirements.txt into .deps/NAME, unless these are there. Beside the final
-# place, with a rename at the end, so what is at the final place is whole.
+# install_wheels NAME: installs scripts/NAME-requirements.txt into .deps/NAME, unless that is done already.
+# Installs into another folder and renames it at the end, so .deps/NAME is never incomplete.
 install_wheels() {
   local requirements=$root/scripts/$1-requirements.txt target=$root/.deps/$1 partial=$root/.deps/partial-$1
   local log=$root/.deps/$1.log stamp

@@ -1,9 +1,9 @@
-"""A training step with a checkpoint behind it, of ZeroRun and of DeepSpeed in turns, on the CPU, one thread a rank.
+"""Times a training step followed by a checkpoint: ZeroRun and DeepSpeed take turns, on the CPU, one thread per rank.
 
-benchmarks/peers/checkpoint runs this in an environment that has the peers. Both train a GPT-2 of 23 M parameters at
-stage 2 on two ranks; of each what is told is the median over turns. ZeroRun's checkpoints are durable (synced) and are
-written while the next step runs. DeepSpeed's save_checkpoint returns when its files are in the page cache; what it
-takes to sync them is told apart.
+benchmarks/peers/checkpoint runs this in the environment with DeepSpeed. Both runtimes train a GPT-2 of 23 M parameters
+at stage 2 on two ranks. The figures are medians over turns. ZeroRun's checkpoints are durable (synced) and are written
+while the next step runs. DeepSpeed's save_checkpoint returns when its files are in the page cache; the time to sync
+them is printed separately.
 """
 
 import argparse
@@ -29,7 +29,7 @@ RANKS = 2
 
 
 def train_rank(folder, steps):
-    """One rank of DeepSpeed: steps without and with saves, in turns."""
+    """Runs one rank of DeepSpeed: a block of steps without saves, then a block with saves."""
     import contextlib
 
     with contextlib.redirect_stdout(sys.stderr):

@@ -1,8 +1,10 @@
-# Sourced by the scripts beside it, after scripts/common.sh: the environment that has the peers.
+# Sourced by the scripts beside it, after scripts/common.sh: the Python environment with the runtimes that
+# ZeroRun is compared with (the peers).
 # shellcheck shell=bash
 
-# enter_peers FOLDER: the first call installs the peers into a virtual environment in FOLDER (7 GB, some minutes).
-# Needs python3 with venv and its headers (Debian: python3-venv, python3-dev), g++, and pip's package index.
+# enter_peers FOLDER: makes the peers' environment the current one. The first call installs the peers into a
+# virtual environment in FOLDER (7 GB, some minutes). That needs python3 with venv and its headers (Debian:
+# python3-venv, python3-dev), g++, and pip's package index.
 enter_peers() {
   local folder=$1 requirements=$root/benchmarks/peers/requirements.txt stamp log
   stamp=$(sha256sum <"$requirements")
@@ -21,7 +23,7 @@ enter_peers() {
   export PATH=$folder/environment/bin:$PATH TORCH_EXTENSIONS_DIR=$folder/extensions DS_ACCELERATOR=cpu
 }
 
-# require_program NAME...: programs of build/bin.
+# require_program NAME...: fails if one of these programs is not in build/bin.
 require_program() {
   local name
   for name in "$@"; do

@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """forward(tokens (B, T)): the mean cross entropy of predicting each token from those before it."""
+    """forward(tokens (B, T)): the mean cross entropy of predicting each token from the tokens before it."""
 
     def __init__(self, shape):
         super().__init__()
@@ -94,7 +94,7 @@ class Gpt2(nn.Module):
 
 
 def write_weights(model, path):
-    """A .safetensors file of the parameters in fp32."""
+    """Writes the parameters in fp32 to a .safetensors file."""
     header, pieces, offset = {}, [], 0
     for name, parameter in model.named_parameters():
         data = parameter.detach().contiguous().numpy().tobytes()

@@ -1,8 +1,8 @@
-"""Steps of DeepSpeedCPUAdam, of torch's fused AdamW and of bench_optimizer in turns, as bytes per second.
+"""Times steps of DeepSpeedCPUAdam, torch's fused AdamW and bench_optimizer in turns, in bytes per second.
 
-benchmarks/peers/optimizer runs this in an environment that has the peers. Within a turn every case runs a few
-steps, of which the median counts; what is printed is the median of the turns. A byte is one that the formula
-has to read or write: 28 for each parameter of AdamW in fp32.
+benchmarks/peers/optimizer runs this in the environment with the peers. Within a turn every case runs a few steps, and
+the median counts as the result of the turn. The printed figures are medians over turns. The bytes are those that the
+formula must read or write: 28 for each parameter of AdamW in fp32.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def parameter(numel, dtype):
 
 
 def make_peers(numel):
-    """Name, bytes of a parameter, and the step to time."""
+    """Returns for each peer its name, the bytes that a step moves per parameter, and the step to time."""
     settings = {"lr": 1e-4, "weight_decay": 0.01}
     fp32 = DeepSpeedCPUAdam([parameter(numel, torch.float32)], **settings)
     bf16 = DeepSpeedCPUAdam([parameter(numel, torch.bfloat16)], **settings)
@@ -50,7 +50,7 @@ def seconds_of(step, steps):
 
 
 def run_ours(options, threads):
-    """GB/s by name."""
+    """Returns the GB/s of bench_optimizer's cases, by name."""
     command = [options.bench, "--json", "--numel", str(options.numel), "--rounds", str(options.steps)]
     command += ["--threads", str(threads), "--no-other-simds", "--only", *OURS]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -86,7 +86,7 @@ def main():
     peers = make_peers(options.numel)
     rates = {threads: {} for threads in options.threads}
     load_before = os.getloadavg()[0]
-    for turn in range(-1, options.turns):  # the first one only warms up
+    for turn in range(-1, options.turns):  # turn -1 only warms up
         for threads in options.threads:
             torch.set_num_threads(threads)
             found = {

@@ -1,10 +1,10 @@
-"""Training steps of ZeroRun and of its peers in turns, on the CPU, one thread a rank.
+"""Times training steps of ZeroRun and its peers in turns, on the CPU, one thread per rank.
 
-benchmarks/peers/training runs this in an environment that has the peers. The cases of a stage are there at the same
-time and take turns of a few steps, so that a noisy machine is noisy for all; the time of a step is that of its slowest
-rank, and what is printed are medians. All cases train the same model from the same weights on the same batches with the
-same settings; their losses are compared. Memory is watched in a run of each case by itself, and so is the time from
-the command to the end of the first step, of a tiny model.
+benchmarks/peers/training runs this in the environment with the peers. The processes of all cases of a stage exist at
+the same time and take turns of a few steps, so that noise of the machine affects all of them. The time of a step is
+that of its slowest rank; the printed figures are medians. All cases train the same model from the same weights on the
+same batches with the same settings, and their losses are compared. Memory is measured in separate runs of each case,
+and so is the time from the command to the end of a tiny model's first step.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from gpt2 import Gpt2, write_weights
 HERE = os.path.dirname(os.path.abspath(__file__))
 GPT2 = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 128, "micro_batch": 4}
 TINY = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 32, "micro_batch": 4}
-# By stage: the peer's name for training_rank.py, and what to print.
+# The cases of each stage: the value of --peer for training_rank.py, and the name to print.
 CASES = {
     0: {"zerorun": "ZeroRun", "ddp": "DDP", "deepspeed": "DeepSpeed"},
     1: {"zerorun": "ZeroRun", "zero_redundancy": "ZeroRedundancyOptimizer", "ddp": "DDP", "deepspeed": "DeepSpeed"},
@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-# Who can keep optimizer states in files.
+# The cases that can keep optimizer states in files.
 WITH_NVME = ("zerorun", "deepspeed")
 
 
@@ -70,7 +70,7 @@ def pss_of(pid):
 
 
 class Run:
-    """The ranks of a case, from their start to their end."""
+    """The processes of one case's ranks, from their start to their end."""
 
     def __init__(self, options, peer, config, shape, weights, steps=None, launched=False):
         self.peer, self.port, self.begin = peer, free_port(), time.perf_counter()
@@ -102,7 +102,7 @@ class Run:
         ]
 
     def listen(self, event):
-        """The next event of this name. Other output is passed over."""
+        """Returns the next event of this name, and skips other output."""
         for line in self.ranks[0].stdout:
             if line.startswith('{"event"') and (found := json.loads(line))["event"] == event:
                 return found
@@ -122,11 +122,11 @@ class Run:
         for rank in self.ranks:
             rank.wait()
         for path in glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{self.port}_*"):
-            os.unlink(path)  # DeepSpeed leaves 66 MiB a rank behind
+            os.unlink(path)  # DeepSpeed does not remove these 66 MiB per rank
 
 
 class Memory(threading.Thread):
-    """The largest mean of the ranks' memory until it is stopped."""
+    """Samples the mean memory of a run's ranks. stop() returns the largest sample in bytes."""
 
     def __init__(self, run):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""One rank of a peer: trains the GPT-2 of gpt2.py on one batch and says what each step took, as bench_training does."""
+"""One rank of a peer: trains the GPT-2 of gpt2.py on one batch and prints the time of each step, like bench_training."""
 
 import argparse
 import contextlib

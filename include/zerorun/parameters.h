@@ -1,5 +1,5 @@
-// Partitioned parameters: DeferredInit builds a model that no rank holds in full, GatheredParameters gives
-// access to its parameters.
+// Partitioned parameters: DeferredInit builds a model that no rank holds in full. GatheredParameters gives
+// access to partitioned parameters.
 #pragma once
 
 #include "engine/gathered_parameters.h"

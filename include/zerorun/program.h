@@ -1,4 +1,4 @@
-// The frame of a program: run_program() turns errors into one message and an exit code, UserError reports a
+// run_program() for the body of main(): turns errors into one message and an exit code. UserError reports a
 // user's mistake. Needs no LibTorch.
 #pragma once
 

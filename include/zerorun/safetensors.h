@@ -1,4 +1,4 @@
-// SafetensorsReader and SafetensorsFolder: weights in Hugging Face's files. Needs no LibTorch.
+// SafetensorsReader and SafetensorsFolder read and write weights in Hugging Face's files. Needs no LibTorch.
 #pragma once
 
 #include "checkpoint/safetensors_folder.h"

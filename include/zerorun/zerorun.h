@@ -1,4 +1,4 @@
-// Everything that a program needs of ZeroRun.
+// All of ZeroRun's public headers.
 #pragma once
 
 #include <zerorun/communicator.h>  // Communicator, connect: the other ranks

@@ -1,5 +1,5 @@
-// The flags that every DeepSpeed program takes. Wrong flags throw UserError. Owned by a program's main(); one
-// thread.
+// The flags that every DeepSpeed program takes. Wrong flags throw UserError. Owned by a program's main() and
+// used by one thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,15 +16,15 @@ struct DeepspeedFlags {
   int local_rank = 0;
 
   void add_to(CLI::App& app);
-  /// The path of the ds_config.json. Throws UserError if the flags name none, or two.
+  /// The path of the ds_config.json. Throws UserError if the flags name no file, or two different files.
   std::filesystem::path config_file() const;
 };
 
 /// The folder of an output file: "." for a bare file name; empty if `file` is empty.
 std::filesystem::path folder_of(const std::filesystem::path& file);
 
-/// Parses the command line. Returns false if --help was given, which rank 0 then has printed. Throws
-/// UserError.
+/// Parses the command line. If --help is given, rank 0 prints the help and every rank returns false. Throws
+/// UserError for wrong flags.
 bool parse_arguments(CLI::App& app, int argc, char** argv);
 
 }  // namespace zerorun

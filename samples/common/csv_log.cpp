@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kHeader = "step,loss,grad_norm,lr,loss_scale,skipped";
 
-// The lines of steps before `first` in a csv log; empty if `file` is not one.
+// Returns the lines of the csv log `file` for steps before `first`; empty if `file` is not a csv log.
 std::string earlier_lines(const std::string& file, int64_t first) {
   std::ifstream stream(file);
   std::string line;

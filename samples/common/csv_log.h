@@ -1,4 +1,4 @@
-// Logs a training run to a csv file, one line per step. Owned by rank 0's main(); one thread.
+// Logs a training run to a csv file, one line per step. Owned by rank 0's main() and used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,19 @@ struct StepRecord {
   int64_t step = 0;   // from 0
   double loss = 0.0;  // mean over ranks and micro-steps
   double grad_norm = 0.0;
-  double lr = 0.0;          // that this step used
-  double loss_scale = 1.0;  // likewise
+  double lr = 0.0;          // used by this step
+  double loss_scale = 1.0;  // used by this step
   int64_t skipped = 0;      // steps skipped so far
 };
 
 /// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.
 class CsvLog {
  public:
-  /// For a run that begins with step `first`: the file's lines of earlier steps stay. Throws UserError if the
-  /// file cannot be written.
+  /// Opens the log of a run that begins with step `first`. The file's lines of earlier steps stay, its other
+  /// lines are removed. Throws UserError if the file cannot be written.
   explicit CsvLog(const std::string& file, int64_t first = 0);
-  /// The line is in the file when this returns. Throws UserError.
+  /// Appends a line, and returns when the line is in the file. Throws UserError if the file cannot be
+  /// written.
   void write(const StepRecord& record);
 
  private:

@@ -1,4 +1,4 @@
-// Whole files of text and JSON. Any thread.
+// Reads and writes whole files of text and JSON. Safe from any thread.
 #pragma once
 
 #include <filesystem>
@@ -7,13 +7,13 @@
 
 namespace zerorun {
 
-/// Throws UserError with the file's name and the reason.
+/// Returns the file's content. Throws UserError with the file's name and the reason.
 std::string read_text(const std::filesystem::path& file);
-/// Throws UserError with the file's name, and for bad JSON the line and column.
+/// Returns the parsed file. Throws UserError with the file's name, and for bad JSON the line and column.
 nlohmann::json read_json(const std::filesystem::path& file);
-/// Replaces the file, or leaves it as it was. Throws UserError with its name and the reason.
+/// Replaces the file. On an error the file stays as it was: throws UserError with its name and the reason.
 void write_text(const std::filesystem::path& file, const std::string& text);
-/// Creates the folder, and those above it, if needed. Throws UserError.
+/// Creates the folder and missing parent folders. Throws UserError if that fails.
 void create_folder(const std::filesystem::path& folder);
 
 }  // namespace zerorun

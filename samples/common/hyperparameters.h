@@ -1,5 +1,5 @@
-// Flags for values that a ds_config.json leaves to the program by saying "auto". Owned by a program's main();
-// one thread.
+// Command-line flags for the values that a ds_config.json leaves to the program ("auto"). Owned by a
+// program's main() and used by one thread.
 #pragma once
 
 #include <zerorun/config.h>
@@ -11,22 +11,23 @@
 namespace zerorun {
 
 /// The precision in which this processor multiplies matrices fastest: "bf16" if it has instructions for it
-/// (AMX or AVX-512), else "fp32". Knows nothing of GPUs.
+/// (AMX or AVX-512), else "fp32". GPUs are not considered.
 std::string fast_precision();
 
-/// The flags' defaults are the values that the program sets here. Values in the config take precedence.
+/// The members' values when add_to() is called are the defaults of the flags. Values in the config take
+/// precedence over flags.
 struct Hyperparameters {
-  int64_t micro_batch = 8;  // of one rank
+  int64_t micro_batch = 8;  // samples of a rank per micro-step
   int64_t accumulation = 1;
   double lr = 1e-3;
   double weight_decay = 0.0;
-  int64_t warmup = 100;            // steps
+  int64_t warmup = 100;            // optimizer steps
   std::string precision = "fp32";  // fp32, bf16, fp16, or auto: fast_precision()
 
-  /// --batch, --accumulation, --lr, --weight-decay, --warmup, --precision.
+  /// Adds --batch, --accumulation, --lr, --weight-decay, --warmup and --precision.
   void add_to(CLI::App& app);
-  /// Values for every key that only a program can fill in: those of the flags, for a run of `steps` optimizer
-  /// steps. Betas, eps and gradient clipping are DeepSpeed's defaults.
+  /// Returns values for every "auto" key that only a program can fill in, for a run of `steps` optimizer
+  /// steps. They come from the flags, except that betas, eps and gradient clipping are DeepSpeed's defaults.
   Arguments arguments(int64_t steps) const;
 };
 

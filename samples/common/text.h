@@ -1,4 +1,4 @@
-// Numbers and bytes as text for people. Pure functions; any thread.
+// Formats numbers and bytes as text for people. Pure functions, safe from any thread.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,14 @@
 
 namespace zerorun {
 
-/// printf into a string, of at most 511 characters.
+/// printf into a string, which is cut off after 511 characters.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-/// 1234567 as "1,234,567".
+/// Formats 1234567 as "1,234,567".
 std::string with_commas(int64_t number);
 
-/// `text` with everything but printable ASCII, newline and tab as \xNN, so that it cannot garble a terminal.
+/// Returns `text` with every byte other than printable ASCII, newline and tab written as \xNN, so that it
+/// cannot garble a terminal.
 std::string printable(const std::string& text);
 
 }  // namespace zerorun

@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace {
 
-// In each block of so many samples every source has its share.
+// Samples of a block. In each block the sources have samples in proportion to their weights.
 constexpr int64_t kBlock = 1000;
 constexpr std::chrono::milliseconds kPoll(20);
 
@@ -31,7 +31,8 @@ std::vector<TokenSource> sources_of(const DatasetOptions& options) {
   return sources;
 }
 
-// Of kBlock samples, by largest remainders.
+// Returns each source's number of samples in a block, in proportion to its weight. Rounds by largest
+// remainders.
 std::vector<int64_t> shares_of(const std::vector<double>& weights) {
   if (weights.empty()) return {kBlock};
   double total = 0;
@@ -55,7 +56,7 @@ std::vector<int64_t> shares_of(const std::vector<double>& weights) {
   return shares;
 }
 
-// Rank 0's text, of fewer than 512 bytes. A collective.
+// Returns rank 0's text, which has fewer than 512 bytes, on every rank. A collective.
 std::string from_rank_0(Communicator& communicator, const std::string& text) {
   constexpr int64_t kLongest = 512;
   at::Tensor bytes = at::zeros({kLongest}, at::kDouble);
@@ -68,8 +69,9 @@ std::string from_rank_0(Communicator& communicator, const std::string& text) {
   return result;
 }
 
-// Runs `work` where `is_mine`, while the other ranks wait: it may take longer than a collective may. A
-// collective. Throws what `work` threw, and UserError on the other ranks.
+// Runs `work` on ranks with `is_mine`. Meanwhile all ranks repeat short all-reduces, so `work` may take
+// longer than the timeout of a collective. A collective. If `work` throws, its rank rethrows, and the others
+// throw UserError.
 void while_others_wait(Communicator& communicator, bool is_mine, const std::function<void()>& work) {
   std::future<void> done;
   if (is_mine) done = std::async(std::launch::async, work);
@@ -162,8 +164,8 @@ std::string Dataset::identity() const {
                          (options_.sampler.sequential ? ", sequential" : "");
   for (size_t index = 0; index < sources_.size(); ++index) {
     const std::string stem = std::filesystem::path(sources_[index].name()).stem().string();
-    identity +=
-        ", " + stem.substr(stem.rfind('-') + 1) + " " + std::to_string(shares_[index]);  // not its name
+    // Only the hash at the end of the file's name: a renamed file has the same data.
+    identity += ", " + stem.substr(stem.rfind('-') + 1) + " " + std::to_string(shares_[index]);
   }
   return identity;
 }

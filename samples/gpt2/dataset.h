@@ -1,4 +1,5 @@
-// What a run trains on: one source of tokens, or several with weights. Immutable after opening; any thread.
+// The training data of a run: one source of tokens, or several with weights. Immutable after construction, so
+// safe from any thread.
 #pragma once
 
 #include <zerorun/communicator.h>
@@ -15,36 +16,36 @@ namespace zerorun {
 
 struct DatasetOptions {
   std::vector<std::filesystem::path> files;
-  std::vector<double> weights;  // of each file; empty: the files are one text
-  std::string field;            // of JSON files; empty: files of text
-  std::filesystem::path cache;  // the folder for tokens
-  SamplerOptions sampler;       // corpus_size is found
+  std::vector<double> weights;  // one for each file; empty: the files are one text
+  std::string field;            // key of the texts in JSON files; empty: plain text
+  std::filesystem::path cache;  // folder for token files
+  SamplerOptions sampler;       // corpus_size is ignored: each source has its own
 };
 
-/// One row a sample; the mask, (B, T) too, is undefined if no sample has padding.
+/// One row per sample, shape (B, T). The mask has the same shape; it is undefined if samples have no padding.
 struct Batch {
   at::Tensor tokens;  // int64
   at::Tensor attention_mask;
 };
 
-/// The tokens of `sources`, in `folder`. A collective: ranks with `makes_tokens` (one of each machine) make
-/// the files that do not exist, and the others wait for them however long it takes. Throws UserError.
+/// Opens the token files of `sources` in `folder`. A collective: ranks with `makes_tokens` (one per machine)
+/// create missing files, and the other ranks wait for them without a timeout. Throws UserError.
 std::vector<TokenFile> open_token_files(const std::vector<TokenSource>& sources, const Tokenizer& tokenizer,
                                         const std::filesystem::path& folder, Communicator& communicator,
                                         bool makes_tokens);
 
 class Dataset {
  public:
-  /// A collective, as open_token_files(). Throws UserError.
+  /// A collective, like open_token_files(). Throws UserError.
   Dataset(const DatasetOptions& options, const Tokenizer& tokenizer, Communicator& communicator,
           bool makes_tokens);
 
-  /// The samples of one rank's micro-step, in a step that begins with sample `first`.
+  /// Returns the samples of one rank in one micro-step of the step whose first sample has the number `first`.
   Batch batch(int64_t first, int64_t micro_step, int64_t rank) const;
   int64_t train_batch_size() const { return samplers_.front().train_batch_size(); }
   /// "3 files, 123,456 tokens, 964 samples"
   std::string description() const;
-  /// Differs if a sample's number may stand for something else: for checkpoints.
+  /// A text for checkpoints. Data sets with the same identity have the same sample under each number.
   std::string identity() const;
 
  private:
@@ -57,7 +58,7 @@ class Dataset {
   DatasetOptions options_;
   std::vector<TokenFile> sources_;
   std::vector<Sampler> samplers_;
-  std::vector<int64_t> shares_;  // of each source in kBlock samples
+  std::vector<int64_t> shares_;  // samples of each source in a block
 };
 
 }  // namespace zerorun

@@ -12,12 +12,14 @@ Evaluation evaluate(Gpt2& model, Engine& engine, const TokenFile& text, int64_t 
   at::NoGradGuard no_grad;
   engine.eval();
   Communicator& communicator = engine.communicator();
-  // Each window begins with the last token of the one before, so every token is predicted once.
+  // Each window begins with the last token of the previous window, so every token but the first is predicted
+  // once.
   const int64_t stride = seq - 1;
   const int64_t windows = (text.size() - 2) / stride + 1;
   const int64_t rounds = (windows - 1) / (rows * communicator.world_size()) + 1;
   double sum = 0;
-  for (int64_t round = 0; round < rounds; ++round) {  // as many on every rank, for parameters are gathered
+  // All ranks run the same number of rounds, because forward may gather parameters.
+  for (int64_t round = 0; round < rounds; ++round) {
     at::Tensor tokens = at::zeros({rows, seq}, at::kLong);
     at::Tensor labels = at::full({rows, seq}, -100, at::kLong);  // ignored by cross_entropy
     for (int64_t row = 0; row < rows; ++row) {

@@ -1,4 +1,4 @@
-// How well a model predicts held-out text.
+// Measures how well a model predicts held-out text.
 #pragma once
 
 #include <zerorun/engine.h>
@@ -14,8 +14,9 @@ struct Evaluation {
   double bits_per_byte = 0;
 };
 
-/// Predicts every token of `text` but the first from those before it in windows of `seq` tokens, `rows`
-/// windows at a time on each rank. A collective; leaves the engine in training mode.
+/// Predicts each token of `text` but the first from the tokens before it in its window of `seq` tokens. Each
+/// rank runs `rows` windows at a time. A collective; leaves the engine in training mode. Throws UserError if
+/// `text` has fewer than two tokens.
 Evaluation evaluate(Gpt2& model, Engine& engine, const TokenFile& text, int64_t seq, int64_t rows);
 
 }  // namespace zerorun

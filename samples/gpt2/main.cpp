@@ -57,12 +57,13 @@ Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, con
                  tokenizer, communicator, makes_tokens);
 }
 
-// What a checkpoint says of the data, as its client state: the sample that training goes on with.
+// The client state of a checkpoint: the identity of the data, and the number of the next sample.
 std::string client_state(const Dataset& data, int64_t next_sample) {
   return nlohmann::json{{"data", data.identity()}, {"next_sample", next_sample}}.dump();
 }
 
-// The next sample after a checkpoint.
+// Returns the number of the first sample after a checkpoint. Throws UserError if it was trained on other
+// data.
 int64_t resume_data(const ProgramOptions& options, const Dataset& data, const std::string& client_state) {
   if (options.new_data) return 0;
   const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);
@@ -106,7 +107,7 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
   std::fflush(stdout);
 }
 
-// One optimizer step, which begins with sample `first`. Every rank gets the same record.
+// Runs one optimizer step, whose first sample has the number `first`. Every rank gets the same record.
 StepRecord train_step(int64_t first, Gpt2& model, Engine& engine, const Dataset& data) {
   Communicator& communicator = engine.communicator();
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
@@ -130,7 +131,7 @@ StepRecord train_step(int64_t first, Gpt2& model, Engine& engine, const Dataset&
   return record;
 }
 
-// Prints how well held-out text is predicted, if there is any.
+// Prints the model's loss on the held-out text, if there is one.
 void show_evaluation(const ProgramOptions& options, Gpt2& model, Engine& engine,
                      const std::vector<TokenFile>& held_out) {
   if (held_out.empty()) return;
@@ -180,7 +181,7 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Dat
   std::printf("%s", traffic_report(engine, count_parameters(model), micro_steps).c_str());
 }
 
-// --init may be a folder with a config.json and no weights: then the model starts at random.
+// --init may be a folder with a config.json but no weights: then the initial weights are random.
 bool has_weights_to_load(const ProgramOptions& options) {
   if (options.init.empty()) return false;
   std::error_code error;
@@ -188,7 +189,8 @@ bool has_weights_to_load(const ProgramOptions& options) {
   return !has_config || has_weights(options.init);
 }
 
-// At stage 3 the model may be too large for any rank: then initialize() creates its values, bucket by bucket.
+// At stage 3 the model may be too large for one rank. So building it allocates nothing, and initialize()
+// creates its values bucket by bucket.
 Gpt2 build_model(const ProgramOptions& options, const Config& config) {
   std::optional<DeferredInit> deferred;
   if (config.zero.stage == 3 && !has_weights_to_load(options)) deferred.emplace();
@@ -221,7 +223,7 @@ void write_text_with(const ProgramOptions& options, const Tokenizer& tokenizer, 
                                           .temperature = options.temperature,
                                           .top_k = options.top_k,
                                           .seed = options.model.seed});
-  // A document that has ended is not gone on with.
+  // The printed text ends at the first end-of-document token.
   if (const auto end = tokenizer.data().end_token)
     tokens.erase(std::ranges::find(tokens, *end), tokens.end());
   if (engine.communicator().rank() != 0) return;

@@ -41,19 +41,20 @@ struct Conv1D : torch::nn::Module {
   at::Tensor bias;    // (out)
 };
 
-// What a layer's attention needs to know beside its input.
+// The inputs of a layer's attention besides x.
 struct Context {
   at::Tensor mask;                                      // (B, 1, T, T) bool, or undefined: causal
-  std::pair<at::Tensor, at::Tensor>* cached = nullptr;  // this layer's in the cache
+  std::pair<at::Tensor, at::Tensor>* cached = nullptr;  // this layer's keys and values; null: no cache
   int64_t position = 0;                                 // of the first token
 };
 
-// Which tokens (last dimension) each token attends to: those up to itself that are no padding. (B, 1, T, T).
+// Returns a mask (B, 1, T, T). Each token attends to the tokens (last dimension) up to itself that are not
+// padding.
 at::Tensor causal_mask(const at::Tensor& attention_mask) {
   const int64_t length = attention_mask.size(1);
   const at::Tensor causal = at::ones({length, length}, attention_mask.options().dtype(at::kBool)).tril();
   const at::Tensor itself = at::eye(length, attention_mask.options().dtype(at::kBool));
-  // Padding attends to itself too: with nothing to attend to, its values would be NaN.
+  // Padding attends to itself too: a token that attends to nothing would get NaN.
   return causal.logical_and(attention_mask.to(at::kBool).view({-1, 1, 1, length})).logical_or(itself);
 }
 
@@ -65,7 +66,7 @@ struct Attention : torch::nn::Module {
         c_proj(register_module(
             "c_proj", std::make_shared<Conv1D>(options.hidden, options.hidden, residual_std, generator))) {}
 
-  // (B, T, C)
+  // x and the result: (B, T, C)
   at::Tensor forward(const at::Tensor& x, const Context& context) {
     const int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
     auto split = [&](const at::Tensor& part) {  // (B, T, C) -> (B, heads, T, C / heads)
@@ -80,7 +81,7 @@ struct Attention : torch::nn::Module {
       keys = all_keys.narrow(2, 0, context.position + length);
       values = all_values.narrow(2, 0, context.position + length);
     }
-    // One query behind a cache attends to all that is in it.
+    // With cached tokens there is one query, which attends to all of them and needs no mask.
     const bool is_causal = !context.mask.defined() && context.position == 0;
     at::Tensor y = at::scaled_dot_product_attention(
         split(qkv[0]), keys, values, context.mask.defined() ? std::optional(context.mask) : std::nullopt,
@@ -107,8 +108,8 @@ struct Mlp : torch::nn::Module {
 };
 
 struct Block : torch::nn::Module {
-  // residual_std: the projections that add to the residual stream start smaller, as the stream sums 2 *
-  // layers of them.
+  // residual_std: initial standard deviation of the projections that add to the residual stream. It is
+  // smaller, because the stream sums 2 * layers of them.
   Block(const Gpt2Options& options, double residual_std, at::Generator& generator)
       : ln_1(register_module("ln_1", layer_norm(options))),
         attn(register_module("attn", std::make_shared<Attention>(options, residual_std, generator))),
@@ -139,7 +140,7 @@ struct Gpt2Impl::Transformer : torch::nn::Module {
       blocks.push_back(std::make_shared<Block>(options, residual_std, generator));
       h->push_back(blocks.back());
     }
-    register_module("ln_f", ln_f);  // after the blocks: the order of parameters is Hugging Face's
+    register_module("ln_f", ln_f);  // after the blocks, as in Hugging Face's order of parameters
   }
 
   at::Tensor forward(const at::Tensor& tokens, Context context,

@@ -1,6 +1,6 @@
 // GPT-2 with Hugging Face's parameter names, layout and initialisation: Conv1D weights are [in, out], lm_head
-// is tied to transformer.wte.weight, gelu_new, learned positions, no dropout. Owned by the caller; one thread
-// at a time.
+// is tied to transformer.wte.weight, gelu_new, learned positions, no dropout. Owned by the caller, used by
+// one thread at a time.
 #pragma once
 
 #include <torch/torch.h>
@@ -22,8 +22,8 @@ struct Gpt2Options {
   double layer_norm_eps = 1e-5;
 };
 
-/// The keys and values of the tokens that a model has seen, so that it need not compute them again. Starts
-/// empty.
+/// Attention keys and values of the tokens that a model has processed, so that they are computed only once.
+/// Starts empty.
 struct KeyValueCache {
   std::vector<std::pair<at::Tensor, at::Tensor>> layers;  // (B, heads, positions, hidden / heads) each
   int64_t length = 0;                                     // tokens
@@ -36,11 +36,11 @@ class Gpt2Impl : public torch::nn::Module {
   /// tokens: (B, T) int64 with T <= positions. attention_mask, if given: (B, T), 0 at padding, which no other
   /// token attends to. Returns logits (B, T, vocab) in fp32.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
-  /// The logits (B, vocab) that follow the last token. tokens: (B, T) that come after those in `cache`, to
-  /// which they are added; T = 1 if there are any. Without gradients.
+  /// Returns the logits (B, vocab) for the token after the last one, without gradients. tokens: (B, T), which
+  /// follow the tokens in `cache` and are added to it. T must be 1 unless the cache is empty.
   at::Tensor next_logits(const at::Tensor& tokens, KeyValueCache& cache);
-  /// Mean cross entropy of predicting each token from those before it: the labels are `tokens`, shifted by
-  /// one here, without those where attention_mask is 0.
+  /// Mean cross entropy of predicting each token from the tokens before it. The labels are `tokens` shifted
+  /// by one. Tokens where attention_mask is 0 are not predicted.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& attention_mask = {});
 
   const Gpt2Options& options() const { return options_; }

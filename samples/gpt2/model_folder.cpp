@@ -22,7 +22,7 @@ class ConfigReader {
     if (!json_.is_object()) fail("expected an object");
   }
 
-  // A count; `other` is its name in older files.
+  // Reads a count. `other` is another name of the key, used if `key` is absent.
   int64_t count(const char* key, const char* other = "") const {
     const json value = json_.value(key, json_.value(other, json()));
     if (!value.is_number_integer() || value < 1 || value > (1 << 20))
@@ -36,7 +36,7 @@ class ConfigReader {
     return value.get<double>();
   }
 
-  // The first of `values` is what a file without the key means.
+  // Fails unless the key has one of `values`. An absent key counts as the first of them.
   void expect(const char* key, std::initializer_list<json> values) const {
     const json found = json_.value(key, *values.begin());
     for (const json& value : values) {

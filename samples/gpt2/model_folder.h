@@ -1,5 +1,5 @@
-// A GPT-2 as Hugging Face lays it out: a folder with config.json, the weights as .safetensors, and the
-// tokenizer's files (samples/tokenizer/tokenizer_files.h).
+// Reads and writes a GPT-2 in Hugging Face's layout: a folder with config.json, the weights as .safetensors,
+// and the tokenizer's files (samples/tokenizer/tokenizer_files.h).
 #pragma once
 
 #include <filesystem>
@@ -9,11 +9,12 @@
 
 namespace zerorun {
 
-/// The shape of the model that the folder's config.json describes. Throws UserError naming the file and the
-/// key for another kind of model, or a variant of GPT-2 that Gpt2 does not compute.
+/// The shape of the model that the folder's config.json describes. Throws UserError, naming the file and the
+/// key, for another kind of model or a variant of GPT-2 that Gpt2 does not implement.
 Gpt2Options read_model_config(const std::filesystem::path& folder);
 
-/// Says on stderr if the folder has a config.json that asks for dropout, which Gpt2 does not apply.
+/// Prints a warning to stderr if the folder has a config.json that asks for dropout, which Gpt2 does not
+/// apply.
 void warn_of_dropout(const std::filesystem::path& folder);
 
 /// Writes config.json and the tokenizer's files (none for Tokenizer::bytes()). Throws UserError.

@@ -51,7 +51,7 @@ void check_ranges(const ProgramOptions& options) {
   }
 }
 
-// Reports before the training what would otherwise fail after it.
+// Throws UserError before training if the output file could not be written after it.
 void check_output(const std::string& flag, const std::string& file) {
   if (file.empty()) return;
   std::error_code error;
@@ -80,7 +80,8 @@ void check_output_folder(const ProgramOptions& options) {
     throw UserError("--save " + options.save + ": expected a folder, or the name of a .safetensors file");
 }
 
-// Flags about the model's shape, which --init's config.json has instead.
+// Takes the model's shape from --init's config.json, if it has one. Throws UserError if a flag contradicts
+// it.
 void take_shape_of_folder(const CLI::App& app, ProgramOptions& options) {
   std::error_code error;
   if (options.init.empty() || !fs::exists(fs::path(options.init) / "config.json", error)) return;
@@ -110,7 +111,7 @@ fs::path ProgramOptions::cache_folder() const {
   if (!cache.empty()) return cache;
   for (const std::string& output : {save_dir, save, csv}) {
     fs::path path = fs::path(output).lexically_normal();
-    if (!path.has_filename()) path = path.parent_path();  // it ended with a slash
+    if (!path.has_filename()) path = path.parent_path();  // the path ended with a slash
     if (!output.empty()) return folder_of(path) / "tokens";
   }
   return fs::temp_directory_path() / ("zerorun-tokens-" + std::to_string(::getuid()));
@@ -168,7 +169,7 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   options.hyperparameters.add_to(app);
   if (!parse_arguments(app, argc, argv)) return std::nullopt;
   options.model.positions = options.seq;
-  if (app.count("--vocab") == 0) options.model.vocab = 0;  // the tokenizer's
+  if (app.count("--vocab") == 0) options.model.vocab = 0;  // the caller takes the tokenizer's size
   take_shape_of_folder(app, options);
   check_ranges(options);
   if (!options.saves_folder()) check_output("--save", options.save);

@@ -1,4 +1,4 @@
-// The command line of `gpt2`, checked. Owned by main(); immutable after parsing.
+// The checked command line of `gpt2`. Owned by main(), immutable after parsing.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ struct ProgramOptions {
   DeepspeedFlags deepspeed;
   Hyperparameters hyperparameters{
       .micro_batch = 8, .accumulation = 1, .lr = 2e-3, .weight_decay = 0.1, .warmup = 40};
-  Gpt2Options model;  // of --init's config.json if it has one; else positions: --seq
+  Gpt2Options model;  // from --init's config.json, if any; else positions is --seq
   int64_t seq = 128;  // tokens of a sample
   int64_t steps = 580;
   std::vector<std::string> data;  // empty: ZeroRun's own sources
-  std::vector<double> weights;    // of the files of `data`; empty: they are one text
-  std::string field;              // of JSON files in `data`
-  std::string tokenizer;          // folder; empty: that of `init` if it has one, else bytes
-  std::string cache;              // folder for tokens
+  std::vector<double> weights;    // one for each file of `data`; empty: the files are one text
+  std::string field;              // key of the texts, if `data` is JSON
+  std::string tokenizer;          // folder; empty: the tokenizer of `init` if it has one, else bytes
+  std::string cache;              // folder for token files
   std::string eval;               // held-out text
   int64_t eval_every = 0;         // optimizer steps; 0: at the end only
   std::string init;
   std::string save;  // a .safetensors file, or a folder
   std::string csv;
-  std::string save_dir;    // for checkpoints
+  std::string save_dir;    // folder for checkpoints
   int64_t save_every = 0;  // optimizer steps; 0: at the end only
   int64_t keep_last = 0;   // checkpoints; 0: all
   bool save_on_sigterm = false;
@@ -43,16 +43,17 @@ struct ProgramOptions {
   std::string prompt = "\n";
 
   bool saves_folder() const { return !save.empty() && !save.ends_with(".safetensors"); }
-  /// --save if that is a folder, else the folder of --save, else of --csv; empty if there is neither.
+  /// --save if it is a folder, else the folder of the file --save or --csv; empty if neither is given.
   std::filesystem::path output_folder() const {
     return saves_folder() ? std::filesystem::path(save) : folder_of(save.empty() ? csv : save);
   }
-  /// --cache, else the folder tokens beside --save-dir, --save or --csv, else one in the system's folder for
-  /// temporary files.
+  /// --cache; else a folder named tokens beside --save-dir, --save or --csv (the first of these that is
+  /// given); else a folder of this user in the system's folder for temporary files.
   std::filesystem::path cache_folder() const;
 };
 
-/// Returns nothing if --help was given, which has then been printed. Throws UserError naming the flag.
+/// Parses and checks the command line. For --help, prints the help and returns nothing. Throws UserError
+/// naming the flag.
 std::optional<ProgramOptions> parse_options(int argc, char** argv);
 
 }  // namespace zerorun

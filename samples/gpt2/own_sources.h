@@ -1,4 +1,4 @@
-// The files that are trained on if a user names none. Pure function; any thread.
+// Lists the files that gpt2 trains on if the user gives no --data. Safe from any thread.
 #pragma once
 
 #include <filesystem>

@@ -27,8 +27,8 @@ std::string minutes(double seconds) {
   return format("%lldh%02d", static_cast<long long>(whole / 3600), static_cast<int>(whole / 60 % 60));
 }
 
-// The launcher reads the ranks' output through a pipe; ZERORUN_TERMINAL says whether its own output is a
-// terminal.
+// Under the launcher this process writes to a pipe. The launcher sets ZERORUN_TERMINAL to 1 if its own output
+// is a terminal.
 bool on_terminal() {
   const char* variable = std::getenv("ZERORUN_TERMINAL");
   return variable ? std::string_view(variable) == "1" : ::isatty(STDOUT_FILENO) == 1;

@@ -1,4 +1,5 @@
-// What rank 0 prints about a training run: memory table, traffic and progress. Owned by main(); one thread.
+// The output of rank 0 about a training run: memory table, traffic and progress. Owned by main(), used by one
+// thread.
 #pragma once
 
 #include <zerorun/engine.h>
@@ -15,8 +16,8 @@ namespace zerorun {
 /// Bytes on this rank by category, with the ZeRO formula's value for the model states.
 std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
 
-/// What this rank has sent per micro-step, in the ZeRO paper's unit, (N-1)/N x parameters, and statistics of
-/// gathers. For more than one rank.
+/// The elements that this rank has sent per micro-step, in the ZeRO paper's unit of (N-1)/N x parameters, and
+/// statistics of gathers. Needs more than one rank.
 std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
 
 /// Waits for the checkpoint that is being written. On a terminal, rank 0 shows a progress bar after two

@@ -19,8 +19,8 @@ uint64_t mix(uint64_t value) {
 
 }  // namespace
 
-// A Feistel network permutes [0, 4^k); walking along its cycle until the value is below `size` again makes
-// that a permutation of [0, size). 4^k < 4 size, so a walk takes less than four steps on average.
+// A Feistel network permutes [0, 4^k). Applying it again until the value is below `size` gives a permutation
+// of [0, size) (cycle walking). 4^k < 4 size, so this takes fewer than four applications on average.
 int64_t permute(int64_t index, int64_t size, uint64_t key) {
   ZR_CHECK(0 <= index && index < size, "index " + std::to_string(index) + " of " + std::to_string(size));
   constexpr int kRounds = 6;

@@ -1,9 +1,9 @@
-// Determines which tokens of the corpus each step reads, by arithmetic without LibTorch. Immutable; any
-// thread.
+// Determines which tokens of the corpus each step reads, by arithmetic without LibTorch. Immutable, safe from
+// any thread.
 //
 // Samples are numbered over all steps, micro-steps and ranks. A step has the same sample numbers at any world
-// size with the same train_batch_size. Which text a number stands for depends on the corpus, seq and the seed
-// only:
+// size with the same train_batch_size. The text of a sample depends only on its number, the corpus, seq and
+// the seed:
 //   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in an order of its own
 //   sequential  window after window from the start, wrapping around at size - seq
 #pragma once
@@ -28,11 +28,12 @@ class Sampler {
   /// Throws UserError when the corpus has too few samples for one step.
   explicit Sampler(const SamplerOptions& options);
 
-  /// The numbers of the samples of one rank's micro-step, in a step that begins with sample `first`.
+  /// Returns the sample numbers of one rank in one micro-step of the step whose first sample is `first`.
   std::vector<int64_t> samples(int64_t first, int64_t micro_step, int64_t rank) const;
-  /// Where a sample begins in the corpus, by its number.
+  /// Returns the index of a sample's first token in the corpus.
   int64_t offset(int64_t sample) const;
-  /// The offsets of one rank's micro-step, in a run whose steps all have this batch size.
+  /// Returns the offsets of one rank's samples in one micro-step, for a run whose steps all have this batch
+  /// size.
   std::vector<int64_t> offsets(int64_t step, int64_t micro_step, int64_t rank) const;
 
   int64_t train_batch_size() const {
@@ -44,7 +45,8 @@ class Sampler {
   SamplerOptions options_;
 };
 
-/// Where a pseudo-random permutation of [0, size), chosen by `key`, moves `index`.
+/// Returns the image of `index` under a pseudo-random permutation of [0, size). `key` selects the
+/// permutation.
 int64_t permute(int64_t index, int64_t size, uint64_t key);
 
 }  // namespace zerorun

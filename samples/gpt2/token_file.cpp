@@ -19,7 +19,8 @@
 namespace zerorun {
 namespace fs = std::filesystem;
 
-// The tokens follow it, `width` bytes each; then, if there are rows, the number of tokens of each.
+// The start of a token file. The tokens follow, `width` bytes each. If row_length is not 0, each row's number
+// of tokens without padding follows, as uint32.
 struct TokenFile::Header {
   char magic[8] = {'Z', 'R', 'T', 'O', 'K', 'E', 'N', '1'};
   int64_t tokens = 0;
@@ -45,7 +46,8 @@ std::vector<FileState> states_of(const TokenSource& source) {
   return states;
 }
 
-// Of the files' bytes and of all else that tokens depend on, as 32 hexadecimal digits.
+// Returns a hash of the files' bytes and of everything else that their tokens depend on, as 32 hexadecimal
+// digits.
 std::string hash_of(const TokenSource& source, const Tokenizer& tokenizer) {
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
@@ -99,7 +101,7 @@ class Writer {
   std::vector<char> buffer_;
 };
 
-// Returns the bytes that were read.
+// Writes all files as one stream of tokens. Returns the number of bytes of text.
 int64_t write_stream(const TokenSource& source, const Tokenizer& tokenizer, Writer& writer) {
   Encoder encoder(tokenizer);
   std::vector<int32_t> tokens;
@@ -119,7 +121,8 @@ int64_t write_stream(const TokenSource& source, const Tokenizer& tokenizer, Writ
   return bytes;
 }
 
-// Texts of fewer than two tokens have nothing to predict and are left out.
+// Writes one row per text. Leaves out texts of fewer than two tokens, which have nothing to predict. Returns
+// the number of bytes of text.
 int64_t write_rows(const TokenSource& source, const Tokenizer& tokenizer, Writer& writer,
                    std::vector<uint32_t>& lengths) {
   Encoder encoder(tokenizer);

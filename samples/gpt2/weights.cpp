@@ -36,7 +36,7 @@ const char* dtype_name(at::ScalarType type) {
   }
 }
 
-// Causal masks that older files carry as buffers.
+// Whether a tensor is a causal mask, which older files contain as a buffer.
 bool is_mask(std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }

@@ -1,4 +1,5 @@
-// guide: the programs of docs/guide.md, which shows parts of them word for word. One section a run:
+// guide: the programs of docs/guide.md, which quotes parts of them word for word. The argument selects a
+// section:
 //
 //   zerorun --num_gpus 2 guide stage3
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// mlp: a minimal program to copy. Under ZeRO it trains a classifier with 256 inputs, 128 hidden units and 10
-// classes on random points that a fixed random teacher labels.
+// mlp: a minimal program to copy. It trains a classifier under ZeRO, with 256 inputs, 128 hidden units and 10
+// classes. The data are random points, labelled by a fixed random linear map (the teacher).
 //
 //   zerorun --num_gpus 2 mlp --deepspeed ds_config.json
 #include <torch/torch.h>
@@ -53,7 +53,7 @@ int run(int argc, char** argv) {
 
   for (int64_t step = 0, batches = 0; step < steps; ++step) {
     const double lr = engine.get_lr().front(), loss_scale = engine.loss_scale();
-    at::Tensor sums = at::zeros({2}, at::kDouble);  // of loss and accuracy over micro-steps and ranks
+    at::Tensor sums = at::zeros({2}, at::kDouble);  // loss and accuracy, summed over micro-steps and ranks
     for (int64_t micro_step = 0; micro_step < batch.gradient_accumulation_steps; ++micro_step, ++batches) {
       // Each rank draws its own share of the global batch.
       const uint64_t batch_seed = seed + 1 + batches * ranks.world_size() + ranks.rank();

@@ -1,5 +1,5 @@
-// oneflow_mlp: an ordinary training program (an MLP, SGD, cross entropy) that one call turns into ZeRO, as
-// OneFlow's enable_zero() does. Training and prediction take turns on the partitioned parameters.
+// oneflow_mlp: an ordinary training program (MLP, SGD, cross entropy) to which one call of enable_zero() adds
+// ZeRO, as in OneFlow. Training and prediction alternate on the partitioned parameters.
 //
 //   zerorun --num_gpus 2 oneflow_mlp [STAGE]
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// oslo_gpt2: trains a GPT-2 on the contexts of a question-answering file with the program's own Adam wrapped
-// in a ZeroRedundancyOptimizer, as OSLO's ZeRO tutorial does it.
+// oslo_gpt2: trains a GPT-2 on the contexts of a question-answering file, as OSLO's ZeRO tutorial does. A
+// ZeroRedundancyOptimizer wraps the program's own torch::optim::Adam.
 //
 //   zerorun --num_gpus 2 oslo_gpt2 --data squad.json --init GPT2_FOLDER --save FOLDER
 #include <torch/torch.h>
@@ -58,7 +58,7 @@ bool parse(int argc, char** argv, Options& options) {
   return parse_arguments(app, argc, argv);
 }
 
-// Texts of fewer than two tokens have nothing to predict.
+// Tokenises the texts. Leaves out texts of fewer than two tokens, which have nothing to predict.
 std::vector<std::vector<int32_t>> tokenize(const Options& options, const Tokenizer& tokenizer) {
   std::vector<std::vector<int32_t>> texts;
   Encoder encoder(tokenizer);
@@ -119,8 +119,8 @@ int run(int argc, char** argv) {
     const at::Tensor mask = rows(batch.attention_mask, batch, first, share).to(engine.device());
 
     optimizer.zero_grad();
-    // Ranks have different numbers of tokens to predict: weighted by them, the mean over ranks is the
-    // batch's.
+    // Ranks have different numbers of tokens to predict. The weights are proportional to these numbers, so
+    // that the mean over ranks is the mean over all tokens of the batch.
     const int64_t all =
         std::accumulate(batch.attention_mask.begin(), batch.attention_mask.end(), -options.batch);
     const double weight =

@@ -1,5 +1,6 @@
-// The characters by which GPT-2's files write bytes: printable ones stand for themselves, the others for
-// U+0100 and what follows (bytes_to_unicode() of GPT-2's encoder.py). Pure functions; any thread.
+// The characters with which GPT-2's files write bytes, as bytes_to_unicode() of GPT-2's encoder.py defines
+// them: a printable byte is written as itself, the other bytes as U+0100, U+0101 and so on. Pure functions,
+// safe from any thread.
 #pragma once
 
 #include <array>
@@ -10,12 +11,12 @@
 
 namespace zerorun {
 
-/// The code point of each byte.
+/// The code point that stands for each byte.
 const std::array<char32_t, 256>& byte_characters();
 
-/// "\n a" as "ĊĠa".
+/// Writes bytes as characters: "\n a" becomes U+010A, U+0120, "a".
 std::string to_characters(std::string_view bytes);
-/// The reverse; nothing if `characters` has one that stands for no byte.
+/// The inverse of to_characters(). Returns nothing if a character stands for no byte.
 std::optional<std::string> to_bytes(std::string_view characters);
 
 }  // namespace zerorun

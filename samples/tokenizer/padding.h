@@ -1,4 +1,4 @@
-// Sequences of different lengths as one batch. Pure functions; any thread.
+// Pads sequences of different lengths to one batch. Pure functions, safe from any thread.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-/// Row after row; `attention_mask` is 1 for a token and 0 for padding.
+/// A row-major batch of `rows` x `length` tokens. `attention_mask` is 1 for a token and 0 for padding.
 struct PaddedTokens {
   int64_t rows = 0;
   int64_t length = 0;
@@ -15,8 +15,8 @@ struct PaddedTokens {
   std::vector<int64_t> attention_mask;
 };
 
-/// Cuts sequences off behind `max_length` tokens and fills the shorter ones up with `padding`, on the right,
-/// to the length of the longest: transformers' tokenizer(texts, padding=True, truncation=True,
+/// Truncates sequences to `max_length` tokens and pads the shorter ones on the right with `padding` to the
+/// length of the longest. Equals transformers' tokenizer(texts, padding=True, truncation=True,
 /// max_length=...).
 PaddedTokens pad(std::span<const std::vector<int32_t>> sequences, int64_t max_length, int32_t padding);
 

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Receives the parser's events and holds no more than one text.
+// Receives the parser's events and keeps at most one text in memory.
 class FieldReader : public json::json_sax_t {
  public:
   FieldReader(const std::string& field, const std::function<void(std::string_view)>& use)
@@ -59,7 +59,7 @@ class FieldReader : public json::json_sax_t {
 
   const std::string* field_;
   const std::function<void(std::string_view)>* use_;
-  bool is_field_ = false;  // the next value is this key's
+  bool is_field_ = false;  // the next value belongs to field_
   int64_t found_ = 0;
   std::string wrong_;
 };
@@ -74,7 +74,7 @@ void for_each_text(const fs::path& file, const std::string& field,
   if (!stream) throw UserError(file.string() + ": cannot be opened: " + std::strerror(errno));
   FieldReader reader(field, use);
   int64_t documents = 0;
-  // JSON lines are documents one after the other.
+  // A file of JSON lines is a sequence of documents.
   while ((stream >> std::ws).good()) {
     ++documents;
     if (json::sax_parse(stream, &reader, json::input_format_t::json, /*strict=*/false)) continue;

@@ -1,5 +1,5 @@
-// The texts of one field in a file of JSON, or of JSON lines, of any size: contexts of a question-answering
-// file, say.
+// Reads the texts of one field in a file of JSON or JSON lines, of any size: for example the contexts of a
+// question-answering file.
 #pragma once
 
 #include <filesystem>
@@ -10,8 +10,8 @@
 namespace zerorun {
 
 /// Calls `use` for each string that any object of the file has under the key `field`, in the file's order.
-/// Throws UserError naming the file and the document (of JSON lines: the line) for what is no JSON, a value
-/// that is no string, or a field that occurs nowhere.
+/// Throws UserError, naming the file and the document (in JSON lines: the line), if a document is not JSON or
+/// a value of the field is not a string. Throws UserError too if the field occurs nowhere.
 void for_each_text(const std::filesystem::path& file, const std::string& field,
                    const std::function<void(std::string_view)>& use);
 

@@ -1,4 +1,4 @@
-// Reads a text file of any size in parts. One thread.
+// Reads a text file of any size in parts. Used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ class TextReader {
   TextReader(const TextReader&) = delete;
   TextReader& operator=(const TextReader&) = delete;
 
-  /// The next part, of about a megabyte, which ends where words end (last_cut()); empty at the end of the
-  /// file. Valid until the next call.
+  /// Returns the next part of the file, about 1 MiB, or an empty part at its end. A part ends between words
+  /// (last_cut()); with `any_bytes` it may end anywhere. Valid until the next call.
   std::string_view next();
   int64_t size() const { return size_; }
 
@@ -30,9 +30,9 @@ class TextReader {
   bool any_bytes_;
   int file_ = -1;
   int64_t size_ = 0;
-  int64_t read_ = 0;  // bytes of the file
+  int64_t read_ = 0;  // bytes read from the file so far
   std::string buffer_;
-  size_t given_ = 0;  // bytes of the buffer, which the last call returned
+  size_t given_ = 0;  // bytes at the start of buffer_ that the last next() returned
 };
 
 }  // namespace zerorun

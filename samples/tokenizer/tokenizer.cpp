@@ -27,7 +27,7 @@ std::string in_quotes(const std::string& bytes) {
 uint64_t hash_of(const TokenizerData& data) {
   uint64_t hash = data.add_prefix_space;
   for (const std::string& token : data.vocabulary) {
-    const uint64_t length = token.size();  // "ab", "c" is not "a", "bc"
+    const uint64_t length = token.size();  // distinguishes "ab", "c" from "a", "bc"
     hash = XXH3_64bits_withSeed(&length, sizeof(length), hash);
     hash = XXH3_64bits_withSeed(token.data(), token.size(), hash);
   }
@@ -112,10 +112,10 @@ void Encoder::encode(std::string_view part, std::vector<int32_t>& tokens) {
     return;
   }
   const TokenizerData& data = tokenizer_->data_;
-  std::vector<size_t> places;  // of each special token from `begin` on
+  std::vector<size_t> places;  // of each special token's next occurrence at or after `begin`
   for (const int32_t special : data.special) places.push_back(part.find(data.vocabulary[special]));
   for (size_t begin = 0; begin < part.size();) {
-    size_t end = part.size();  // of what comes before the next special token
+    size_t end = part.size();  // end of the ordinary text before the next special token
     int32_t found = -1;
     for (size_t index = 0; index < places.size(); ++index) {
       const std::string& special = data.vocabulary[data.special[index]];
@@ -179,7 +179,7 @@ void Encoder::merge_word(std::string_view word, std::vector<int32_t>& tokens) {
     candidates_.pop_back();
     Piece& left = pieces_[best.left];
     if (left.token < 0 || left.next < 0) continue;
-    // A candidate whose pieces have changed since is out of date.
+    // Skips a candidate whose pieces have changed since it was added.
     const auto merge = tokenizer_->merges_.find(pair_key(left.token, pieces_[left.next].token));
     if (merge == tokenizer_->merges_.end() || merge->second.result != best.result) continue;
     Piece& right = pieces_[left.next];

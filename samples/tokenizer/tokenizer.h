@@ -1,5 +1,5 @@
-// Byte-level BPE (Sennrich et al., 2016, on bytes as GPT-2 does it): text to tokens and back. Tokens are
-// those of the Python package `tokenizers` with the same files.
+// Byte-level BPE (Sennrich et al., 2016, on bytes as GPT-2 does it): text to tokens and back. Gives the same
+// tokens as the Python package `tokenizers` with the same files.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace zerorun {
 
-/// What a tokenizer's files say. `vocabulary` has the bytes of each token by its number; a number that no
-/// token has is empty. `merges` are in order of priority.
+/// The content of a tokenizer's files. `vocabulary[n]` has the bytes of token n; it is empty if there is no
+/// token n. `merges` are in order of priority.
 struct TokenizerData {
   std::vector<std::string> vocabulary;
   std::vector<std::pair<int32_t, int32_t>> merges;
@@ -26,12 +26,13 @@ struct TokenizerData {
   bool add_prefix_space = false;     // before a text, unless it starts with a space
 };
 
-/// Immutable; any thread.
+/// Immutable, safe from any thread.
 class Tokenizer {
  public:
-  /// Throws UserError, starting with `source`, if a byte has no token or a merge's result is none.
+  /// Throws UserError if a byte has no token, or if the result of a merge is not a token. The message starts
+  /// with `source`.
   Tokenizer(TokenizerData data, const std::string& source);
-  /// Each byte is a token.
+  /// A tokenizer whose tokens are the 256 bytes.
   static Tokenizer bytes();
 
   const TokenizerData& data() const { return data_; }
@@ -40,8 +41,7 @@ class Tokenizer {
   /// Equal for tokenizers that give the same tokens.
   uint64_t hash() const { return hash_; }
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The bytes that `tokens` stand for; not necessarily UTF-8. Throws UserError for a number that no token
-  /// has.
+  /// The bytes that `tokens` stand for; not necessarily UTF-8. Throws UserError if a number is not a token's.
   std::string decode(std::span<const int32_t> tokens) const;
 
  private:
@@ -59,17 +59,18 @@ class Tokenizer {
   bool is_bytes_ = false;
   uint64_t hash_ = 0;
   int32_t byte_tokens_[256] = {};
-  std::unordered_map<uint64_t, Merge> merges_;  // by pair of tokens
+  std::unordered_map<uint64_t, Merge> merges_;  // key: pair_key()
 };
 
-/// Encodes much text: remembers the tokens of words. One thread; `tokenizer` outlives it.
+/// Encodes large texts fast, because it caches the tokens of words. Used by one thread. `tokenizer` must
+/// outlive it.
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
 
-  /// A new text begins.
+  /// Begins a new text.
   void start() { at_start_ = true; }
-  /// Appends the tokens of the text's next part; parts are cut at last_cut().
+  /// Appends the tokens of the text's next part to `tokens`. A text must be cut into parts at last_cut().
   void encode(std::string_view part, std::vector<int32_t>& tokens);
 
  private:
@@ -78,9 +79,9 @@ class Encoder {
     int32_t previous, next;  // indices; -1 at the ends
   };
   struct Candidate {
-    int32_t rank, left;  // the index of the left piece
+    int32_t rank, left;  // left: index of the left piece
     int32_t result;
-    bool operator<(const Candidate& other) const {  // of a heap whose first is merged first
+    bool operator<(const Candidate& other) const {  // order of a heap: its top is merged first
       return rank != other.rank ? rank > other.rank : left > other.left;
     }
   };
@@ -98,7 +99,7 @@ class Encoder {
   bool at_start_ = true;
   WordSplitter splitter_;
   std::unordered_map<std::string, std::pair<size_t, size_t>, WordHash, std::equal_to<>> known_words_;
-  std::vector<int32_t> known_tokens_;  // first and count by word above
+  std::vector<int32_t> known_tokens_;  // known_words_ has each word's first index and count
   std::vector<Piece> pieces_;
   std::vector<Candidate> candidates_;
 };

@@ -20,7 +20,7 @@ using nlohmann::json;
 constexpr const char* kEndOfText = "<|endoftext|>";
 constexpr int64_t kMostTokens = 1 << 24;
 
-// One tokenizer that is being read.
+// Reads one tokenizer from a folder.
 class Reader {
  public:
   explicit Reader(const fs::path& folder) : folder_(folder) {}
@@ -53,7 +53,8 @@ class Reader {
         (is_sentencepiece ? "; its tokenizer.model is SentencePiece, which is not byte-level BPE" : ""));
   }
 
-  // Fails if `object` has a value for `key` that changes tokens.
+  // Fails if `object` has a value for `key` that would change the tokens: one other than `neutral`, null and
+  // "".
   void expect(const json& object, const std::string& where, const char* key, const json& neutral) const {
     const auto value = object.find(key);
     if (value == object.end() || value->is_null() || *value == neutral || *value == "") return;
@@ -80,7 +81,7 @@ class Reader {
     for (const json& added : file.value("added_tokens", json::array())) read_added(added);
   }
 
-  // What splits text into words, and what is added to their tokens.
+  // Reads the rules that split text into words, and the rules that add tokens to a text.
   void read_word_rules(const json& file) {
     const json rules = file.value("pre_tokenizer", json());
     const std::string kind = rules.is_object() ? rules.value("type", "") : "null";
@@ -99,7 +100,7 @@ class Reader {
     if (!vocabulary.is_object()) fail("expected the vocabulary as an object {\"token\": number}");
     for (const auto& [token, number] : vocabulary.items()) {
       if (!number.is_number_integer()) fail("token '" + token + "' has no number");
-      // A special token's own characters need not stand for bytes.
+      // A special token may have characters that stand for no byte. Then its bytes are its text itself.
       place(token, number.get<int64_t>(), to_bytes(token).value_or(token));
     }
   }
@@ -127,7 +128,7 @@ class Reader {
     return found->second;
   }
 
-  // Of tokenizer.json: "a b", or ["a", "b"] in newer files.
+  // Reads the merges of tokenizer.json: "a b", or ["a", "b"] in newer files.
   void read_merges(const json& merges) {
     for (const json& merge : merges) {
       if (merge.is_string()) {
@@ -178,7 +179,8 @@ class Reader {
     if (std::ranges::find(data_.special, value) == data_.special.end()) data_.special.push_back(value);
   }
 
-  // A token of tokenizer_config.json or special_tokens_map.json: its text, or an object with it.
+  // Returns the text of a token in tokenizer_config.json or special_tokens_map.json, where it is a string or
+  // an object with the key "content". Empty if there is no such token.
   static std::string content_of(const json& file, const char* key) {
     const json token = file.is_object() ? file.value(key, json()) : json();
     if (token.is_string()) return token.get<std::string>();
@@ -215,14 +217,14 @@ class Reader {
   fs::path folder_;
   fs::path source_;
   TokenizerData data_;
-  std::unordered_map<std::string, int32_t> numbers_;  // by the token as the files write it
+  std::unordered_map<std::string, int32_t> numbers_;  // key: the token as the files write it
 };
 
 bool is_special(const TokenizerData& data, size_t token) {
   return std::ranges::find(data.special, static_cast<int32_t>(token)) != data.special.end();
 }
 
-// As the files write it.
+// Returns a token as the files write it.
 std::string written(const TokenizerData& data, size_t token) {
   return is_special(data, token) ? data.vocabulary[token] : to_characters(data.vocabulary[token]);
 }

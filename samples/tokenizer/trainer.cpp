@@ -30,13 +30,13 @@ struct PairHash {
 
 struct PairUse {
   int64_t count = 0;
-  std::vector<int32_t> words;  // where it occurs, or has occurred
+  std::vector<int32_t> words;  // indices of words that contain the pair, or once did
 };
 
 struct Candidate {
   int64_t count;
   Pair pair;
-  bool operator<(const Candidate& other) const {  // the queue's first is merged first
+  bool operator<(const Candidate& other) const {  // the top of the queue is merged first
     return count != other.count ? count < other.count : pair > other.pair;
   }
 };
@@ -52,7 +52,7 @@ class Merging {
     queue_changed();
   }
 
-  // The pair to merge next, and false if there is none.
+  // Sets `pair` to the pair to merge next. Returns false if there is none.
   bool next(Pair& pair) {
     while (!queue_.empty()) {
       const Candidate best = queue_.top();
@@ -86,7 +86,7 @@ class Merging {
   void merge_in(int32_t index, const Pair& pair, int32_t result) {
     Word& word = words_[static_cast<size_t>(index)];
     std::vector<int32_t>& tokens = word.tokens;
-    size_t kept = 0;  // tokens before this place are those of the merged word
+    size_t kept = 0;  // the first `kept` tokens are those of the merged word
     for (size_t place = 0; place < tokens.size(); ++place) {
       const bool merges = place + 1 < tokens.size() && Pair(tokens[place], tokens[place + 1]) == pair;
       if (!merges) {
@@ -121,7 +121,7 @@ class Merging {
   std::priority_queue<Candidate> queue_;
 };
 
-// <|endoftext|>, and the bytes in the order of their characters.
+// Returns the first tokens of a vocabulary: <|endoftext|>, then the bytes in the order of their characters.
 std::vector<std::string> first_tokens() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);

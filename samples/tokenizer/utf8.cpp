@@ -7,7 +7,7 @@ namespace zerorun {
 namespace {
 
 struct Sequence {
-  size_t valid = 0;  // bytes that agree with a character's encoding
+  size_t valid = 0;  // bytes at the start that agree with a character's encoding
   bool complete = false;
 };
 
@@ -18,7 +18,8 @@ Sequence first_character(std::string_view text) {
   if (lead < 0x80) return {1, true};
   const size_t length = lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
   if (length == 0) return {1, false};
-  uint8_t low = 0x80, high = 0xbf;  // of the second byte: no overlong forms, surrogates, or values > U+10FFFF
+  // Bounds of the second byte, which exclude overlong forms, surrogates and values > U+10FFFF.
+  uint8_t low = 0x80, high = 0xbf;
   if (lead == 0xe0) low = 0xa0;
   if (lead == 0xed) high = 0x9f;
   if (lead == 0xf0) low = 0x90;

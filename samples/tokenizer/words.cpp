@@ -12,7 +12,7 @@
 namespace zerorun {
 namespace {
 
-// \s is written out as Unicode's White_Space: PCRE2's has U+180E in addition.
+// The pattern spells out Unicode's White_Space instead of \s, because PCRE2's \s also matches U+180E.
 constexpr const char* kPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+)"
                                  R"(| ?[^\t-\r\x{85}\p{Z}\p{L}\p{N}]+)"
                                  R"(|[\t-\r\x{85}\p{Z}]+(?![^\t-\r\x{85}\p{Z}])|[\t-\r\x{85}\p{Z}]+)";
@@ -33,7 +33,7 @@ struct WordSplitter::Pattern {
     code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(kPattern), PCRE2_ZERO_TERMINATED,
                          PCRE2_UTF | PCRE2_ANCHORED, &error, &where, nullptr);
     ZR_CHECK(code, "PCRE2 error " + std::to_string(error) + " at " + std::to_string(where));
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it cannot, matching is only slower
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without the JIT compiler, matching is only slower
     match = pcre2_match_data_create_from_pattern(code, nullptr);
   }
   ~Pattern() {
@@ -56,7 +56,7 @@ void WordSplitter::start(std::string_view text) {
 std::string_view WordSplitter::next() {
   if (offset_ == text_.size()) return {};
   const size_t begin = offset_;
-  if (begin == valid_end_) {  // not UTF-8
+  if (begin == valid_end_) {  // invalid UTF-8
     do {
       ++offset_;
       valid_end_ = offset_ + valid_utf8_prefix(text_.substr(offset_));

@@ -1,5 +1,6 @@
-// Splits text into the words that byte-level BPE merges within: letters, digits or other signs with the space
-// before them, the endings 's 't 're 've 'm 'll 'd, and white space (the pattern of GPT-2's encoder.py).
+// Splits text into words; byte-level BPE merges tokens only within a word. By the pattern of GPT-2's
+// encoder.py a word is a run of letters, of digits or of other signs with the space before it, one of the
+// endings 's 't 're 've 'm 'll 'd, or white space.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace zerorun {
 
-/// One thread at a time.
+/// Used by one thread at a time.
 class WordSplitter {
  public:
   WordSplitter();
@@ -16,9 +17,10 @@ class WordSplitter {
   WordSplitter(const WordSplitter&) = delete;
   WordSplitter& operator=(const WordSplitter&) = delete;
 
-  /// The words of `text` from now on, which must stay. Invalid UTF-8 ends a word and is one by itself.
+  /// Starts splitting `text`, which must outlive the calls of next(). A run of invalid UTF-8 is a word by
+  /// itself.
   void start(std::string_view text);
-  /// The next word; empty at the end.
+  /// Returns the next word; empty at the end of the text.
   std::string_view next();
 
  private:
@@ -29,8 +31,8 @@ class WordSplitter {
   size_t valid_end_ = 0;  // text_ is valid UTF-8 from offset_ to here
 };
 
-/// Where `text` can be cut so that both parts have the words that the whole has: the last place before
-/// `limit` at which white space follows something else (ASCII). 0 if there is none.
+/// Returns the last offset below `limit` at which `text` can be cut without changing its words: ASCII white
+/// space there follows another ASCII character. 0 if there is none.
 size_t last_cut(std::string_view text, size_t limit);
 
 }  // namespace zerorun

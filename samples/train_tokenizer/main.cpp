@@ -1,4 +1,4 @@
-// train_tokenizer: learns a byte-level BPE from text files and writes it as Hugging Face's folders have it.
+// train_tokenizer: learns a byte-level BPE from text files and writes it in Hugging Face's layout.
 //
 //   train_tokenizer --data FILE... --vocab 2000 --out FOLDER
 #include <zerorun/program.h>
