@@ -1,6 +1,7 @@
 #include "launcher/dry_run.h"
 
 #include "base/listening.h"
+#include "base/processor_list.h"
 
 namespace zerorun {
 
@@ -22,6 +23,8 @@ std::string describe_job(const JobEnvironment& job, int node, const std::vector<
     for (const auto& [name, value] : variables) {
       if (value) text += " " + name + "=" + shell_word(*value);
     }
+    if (rank_node == node && !job.bindings.empty())
+      text += " taskset -c " + processor_list(job.bindings.at(job.placement.local_rank(rank)).processors);
     for (const std::string& argument : arguments) text += " " + shell_word(argument);
     text += "\n";
   }

@@ -49,7 +49,8 @@ int Job::run() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
     started.process = start_rank(plan_.first_rank + static_cast<int>(rank), plan_.file, plan_.arguments,
-                                 plan_.environments[rank], plan_.listening, signals_, guardian_);
+                                 plan_.environments[rank], plan_.listening, signals_, guardian_,
+                                 plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]);
     ranks_.push_back(std::move(started));
     plan_.listening.reset();  // rank 0 has inherited it
   }

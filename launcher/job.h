@@ -12,6 +12,7 @@
 
 #include "base/unique_fd.h"
 #include "launcher/console.h"
+#include "launcher/core_binding.h"
 #include "launcher/guardian.h"
 #include "launcher/line_tail.h"
 #include "launcher/rank_process.h"
@@ -23,6 +24,7 @@ struct JobPlan {
   std::string file;                                    // the program that the ranks run
   std::vector<std::string> arguments;                  // argv, including argv[0]
   std::vector<std::vector<std::string>> environments;  // one per rank of this host
+  std::vector<CoreBinding> bindings;                   // one per rank, or empty: not bound to cores
   int first_rank = 0;                                  // of this host
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL

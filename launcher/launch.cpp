@@ -18,12 +18,14 @@
 #include "base/error.h"
 #include "base/listening.h"
 #include "launcher/console.h"
+#include "launcher/core_binding.h"
 #include "launcher/dry_run.h"
 #include "launcher/guardian.h"
 #include "launcher/hostfile.h"
 #include "launcher/job.h"
 #include "launcher/job_placement.h"
 #include "launcher/machine.h"
+#include "launcher/processor_cores.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "launcher/signals.h"
@@ -103,6 +105,12 @@ UniqueFd open_meeting_point(const LaunchOptions& options, int node, JobEnvironme
   return std::move(listening.fd);
 }
 
+std::vector<CoreBinding> bindings_of_ranks(const LaunchOptions& options, int ranks) {
+  if (!options.bind_cores_to_rank) return {};
+  refuse_other_bindings(inherited_environment());
+  return bind_cores(read_host_cores(), ranks, options.bind_core_list, cpu_quota());
+}
+
 // The launchers of several hosts must know the same text without talking to each other.
 std::string choose_token(const LaunchOptions& options, const JobEnvironment& job) {
   if (!options.node_rank) return random_token();
@@ -132,6 +140,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   job.threads_per_rank = std::max(1, count_usable_cores() / ranks);
   job.visible_devices = place.visible_devices;
   job.terminal = ::isatty(STDOUT_FILENO) == 1;
+  job.bindings = bindings_of_ranks(options, ranks);
   UniqueFd listening = open_meeting_point(options, place.node, job);
   job.token = choose_token(options, job);
   const std::vector<std::string> inherited = inherited_environment();
@@ -144,6 +153,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   plan.file = file;
   plan.arguments = arguments;
   plan.grace = options.grace;
+  plan.bindings = job.bindings;
   plan.first_rank = job.placement.first_rank(place.node);
   for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
     plan.environments.push_back(rank_environment(inherited, job, rank));

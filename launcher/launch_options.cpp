@@ -51,21 +51,11 @@ Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
 
 // DeepSpeed's options that this launcher does not have. Their error message says so.
-constexpr std::array<std::string_view, 15> kNotOffered = {"--launcher",
-                                                          "--launcher_args",
-                                                          "--no_ssh_check",
-                                                          "--force_multi",
-                                                          "--save_pid",
-                                                          "--ssh_port",
-                                                          "--enable_each_rank_log",
-                                                          "--elastic_training",
-                                                          "--min_elastic_nodes",
-                                                          "--max_elastic_nodes",
-                                                          "--bind_cores_to_rank",
-                                                          "--bind_core_list",
-                                                          "--venv_script",
-                                                          "--autotuning",
-                                                          "--log_level"};
+constexpr std::array<std::string_view, 13> kNotOffered = {
+    "--launcher",          "--launcher_args",     "--no_ssh_check",         "--force_multi",
+    "--save_pid",          "--ssh_port",          "--enable_each_rank_log", "--elastic_training",
+    "--min_elastic_nodes", "--max_elastic_nodes", "--venv_script",          "--autotuning",
+    "--log_level"};
 
 [[noreturn]] void refuse_option(const std::string& argument) {
   const std::string name = argument.substr(0, argument.find('='));
@@ -193,6 +183,12 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
          "memory only (shm), or Gloo")
       ->type_name("auto|shm|gloo")
       ->check(one_of("auto", "shm", "gloo"));
+  CLI::Option* bind =
+      app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,
+                   "Give each rank cores and NUMA memory of its own, and a thread for each core");
+  app.add_option("--bind_core_list", options.bind_core_list, "Processors to divide: 0-3,8-11; without it all")
+      ->type_name("LIST")
+      ->needs(bind);
   app.add_option("--timeout", options.timeout_seconds, "Deadline of every collective, in seconds")
       ->type_name("SECONDS")
       ->check(seconds(0, false, kLongestTimeout))
@@ -205,13 +201,14 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
 
 // An option with an empty text would otherwise count as not given.
 void refuse_empty_texts(const CLI::App& app) {
-  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr"}) {
+  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list"}) {
     const CLI::Option* option = app.get_option(name);
     if (option->count() > 0 && option->results().front().empty()) {
       throw UserError(std::string(name) + ": expected a " +
-                      (name == std::string_view("--hostfile")      ? "file"
-                       : name == std::string_view("--master_addr") ? "host name or address"
-                                                                   : "filter such as localhost:0,2") +
+                      (name == std::string_view("--hostfile")         ? "file"
+                       : name == std::string_view("--master_addr")    ? "host name or address"
+                       : name == std::string_view("--bind_core_list") ? "list such as 0-3,5"
+                                                                      : "filter such as localhost:0,2") +
                       ", found an empty text");
     }
   }

@@ -21,6 +21,8 @@ struct LaunchOptions {
   std::string comm;                   // --comm: auto, shm or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
+  bool bind_cores_to_rank = false;   // each rank runs on cores of its own
+  std::string bind_core_list;        // the processors to divide; empty: all
   bool module = false;               // the program is the name of a Python module
   bool no_python = false;            // the program is run as it is, although its name ends in .py
   bool dry_run = false;              // print what would run instead

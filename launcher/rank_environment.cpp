@@ -25,6 +25,10 @@ std::string shortest_text(double value) {
           std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed).ptr};
 }
 
+int threads_of(const JobEnvironment& job, int local_rank) {
+  return job.bindings.empty() ? job.threads_per_rank : job.bindings.at(local_rank).threads;
+}
+
 }  // namespace
 
 std::map<std::string, std::optional<std::string>> rank_variables(const std::vector<std::string>& inherited,
@@ -55,7 +59,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (job.terminal) ours["ZERORUN_TERMINAL"] = "1";
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
-    ours["OMP_NUM_THREADS"] = std::to_string(job.threads_per_rank);
+    ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));
   // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.
   if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
   return ours;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -44,7 +45,18 @@ struct ChildPlan {
   char* const* environment;
   int in, out, err, failure, inherited;
   pid_t launcher;
+  const CoreBinding* binding;  // null: not bound
 };
+
+// In the child, whose stderr is the rank's. Async-signal-safe.
+[[noreturn]] void fail_to_bind() {
+  constexpr std::string_view kMessage =
+      "error: the system does not let this rank run on its cores, which were free to use a moment ago: start "
+      "the "
+      "job again, or without --bind_cores_to_rank\n";
+  [[maybe_unused]] ssize_t written = ::write(2, kMessage.data(), kMessage.size());
+  _exit(127);
+}
 
 [[noreturn]] void become_rank(const ChildPlan& plan, const Signals& signals, const Guardian& guardian) {
   ::setpgid(0, 0);
@@ -55,6 +67,7 @@ struct ChildPlan {
   ::dup2(plan.in, 0);
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
+  if (plan.binding && !apply_binding(*plan.binding)) fail_to_bind();
   if (plan.inherited >= 0) ::fcntl(plan.inherited, F_SETFD, 0);
   ::execve(plan.file, plan.arguments, plan.environment);
   const int error = errno;
@@ -75,7 +88,7 @@ struct ChildPlan {
 
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
                        const std::vector<std::string>& environment, const UniqueFd& inherited,
-                       const Signals& signals, const Guardian& guardian) {
+                       const Signals& signals, const Guardian& guardian, const CoreBinding* binding) {
   Pipe out = open_pipe(rank);
   Pipe err = open_pipe(rank);
   Pipe failure = open_pipe(rank);  // closed by a successful exec
@@ -84,10 +97,16 @@ RankProcess start_rank(int rank, const std::string& file, const std::vector<std:
 
   const std::vector<char*> argument_pointers = pointers(arguments);
   const std::vector<char*> environment_pointers = pointers(environment);
-  const ChildPlan plan = {
-      file.c_str(),        argument_pointers.data(), environment_pointers.data(), in.get(),
-      out.write_end.get(), err.write_end.get(),      failure.write_end.get(),     inherited.get(),
-      ::getpid()};
+  const ChildPlan plan = {file.c_str(),
+                          argument_pointers.data(),
+                          environment_pointers.data(),
+                          in.get(),
+                          out.write_end.get(),
+                          err.write_end.get(),
+                          failure.write_end.get(),
+                          inherited.get(),
+                          ::getpid(),
+                          binding};
   const pid_t pid = ::fork();
   if (pid < 0) out_of_resources(rank, "no process");
   if (pid == 0) become_rank(plan, signals, guardian);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "launcher/core_binding.h"
 #include "launcher/guardian.h"
 #include "launcher/signals.h"
 
@@ -20,10 +21,11 @@ struct RankProcess {
 };
 
 /// Runs `file` with `arguments`, the first of which is the program's own name. If `inherited` is open, the
-/// program inherits the descriptor under the same number. Throws UserError if the system cannot run the file,
-/// Error if it is out of processes or descriptors.
+/// program inherits the descriptor under the same number. With a `binding` it runs on those cores. Throws
+/// UserError if the system cannot run the file, Error if it is out of processes or descriptors.
 RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
                        const std::vector<std::string>& environment, const UniqueFd& inherited,
-                       const Signals& signals, const Guardian& guardian);
+                       const Signals& signals, const Guardian& guardian,
+                       const CoreBinding* binding = nullptr);
 
 }  // namespace zerorun

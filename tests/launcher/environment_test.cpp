@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "base/cores.h"
+#include "base/processor_list.h"
+#include "launcher/core_binding.h"
 #include "tests/launcher/launched.h"
 
 using Catch::Matchers::Contains;
@@ -224,4 +226,56 @@ TEST_CASE("a file that the system cannot run is refused, and nothing is left") {
     CHECK_THAT(result.err, Contains("cannot run '" + file + "'"));
     job.wait_until_nothing_is_left();
   }
+}
+
+TEST_CASE("ranks bound to cores: no two on one, a thread for each") {
+  const std::string script =
+      "while read name value; do [ $name = Cpus_allowed_list: ] && echo cores=$value "
+      "threads=$OMP_NUM_THREADS; "
+      "done </proc/self/status >$DIR/rank$RANK; exit 0";
+  const zerorun::HostCores host = zerorun::read_host_cores();
+  const int ranks = zerorun::bind_cores(host, 1, "", {})[0].threads > 1 ? 2 : 1;
+  Launched job({.options = {"--num_gpus", std::to_string(ranks), "--bind_cores_to_rank"}, .script = script});
+  CHECK(job.finish().exit_code == 0);
+  const auto shares = zerorun::bind_cores(host, ranks, "", zerorun::cpu_quota());
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::string line;
+    std::getline(std::ifstream(job.folder() + "/rank" + std::to_string(rank)), line);
+    CHECK(line == "cores=" + zerorun::processor_list(shares[rank].processors) +
+                      " threads=" + std::to_string(shares[rank].threads));
+  }
+}
+
+TEST_CASE("binding that cannot be done is refused before a rank starts") {
+  const std::string last = std::to_string(zerorun::read_host_cores().usable.back());
+  Result few = Launched({.options = {"--num_gpus", "2", "--bind_cores_to_rank", "--bind_core_list", last},
+                         .script = "echo started"})
+                   .finish();
+  CHECK(few.exit_code == 2);
+  CHECK_THAT(few.err, Contains("2 ranks on this host need a core each, and --bind_core_list has 1"));
+  CHECK(few.out.empty());
+  Result conflict = Launched({.options = {"--bind_cores_to_rank"},
+                              .script = "echo started",
+                              .environment = {{"GOMP_CPU_AFFINITY", "0"}}})
+                        .finish();
+  CHECK(conflict.exit_code == 2);
+  CHECK_THAT(conflict.err, Contains("GOMP_CPU_AFFINITY"));
+  Result alone = Launched({.options = {"--bind_core_list", "0"}, .script = "echo started"}).finish();
+  CHECK(alone.exit_code == 2);
+  CHECK_THAT(alone.err, Contains("--bind_core_list requires --bind_cores_to_rank"));
+  Result empty =
+      Launched({.options = {"--bind_cores_to_rank", "--bind_core_list", ""}, .script = "echo started"})
+          .finish();
+  CHECK(empty.exit_code == 2);
+  CHECK_THAT(empty.err, Contains("--bind_core_list: expected a list such as 0-3,5, found an empty text"));
+}
+
+TEST_CASE("a dry run shows the cores of another machine that hwloc is told of") {
+  Result result =
+      Launched({.options = {"--num_gpus", "2", "--device", "cpu", "--bind_cores_to_rank", "--dry_run"},
+                .script = "echo started",
+                .environment = {{"HWLOC_SYNTHETIC", "pack:2 numa:1 core:4 pu:2"}}})
+          .finish();
+  CHECK(result.exit_code == 0);
+  CHECK_THAT(result.out, Contains(" taskset -c 0-7 ") && Contains(" taskset -c 8-15 "));
 }

@@ -1,0 +1,41 @@
+// Divides the cores of this host among its ranks, and binds a rank to its share. Pure except for
+// apply_binding(). Plain values, made by launch() before the ranks start.
+//
+// Every rank gets equally many whole cores, with all their usable hyperthreads, and no two ranks share one;
+// cores that do not divide stay free for the system. Ranks stay within a package, NUMA node and L3 cache
+// where all of them can, and are then spread evenly over these.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/processor_cores.h"
+
+namespace zerorun {
+
+/// The share of one rank.
+struct CoreBinding {
+  std::vector<int> processors;  // rising
+  std::vector<int> nodes;       // NUMA nodes to take memory from, rising; empty on a host with one node
+  int threads = 1;  // for OMP_NUM_THREADS: its cores, or its part of the CPU quota if that is less
+  // The same as bit masks, which a forked child passes to the kernel without allocating memory.
+  std::vector<unsigned long> processor_mask, node_mask;
+};
+
+/// The shares of ranks 0 to `ranks` - 1 of this host. `core_list` is the text of --bind_core_list, the only
+/// processors that may be used; empty: all usable ones. `quota` is the cgroup's CPU quota in cores. Throws
+/// UserError if a listed processor does not exist or may not be used, or if there are fewer cores than ranks.
+std::vector<CoreBinding> bind_cores(const HostCores& host, int ranks, const std::string& core_list,
+                                    std::optional<double> quota);
+
+/// Throws UserError if the user's environment ("NAME=value" each) binds threads to processors itself, which
+/// would put the threads of all ranks on the same ones.
+void refuse_other_bindings(const std::vector<std::string>& environment);
+
+/// Binds the calling process, and what it will run, to the share. Async-signal-safe, for a forked child
+/// before exec. Memory comes from the share's NUMA nodes first, and from others only when these are full.
+/// Returns false, with errno set, if the kernel refuses the processors.
+bool apply_binding(const CoreBinding& binding) noexcept;
+
+}  // namespace zerorun
