@@ -7,22 +7,13 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
 
 namespace zerorun {
 namespace {
-
-bool is_loopback(const std::string& address) {
-  return address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
-}
-
-std::string numeric(const sockaddr* address, socklen_t size) {
-  std::array<char, NI_MAXHOST> text{};
-  const int error = getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? text.data() : "";
-}
 
 // Connecting a datagram socket chooses the route and sends nothing.
 Route route_by(const addrinfo& target) {
@@ -31,10 +22,23 @@ Route route_by(const addrinfo& target) {
   sockaddr_storage local{};
   socklen_t size = sizeof local;
   if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &size) != 0) return {};
-  return {numeric(reinterpret_cast<sockaddr*>(&local), size), numeric(target.ai_addr, target.ai_addrlen)};
+  return {numeric_address(reinterpret_cast<sockaddr*>(&local), size),
+          numeric_address(target.ai_addr, target.ai_addrlen)};
 }
 
 }  // namespace
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t size) {
+  std::array<char, NI_MAXHOST> text{};
+  if (getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  const std::string numeric = text.data();
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on a socket of both families
+  return numeric.starts_with(kMapped) ? numeric.substr(kMapped.size()) : numeric;
+}
 
 Route route_to(const std::string& address) {
   addrinfo hints{};

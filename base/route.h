@@ -3,6 +3,8 @@
 // thread.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <string>
 #include <vector>
 
@@ -15,6 +17,12 @@ struct Route {
 
   bool operator==(const Route&) const = default;
 };
+
+/// Whether `address` (in numbers, or "localhost") leads to the host that uses it.
+bool is_loopback(const std::string& address);
+
+/// The address in numbers, without a port. Empty if it is of no family with numbers.
+std::string numeric_address(const sockaddr* address, socklen_t size);
 
 /// The route to `address`, a host name or address. Sends nothing; asks the name service if `address` is a
 /// name. Throws CommError if the name is unknown or no interface leads to the address.

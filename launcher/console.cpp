@@ -22,24 +22,29 @@ Display find_display() {
 
 }  // namespace
 
-Console::Console(int ranks, int first_rank)
+Console::Console(const std::vector<std::string>& labels, bool quiet)
     : display_(find_display()),
-      lines_(ranks, display_, first_rank),
-      queues_{OutputQueue(STDOUT_FILENO), OutputQueue(STDERR_FILENO)} {}
+      lines_(labels, display_),
+      queues_{OutputQueue(STDOUT_FILENO), OutputQueue(STDERR_FILENO)},
+      quiet_(quiet) {}
 
-void Console::feed(int rank, Stream stream, std::string_view bytes) {
-  lines_.feed(rank, stream, bytes);
+void Console::feed(int source, Stream stream, std::string_view bytes) {
+  lines_.feed(source, stream, bytes);
   take_and_write();
 }
 
-void Console::close(int rank, Stream stream) {
-  lines_.close(rank, stream);
+void Console::close(int source, Stream stream) {
+  lines_.close(source, stream);
   take_and_write();
 }
 
 void Console::notice(const std::string& message) {
   lines_.notice("zerorun: " + message);
   take_and_write();
+}
+
+void Console::information(const std::string& message) {
+  if (!quiet_) notice(message);
 }
 
 bool Console::takes_more(Stream stream) const {
@@ -67,7 +72,7 @@ void Console::write_some() {
   }
 }
 
-bool Console::stdout_is_gone() const {
+bool Console::is_gone() const {
   return queues_[0].error() == EPIPE;
 }
 

@@ -9,29 +9,30 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/job_output.h"
 #include "launcher/line_multiplexer.h"
 #include "launcher/output_queue.h"
 
 namespace zerorun {
 
-class Console {
+class Console : public JobOutput {
  public:
-  /// For `ranks` ranks on this host. In the methods, ranks are numbered from 0; what is printed names them
-  /// from `first_rank`.
-  Console(int ranks, int first_rank);
+  /// `labels`: the names of the sources of output, which stand in front of their lines once several print. In
+  /// the methods, sources are numbered from 0. `quiet`: only failures are reported.
+  explicit Console(const std::vector<std::string>& labels, bool quiet = false);
 
-  void feed(int rank, Stream stream, std::string_view bytes);
-  void close(int rank, Stream stream);
-  /// Prints "zerorun: `message`" on stderr.
-  void notice(const std::string& message);
+  void feed(int source, Stream stream, std::string_view bytes) override;
+  void close(int source, Stream stream) override;
+  /// Prints "zerorun: `message`" on stderr, also if the console is quiet.
+  void notice(const std::string& message) override;
+  /// The same, but not if the console is quiet.
+  void information(const std::string& message);
 
-  /// False while so many bytes are pending that the launcher should not read more from the ranks.
-  bool takes_more(Stream stream) const;
-  bool is_flushed() const;
-  void append_poll_entries(std::vector<pollfd>& entries) const;
-  void write_some();
-  /// True once stdout has no reader any more (`zerorun ... | head`).
-  bool stdout_is_gone() const;
+  bool takes_more(Stream stream) const override;
+  bool is_flushed() const override;
+  void append_poll_entries(std::vector<pollfd>& entries) const override;
+  void write_some() override;
+  bool is_gone() const override;
 
  private:
   OutputQueue& queue(Stream stream) { return queues_[static_cast<int>(stream)]; }
@@ -40,6 +41,7 @@ class Console {
   Display display_;
   LineMultiplexer lines_;
   std::array<OutputQueue, 2> queues_;
+  bool quiet_;
   bool loss_printed_ = false;
 };
 

@@ -6,7 +6,12 @@
 namespace zerorun {
 
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
-                         const std::vector<std::string>& arguments) {
+                         const NodeOrder& order) {
+  std::string command;
+  if (!order.venv_script.empty()) {
+    command += R"( /bin/bash -c '. "$0" && exec "$@"' )" + shell_word(order.venv_script);
+  }
+  for (const std::string& argument : order.arguments) command += " " + shell_word(argument);
   std::string text;
   for (int rank = 0; rank < job.placement.world_size(); ++rank) {
     const int rank_node = job.placement.node_of(rank);
@@ -16,7 +21,12 @@ std::string describe_job(const JobEnvironment& job, int node, const std::vector<
     if (rank_node != node) {
       for (const char* local : {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}) variables.erase(local);
     }
-    text += job.placement.nodes()[rank_node].host + ": env";
+    text += job.placement.nodes()[rank_node].host + ": ";
+    if (rank_node != node) {
+      if (!order.folder.empty()) text += "cd " + shell_word(order.folder) + " && ";
+      for (const auto& [name, value] : order.variables) variables.try_emplace(name, value);
+    }
+    text += "env";
     for (const auto& [name, value] : variables) {
       if (!value) text += " -u " + name;
     }
@@ -25,10 +35,18 @@ std::string describe_job(const JobEnvironment& job, int node, const std::vector<
     }
     if (rank_node == node && !job.bindings.empty())
       text += " taskset -c " + processor_list(job.bindings.at(job.placement.local_rank(rank)).processors);
-    for (const std::string& argument : arguments) text += " " + shell_word(argument);
-    text += "\n";
+    text += command + "\n";
   }
   return text;
+}
+
+std::string shell_line(const std::vector<std::string>& words, const std::string& secret) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_word(word);
+  for (size_t at = line.find(secret); at != std::string::npos; at = line.find(secret)) {
+    line.replace(at, secret.size(), "...");
+  }
+  return line;
 }
 
 std::string shell_word(std::string_view text) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/node_order.h"
 #include "launcher/rank_environment.h"
 
 namespace zerorun {
@@ -14,7 +15,10 @@ namespace zerorun {
 /// ZERORUN_LISTEN_FD, MASTER_PORT if it is a free port), and for ranks of other hosts than `node` those that
 /// depend on the host's cores and GPUs.
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
-                         const std::vector<std::string>& arguments);
+                         const NodeOrder& order);
+
+/// `words` as a line for a POSIX shell, in which `secret` (not empty) is replaced by "...".
+std::string shell_line(const std::vector<std::string>& words, const std::string& secret);
 
 /// `text` as one word of a POSIX shell.
 std::string shell_word(std::string_view text);

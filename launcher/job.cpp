@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "launcher/end_evidence.h"
 #include "launcher/rank_status.h"
 
 namespace zerorun {
@@ -30,11 +31,13 @@ constexpr int kReadsPerDrain = 16;
 
 }  // namespace
 
-Job::Job(JobPlan plan, Console& console, Signals& signals, const Guardian& guardian)
+Job::Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guardian, JobControl* control)
     : plan_(std::move(plan)),
-      console_(console),
+      output_(output),
       signals_(signals),
       guardian_(guardian),
+      control_(control),
+      oom_before_(read_oom_counts()),
       buffer_(kReadSize, '\0') {}
 
 Job::~Job() {
@@ -48,19 +51,24 @@ Job::~Job() {
 int Job::run() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
-    started.process = start_rank(plan_.first_rank + static_cast<int>(rank), plan_.file, plan_.arguments,
-                                 plan_.environments[rank], plan_.listening, signals_, guardian_,
-                                 plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]);
+    const ProcessPlan process = {.name = "rank " + name_of(rank),
+                                 .file = plan_.file,
+                                 .arguments = plan_.arguments,
+                                 .environment = plan_.environments[rank],
+                                 .inherited = plan_.listening.get(),
+                                 .binding = plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]};
+    started.process = start_process(process, signals_, guardian_);
     ranks_.push_back(std::move(started));
     plan_.listening.reset();  // rank 0 has inherited it
   }
   while (phase_ != Phase::over) {
     wait_for_something();
     handle_signals();
-    if (console_.stdout_is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
+    if (control_ != nullptr) obey_control();
+    if (output_.is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
     enter_phase_that_is_due();
   }
-  if (failed_rank_) return exit_code_of(*ranks_[*failed_rank_].status);
+  if (failure_) return exit_code_of(failure_->wait_status);
   return interrupted_by_ ? 128 + *interrupted_by_ : 0;
 }
 
@@ -84,10 +92,11 @@ void Job::enter_phase_that_is_due() {
     report_survivors();
     begin_flushing();
   }
-  if (phase_ == Phase::flushing && (console_.is_flushed() || late)) move_to(Phase::over);
+  if (phase_ == Phase::flushing && (output_.is_flushed() || late)) move_to(Phase::over);
 }
 
 void Job::begin_ending(milliseconds grace) {
+  if (!interrupted_by_) report_stopped_ranks();
   if (grace == milliseconds(0)) {
     begin_killing();
     return;
@@ -109,11 +118,11 @@ void Job::begin_flushing() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     drain(static_cast<int>(rank));
     // A process that has left the rank's group may still hold the pipe; it is no part of the job any more.
-    for (Stream stream : kStreams) console_.close(static_cast<int>(rank), stream);
+    for (Stream stream : kStreams) output_.close(static_cast<int>(rank), stream);
   }
   report_failure();
   // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
-  if (failed_rank_ || interrupted_by_) deadline_ = Clock::now() + kFlushPatience;
+  if (failure_ || interrupted_by_) deadline_ = Clock::now() + kFlushPatience;
 }
 
 void Job::wait_for_something() {
@@ -123,14 +132,15 @@ void Job::wait_for_something() {
     const RankProcess& process = ranks_[rank].process;
     for (Stream stream : kStreams) {
       const UniqueFd& pipe = stream == Stream::out ? process.out : process.err;
-      if (!pipe.is_open() || !console_.takes_more(stream)) continue;
+      if (!pipe.is_open() || !output_.takes_more(stream)) continue;
       entries.push_back({pipe.get(), POLLIN, 0});
       sources.emplace_back(rank, stream);
     }
   }
-  console_.append_poll_entries(entries);
+  output_.append_poll_entries(entries);
+  if (control_ != nullptr) control_->append_poll_entries(entries);
 
-  int timeout = -1;
+  int timeout = control_ != nullptr ? static_cast<int>(kControlTick.count()) : -1;
   if (deadline_) {
     const auto left = std::chrono::ceil<milliseconds>(*deadline_ - Clock::now());
     timeout = static_cast<int>(std::clamp(left, milliseconds(0), kTick).count());
@@ -139,7 +149,18 @@ void Job::wait_for_something() {
   for (size_t i = 1; i < sources.size(); ++i) {
     if (entries[i].revents != 0) read_some(sources[i].first, sources[i].second);
   }
-  console_.write_some();
+  output_.write_some();
+  if (control_ != nullptr) control_->service();
+}
+
+void Job::obey_control() {
+  const std::optional<milliseconds> grace = control_->take_order_to_end();
+  if (!grace) return;
+  if (phase_ == Phase::running) {
+    begin_ending(*grace);
+  } else if (phase_ == Phase::ending && *grace == milliseconds(0)) {
+    begin_killing();
+  }
 }
 
 void Job::handle_signals() {
@@ -155,14 +176,14 @@ void Job::handle_signals() {
 void Job::handle_interruption(int signal) {
   const auto now = Clock::now();
   const bool first = !interrupted_by_;
-  if (first && !failed_rank_) {
+  if (first && !failure_) {
     interrupted_by_ = signal;
     interrupted_at_ = now;
   }
   if (phase_ == Phase::running) {
-    console_.notice(signal == SIGPIPE  ? "nobody reads stdout any more: ending the job"
-                    : signal == SIGINT ? "SIGINT: ending the job (Ctrl-C once more kills it at once)"
-                                       : signal_name(signal) + ": ending the job");
+    output_.notice(signal == SIGPIPE  ? "nobody reads stdout any more: ending the job"
+                   : signal == SIGINT ? "SIGINT: ending the job (Ctrl-C once more kills it at once)"
+                                      : signal_name(signal) + ": ending the job");
     begin_ending(plan_.grace);
   } else if (phase_ == Phase::ending && signal == SIGINT &&
              (first || now - interrupted_at_ > kSameInterruption)) {
@@ -191,10 +212,28 @@ void Job::reap() {
 
 void Job::handle_rank_end(int rank) {
   drain(rank);
-  const int status = *ranks_[rank].status;
+  const Rank& ended = ranks_[rank];
+  const int status = *ended.status;
   if (phase_ != Phase::running || succeeded(status)) return;
-  failed_rank_ = rank;
-  begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.grace);
+  const std::vector<std::string> lines = ended.last_lines.lines();
+  const EndEvidence evidence = collect_evidence(ended.process.pid, status, lines, oom_before_, plan_.folders);
+  failure_ = {plan_.first_rank + rank, status, describe_cause(evidence), lines};
+  if (control_ != nullptr) control_->report(*failure_);
+  begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
+}
+
+// A stopped rank is the reason why the others wait. SIGCONT would hide that it was stopped.
+void Job::report_stopped_ranks() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].status) continue;
+    const std::string description = describe_stop(ranks_[rank].process.pid);
+    if (description.empty()) continue;
+    if (control_ != nullptr) {
+      control_->report_stopped(plan_.first_rank + static_cast<int>(rank), description);
+    } else {
+      output_.notice("rank " + name_of(rank) + " is " + description);
+    }
+  }
 }
 
 void Job::look_for_empty_groups() {
@@ -219,12 +258,14 @@ Job::ReadResult Job::read_some(int rank, Stream stream) {
   if (size < 0) return errno == EINTR ? ReadResult::some : ReadResult::nothing;
   if (size == 0) {
     pipe.reset();
-    console_.close(rank, stream);
+    output_.close(rank, stream);
     return ReadResult::end;
   }
   const std::string_view bytes(buffer_.data(), size);
   if (stream == Stream::err) ranks_[rank].last_lines.feed(bytes);
-  console_.feed(rank, stream, bytes);
+  std::string failure;
+  if (plan_.logs.feed(rank, stream, bytes, failure)) output_.feed(rank, stream, bytes);
+  if (!failure.empty()) output_.notice(failure);
   return ReadResult::some;
 }
 
@@ -250,22 +291,16 @@ std::string Job::name_of(size_t rank) const {
 void Job::report_survivors() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].group_exists) continue;
-    console_.notice("processes of rank " + name_of(rank) + " (process group " +
-                    std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
+    output_.notice("processes of rank " + name_of(rank) + " (process group " +
+                   std::to_string(ranks_[rank].process.pid) + ") do not end although killed: see `ps -ej`");
   }
 }
 
 void Job::report_failure() {
-  if (!failed_rank_) return;
-  const Rank& rank = ranks_[*failed_rank_];
-  std::string report = "rank " + name_of(*failed_rank_) + " " + describe_end(*rank.status);
-  const std::vector<std::string> lines = rank.last_lines.lines();
-  if (was_user_mistake(*rank.status) || lines.empty()) {
-    console_.notice(report);
-    return;
+  if (!failure_ || control_ != nullptr) return;
+  for (const std::string& line : report_lines(*failure_, "rank " + std::to_string(failure_->rank))) {
+    output_.notice(line);
   }
-  console_.notice(report + "; its last lines on stderr:");
-  for (const std::string& line : lines) console_.notice("  " + line);
 }
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// Supervises the ranks of one job from start to end: passes on the ranks' output, ends all ranks when one
+// Supervises the ranks of one host from start to end: passes on the ranks' output, ends all ranks when one
 // fails or the user interrupts the job, and leaves no process running. Made and run once, on the main thread.
 // Besides the guardian, only this class signals ranks.
 #pragma once
@@ -11,10 +11,14 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "launcher/console.h"
 #include "launcher/core_binding.h"
 #include "launcher/guardian.h"
+#include "launcher/job_control.h"
+#include "launcher/job_output.h"
 #include "launcher/line_tail.h"
+#include "launcher/oom_kills.h"
+#include "launcher/rank_failure.h"
+#include "launcher/rank_logs.h"
 #include "launcher/rank_process.h"
 #include "launcher/signals.h"
 
@@ -27,12 +31,17 @@ struct JobPlan {
   std::vector<CoreBinding> bindings;                   // one per rank, or empty: not bound to cores
   int first_rank = 0;                                  // of this host
   UniqueFd listening;                                  // socket for rank 0, named in its environment
-  std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL
+  std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
+  std::chrono::milliseconds failure_grace{3000};       // the same after a rank has failed
+  std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
+  RankLogs logs;
 };
 
 class Job {
  public:
-  Job(JobPlan plan, Console& console, Signals& signals, const Guardian& guardian);
+  /// `control`: the launcher of a job on several hosts; null if this launcher has the whole job.
+  Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guardian,
+      JobControl* control = nullptr);
   /// Kills the ranks that are still running, which is only the case after an exception.
   ~Job();
   Job(const Job&) = delete;
@@ -41,6 +50,8 @@ class Job {
   /// Starts the ranks, waits until all have ended and their output is written; returns the exit code.
   /// Throws UserError or Error if a rank cannot be started.
   int run();
+  /// The signal that interrupted the job, if one did before a rank failed.
+  std::optional<int> interrupted_by() const { return interrupted_by_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -62,7 +73,10 @@ class Job {
   void begin_killing();
   void begin_flushing();
 
+  void report_stopped_ranks();
+
   void wait_for_something();
+  void obey_control();
   void handle_signals();
   void handle_interruption(int signal);
   void reap();
@@ -82,13 +96,15 @@ class Job {
   void report_failure();
 
   JobPlan plan_;
-  Console& console_;
+  JobOutput& output_;
   Signals& signals_;
   const Guardian& guardian_;
+  JobControl* control_;
   std::vector<Rank> ranks_;
   Phase phase_ = Phase::running;
   std::optional<Clock::time_point> deadline_;  // of the current phase
-  std::optional<int> failed_rank_;             // the rank that failed first
+  std::optional<RankFailure> failure_;         // of the rank that failed first
+  OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
   std::string buffer_;

@@ -13,10 +13,6 @@ namespace {
 
 constexpr char kLocalhost[] = "localhost";
 
-bool names_slots(const LaunchOptions& options) {
-  return !options.include.empty() || !options.exclude.empty();
-}
-
 template <typename Value>
 std::string join(const std::vector<Value>& values) {
   std::ostringstream text;
@@ -61,7 +57,7 @@ std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& ma
 
 std::vector<Node> equal_nodes(const LaunchOptions& options) {
   const auto demand = [](bool given, const std::string& option) {
-    if (!given) throw UserError("--node_rank without a --hostfile needs " + option);
+    if (!given) throw UserError("--node_rank or --rdzv_endpoint without a --hostfile needs " + option);
   };
   demand(!names_slots(options), "--num_nodes and --num_gpus instead of --include or --exclude");
   demand(options.nodes.has_value(), "--num_nodes, the number of hosts");
@@ -72,23 +68,42 @@ std::vector<Node> equal_nodes(const LaunchOptions& options) {
   return first_slots(pool, options.nodes, options.ranks_per_node);
 }
 
-int find_node(const LaunchOptions& options, const Placement& placement, const std::string& hostname) {
+std::optional<int> find_node(const LaunchOptions& options, const Placement& placement,
+                             const std::string& hostname) {
   const int nodes = static_cast<int>(placement.nodes().size());
   if (options.node_rank) {
     if (*options.node_rank < nodes) return *options.node_rank;
     throw UserError("--node_rank " + std::to_string(*options.node_rank) + ": the job has " +
                     std::to_string(nodes) + (nodes == 1 ? " host" : " hosts") + ", numbered from 0");
   }
-  if (nodes == 1 && is_this_machine(placement.nodes()[0].host, hostname)) return 0;
-  std::string hosts;
-  for (const Node& node : placement.nodes()) hosts += (hosts.empty() ? "" : ", ") + node.host;
-  throw UserError("the job runs on " + hosts + ", and zerorun does not start ranks on other hosts than " +
-                  hostname + " by itself: start it on each of them with the same command and " +
-                  "--no_ssh --node_rank 0, 1, ...");
+  for (int node = 0; node < nodes; ++node) {
+    if (is_this_machine(placement.nodes()[node].host, hostname)) return node;
+  }
+  return std::nullopt;
 }
 
-std::string choose_visible_devices(bool slots_named, const std::vector<int>& slots,
-                                   const ThisMachine& machine) {
+}  // namespace
+
+bool names_slots(const LaunchOptions& options) {
+  return !options.include.empty() || !options.exclude.empty();
+}
+
+JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
+                       const ThisMachine& machine) {
+  const bool launchers_join = options.node_rank || !options.rdzv_endpoint.empty();
+  if (options.nodes.value_or(1) > 1 && !hosts && !launchers_join) {
+    throw UserError(
+        "--num_nodes " + std::to_string(*options.nodes) +
+        " needs a --hostfile that lists the hosts, or --node_rank or --rdzv_endpoint on each of them");
+  }
+  Placement placement(hosts            ? select(options, *hosts)
+                      : launchers_join ? equal_nodes(options)
+                                       : this_machine_only(options, machine));
+  const std::optional<int> node = find_node(options, placement, machine.hostname);
+  return {std::move(placement), node};
+}
+
+std::string visible_devices(bool slots_named, const std::vector<int>& slots, const ThisMachine& machine) {
   if (slots_named) return join(slots);
   if (machine.gpus == 0) return "";
   std::vector<std::string> devices = split_devices(machine.visible_devices);
@@ -97,28 +112,6 @@ std::string choose_visible_devices(bool slots_named, const std::vector<int>& slo
   }
   devices.resize(std::min(devices.size(), slots.size()));
   return join(devices);
-}
-
-}  // namespace
-
-JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,
-                       const ThisMachine& machine) {
-  if (options.nodes.value_or(1) > 1 && !hosts && !options.node_rank) {
-    throw UserError("--num_nodes " + std::to_string(*options.nodes) +
-                    " needs a --hostfile that lists the hosts, or --node_rank on each of them");
-  }
-  Placement placement(hosts               ? select(options, *hosts)
-                      : options.node_rank ? equal_nodes(options)
-                                          : this_machine_only(options, machine));
-  const int node = find_node(options, placement, machine.hostname);
-  const std::vector<int>& slots = placement.nodes()[node].slots;
-  if (machine.gpus > 0 && (hosts || names_slots(options)) && slots.back() >= machine.gpus) {
-    throw UserError("slot " + std::to_string(slots.back()) + " does not exist: this machine has " +
-                    std::to_string(machine.gpus) + (machine.gpus == 1 ? " GPU" : " GPUs") +
-                    ", numbered from 0");
-  }
-  std::string visible = choose_visible_devices(names_slots(options), slots, machine);
-  return {std::move(placement), node, std::move(visible)};
 }
 
 bool is_this_machine(const std::string& host, const std::string& hostname) {

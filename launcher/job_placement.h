@@ -20,9 +20,14 @@ struct ThisMachine {
 
 struct JobPlacement {
   Placement placement;
-  int node = 0;                 // this machine's place among the placement's nodes
-  std::string visible_devices;  // CUDA_VISIBLE_DEVICES of the ranks of this machine; empty: keep the user's
+  std::optional<int> node;  // this machine's place among the placement's nodes; absent: it runs no rank
 };
+
+/// Whether --include or --exclude chooses the slots.
+bool names_slots(const LaunchOptions& options);
+
+/// CUDA_VISIBLE_DEVICES of the ranks on `slots` of `machine`; empty: keep the user's.
+std::string visible_devices(bool slots_named, const std::vector<int>& slots, const ThisMachine& machine);
 
 /// `hosts`: the content of the hostfile; absent if there is none. Throws UserError naming the option.
 JobPlacement place_job(const LaunchOptions& options, const std::optional<std::vector<Host>>& hosts,

@@ -5,35 +5,43 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <iomanip>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <optional>
-#include <random>
-#include <sstream>
+#include <set>
 #include <utility>
 
-#include "base/cores.h"
 #include "base/error.h"
 #include "base/listening.h"
+#include "base/route.h"
+#include "launcher/agent.h"
+#include "launcher/cluster.h"
 #include "launcher/console.h"
-#include "launcher/core_binding.h"
 #include "launcher/dry_run.h"
+#include "launcher/forwarded_environment.h"
 #include "launcher/guardian.h"
+#include "launcher/handshake.h"
 #include "launcher/hostfile.h"
 #include "launcher/job.h"
 #include "launcher/job_placement.h"
 #include "launcher/machine.h"
-#include "launcher/processor_cores.h"
+#include "launcher/node_job.h"
 #include "launcher/program_path.h"
-#include "launcher/rank_environment.h"
+#include "launcher/rank_labels.h"
+#include "launcher/remote_start.h"
 #include "launcher/signals.h"
-
-extern char** environ;
 
 namespace zerorun {
 namespace {
+
+constexpr char kThisHost[] = "127.0.0.1";
 
 /// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get such a number.
 void fill_standard_descriptors() {
@@ -48,26 +56,8 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-std::vector<std::string> inherited_environment() {
-  std::vector<std::string> entries;
-  for (char** entry = environ; entry && *entry; ++entry) entries.emplace_back(*entry);
-  return entries;
-}
-
-/// A secret of 128 bits that no process outside the job can guess.
-std::string random_token() {
-  std::random_device random;
-  std::ostringstream text;
-  for (int word = 0; word < 4; ++word) text << std::hex << std::setw(8) << std::setfill('0') << random();
-  return text.str();
-}
-
 bool gpus_wanted(const LaunchOptions& options) {
   return (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
-}
-
-ThisMachine inspect_machine(const LaunchOptions& options) {
-  return {this_hostname(), gpus_wanted(options) ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
 }
 
 std::string machine_line(const LaunchOptions& options, int gpus, int count) {
@@ -77,97 +67,303 @@ std::string machine_line(const LaunchOptions& options, int gpus, int count) {
          (count == 1 ? " runs on CPU" : " run on CPU");
 }
 
-bool is_loopback(const std::string& address) {
-  return address == "localhost" || address == "::1" || address.starts_with("127.");
+std::string time_text() {
+  char text[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::strftime(text, sizeof text, "%Y%m%d%H%M%S", &local);
+  return text;
 }
 
-std::string choose_master_address(const LaunchOptions& options, const Placement& placement) {
-  if (!options.master_addr.empty()) return options.master_addr;
-  if (placement.nodes().size() == 1) return "127.0.0.1";
-  std::string host = placement.nodes().front().host;
-  host = host.substr(host.find('@') + 1);  // without the user's name; npos + 1 is 0
-  if (options.hostfile.empty() || is_loopback(host)) {
+/// The file of --save_pid, as long as the job runs.
+class PidFile {
+ public:
+  explicit PidFile(bool wanted) {
+    if (!wanted) return;
+    path_ = "/tmp/" + std::to_string(::getpid()) + ".deepspeed";
+    if (!(std::ofstream(path_) << ::getpid() << std::flush))
+      throw UserError("--save_pid: cannot write " + path_);
+  }
+  ~PidFile() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove(path_, ignored);
+  }
+  PidFile(const PidFile&) = delete;
+  PidFile& operator=(const PidFile&) = delete;
+
+ private:
+  std::string path_;
+};
+
+/// How the launcher of this host takes part in the job.
+enum class Part {
+  alone,   // all ranks run here
+  starts,  // starts agents on the job's hosts
+  first,   // the user has started a launcher on each host: waits for those of the others
+  joins,   // joins the first one
+};
+
+struct Endpoint {
+  std::string address;
+  int port = kDefaultPort;
+};
+
+Endpoint parse_endpoint(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  // An IPv6 address without a port has several colons and no bracket.
+  const bool has_port = colon != std::string::npos && (text.find(':') == colon || text[colon - 1] == ']');
+  Endpoint endpoint{has_port ? text.substr(0, colon) : text};
+  if (endpoint.address.starts_with('['))
+    endpoint.address = endpoint.address.substr(1, endpoint.address.find(']') - 1);
+  if (!has_port) return endpoint;
+  const std::string digits = text.substr(colon + 1);
+  endpoint.port =
+      digits.size() <= 5 && !digits.empty() && std::ranges::all_of(digits, ::isdigit) ? std::stoi(digits) : 0;
+  if (endpoint.port == 0 || endpoint.port > 65535 || endpoint.address.empty()) {
+    throw UserError("--rdzv_endpoint " + text + ": expected HOST or HOST:PORT");
+  }
+  return endpoint;
+}
+
+bool is_own_address(const std::string& address) {
+  const Route route = route_to(address);
+  return is_loopback(route.remote) || route.local == route.remote;
+}
+
+// Where the launchers that a user has started on each host meet.
+Endpoint choose_endpoint(const LaunchOptions& options, const Placement& placement) {
+  if (!options.rdzv_endpoint.empty()) return parse_endpoint(options.rdzv_endpoint);
+  std::string host = options.master_addr;
+  if (host.empty() && !options.hostfile.empty()) {
+    host = placement.nodes().front().host;
+    host = host.substr(host.find('@') + 1);  // without the user's name; npos + 1 is 0
+    if (is_loopback(host) && placement.nodes().size() > 1) host.clear();
+  }
+  if (host.empty() && placement.nodes().size() == 1) host = kThisHost;
+  if (host.empty()) {
     throw UserError("give the address of rank 0's host, which the other hosts connect to: --master_addr");
   }
-  return host;
+  return {host, options.master_port.value_or(kDefaultPort)};
 }
 
-// Opens the socket where ranks meet, if rank 0 runs on this host, and completes `job` with it.
-UniqueFd open_meeting_point(const LaunchOptions& options, int node, JobEnvironment& job) {
-  const bool one_host = job.placement.nodes().size() == 1;
-  job.master_port = options.master_port.value_or(one_host ? 0 : kDefaultPort);
-  if (node != 0 || options.dry_run) return {};
-  // The name of a host may have another address on this host than on the others.
-  const bool all_interfaces = !one_host && !is_loopback(job.master_addr);
-  ListeningSocket listening = listen_on(all_interfaces ? "" : job.master_addr, job.master_port);
-  job.master_port = listening.port;
-  job.listening_fd = listening.fd.get();
-  return std::move(listening.fd);
-}
-
-std::vector<CoreBinding> bindings_of_ranks(const LaunchOptions& options, int ranks) {
-  if (!options.bind_cores_to_rank) return {};
-  refuse_other_bindings(inherited_environment());
-  return bind_cores(read_host_cores(), ranks, options.bind_core_list, cpu_quota());
-}
-
-// The launchers of several hosts must know the same text without talking to each other.
-std::string choose_token(const LaunchOptions& options, const JobEnvironment& job) {
-  if (!options.node_rank) return random_token();
-  const std::string shared = variable("ZERORUN_JOB");
-  return shared.empty() ? job.master_addr + ":" + std::to_string(job.master_port) : shared;
-}
-
-}  // namespace
-
-int launch(const LaunchOptions& options, int argc, char** argv) {
-  fill_standard_descriptors();
-  const std::vector<std::string> arguments =
-      program_arguments(options.command, options.module, options.no_python);
-  const std::string file = find_program(arguments.front());
-  std::optional<std::vector<Host>> hosts;
-  if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
-  const ThisMachine machine = inspect_machine(options);
-  const JobPlacement place = place_job(options, hosts, machine);
-
-  JobEnvironment job;
-  job.placement = place.placement;
-  const int ranks = job.placement.local_world_size(place.node);
-  job.master_addr = choose_master_address(options, job.placement);
-  job.timeout_seconds = options.timeout_seconds;
-  job.device = options.device;
-  job.comm = options.comm;
-  job.threads_per_rank = std::max(1, count_usable_cores() / ranks);
-  job.visible_devices = place.visible_devices;
-  job.terminal = ::isatty(STDOUT_FILENO) == 1;
-  job.bindings = bindings_of_ranks(options, ranks);
-  UniqueFd listening = open_meeting_point(options, place.node, job);
-  job.token = choose_token(options, job);
-  const std::vector<std::string> inherited = inherited_environment();
-  if (options.dry_run) {
-    std::fputs(describe_job(job, place.node, inherited, arguments).c_str(), stdout);
-    return std::fflush(stdout) == 0 ? 0 : 1;
+Part choose_part(const LaunchOptions& options, const JobPlacement& place, const Endpoint& endpoint) {
+  const size_t nodes = place.placement.nodes().size();
+  if (!options.rdzv_endpoint.empty() || (options.node_rank && nodes > 1)) {
+    const bool first = options.node_rank ? *options.node_rank == 0 : is_own_address(endpoint.address);
+    return first ? Part::first : Part::joins;
   }
+  const bool here = nodes == 1 && place.node.has_value();
+  const bool starts = options.force_multi || !here;
+  return starts ? Part::starts : Part::alone;
+}
 
-  JobPlan plan;
-  plan.file = file;
-  plan.arguments = arguments;
-  plan.grace = options.grace;
-  plan.bindings = job.bindings;
-  plan.first_rank = job.placement.first_rank(place.node);
-  for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
-    plan.environments.push_back(rank_environment(inherited, job, rank));
-  }
-  plan.listening = std::move(listening);
+// Launchers that a user starts on each host know the same text without talking to each other.
+std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint) {
+  const std::string job = variable("ZERORUN_JOB");
+  if (!job.empty()) return job;
+  if (!options.rdzv_id.empty()) return options.rdzv_id;
+  return endpoint.address + ":" + std::to_string(endpoint.port);
+}
+
+NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
+                     std::vector<std::string> arguments) {
+  NodeOrder order;
+  order.nodes = place.placement.nodes();
+  order.node = place.node.value_or(0);
+  order.slots_named = names_slots(options);
+  order.arguments = std::move(arguments);
+  order.venv_script = options.venv_script;
+  order.device = options.device;
+  order.comm = options.comm;
+  order.timeout_seconds = options.timeout_seconds;
+  order.terminal = ::isatty(STDOUT_FILENO) == 1;
+  order.grace = options.grace;
+  order.failure_grace = options.failure_grace;
+  order.logs = options.logs;
+  order.logs.run = time_text();
+  order.bind_cores = options.bind_cores_to_rank;
+  order.bind_core_list = options.bind_core_list;
+  return order;
+}
+
+// For the ranks of other hosts: this folder and these variables.
+void add_surroundings(NodeOrder& order) {
+  order.folder = std::filesystem::current_path();
+  order.variables = merge_variables(forwarded_variables(inherited_environment()), read_environment_files());
+}
+
+int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** argv) {
+  const ThisMachine machine = inspect_machine(options.device);
+  MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
+                     options.master_port.value_or(0)};
+  ListeningSocket listening = open_meeting_point(point.address, point.port, true);
+  point.port = listening.port;
+  order.token = random_token();
+  JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
+  const int ranks = static_cast<int>(plan.environments.size());
 
   // Orphans of ranks become children of the launcher instead of process 1. The launcher ends and reaps them,
   // because process 1 of a container may not.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
   Guardian guardian(argc, argv);
-  Console console(ranks, plan.first_rank);
-  console.notice(machine_line(options, machine.gpus, ranks));
+  Console console(rank_labels(order.nodes), options.quiet);
+  console.information(machine_line(options, machine.gpus, ranks));
   return Job(std::move(plan), console, signals, guardian).run();
+}
+
+// The addresses by which `hosts` may reach this one.
+std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
+  std::set<std::string> addresses;
+  for (const std::string& host : hosts) {
+    try {
+      const std::string local = route_to(host.substr(host.find('@') + 1)).local;
+      if (!is_loopback(local)) addresses.insert(local);
+    } catch (const CommError&) {
+      continue;  // a name that only ssh's configuration knows: its agent finds us by sshd's variables
+    }
+  }
+  addresses.insert(this_hostname());
+  return {addresses.begin(), addresses.end()};
+}
+
+ClusterPlan plan_starting(const LaunchOptions& options, const JobPlacement& place, NodeOrder order) {
+  ClusterPlan plan;
+  add_surroundings(order);
+  order.token = random_token();
+  plan.order = std::move(order);
+  plan.master_addr = options.master_addr;
+  plan.master_port = options.master_port.value_or(0);
+  plan.listening = listen_on("", 0);
+  plan.ticket = random_token();
+  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+
+  const Starter starter = options.launcher.empty() ? Starter::ssh : parse_starter(options.launcher);
+  std::vector<std::string> hosts;
+  std::vector<int> remote;
+  for (const Node& node : place.placement.nodes()) {
+    const int number = static_cast<int>(hosts.size());
+    if (number != place.node) remote.push_back(number);
+    hosts.push_back(node.host);
+  }
+  const StartPlan start{starter,          options.launcher_args, options.ssh_port,
+                        plan.own_program, own_addresses(hosts),  plan.listening.port,
+                        plan.ticket};
+  plan.commands = start_commands(start, hosts, remote);
+  if (starter == Starter::ssh) plan.own_node = place.node;
+  return plan;
+}
+
+ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint, NodeOrder order) {
+  ClusterPlan plan;
+  plan.order = std::move(order);
+  plan.order.token = shared_secret(options, endpoint);
+  plan.master_addr = endpoint.address;
+  plan.listening = open_meeting_point(endpoint.address, endpoint.port, false);
+  plan.listening_is_meeting_point = true;
+  plan.ticket = plan.order.token;
+  plan.own_node = 0;
+  plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
+  return plan;
+}
+
+// Absent if another launcher of this machine has been first.
+std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
+                                      const NodeOrder& order) {
+  try {
+    return plan_meeting(options, endpoint, order);
+  } catch (const UserError&) {
+    if (options.node_rank) throw;
+    return std::nullopt;
+  }
+}
+
+int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char** argv) {
+  plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
+  plan.version = ZERORUN_VERSION;
+  std::vector<std::string> labels = rank_labels(plan.order.nodes);
+  for (const StartCommand& command : plan.commands) labels.push_back(command.name);
+  labels.emplace_back("agent");
+  // A launcher that is stopped cannot answer its agents, which would end their ranks.
+  std::signal(SIGTSTP, SIG_IGN);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Signals signals;
+  Guardian guardian(argc, argv);
+  Console console(labels, options.quiet);
+  if (options.verbose) {
+    for (const StartCommand& command : plan.commands)
+      console.notice(shell_line(command.arguments, plan.ticket));
+  }
+  return Cluster(std::move(plan), console, signals, guardian).run();
+}
+
+int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const NodeOrder& order, int argc,
+                char** argv) {
+  JoinPlan plan;
+  plan.addresses = {endpoint.address};
+  plan.port = endpoint.port;
+  plan.ticket = shared_secret(options, endpoint);
+  plan.hello = {ZERORUN_VERSION, options.node_rank.value_or(-1), this_hostname(),
+                describe_layout(order.nodes)};
+  plan.arguments = order.arguments;
+  plan.logs = order.logs;
+  plan.grace = order.grace;
+  plan.failure_grace = order.failure_grace;
+  plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
+  plan.quiet = options.quiet;
+  return join_job(plan, argc, argv);
+}
+
+// What would run where: without agents, ports and secrets, which are chosen when the job starts.
+int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint, NodeOrder order,
+               bool here) {
+  const ThisMachine machine = inspect_machine(options.device);
+  MeetingPoint point{options.master_addr, options.master_port.value_or(0)};
+  if (part == Part::first || part == Part::joins) point = {endpoint.address, endpoint.port};
+  if (part == Part::alone && point.address.empty()) point.address = kThisHost;
+  if (part == Part::starts) add_surroundings(order);
+  const JobEnvironment job = node_environment(order, point, machine, -1);
+  const std::string text = describe_job(job, here ? order.node : -1, inherited_environment(), order);
+  std::fputs(text.c_str(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options, int argc, char** argv) {
+  fill_standard_descriptors();
+  std::vector<std::string> arguments = program_arguments(options.command, options.module, options.no_python);
+  std::optional<std::vector<Host>> hosts;
+  if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
+  const JobPlacement place = place_job(options, hosts, inspect_machine(options.device));
+  const bool joined = options.node_rank || !options.rdzv_endpoint.empty();
+  const Endpoint endpoint = joined ? choose_endpoint(options, place.placement) : Endpoint{};
+  const Part part = choose_part(options, place, endpoint);
+  const bool here = part != Part::starts || place.node.has_value();
+  if (here && options.venv_script.empty()) {
+    const std::string program = find_program(arguments.front());
+    // Other hosts have another PATH: they run what this one would.
+    if (part == Part::starts && arguments.front().find('/') == std::string::npos) arguments.front() = program;
+  }
+  NodeOrder order = make_order(options, place, std::move(arguments));
+  if (options.dry_run) return print_plan(options, part, endpoint, std::move(order), here);
+
+  const PidFile pid_file(options.save_pid);
+  switch (part) {
+    case Part::starts:
+      return run_cluster(options, plan_starting(options, place, std::move(order)), argc, argv);
+    case Part::first:
+      if (std::optional<ClusterPlan> plan = plan_first(options, endpoint, order)) {
+        return run_cluster(options, std::move(*plan), argc, argv);
+      }
+      [[fallthrough]];
+    case Part::joins:
+      return run_joining(options, endpoint, order, argc, argv);
+    case Part::alone:
+      break;
+  }
+  return run_alone(options, std::move(order), argc, argv);
 }
 
 }  // namespace zerorun

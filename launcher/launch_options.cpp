@@ -26,6 +26,9 @@ constexpr char kExamples[] = R"(Examples:
   zerorun --include localhost:0,2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
   zerorun --num_gpus 4 --timeout 60 --grace 10 build/bin/mlp --deepspeed ds_config.json
   zerorun --num_gpus 2 --device cpu build/bin/mlp --deepspeed ds_config.json
+  zerorun --hostfile hosts --include worker-0@worker-1:0,2 build/bin/mlp --deepspeed ds_config.json
+                                                  on other hosts, through ssh
+  zerorun --hostfile hosts --launcher slurm build/bin/mlp --deepspeed ds_config.json
   zerorun --hostfile hosts --no_ssh --node_rank 0 build/bin/mlp --deepspeed ds_config.json
                                                   on the first host; on the second with --node_rank 1
   zerorun --hostfile hosts --exclude worker-1:3 --node_rank 0 --dry_run build/bin/mlp
@@ -51,11 +54,8 @@ Exit code: 0 if all ranks ended with 0; else that of the first rank to fail (128
 128 + signal if a signal ended the job; 2 for a mistake on this command line.)";
 
 // DeepSpeed's options that this launcher does not have. Their error message says so.
-constexpr std::array<std::string_view, 13> kNotOffered = {
-    "--launcher",          "--launcher_args",     "--no_ssh_check",         "--force_multi",
-    "--save_pid",          "--ssh_port",          "--enable_each_rank_log", "--elastic_training",
-    "--min_elastic_nodes", "--max_elastic_nodes", "--venv_script",          "--autotuning",
-    "--log_level"};
+constexpr std::array<std::string_view, 4> kNotOffered = {"--elastic_training", "--min_elastic_nodes",
+                                                         "--max_elastic_nodes", "--autotuning"};
 
 [[noreturn]] void refuse_option(const std::string& argument) {
   const std::string name = argument.substr(0, argument.find('='));
@@ -121,8 +121,14 @@ std::vector<std::string> command_of(const CLI::App& app) {
 
 // Options that say where the ranks run.
 struct PlacementValues {
-  int ranks = 0, nodes = 0, node_rank = 0, master_port = 0;
-  bool no_ssh = false, no_local_rank = false;
+  int ranks = 0, nodes = 0, node_rank = 0, master_port = 0, ssh_port = 0;
+  bool no_ssh = false, no_local_rank = false, no_ssh_check = false, standalone = false;
+  std::string launcher_args, rdzv_backend;
+};
+
+// Options that say what the launcher prints, and where.
+struct OutputValues {
+  std::string redirects, tee, printed, level;
 };
 
 void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
@@ -152,6 +158,20 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
           ->check(whole_number(0, kMostRanks - 1));
   app.add_flag("--no_ssh", values.no_ssh, "Start ranks on this host only; needs --node_rank")
       ->needs(node_rank);
+  CLI::Option* endpoint =
+      app.add_option("--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
+                     "Where the launchers of all hosts meet, which then number the hosts themselves")
+          ->type_name("HOST[:PORT]")
+          ->excludes(node_rank);
+  app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "A text that the launchers of one job share")
+      ->type_name("TEXT");
+  app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "Changes nothing: c10d or static")
+      ->type_name("NAME")
+      ->check(one_of("c10d", "static", "c10d"));
+  app.add_flag("--standalone", values.standalone, "One host, and a free port: what happens anyway")
+      ->excludes(node_rank)
+      ->excludes(endpoint)
+      ->excludes(nodes);
   app.add_option("--master_addr,--master-addr", options.master_addr,
                  "Address where the ranks meet; without it rank 0's host")
       ->type_name("ADDRESS");
@@ -160,6 +180,45 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
          "Port where the ranks meet; without it a free one, with --node_rank " + std::to_string(kDefaultPort))
       ->type_name("PORT")
       ->check(whole_number(1, kHighestPort));
+}
+
+void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
+  app.add_option("--launcher", options.launcher, "What starts the ranks on the hosts; without it ssh")
+      ->type_name("ssh|pdsh|openmpi|mpich|slurm");
+  app.add_option("--launcher_args", values.launcher_args, "Options for that program, in one text")
+      ->type_name("TEXT");
+  app.add_option("--ssh_port", values.ssh_port, "Port of the hosts' sshd")
+      ->type_name("PORT")
+      ->check(whole_number(1, kHighestPort));
+  app.add_flag("--force_multi", options.force_multi, "Start the ranks through --launcher even on one host");
+  app.add_flag("--no_ssh_check", values.no_ssh_check, "Changes nothing: hosts are not tried beforehand");
+  app.add_option("--venv_script", options.venv_script,
+                 "Script that bash reads on each host before the program")
+      ->type_name("FILE");
+}
+
+void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& values) {
+  CLI::Option* each = app.add_option("--enable_each_rank_log", options.logs.one_file_folder,
+                                     "Write what ranks print into DIR, a file for each, and do not print it")
+                          ->type_name("DIR");
+  CLI::Option* folder = app.add_option("--log_dir,--log-dir", options.logs.folder,
+                                       "Folder for the files of --redirects and --tee")
+                            ->type_name("DIR")
+                            ->excludes(each);
+  const char* streams = "0 none, 1 stdout, 2 stderr, 3 both, of all local ranks, or 0:1,1:3 of some";
+  app.add_option("-r,--redirects", values.redirects, std::string("Write into files: ") + streams)
+      ->type_name("STREAMS")
+      ->needs(folder);
+  app.add_option("-t,--tee", values.tee, "The same, and print")->type_name("STREAMS")->needs(folder);
+  app.add_option("--local_ranks_filter,--local-ranks-filter", values.printed,
+                 "Print only these local ranks: 0,1")
+      ->type_name("LIST");
+  app.add_flag("--save_pid", options.save_pid,
+               "Write the launcher's process number into /tmp/NUMBER.deepspeed");
+  app.add_flag("-q,--quiet", options.quiet, "Print what ranks print, and failures");
+  app.add_option("--log_level", values.level,
+                 "debug: print the commands that start ranks; warning, error, critical: the same as --quiet")
+      ->type_name("debug|info|warning|error|critical");
 }
 
 void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
@@ -193,23 +252,36 @@ void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_second
       ->type_name("SECONDS")
       ->check(seconds(0, false, kLongestTimeout))
       ->capture_default_str();
-  app.add_option("--grace", grace_seconds, "When the job is ended: time between SIGTERM and SIGKILL")
+  app.add_option("--grace", grace_seconds,
+                 "When the job is ended: time between SIGTERM and SIGKILL; without it 1 after a failure")
       ->type_name("SECONDS")
       ->check(seconds(0, true, kLongestGrace))
       ->capture_default_str();
 }
 
+void read_output_values(const OutputValues& values, LaunchOptions& options) {
+  LogOptions& logs = options.logs;
+  if (!values.redirects.empty()) logs.redirects = parse_stream_choice(values.redirects, "--redirects");
+  if (!values.tee.empty()) logs.tee = parse_stream_choice(values.tee, "--tee");
+  if (!values.printed.empty()) logs.printed = parse_rank_list(values.printed, "--local_ranks_filter");
+  constexpr std::array<std::string_view, 5> kLevels = {"debug", "info", "warning", "error", "critical"};
+  const std::string level = values.level.empty() ? "info" : values.level;
+  const auto found = std::ranges::find(kLevels, level);
+  if (found == kLevels.end()) {
+    throw UserError("--log_level " + level + ": expected debug, info, warning, error or critical");
+  }
+  options.verbose = found == kLevels.begin();
+  options.quiet = options.quiet || found - kLevels.begin() >= 2;
+}
+
 // An option with an empty text would otherwise count as not given.
 void refuse_empty_texts(const CLI::App& app) {
-  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list"}) {
+  for (const char* name : {"--hostfile", "--include", "--exclude", "--master_addr", "--bind_core_list",
+                           "--rdzv_endpoint", "--launcher", "--venv_script", "--enable_each_rank_log",
+                           "--log_dir", "--redirects", "--tee", "--local_ranks_filter"}) {
     const CLI::Option* option = app.get_option(name);
     if (option->count() > 0 && option->results().front().empty()) {
-      throw UserError(std::string(name) + ": expected a " +
-                      (name == std::string_view("--hostfile")         ? "file"
-                       : name == std::string_view("--master_addr")    ? "host name or address"
-                       : name == std::string_view("--bind_core_list") ? "list such as 0-3,5"
-                                                                      : "filter such as localhost:0,2") +
-                      ", found an empty text");
+      throw UserError(std::string(name) + ": expected a value (see zerorun --help), found an empty text");
     }
   }
 }
@@ -219,6 +291,7 @@ void refuse_empty_texts(const CLI::App& app) {
 std::variant<LaunchOptions, Information> parse_launch_options(int argc, const char* const* argv) {
   LaunchOptions options;
   PlacementValues values;
+  OutputValues output;
   double grace_seconds = 3;
 
   CLI::App app(kDescription, "zerorun");
@@ -229,7 +302,9 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   app.footer(kExamples);
   app.set_version_flag("--version", "zerorun " ZERORUN_VERSION);
   add_placement_options(app, options, values);
+  add_remote_options(app, options, values);
   add_program_options(app, options, values);
+  add_output_options(app, options, output);
   add_run_options(app, options, grace_seconds);
 
   try {
@@ -250,7 +325,11 @@ std::variant<LaunchOptions, Information> parse_launch_options(int argc, const ch
   options.nodes = given("--num_nodes", values.nodes);
   options.node_rank = given("--node_rank", values.node_rank);
   options.master_port = given("--master_port", values.master_port);
+  options.ssh_port = given("--ssh_port", values.ssh_port);
+  options.launcher_args = CLI::detail::split_up(values.launcher_args);
   options.grace = std::chrono::milliseconds(std::llround(grace_seconds * 1000));
+  if (app.get_option("--grace")->count() > 0) options.failure_grace = options.grace;
+  read_output_values(output, options);
   return options;
 }
 

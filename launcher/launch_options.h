@@ -7,6 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include "launcher/rank_logs.h"
+
 namespace zerorun {
 
 struct LaunchOptions {
@@ -15,12 +17,24 @@ struct LaunchOptions {
   std::optional<int> nodes;           // --num_nodes: hosts
   std::optional<int> ranks_per_node;  // --num_gpus
   std::optional<int> node_rank;       // the launcher runs once on each host; this is the number of this host
-  std::string master_addr;            // empty: rank 0's host
-  std::optional<int> master_port;     // absent: a free port, or kDefaultPort with --node_rank
-  std::string device;                 // --device: auto, cpu or cuda; empty if not given
-  std::string comm;                   // --comm: auto, shm or gloo; empty if not given
+  std::string rdzv_endpoint;          // HOST[:PORT] of the first of such launchers, which numbers the others
+  std::string rdzv_id;                // a text that such launchers share; empty if not given
+  std::string launcher;               // --launcher: what starts ranks on other hosts; empty: ssh
+  std::vector<std::string> launcher_args;
+  std::optional<int> ssh_port;
+  bool force_multi = false;        // start agents even if the job has one host
+  std::string master_addr;         // empty: rank 0's host
+  std::optional<int> master_port;  // absent: a free port, or kDefaultPort with --node_rank
+  std::string device;              // --device: auto, cpu or cuda; empty if not given
+  std::string comm;                // --comm: auto, shm or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
+  std::chrono::milliseconds failure_grace{1000};  // --grace if given: after a failure there is little to save
+  LogOptions logs;
+  std::string venv_script;
+  bool save_pid = false;
+  bool quiet = false;                // failures only
+  bool verbose = false;              // --log_level debug: print the commands that start agents
   bool bind_cores_to_rank = false;   // each rank runs on cores of its own
   std::string bind_core_list;        // the processors to divide; empty: all
   bool module = false;               // the program is the name of a Python module

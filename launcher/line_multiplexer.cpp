@@ -4,10 +4,11 @@
 
 namespace zerorun {
 
-LineMultiplexer::LineMultiplexer(int ranks, Display display, int first_rank) : joined_(display.joined) {
-  sources_.reserve(2 * ranks);
-  for (int rank = 0; rank < ranks; ++rank) {
-    for ([[maybe_unused]] Stream stream : kStreams) sources_.push_back({first_rank + rank, {}, false});
+LineMultiplexer::LineMultiplexer(const std::vector<std::string>& labels, Display display)
+    : joined_(display.joined) {
+  sources_.reserve(2 * labels.size());
+  for (const std::string& label : labels) {
+    for ([[maybe_unused]] Stream stream : kStreams) sources_.push_back({label, {}, false});
   }
   sink(Stream::err).is_terminal = display.err_is_terminal;
   sink(Stream::out).is_terminal = display.out_is_terminal;
@@ -72,7 +73,7 @@ void LineMultiplexer::write(Source& source, Sink& sink, std::string_view text, b
   // "\r\n" may arrive in two reads: a '\n' after the '\r' ends the same line, and gets no prefix.
   bool tail_of_line_end = source.live && text == "\n" && sink.last == &source;
   if (several_ranks_print_ && !sink.open && !tail_of_line_end) {
-    sink.output += "[rank " + std::to_string(source.rank) + "] ";
+    sink.output += "[" + source.label + "] ";
   }
   sink.output.append(text);
   if (finished) source.live = text.back() == '\r';

@@ -29,8 +29,8 @@ class LineMultiplexer {
   /// A longer line is written in pieces; '\n' ends a piece if another rank's line comes before the next one.
   static constexpr size_t kLongestLine = 1 << 20;
 
-  /// Lines of rank r, counted from 0, are marked as those of rank `first_rank` + r.
-  LineMultiplexer(int ranks, Display display, int first_rank = 0);
+  /// Lines of source s, counted from 0, are marked with `labels`[s].
+  LineMultiplexer(const std::vector<std::string>& labels, Display display);
 
   void feed(int rank, Stream stream, std::string_view bytes);
   /// Call when the rank will write no more to this stream. Writes the rank's unfinished last line as it is.
@@ -42,7 +42,7 @@ class LineMultiplexer {
 
  private:
   struct Source {
-    int rank;  // in the job
+    std::string label;
     std::string partial;
     bool live = false;  // the last line ended in '\r': the next line is drawn over it
   };

@@ -13,7 +13,7 @@ namespace zerorun {
 
 class LineTail {
  public:
-  static constexpr size_t kLines = 5;
+  static constexpr size_t kLines = 20;
   static constexpr size_t kLongestLine = 500;
 
   void feed(std::string_view bytes);

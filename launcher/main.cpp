@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/error.h"
+#include "launcher/agent.h"
 #include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
 #include "launcher/launch.h"
@@ -29,6 +30,7 @@ int flushed(int exit_code) {
 
 int main(int argc, char** argv) {
   try {
+    if (zerorun::is_agent_command(argc, argv)) return zerorun::run_agent_command(argc, argv);
     if (zerorun::is_config_command(argc, argv)) return flushed(zerorun::run_config_command(argc, argv));
     if (zerorun::is_checkpoint_command(argc, argv))
       return flushed(zerorun::run_checkpoint_command(argc, argv));

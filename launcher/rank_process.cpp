@@ -20,14 +20,14 @@ struct Pipe {
   UniqueFd write_end;
 };
 
-[[noreturn]] void out_of_resources(int rank, const std::string& what) {
-  throw Error("cannot start rank " + std::to_string(rank) + ": " + what + ": " + std::strerror(errno) +
+[[noreturn]] void out_of_resources(const std::string& name, const std::string& what) {
+  throw Error("cannot start " + name + ": " + what + ": " + std::strerror(errno) +
               " (start fewer ranks, or raise the limits that `ulimit -a` shows)");
 }
 
-Pipe open_pipe(int rank) {
+Pipe open_pipe(const std::string& name) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) out_of_resources(rank, "no pipe");
+  if (::pipe2(ends, O_CLOEXEC) != 0) out_of_resources(name, "no pipe");
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
@@ -86,30 +86,28 @@ struct ChildPlan {
 
 }  // namespace
 
-RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const UniqueFd& inherited,
-                       const Signals& signals, const Guardian& guardian, const CoreBinding* binding) {
-  Pipe out = open_pipe(rank);
-  Pipe err = open_pipe(rank);
-  Pipe failure = open_pipe(rank);  // closed by a successful exec
-  UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!in.is_open()) out_of_resources(rank, "/dev/null");
+RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const Guardian& guardian) {
+  Pipe out = open_pipe(plan.name);
+  Pipe err = open_pipe(plan.name);
+  Pipe failure = open_pipe(plan.name);  // closed by a successful exec
+  UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing.is_open()) out_of_resources(plan.name, "/dev/null");
 
-  const std::vector<char*> argument_pointers = pointers(arguments);
-  const std::vector<char*> environment_pointers = pointers(environment);
-  const ChildPlan plan = {file.c_str(),
-                          argument_pointers.data(),
-                          environment_pointers.data(),
-                          in.get(),
-                          out.write_end.get(),
-                          err.write_end.get(),
-                          failure.write_end.get(),
-                          inherited.get(),
-                          ::getpid(),
-                          binding};
+  const std::vector<char*> argument_pointers = pointers(plan.arguments);
+  const std::vector<char*> environment_pointers = pointers(plan.environment);
+  const ChildPlan child = {plan.file.c_str(),
+                           argument_pointers.data(),
+                           environment_pointers.data(),
+                           plan.in >= 0 ? plan.in : nothing.get(),
+                           out.write_end.get(),
+                           err.write_end.get(),
+                           failure.write_end.get(),
+                           plan.inherited,
+                           ::getpid(),
+                           plan.binding};
   const pid_t pid = ::fork();
-  if (pid < 0) out_of_resources(rank, "no process");
-  if (pid == 0) become_rank(plan, signals, guardian);
+  if (pid < 0) out_of_resources(plan.name, "no process");
+  if (pid == 0) become_rank(child, signals, guardian);
 
   failure.write_end.reset();
   int error = 0;
@@ -119,7 +117,7 @@ RankProcess start_rank(int rank, const std::string& file, const std::vector<std:
   if (size == sizeof error) {
     ::waitpid(pid, nullptr, 0);
     guardian.forget(pid);
-    report_exec_failure(file, error);
+    report_exec_failure(plan.file, error);
   }
   for (const UniqueFd* end : {&out.read_end, &err.read_end}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
   return {pid, std::move(out.read_end), std::move(err.read_end)};

@@ -1,5 +1,5 @@
-// Starts one rank: a child process that leads its own process group, is killed when the launcher ends, and
-// writes into two pipes. Used by the Job on the main thread.
+// Starts one rank, or a program that starts an agent: a child process that leads its own process group, is
+// killed when the launcher ends, and writes into two pipes. Used on the main thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,18 +14,23 @@
 
 namespace zerorun {
 
+struct ProcessPlan {
+  std::string name;                    // for messages: "rank 3"
+  std::string file;                    // the program
+  std::vector<std::string> arguments;  // argv, including argv[0]
+  std::vector<std::string> environment;
+  int in = -1;                           // becomes its stdin; -1: /dev/null
+  int inherited = -1;                    // a descriptor that it keeps under the same number; -1: none
+  const CoreBinding* binding = nullptr;  // the cores on which it runs; null: any
+};
+
 struct RankProcess {
   pid_t pid = -1;  // also the number of its process group
   UniqueFd out;    // read ends, non-blocking
   UniqueFd err;
 };
 
-/// Runs `file` with `arguments`, the first of which is the program's own name. If `inherited` is open, the
-/// program inherits the descriptor under the same number. With a `binding` it runs on those cores. Throws
-/// UserError if the system cannot run the file, Error if it is out of processes or descriptors.
-RankProcess start_rank(int rank, const std::string& file, const std::vector<std::string>& arguments,
-                       const std::vector<std::string>& environment, const UniqueFd& inherited,
-                       const Signals& signals, const Guardian& guardian,
-                       const CoreBinding* binding = nullptr);
+/// Throws UserError if the system cannot run the file, Error if it is out of processes or descriptors.
+RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const Guardian& guardian);
 
 }  // namespace zerorun

@@ -1,0 +1,189 @@
+#include "launcher/agent.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "base/listening.h"
+#include "launcher/agent_link.h"
+#include "launcher/console.h"
+#include "launcher/guardian.h"
+#include "launcher/handshake.h"
+#include "launcher/machine.h"
+#include "launcher/node_job.h"
+#include "launcher/rank_labels.h"
+#include "launcher/signals.h"
+
+namespace zerorun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// An agent whose launcher cannot be reached gives up after this time: nobody waits for it.
+constexpr std::chrono::seconds kAgentPatience(60);
+
+int whole_number(const std::string& text) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    throw UserError(std::string("zerorun ") + kAgentCommand + ": '" + text + "' is not a number");
+  }
+  return value;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::string read_ticket() {
+  std::string ticket = variable(kTicketVariable);
+  if (ticket.empty()) std::getline(std::cin, ticket);
+  ::unsetenv(kTicketVariable);
+  if (ticket.empty()) throw UserError(std::string("zerorun ") + kAgentCommand + ": no ticket on stdin");
+  return ticket;
+}
+
+// The number of this agent among those that one mpirun has started; srun's agents go by their host's name.
+int number_by_starter() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    if (const std::string text = variable(name); !text.empty() && variable("SLURMD_NODENAME").empty()) {
+      return whole_number(text);
+    }
+  }
+  return -1;
+}
+
+// The launcher's addresses as it knows them, then the one that sshd saw: the launcher may know this host by a
+// name of ssh's configuration only.
+std::vector<std::string> launcher_addresses(const std::string& given) {
+  std::vector<std::string> addresses = split(given);
+  const std::string connection = variable("SSH_CONNECTION");
+  const std::string client = connection.substr(0, connection.find(' '));
+  if (!client.empty()) addresses.push_back(client);
+  return addresses;
+}
+
+UniqueFd take_meeting_socket() {
+  const std::string text = variable(kMeetingVariable);
+  ::unsetenv(kMeetingVariable);
+  if (text.empty()) return {};
+  UniqueFd fd(whole_number(text));
+  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  return fd;
+}
+
+ListeningSocket open_port(const NodeOrder& order) {
+  UniqueFd inherited = take_meeting_socket();
+  if (inherited.is_open()) return {std::move(inherited), *order.port};
+  return open_meeting_point("", *order.port, false);
+}
+
+// Runs the ranks of `order`. `console`: where their output goes; null: to the launcher.
+NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console, Clock::time_point deadline,
+                     int argc, char** argv) {
+  const int first_rank = Placement(order.nodes).first_rank(order.node);
+  ListeningSocket listening;
+  if (order.port) {
+    link.wait_for(FrameType::open, deadline, "word that all hosts have connected");
+    listening = open_port(order);
+    link.send(FrameType::port, encode(MeetingPoint{"", listening.port}));
+  }
+  const auto point =
+      decode<MeetingPoint>(link.wait_for(FrameType::start, deadline, "the address where ranks meet"));
+  JobPlan plan = plan_node(order, point, inspect_machine(order.device), std::move(listening.fd));
+
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // as in launch.cpp
+  Signals signals;
+  Guardian guardian(argc, argv);
+  LinkOutput remote(link, first_rank);
+  JobOutput& output = console != nullptr ? *console : static_cast<JobOutput&>(remote);
+  Job job(std::move(plan), output, signals, guardian, &link);
+  const int exit_code = job.run();
+  return {exit_code, job.interrupted_by().value_or(0)};
+}
+
+// Errors of this host are reported by the launcher.
+template <typename Run>
+NodeResult or_trouble(AgentLink& link, Run run) {
+  try {
+    return run();
+  } catch (const UserError& error) {
+    link.send(FrameType::trouble, encode(AgentTrouble{error.what(), true}));
+    return {2, 0};
+  } catch (const std::exception& error) {
+    link.send(FrameType::trouble, encode(AgentTrouble{error.what(), false}));
+    return {1, 0};
+  }
+}
+
+}  // namespace
+
+bool is_agent_command(int argc, const char* const* argv) {
+  return argc > 1 && std::string(argv[1]) == kAgentCommand;
+}
+
+int run_agent_command(int argc, char** argv) {
+  if (argc != 4 && argc != 5) {
+    throw UserError(std::string("zerorun ") + kAgentCommand +
+                    " is zerorun's own: it starts it on each host of a job");
+  }
+  std::signal(SIGPIPE,
+              SIG_IGN);  // ssh's pipe that nobody reads any more must not end the agent before its ranks
+  const std::string ticket_text = read_ticket();
+  const Seal ticket(ticket_text);
+  const int node = argc == 5 ? whole_number(argv[4]) : number_by_starter();
+  const std::string slurm_name = variable("SLURMD_NODENAME");
+  const auto deadline = Clock::now() + kAgentPatience;
+  AgentLink link(
+      FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), whole_number(argv[3]), ticket, deadline)));
+  link.send(FrameType::hello,
+            encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
+  // The launcher gives up by --timeout, and then closes the connection.
+  const auto no_deadline = Clock::time_point::max();
+  const auto order =
+      decode<NodeOrder>(link.wait_for(FrameType::order, no_deadline, "the order for this host"));
+  const NodeResult result =
+      or_trouble(link, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
+  link.finish(result);
+  return result.exit_code;
+}
+
+int join_job(const JoinPlan& plan, int argc, char** argv) {
+  const auto deadline = Clock::now() + plan.timeout;
+  const Seal ticket(plan.ticket);
+  AgentLink link(FrameSocket(connect_to_launcher(plan.addresses, plan.port, ticket, deadline)));
+  link.send(FrameType::hello, encode(plan.hello));
+  auto order = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host"));
+  order.arguments = plan.arguments;
+  order.folder.clear();
+  order.variables.clear();
+  order.logs = plan.logs;
+  order.grace = plan.grace;
+  order.failure_grace = plan.failure_grace;
+  order.terminal = ::isatty(STDOUT_FILENO) == 1;
+  Console console(rank_labels(order.nodes, order.node), plan.quiet);
+  const NodeResult result =
+      or_trouble(link, [&] { return run_ranks(link, order, &console, deadline, argc, argv); });
+  link.finish(result);
+  if (link.is_lost()) return 1;
+  return result.interrupted_by != 0 ? 128 + result.interrupted_by : result.exit_code;
+}
+
+}  // namespace zerorun

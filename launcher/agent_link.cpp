@@ -1,0 +1,106 @@
+#include "launcher/agent_link.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.h"
+#include "launcher/heartbeat.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Output that may be under way. The launcher confirms what it has printed, so a stalled terminal holds up the
+// ranks and not the heartbeats.
+constexpr size_t kMostUntaken = 1 << 20;
+// For ranks whose launcher is lost: nobody waits for what they still do.
+constexpr milliseconds kLostGrace(1000);
+// A pause this long means that this process itself did not run: the other end may have been heard meanwhile.
+constexpr milliseconds kOwnPause(2000);
+
+}  // namespace
+
+void AgentLink::service() {
+  if (lost_) return;
+  const Clock::time_point now = Clock::now();
+  if (now - last_service_ > kOwnPause) socket_.forgive_silence();
+  last_service_ = now;
+  beat();
+  socket_.service();
+  while (std::optional<Frame> frame = socket_.next()) handle(*frame);
+  find_out_whether_lost();
+}
+
+void AgentLink::beat() {
+  const Clock::time_point now = Clock::now();
+  if (now - last_beat_ < kHeartbeat) return;
+  last_beat_ = now;
+  socket_.send(FrameType::heartbeat);
+}
+
+void AgentLink::handle(const Frame& frame) {
+  if (frame.type == FrameType::end) {
+    order_to_end_ = milliseconds(std::stoll(frame.payload));
+  } else if (frame.type == FrameType::read) {
+    untaken_ -= std::min<size_t>(untaken_, std::stoull(frame.payload));
+  }
+}
+
+void AgentLink::find_out_whether_lost() {
+  const bool silent = Clock::now() - socket_.last_heard() > kSilence;
+  if (!socket_.is_closed() && !silent) return;
+  lost_ = true;
+  order_to_end_ = kLostGrace;
+  std::fprintf(stderr, "zerorun: the launcher of this job %s: the ranks of this host end\n",
+               silent ? "has been silent too long (it is stopped, or the network is down)" : "has ended");
+  socket_.close();
+}
+
+std::optional<milliseconds> AgentLink::take_order_to_end() {
+  return std::exchange(order_to_end_, std::nullopt);
+}
+
+std::string AgentLink::wait_for(FrameType type, Clock::time_point deadline, const std::string& purpose) {
+  while (true) {
+    std::vector<pollfd> entries;
+    socket_.append_poll_entry(entries);
+    ::poll(entries.data(), entries.size(), static_cast<int>(kControlTick.count()));
+    beat();
+    socket_.service();
+    while (std::optional<Frame> frame = socket_.next()) {
+      if (frame->type == type) return frame->payload;
+      if (frame->type == FrameType::refusal) throw UserError(frame->payload);
+      if (frame->type == FrameType::end) throw Error("the launcher ended the job before its ranks started");
+      handle(*frame);
+    }
+    find_out_whether_lost();
+    if (lost_) throw Error("the launcher of this job is lost: waited for " + purpose);
+    if (Clock::now() >= deadline)
+      throw Error("the launcher did not send " + purpose + " in time (--timeout)");
+  }
+}
+
+void AgentLink::finish(const NodeResult& result) {
+  socket_.send(FrameType::over, encode(result));
+  while (!lost_ && !socket_.is_closed()) {
+    std::vector<pollfd> entries;
+    socket_.append_poll_entry(entries);
+    ::poll(entries.data(), entries.size(), static_cast<int>(kControlTick.count()));
+    beat();
+    socket_.service();
+    while (socket_.next()) continue;
+    if (Clock::now() - socket_.last_heard() > kSilence) return;
+  }
+}
+
+void AgentLink::send_output(const RankOutput& output) {
+  untaken_ += output.bytes.size();
+  socket_.send(FrameType::output, encode(output));
+}
+
+bool AgentLink::takes_output() const {
+  return lost_ || untaken_ < kMostUntaken;
+}
+
+}  // namespace zerorun

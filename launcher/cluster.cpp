@@ -1,0 +1,554 @@
+#include "launcher/cluster.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "base/error.h"
+#include "base/route.h"
+#include "launcher/agent.h"
+#include "launcher/heartbeat.h"
+#include "launcher/job_control.h"
+#include "launcher/job_placement.h"
+#include "launcher/node_job.h"
+#include "launcher/program_path.h"
+#include "launcher/rank_labels.h"
+#include "launcher/rank_status.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::milliseconds;
+
+// After the grace, agents kill their ranks and report; then this process stops waiting for them.
+constexpr milliseconds kReportPatience(2500);
+constexpr milliseconds kFlushPatience(500);
+constexpr milliseconds kTick(50);
+// As in job.cpp: a second SIGINT within this time is the same one.
+constexpr milliseconds kSameInterruption(100);
+// A pause this long means that this process itself did not run.
+constexpr milliseconds kOwnPause(2000);
+constexpr size_t kReadSize = 1 << 16;
+// Connections that have not shown the ticket yet. More are closed at once, so strangers cannot use up
+// descriptors.
+constexpr size_t kMostGreetings = 128;
+
+// The ticket for an agent's stdin.
+UniqueFd pipe_with(const std::string& text) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("no pipe for the ticket of an agent");
+  UniqueFd read_end(ends[0]);
+  const UniqueFd write_end(ends[1]);
+  if (::write(write_end.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    throw Error("cannot write the ticket of an agent");
+  }
+  return read_end;
+}
+
+std::string find_candidate(const StartCommand& command) {
+  for (size_t i = 0; i + 1 < command.candidates.size(); ++i) {
+    try {
+      return find_program(command.candidates[i]);
+    } catch (const UserError&) {
+      continue;  // the last one's error says that none is there
+    }
+  }
+  return find_program(command.candidates.back());
+}
+
+}  // namespace
+
+Cluster::Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian)
+    : plan_(std::move(plan)),
+      placement_(plan_.order.nodes),
+      ticket_(plan_.ticket),
+      console_(console),
+      signals_(signals),
+      guardian_(guardian),
+      agents_(plan_.order.nodes.size()),
+      deadline_(Clock::now() + plan_.timeout),
+      last_beat_(Clock::now()),
+      last_loop_(Clock::now()),
+      buffer_(kReadSize, '\0') {
+  ::fcntl(plan_.listening.fd.get(), F_SETFL, O_NONBLOCK);
+}
+
+Cluster::~Cluster() {
+  end_children(SIGKILL);
+}
+
+int Cluster::run() {
+  start_children();
+  while (phase_ != Phase::over) {
+    wait_for_something();
+    handle_signals();
+    if (console_.is_gone() && !interrupted_by_) handle_interruption(SIGPIPE);
+    check_life();
+    enter_phase_that_is_due();
+  }
+  finish();
+  if (failure_) return failure_->exit_code;
+  return interrupted_by_ ? 128 + *interrupted_by_ : 0;
+}
+
+void Cluster::start_children() {
+  size_t source = placement_.world_size();
+  for (const StartCommand& command : plan_.commands) {
+    start_child(command, find_candidate(command), -1, source++);
+  }
+  if (!plan_.own_node) return;
+  const int inherited = plan_.listening_is_meeting_point ? plan_.listening.fd.get() : -1;
+  StartCommand command{"the agent of this host", *plan_.own_node, {}, {}, {}, plan_.ticket + "\n"};
+  command.arguments = {plan_.own_program, kAgentCommand, "localhost", std::to_string(plan_.listening.port),
+                       std::to_string(*plan_.own_node)};
+  if (inherited >= 0) command.variables.emplace_back(kMeetingVariable, std::to_string(inherited));
+  start_child(command, plan_.own_program, inherited, source);
+}
+
+void Cluster::start_child(const StartCommand& command, const std::string& file, int inherited,
+                          size_t source) {
+  ProcessPlan process{command.name, file, command.arguments, inherited_environment(), -1, inherited};
+  for (const auto& [name, value] : command.variables) {
+    const bool set = std::ranges::any_of(process.environment, [&name = name](const std::string& entry) {
+      return entry.starts_with(name + "=");
+    });
+    if (!set) process.environment.push_back(name + "=" + value);
+  }
+  const UniqueFd input = pipe_with(command.input);
+  process.in = input.get();
+  children_.push_back({command.name, command.node, start_process(process, signals_, guardian_), source, {}});
+}
+
+void Cluster::append_children(std::vector<pollfd>& entries, std::vector<std::pair<Child*, Stream>>& sources) {
+  for (Child& child : children_) {
+    for (const Stream stream : kStreams) {
+      const UniqueFd& pipe = stream == Stream::out ? child.process.out : child.process.err;
+      if (!pipe.is_open() || !console_.takes_more(stream)) continue;
+      entries.push_back({pipe.get(), POLLIN, 0});
+      sources.emplace_back(&child, stream);
+    }
+  }
+}
+
+void Cluster::wait_for_something() {
+  std::vector<pollfd> entries;
+  std::vector<std::pair<Child*, Stream>> sources;  // sources[i] belongs to entries[i]
+  append_children(entries, sources);
+  const size_t children = entries.size();
+  entries.push_back({signals_.fd(), POLLIN, 0});
+  if (plan_.listening.fd.is_open()) entries.push_back({plan_.listening.fd.get(), POLLIN, 0});
+  for (const auto& greeting : greetings_) entries.push_back({greeting.first.fd(), POLLIN, 0});
+  for (const auto& unnamed : unnamed_) unnamed.first.append_poll_entry(entries);
+  for (const Agent& agent : agents_) {
+    if (agent.socket) agent.socket->append_poll_entry(entries);
+  }
+  console_.append_poll_entries(entries);
+  const milliseconds timeout = phase_ == Phase::running ? kControlTick : kTick;
+  ::poll(entries.data(), entries.size(), static_cast<int>(timeout.count()));
+
+  for (size_t i = 0; i < children; ++i) {
+    if (entries[i].revents != 0) read_some(*sources[i].first, sources[i].second);
+  }
+  accept_connections();
+  service_greetings();
+  service_agents();
+  console_.write_some();
+}
+
+void Cluster::accept_connections() {
+  while (plan_.listening.fd.is_open()) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    auto* plain = reinterpret_cast<sockaddr*>(&address);
+    UniqueFd fd(::accept4(plan_.listening.fd.get(), plain, &size, SOCK_CLOEXEC));
+    if (!fd.is_open()) return;
+    if (greetings_.size() >= kMostGreetings) continue;
+    greetings_.emplace_back(AgentGreeting(std::move(fd), ticket_), numeric_address(plain, size));
+  }
+}
+
+void Cluster::service_greetings() {
+  for (auto greeting = greetings_.begin(); greeting != greetings_.end();) {
+    const bool useful = greeting->first.service();
+    if (useful && !greeting->first.is_done()) {
+      ++greeting;
+      continue;
+    }
+    if (useful) unnamed_.emplace_back(FrameSocket(greeting->first.take()), greeting->second);
+    greeting = greetings_.erase(greeting);
+  }
+  for (auto unnamed = unnamed_.begin(); unnamed != unnamed_.end();) {
+    unnamed->first.service();
+    std::optional<Frame> frame = unnamed->first.next();
+    if (!frame && !unnamed->first.is_closed()) {
+      ++unnamed;
+      continue;
+    }
+    if (frame && frame->type == FrameType::hello) {
+      greet(std::move(unnamed->first), decode<AgentHello>(frame->payload), unnamed->second);
+    }
+    unnamed = unnamed_.erase(unnamed);
+  }
+}
+
+int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
+  const int nodes = static_cast<int>(agents_.size());
+  int node = hello.node;
+  for (int number = 0; node < 0 && number < nodes; ++number) {
+    const std::string name = host(number).substr(host(number).find('@') + 1);
+    if (agents_[number].state == AgentState::awaited && is_this_machine(name, hello.host)) node = number;
+  }
+  // A launcher that joined without a number gets the next one.
+  for (int number = 0; node < 0 && !hello.layout.empty() && number < nodes; ++number) {
+    if (agents_[number].state == AgentState::awaited && number != plan_.own_node) node = number;
+  }
+  const std::string layout = describe_layout(plan_.order.nodes);
+  if (hello.version != plan_.version) {
+    refusal =
+        "it is zerorun " + hello.version + ", and the launcher " + plan_.version + ": install one version";
+  } else if (!hello.layout.empty() && hello.layout != layout) {
+    refusal = "it was started for the hosts and ranks '" + hello.layout +
+              "', and the launcher of node 0 for '" + layout + "': give all the same options";
+  } else if (node < 0 || node >= nodes) {
+    refusal = node < 0 ? "its name is none of the job's hosts' that are missing"
+                       : "the job has no node " + std::to_string(node);
+  } else if (agents_[node].state != AgentState::awaited) {
+    refusal = "node " + std::to_string(node) + " of this job has connected already";
+  }
+  return node;
+}
+
+void Cluster::greet(FrameSocket socket, const AgentHello& hello, const std::string& address) {
+  std::string refusal = phase_ == Phase::starting ? "" : "the job does not wait for hosts any more";
+  const int node = node_of(hello, refusal);
+  if (!refusal.empty()) {
+    refusal = "host " + hello.host + " (" + address + ") cannot take part: " + refusal;
+    socket.send(FrameType::refusal, refusal);
+    console_.notice(refusal);
+    return;
+  }
+  NodeOrder order = plan_.order;
+  order.node = node;
+  if (node == 0) order.port = plan_.listening_is_meeting_point ? plan_.listening.port : plan_.master_port;
+  socket.send(FrameType::order, encode(order));
+  agents_[node] = {AgentState::connected, std::move(socket), address};
+}
+
+void Cluster::service_agents() {
+  const bool beat = Clock::now() - last_beat_ >= kHeartbeat;
+  if (beat) last_beat_ = Clock::now();
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
+    Agent& agent = agents_[node];
+    if (!agent.socket) continue;
+    if (beat) agent.socket->send(FrameType::heartbeat);
+    agent.socket->service();
+    // A console whose reader has stalled takes no more: then agents stop sending after what they may send
+    // unread.
+    while (agent.socket) {
+      std::optional<Frame> frame = agent.socket->next();
+      if (!frame) break;
+      handle(node, *frame);
+    }
+    if (agent.socket && agent.socket->is_closed()) {
+      lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted");
+    }
+  }
+}
+
+void Cluster::handle(int node, const Frame& frame) {
+  Agent& agent = agents_[node];
+  switch (frame.type) {
+    case FrameType::output: {
+      const auto output = decode<RankOutput>(frame.payload);
+      if (output.rank < 0 || output.rank >= placement_.world_size()) return;
+      console_.feed(output.rank, output.stream, output.bytes);
+      agent.untaken += output.bytes.size();
+      break;
+    }
+    case FrameType::output_end: {
+      const auto output = decode<RankOutput>(frame.payload);
+      if (output.rank >= 0 && output.rank < placement_.world_size())
+        console_.close(output.rank, output.stream);
+      break;
+    }
+    case FrameType::notice:
+      console_.notice(host(node) + ": " + frame.payload);
+      break;
+    case FrameType::failure: {
+      const auto failure = decode<RankFailure>(frame.payload);
+      const bool mistake = was_user_mistake(failure.wait_status);
+      fail({report_lines(failure, name_of_rank(failure.rank)), exit_code_of(failure.wait_status)},
+           mistake ? milliseconds(0) : plan_.order.failure_grace);
+      break;
+    }
+    case FrameType::stopped: {
+      const auto stopped = decode<StoppedRank>(frame.payload);
+      stopped_.push_back(name_of_rank(stopped.rank) + " is " + stopped.description);
+      break;
+    }
+    case FrameType::trouble: {
+      const auto trouble = decode<AgentTrouble>(frame.payload);
+      fail({{host(node) + ": " + trouble.message}, trouble.user_mistake ? 2 : 1}, milliseconds(0));
+      break;
+    }
+    case FrameType::port:
+      if (phase_ == Phase::opening && node == 0) start_ranks(decode<MeetingPoint>(frame.payload).port);
+      break;
+    case FrameType::over: {
+      const auto result = decode<NodeResult>(frame.payload);
+      agent.state = AgentState::over;
+      agent.socket.reset();
+      if (result.interrupted_by != 0) {
+        fail({{"the job was ended on " + host(node) + " by " + signal_name(result.interrupted_by)},
+              128 + result.interrupted_by},
+             plan_.order.grace);
+      }
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+void Cluster::start_ranks(int port) {
+  phase_ = Phase::running;
+  const std::string address = plan_.master_addr.empty() ? reachable_address_of_node_0() : plan_.master_addr;
+  console_.information(std::to_string(placement_.world_size()) + " ranks start on " +
+                       std::to_string(agents_.size()) + " hosts, and meet at " + address + ":" +
+                       std::to_string(port));
+  send_to_all(FrameType::start, encode(MeetingPoint{address, port}));
+}
+
+// Node 0's address in the connection to this host. If node 0 is this host, that is a loopback address: then
+// the one by which others have reached this host.
+std::string Cluster::reachable_address_of_node_0() const {
+  if (!is_loopback(agents_[0].address)) return agents_[0].address;
+  for (const Agent& agent : agents_) {
+    if (!agent.socket || is_loopback(agent.address)) continue;
+    if (const std::string own = agent.socket->own_address(); !own.empty()) return own;
+  }
+  return agents_[0].address;
+}
+
+void Cluster::enter_phase_that_is_due() {
+  const bool late = Clock::now() >= deadline_;
+  if (phase_ == Phase::starting && all_connected()) {
+    phase_ = Phase::opening;
+    // Rank 0 may take over the socket, and hears what connects from now on.
+    plan_.listening.fd.reset();
+    greetings_.clear();
+    agents_[0].socket->send(FrameType::open);
+  } else if (phase_ == Phase::starting && late) {
+    fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)"}, 1}, milliseconds(0));
+  } else if (phase_ == Phase::running && all_over()) {
+    phase_ = Phase::over;
+  } else if (phase_ == Phase::ending && (all_over() || late)) {
+    for (size_t node = 0; node < agents_.size(); ++node) {
+      if (agents_[node].state == AgentState::connected) {
+        console_.notice(host(static_cast<int>(node)) +
+                        " does not say that its ranks have ended: see `ps -ej` there");
+      }
+    }
+    phase_ = Phase::over;
+  }
+}
+
+void Cluster::check_life() {
+  const Clock::time_point now = Clock::now();
+  const bool paused = now - last_loop_ > kOwnPause;
+  last_loop_ = now;
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
+    Agent& agent = agents_[node];
+    if (!agent.socket) continue;
+    if (paused) agent.socket->forgive_silence();
+    if (agent.untaken > 0 && console_.takes_more(Stream::out) && console_.takes_more(Stream::err)) {
+      agent.socket->send(FrameType::read, std::to_string(std::exchange(agent.untaken, 0)));
+    }
+    if (now - agent.socket->last_heard() <= kSilence) continue;
+    lose(node,
+         agent.socket->is_acknowledged()
+             ? "no sign of life for " + std::to_string(kSilence.count() / 1000) +
+                   " s, although its system acknowledges what is sent: the host's processes are stopped"
+             : "no sign of life for " + std::to_string(kSilence.count() / 1000) +
+                   " s, and nothing that is sent arrives: the network link is down, or the host is off");
+  }
+}
+
+void Cluster::handle_signals() {
+  while (std::optional<int> signal = signals_.next()) {
+    if (*signal == SIGCHLD) {
+      reap();
+    } else {
+      handle_interruption(*signal);
+    }
+  }
+}
+
+void Cluster::handle_interruption(int signal) {
+  const Clock::time_point now = Clock::now();
+  const bool first = !interrupted_by_;
+  if (first && !failure_) {
+    interrupted_by_ = signal;
+    interrupted_at_ = now;
+  }
+  if (phase_ < Phase::ending) {
+    console_.notice(signal == SIGPIPE  ? "nobody reads stdout any more: ending the job"
+                    : signal == SIGINT ? "SIGINT: ending the job (Ctrl-C once more kills it at once)"
+                                       : signal_name(signal) + ": ending the job");
+    begin_ending(plan_.order.grace);
+  } else if (phase_ == Phase::ending && signal == SIGINT &&
+             (first || now - interrupted_at_ > kSameInterruption)) {
+    begin_ending(milliseconds(0));
+  }
+}
+
+void Cluster::reap() {
+  while (true) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid < 0 && errno == EINTR) continue;
+    if (pid <= 0) return;
+    const auto child = std::ranges::find_if(
+        children_, [&](const Child& one) { return one.process.pid == pid && !one.status; });
+    if (child == children_.end()) continue;
+    child->status = status;
+    guardian_.forget(pid);
+    handle_child_end(*child);
+  }
+}
+
+// A process that starts agents lasts as long as they do.
+void Cluster::handle_child_end(Child& child) {
+  for (const Stream stream : kStreams) {
+    while (read_some(child, stream)) continue;
+    console_.close(static_cast<int>(child.source), stream);
+  }
+  if (phase_ >= Phase::ending) return;
+  service_agents();  // an agent may have said before that it is over
+  bool needed = false;
+  for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
+    if (child.node >= 0 && child.node != node) continue;
+    const AgentState state = agents_[node].state;
+    needed = needed || state == AgentState::awaited || state == AgentState::connected;
+  }
+  if (!needed) return;
+  const bool early = phase_ == Phase::starting;
+  std::vector<std::string> lines = {child.name + " " + describe_end(*child.status) +
+                                    (early
+                                         ? ", before the agent there had connected"
+                                         : ", although ranks still ran: what it carried is cut off (was sshd "
+                                           "killed, or the connection closed?)")};
+  if (early) {
+    const int status = *child.status;
+    const bool not_found = WIFEXITED(status) && WEXITSTATUS(status) == 127;
+    if (not_found)
+      lines.front() += ": zerorun must be installed there at the same path, " + plan_.own_program;
+  }
+  const std::vector<std::string> last = child.last_lines.lines();
+  if (!last.empty()) lines.front() += "; its last lines:";
+  for (const std::string& line : last) lines.push_back("  " + line);
+  fail({lines, 1}, plan_.order.failure_grace);
+}
+
+bool Cluster::read_some(Child& child, Stream stream) {
+  UniqueFd& pipe = stream == Stream::out ? child.process.out : child.process.err;
+  if (!pipe.is_open()) return false;
+  const ssize_t size = ::read(pipe.get(), buffer_.data(), buffer_.size());
+  if (size < 0) return errno == EINTR;
+  if (size == 0) {
+    pipe.reset();
+    return false;
+  }
+  const std::string_view bytes(buffer_.data(), size);
+  child.last_lines.feed(bytes);
+  console_.feed(static_cast<int>(child.source), stream, bytes);
+  return true;
+}
+
+void Cluster::fail(Failure failure, milliseconds grace) {
+  if (!failure_ && !interrupted_by_) failure_ = std::move(failure);
+  if (phase_ < Phase::ending) begin_ending(grace);
+}
+
+void Cluster::lose(int node, const std::string& reason) {
+  agents_[node].state = AgentState::lost;
+  agents_[node].socket.reset();
+  fail({{host(node) + ": " + reason}, 1}, plan_.order.failure_grace);
+}
+
+void Cluster::begin_ending(milliseconds grace) {
+  phase_ = Phase::ending;
+  deadline_ = Clock::now() + grace + kReportPatience;
+  send_to_all(FrameType::end, std::to_string(grace.count()));
+}
+
+void Cluster::send_to_all(FrameType type, const std::string& payload) {
+  for (Agent& agent : agents_) {
+    if (agent.socket) agent.socket->send(type, payload);
+  }
+}
+
+void Cluster::end_children(int signal) {
+  for (const Child& child : children_) {
+    if (!child.status) ::kill(-child.process.pid, signal);
+  }
+}
+
+void Cluster::finish() {
+  plan_.listening.fd.reset();
+  agents_.clear();  // closes the connections, so that agents which are over exit, and with them what started
+                    // them
+  const Clock::time_point patience = Clock::now() + milliseconds(1000);
+  const auto any_runs = [&] {
+    return std::ranges::any_of(children_, [](const Child& c) { return !c.status; });
+  };
+  while (any_runs() && Clock::now() < patience) {
+    pollfd entry = {signals_.fd(), POLLIN, 0};
+    ::poll(&entry, 1, static_cast<int>(kTick.count()));
+    handle_signals();
+  }
+  end_children(SIGKILL);
+  for (const std::string& line : stopped_) console_.notice(line);
+  if (failure_) {
+    for (const std::string& line : failure_->lines) console_.notice(line);
+  }
+  const bool in_a_hurry = failure_ || interrupted_by_;
+  const Clock::time_point flushed = Clock::now() + kFlushPatience;
+  while (!console_.is_flushed() && !(in_a_hurry && Clock::now() >= flushed)) {
+    std::vector<pollfd> entries;
+    console_.append_poll_entries(entries);
+    ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
+    console_.write_some();
+  }
+}
+
+bool Cluster::all_connected() const {
+  return std::ranges::all_of(agents_,
+                             [](const Agent& agent) { return agent.state == AgentState::connected; });
+}
+
+bool Cluster::all_over() const {
+  return std::ranges::none_of(agents_,
+                              [](const Agent& agent) { return agent.state == AgentState::connected; });
+}
+
+std::string Cluster::name_of_rank(int rank) const {
+  if (rank < 0 || rank >= placement_.world_size()) return "a rank that does not exist";
+  return "rank " + std::to_string(rank) + " on " + host(placement_.node_of(rank));
+}
+
+std::string Cluster::missing_hosts() const {
+  std::string names;
+  for (size_t node = 0; node < agents_.size(); ++node) {
+    if (agents_[node].state != AgentState::awaited) continue;
+    names += (names.empty() ? "" : ", ") + host(static_cast<int>(node));
+  }
+  return names;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,139 @@
+// The launcher's part of a job on several hosts: waits for an agent of each host, gives it its ranks, prints
+// what they print, and ends the job everywhere when a rank, an agent, a host or a connection fails. Made and
+// run once, on the main thread.
+//
+// One tree: the launcher holds a connection to each agent, each agent its ranks. Whoever loses its parent
+// ends.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/listening.h"
+#include "base/seal.h"
+#include "launcher/console.h"
+#include "launcher/frame_socket.h"
+#include "launcher/guardian.h"
+#include "launcher/handshake.h"
+#include "launcher/line_tail.h"
+#include "launcher/node_order.h"
+#include "launcher/rank_process.h"
+#include "launcher/remote_start.h"
+#include "launcher/signals.h"
+
+namespace zerorun {
+
+struct ClusterPlan {
+  NodeOrder order;                          // for every host; `node` and `port` are filled in
+  std::string master_addr;                  // empty: node 0's address as the connections show it
+  int master_port = 0;                      // 0: a free one, that node 0 chooses
+  ListeningSocket listening;                // where agents connect
+  bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
+  std::string ticket;
+  std::vector<StartCommand> commands;  // that start agents; none if launchers on the hosts join by themselves
+  std::optional<int> own_node;         // this machine's number, whose agent runs here
+  std::string own_program;             // zerorun's path, for that agent
+  std::chrono::milliseconds timeout{0};  // until all agents have connected
+  std::string version;
+};
+
+class Cluster {
+ public:
+  Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian);
+  /// Kills what this process has started and still runs, which is only the case after an exception.
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  /// Returns the exit code, as the launcher of one host does; 1 if a host or a connection failed first.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // starting (agents connect) -> opening (node 0 opens the port) -> running -> ending -> over; the phases
+  // between may be skipped.
+  enum class Phase { starting, opening, running, ending, over };
+  enum class AgentState { awaited, connected, over, lost };
+
+  struct Agent {
+    AgentState state = AgentState::awaited;
+    std::optional<FrameSocket> socket;
+    std::string address;  // as this host sees it
+    size_t untaken = 0;   // bytes of output whose taking it has not been told
+  };
+  /// A process that starts agents, or this host's own agent.
+  struct Child {
+    std::string name;
+    int node;  // -1: all
+    RankProcess process;
+    size_t source;  // of the console
+    LineTail last_lines;
+    std::optional<int> status = {};
+  };
+  /// The first thing that went wrong.
+  struct Failure {
+    std::vector<std::string> lines;  // the report
+    int exit_code = 1;
+  };
+
+  void start_children();
+  void start_child(const StartCommand& command, const std::string& file, int inherited, size_t source);
+  void wait_for_something();
+  void append_children(std::vector<pollfd>& entries, std::vector<std::pair<Child*, Stream>>& sources);
+  void accept_connections();
+  void service_greetings();
+  void service_agents();
+  void greet(FrameSocket socket, const AgentHello& hello, const std::string& address);
+  int node_of(const AgentHello& hello, std::string& refusal) const;
+  void handle(int node, const Frame& frame);
+  void start_ranks(int port);
+  void enter_phase_that_is_due();
+  void check_life();
+
+  void handle_signals();
+  void handle_interruption(int signal);
+  void reap();
+  void handle_child_end(Child& child);
+  bool read_some(Child& child, Stream stream);
+
+  void fail(Failure failure, std::chrono::milliseconds grace);
+  void lose(int node, const std::string& reason);
+  void begin_ending(std::chrono::milliseconds grace);
+  void send_to_all(FrameType type, const std::string& payload);
+  void end_children(int signal);
+  void finish();
+
+  bool all_connected() const;
+  bool all_over() const;
+  const std::string& host(int node) const { return plan_.order.nodes[node].host; }
+  std::string name_of_rank(int rank) const;
+  std::string reachable_address_of_node_0() const;
+  std::string missing_hosts() const;
+
+  ClusterPlan plan_;
+  Placement placement_;
+  Seal ticket_;
+  Console& console_;
+  Signals& signals_;
+  const Guardian& guardian_;
+  std::vector<Agent> agents_;  // by node
+  std::list<Child> children_;
+  std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
+  std::list<std::pair<FrameSocket, std::string>> unnamed_;      // have the ticket, not yet a number
+  Phase phase_ = Phase::starting;
+  Clock::time_point deadline_;  // of starting and ending
+  std::optional<Failure> failure_;
+  std::vector<std::string> stopped_;  // reports about stopped ranks
+  std::optional<int> interrupted_by_;
+  Clock::time_point interrupted_at_;
+  Clock::time_point last_beat_, last_loop_;
+  std::string buffer_;
+};
+
+}  // namespace zerorun

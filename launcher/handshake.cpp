@@ -1,0 +1,187 @@
+#include "launcher/handshake.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kGreeting = "zerorun agent 1\n";
+constexpr size_t kNumber = 16;
+constexpr size_t kCode = sizeof(uint64_t);
+constexpr std::chrono::seconds kPatience(5);  // for one greeting
+constexpr std::chrono::milliseconds kRetry(200);
+
+std::string random_number() {
+  std::string bytes(kNumber, '\0');
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw Error(std::string("the system gives no random numbers: ") + std::strerror(errno));
+  }
+  return bytes;
+}
+
+std::string code(const Seal& ticket, std::string_view role, const std::string& numbers) {
+  const std::vector<uint8_t> bytes = ticket.close(std::string(role) + numbers, "");
+  return {bytes.begin(), bytes.end()};
+}
+
+// Blocking calls of the agent's side, which has nothing else to do.
+
+bool wait_for(int fd, short events, Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  pollfd entry = {fd, events, 0};
+  return left > 0 && ::poll(&entry, 1, static_cast<int>(left)) == 1;
+}
+
+bool send_all(int fd, std::string_view bytes) {
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
+std::optional<std::string> receive(int fd, size_t size, Clock::time_point deadline) {
+  std::string bytes(size, '\0');
+  for (size_t done = 0; done < size;) {
+    if (!wait_for(fd, POLLIN, deadline)) return std::nullopt;
+    const ssize_t more = ::recv(fd, bytes.data() + done, size - done, 0);
+    if (more < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (more <= 0) return std::nullopt;
+    done += more;
+  }
+  return bytes;
+}
+
+// If the result is not open, `failure` says why.
+UniqueFd connect_to(const addrinfo& address, Clock::time_point deadline, std::string& failure) {
+  UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  int error = 0;
+  if (!fd.is_open()) {
+    error = errno;
+  } else if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    error = errno;
+    if (error == EINPROGRESS) {
+      socklen_t size = sizeof error;
+      if (!wait_for(fd.get(), POLLOUT, deadline)) {
+        error = ETIMEDOUT;
+      } else {
+        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+    }
+  }
+  if (error == 0) return fd;
+  failure = std::strerror(error);
+  return {};
+}
+
+bool greet(int fd, const Seal& ticket, Clock::time_point deadline) {
+  const std::string own = random_number();
+  if (!send_all(fd, std::string(kGreeting) + own)) return false;
+  const std::optional<std::string> answer = receive(fd, kNumber + kCode, deadline);
+  if (!answer) return false;
+  const std::string numbers = own + answer->substr(0, kNumber);
+  if (answer->substr(kNumber) != code(ticket, "launcher", numbers)) return false;
+  return send_all(fd, code(ticket, "agent", numbers));
+}
+
+UniqueFd try_address(const std::string& name, int port, const Seal& ticket, std::string& failure) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    failure = gai_strerror(error);
+    return {};
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    const Clock::time_point deadline = Clock::now() + kPatience;
+    UniqueFd fd = connect_to(*one, deadline, failure);
+    if (!fd.is_open()) continue;
+    if (greet(fd.get(), ticket, deadline)) return fd;
+    failure = "no launcher of this job answers there";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string random_token() {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : random_number()) {
+    text += kDigits[static_cast<unsigned char>(byte) >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
+    : fd_(std::move(fd)), ticket_(ticket), deadline_(Clock::now() + kPatience) {
+  ::fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+}
+
+bool AgentGreeting::service() {
+  if (Clock::now() >= deadline_) return false;
+  // The agent sends its code only after our answer, so a read never takes more than the stage needs.
+  const size_t wanted = stage_ == Stage::greeting ? kGreeting.size() + kNumber : kCode;
+  std::array<char, 64> buffer;
+  const ssize_t size = ::recv(fd_.get(), buffer.data(), wanted - incoming_.size(), 0);
+  if (size < 0) return errno == EAGAIN || errno == EINTR;
+  if (size == 0) return false;
+  incoming_.append(buffer.data(), size);
+  if (!kGreeting.starts_with(incoming_.substr(0, kGreeting.size())) && stage_ == Stage::greeting)
+    return false;
+  if (incoming_.size() < wanted) return true;
+  if (stage_ == Stage::greeting) return answer_greeting();
+  const bool known = incoming_ == code(ticket_, "agent", numbers_);
+  if (known) stage_ = Stage::done;
+  return known;
+}
+
+bool AgentGreeting::answer_greeting() {
+  const std::string own = random_number();
+  numbers_ = incoming_.substr(kGreeting.size()) + own;
+  incoming_.clear();
+  stage_ = Stage::code;
+  return send_all(fd_.get(), own + code(ticket_, "launcher", numbers_));
+}
+
+UniqueFd AgentGreeting::take() {
+  return std::move(fd_);
+}
+
+UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
+                             Clock::time_point deadline) {
+  std::string failures;
+  do {
+    failures.clear();
+    for (const std::string& address : addresses) {
+      std::string failure;
+      UniqueFd fd = try_address(address, port, ticket, failure);
+      if (fd.is_open()) return fd;
+      failures += (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + failure;
+    }
+    std::this_thread::sleep_for(kRetry);
+  } while (Clock::now() < deadline);
+  throw Error(
+      "cannot connect to the launcher of the job (" + failures +
+      "): a firewall between the hosts must let this port through, and --master_addr or the hostfile must "
+      "name an address that this host reaches");
+}
+
+}  // namespace zerorun

@@ -1,0 +1,15 @@
+// How the launcher and the agents on other hosts notice that the other end is gone. Constants.
+#pragma once
+
+#include <chrono>
+
+namespace zerorun {
+
+/// Both ends send a heartbeat this often.
+inline constexpr std::chrono::milliseconds kHeartbeat(1000);
+
+/// An end that has sent nothing for this long counts as lost. With the time that ending takes, the ranks on
+/// all hosts that still run have ended 8 s after the last sign of life. docs/guide.md names this value.
+inline constexpr std::chrono::milliseconds kSilence(5000);
+
+}  // namespace zerorun

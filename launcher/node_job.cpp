@@ -1,0 +1,128 @@
+#include "launcher/node_job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/cores.h"
+#include "base/error.h"
+#include "base/route.h"
+#include "launcher/agent.h"
+#include "launcher/core_binding.h"
+#include "launcher/machine.h"
+#include "launcher/processor_cores.h"
+#include "launcher/program_path.h"
+
+extern char** environ;
+
+namespace zerorun {
+namespace {
+
+constexpr char kShell[] = "/bin/bash";
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+void check_slots(const NodeOrder& order, const std::vector<int>& slots, const ThisMachine& machine) {
+  const bool several = order.nodes.size() > 1;
+  if (machine.gpus == 0 || !(several || order.slots_named) || slots.back() < machine.gpus) return;
+  throw UserError("slot " + std::to_string(slots.back()) + " does not exist: this machine has " +
+                  std::to_string(machine.gpus) + (machine.gpus == 1 ? " GPU" : " GPUs") +
+                  ", numbered from 0");
+}
+
+// `inherited` with the variables that the launcher forwards, which take precedence.
+std::vector<std::string> with_forwarded(std::vector<std::string> inherited, const NodeOrder& order) {
+  for (const auto& [name, value] : order.variables) {
+    std::erase_if(inherited, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    inherited.push_back(name + "=" + value);
+  }
+  return inherited;
+}
+
+}  // namespace
+
+ThisMachine inspect_machine(const std::string& device) {
+  const bool gpus_wanted = (device.empty() ? variable("ZERORUN_DEVICE") : device) != "cpu";
+  return {this_hostname(), gpus_wanted ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
+}
+
+ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
+  // The name of a host may have another address on this host than on the others.
+  return listen_on(one_host || is_loopback(address) ? address : "", port);
+}
+
+std::vector<std::string> inherited_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    if (!std::string_view(*entry).starts_with(std::string(kTicketVariable) + "="))
+      entries.emplace_back(*entry);
+  }
+  return entries;
+}
+
+JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
+                                int listening_fd) {
+  JobEnvironment job;
+  job.placement = Placement(order.nodes);
+  const std::vector<int>& slots = order.nodes[order.node].slots;
+  job.master_addr = point.address;
+  job.master_port = point.port;
+  job.listening_fd = listening_fd;
+  job.token = order.token;
+  job.timeout_seconds = order.timeout_seconds;
+  job.device = order.device;
+  job.comm = order.comm;
+  job.threads_per_rank = std::max(1, count_usable_cores() / static_cast<int>(slots.size()));
+  job.visible_devices = visible_devices(order.slots_named, slots, machine);
+  job.terminal = order.terminal;
+  if (order.bind_cores) {
+    refuse_other_bindings(inherited_environment());
+    job.bindings =
+        bind_cores(read_host_cores(), static_cast<int>(slots.size()), order.bind_core_list, cpu_quota());
+  }
+  return job;
+}
+
+JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
+                  UniqueFd listening) {
+  if (!order.folder.empty() && ::chdir(order.folder.c_str()) != 0) {
+    throw UserError("the launcher's folder " + order.folder + " cannot be entered on this host: " +
+                    std::strerror(errno) + ": make it, or start zerorun from a folder that all hosts have");
+  }
+  check_slots(order, order.nodes[order.node].slots, machine);
+  const JobEnvironment job = node_environment(order, point, machine, listening.get());
+
+  JobPlan plan;
+  plan.arguments = order.arguments;
+  if (order.venv_script.empty()) {
+    plan.file = find_program(plan.arguments.front());
+  } else {
+    // The program's name is looked up after the script has changed PATH.
+    plan.file = kShell;
+    plan.arguments.insert(plan.arguments.begin(),
+                          {kShell, "-c", R"(. "$0" && exec "$@")", order.venv_script});
+  }
+  plan.bindings = job.bindings;
+  plan.grace = order.grace;
+  plan.failure_grace = order.failure_grace;
+  plan.first_rank = job.placement.first_rank(order.node);
+  const int ranks = job.placement.local_world_size(order.node);
+  const std::vector<std::string> inherited = with_forwarded(inherited_environment(), order);
+  for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
+    plan.environments.push_back(rank_environment(inherited, job, rank));
+  }
+  plan.listening = std::move(listening);
+  const std::string temporary = variable("TMPDIR");
+  plan.folders = {".", temporary.empty() ? "/tmp" : temporary, order.logs.folder, order.logs.one_file_folder};
+  plan.logs = RankLogs(order.logs, plan.first_rank, ranks);
+  return plan;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,32 @@
+// The Job of one host, from the order of the launcher. Used on the main thread of the launcher or of an
+// agent.
+#pragma once
+
+#include "base/listening.h"
+#include "launcher/job.h"
+#include "launcher/job_placement.h"
+#include "launcher/node_order.h"
+#include "launcher/rank_environment.h"
+
+namespace zerorun {
+
+/// This machine as the ranks of a job with this --device see it.
+ThisMachine inspect_machine(const std::string& device);
+
+/// Opens the port where the ranks meet: on all interfaces, or with one host or a loopback address on that
+/// alone. Throws UserError.
+ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host);
+
+/// The variables that the ranks of this host have in common.
+JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
+                                int listening_fd);
+
+/// Changes into the order's folder and finds the program there. `listening`: the socket for rank 0, if it
+/// runs here. Throws UserError naming what this host does not have.
+JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
+                  UniqueFd listening);
+
+/// The variables of this process.
+std::vector<std::string> inherited_environment();
+
+}  // namespace zerorun

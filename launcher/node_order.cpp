@@ -1,0 +1,196 @@
+#include "launcher/node_order.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+using nlohmann::json;
+
+std::string to_bytes(const json& message) {
+  std::string bytes;
+  json::to_cbor(message, bytes);
+  return bytes;
+}
+
+json from_bytes(std::string_view payload) {
+  return json::from_cbor(payload.begin(), payload.end());
+}
+
+json to_json(const StreamChoice& choice) {
+  return {choice.all, choice.some};
+}
+
+StreamChoice stream_choice(const json& message) {
+  return {message[0].get<int>(), message[1].get<std::vector<std::pair<int, int>>>()};
+}
+
+json to_json(const LogOptions& logs) {
+  return {{"one_file_folder", logs.one_file_folder},
+          {"folder", logs.folder},
+          {"redirects", to_json(logs.redirects)},
+          {"tee", to_json(logs.tee)},
+          {"printed", logs.printed ? json(*logs.printed) : json()},
+          {"run", logs.run}};
+}
+
+LogOptions log_options(const json& message) {
+  LogOptions logs{
+      message.at("one_file_folder"),    message.at("folder"), stream_choice(message.at("redirects")),
+      stream_choice(message.at("tee")), std::nullopt,         message.at("run")};
+  if (!message.at("printed").is_null()) logs.printed = message["printed"].get<std::vector<int>>();
+  return logs;
+}
+
+std::vector<Node> nodes_of(const json& message) {
+  std::vector<Node> nodes;
+  for (const json& node : message) nodes.push_back({node.at(0), node.at(1).get<std::vector<int>>()});
+  return nodes;
+}
+
+void read(const json& message, NodeOrder& order) {
+  order.nodes = nodes_of(message.at("nodes"));
+  order.node = message.at("node");
+  if (order.node < 0 || order.node >= static_cast<int>(order.nodes.size())) throw Error("no such node");
+  order.slots_named = message.at("slots_named");
+  order.arguments = message.at("arguments").get<std::vector<std::string>>();
+  order.variables = message.at("variables").get<std::vector<std::pair<std::string, std::string>>>();
+  order.folder = message.at("folder");
+  order.venv_script = message.at("venv_script");
+  order.token = message.at("token");
+  order.device = message.at("device");
+  order.comm = message.at("comm");
+  order.timeout_seconds = message.at("timeout");
+  order.terminal = message.at("terminal");
+  order.grace = std::chrono::milliseconds(message.at("grace").get<int64_t>());
+  order.failure_grace = std::chrono::milliseconds(message.at("failure_grace").get<int64_t>());
+  order.bind_cores = message.at("bind_cores");
+  order.bind_core_list = message.at("bind_core_list");
+  order.logs = log_options(message.at("logs"));
+  if (!message.at("port").is_null()) order.port = message["port"].get<int>();
+}
+
+void read(const json& message, MeetingPoint& point) {
+  point = {message.at(0), message.at(1)};
+}
+
+void read(const json& message, AgentHello& hello) {
+  hello = {message.at(0), message.at(1), message.at(2), message.at(3)};
+}
+
+void read(const json& message, AgentTrouble& trouble) {
+  trouble = {message.at(0), message.at(1)};
+}
+
+void read(const json& message, NodeResult& result) {
+  result = {message.at(0), message.at(1)};
+}
+
+void read(const json& message, StoppedRank& stopped) {
+  stopped = {message.at(0), message.at(1)};
+}
+
+void read(const json& message, RankFailure& failure) {
+  failure = {message.at(0), message.at(1), message.at(2), message.at(3).get<std::vector<std::string>>()};
+}
+
+}  // namespace
+
+std::string encode(const NodeOrder& order) {
+  json nodes = json::array();
+  for (const Node& node : order.nodes) nodes.push_back({node.host, node.slots});
+  return to_bytes({{"nodes", nodes},
+                   {"node", order.node},
+                   {"slots_named", order.slots_named},
+                   {"arguments", order.arguments},
+                   {"variables", order.variables},
+                   {"folder", order.folder},
+                   {"venv_script", order.venv_script},
+                   {"token", order.token},
+                   {"device", order.device},
+                   {"comm", order.comm},
+                   {"timeout", order.timeout_seconds},
+                   {"terminal", order.terminal},
+                   {"grace", order.grace.count()},
+                   {"failure_grace", order.failure_grace.count()},
+                   {"bind_cores", order.bind_cores},
+                   {"bind_core_list", order.bind_core_list},
+                   {"logs", to_json(order.logs)},
+                   {"port", order.port ? json(*order.port) : json()}});
+}
+
+std::string encode(const MeetingPoint& point) {
+  return to_bytes(json::array({point.address, point.port}));
+}
+
+std::string encode(const AgentHello& hello) {
+  return to_bytes(json::array({hello.version, hello.node, hello.host, hello.layout}));
+}
+
+std::string encode(const AgentTrouble& trouble) {
+  return to_bytes(json::array({trouble.message, trouble.user_mistake}));
+}
+
+std::string encode(const NodeResult& result) {
+  return to_bytes(json::array({result.exit_code, result.interrupted_by}));
+}
+
+std::string encode(const StoppedRank& stopped) {
+  return to_bytes(json::array({stopped.rank, stopped.description}));
+}
+
+std::string encode(const RankFailure& failure) {
+  return to_bytes(json::array({failure.rank, failure.wait_status, failure.cause, failure.last_lines}));
+}
+
+std::string encode(const RankOutput& output) {
+  std::string payload(sizeof output.rank, '\0');
+  std::memcpy(payload.data(), &output.rank, sizeof output.rank);
+  payload += static_cast<char>(output.stream);
+  return payload.append(output.bytes);
+}
+
+template <typename Message>
+Message decode(std::string_view payload) {
+  try {
+    Message message;
+    read(from_bytes(payload), message);
+    return message;
+  } catch (const std::exception& error) {
+    throw Error(std::string("a message between launcher and agent makes no sense: ") + error.what());
+  }
+}
+
+template NodeOrder decode(std::string_view);
+template MeetingPoint decode(std::string_view);
+template AgentHello decode(std::string_view);
+template AgentTrouble decode(std::string_view);
+template NodeResult decode(std::string_view);
+template StoppedRank decode(std::string_view);
+template RankFailure decode(std::string_view);
+
+template <>
+RankOutput decode(std::string_view payload) {
+  RankOutput output;
+  constexpr size_t kHead = sizeof output.rank + 1;
+  if (payload.size() < kHead || static_cast<unsigned char>(payload[kHead - 1]) > 1) {
+    throw Error("a message between launcher and agent makes no sense: output without a rank and a stream");
+  }
+  std::memcpy(&output.rank, payload.data(), sizeof output.rank);
+  output.stream = static_cast<Stream>(payload[kHead - 1]);
+  output.bytes = payload.substr(kHead);
+  return output;
+}
+
+std::string describe_layout(const std::vector<Node>& nodes) {
+  std::string text;
+  for (const Node& node : nodes) {
+    text += (text.empty() ? "" : ", ") + node.host + ": " + std::to_string(node.slots.size());
+  }
+  return text;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,105 @@
+// What the launcher tells the agent of a host, and the messages of an agent, as payloads of frames (CBOR:
+// arguments and variables may be any bytes). Plain values; any thread.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "launcher/placement.h"
+#include "launcher/rank_failure.h"
+#include "launcher/rank_logs.h"
+
+namespace zerorun {
+
+/// The part of a job that one host runs.
+struct NodeOrder {
+  std::vector<Node> nodes;             // of the whole job
+  int node = 0;                        // this host's number among them
+  bool slots_named = false;            // --include or --exclude chose the slots: they are numbers of GPUs
+  std::vector<std::string> arguments;  // the program's name and arguments
+  std::vector<std::pair<std::string, std::string>> variables;  // forwarded from the launcher's environment
+  std::string folder;                                          // where the ranks run
+  std::string venv_script;                                     // read by bash before the program; empty: none
+  std::string token;                                           // ZERORUN_JOB
+  std::string device, comm;                                    // as in JobEnvironment
+  double timeout_seconds = 0;
+  bool terminal = false;
+  std::chrono::milliseconds grace{0}, failure_grace{0};
+  LogOptions logs;
+  bool bind_cores = false;     // --bind_cores_to_rank
+  std::string bind_core_list;  // --bind_core_list
+  std::optional<int> port;     // node 0: open the port where the ranks meet (0: a free one)
+
+  bool operator==(const NodeOrder&) const = default;
+};
+
+/// Where the ranks meet, once node 0 has opened the port.
+struct MeetingPoint {
+  std::string address;
+  int port = 0;
+
+  bool operator==(const MeetingPoint&) const = default;
+};
+
+/// How an agent introduces itself.
+struct AgentHello {
+  std::string version;  // of zerorun
+  int node = -1;        // its number in the job; -1: the launcher finds it by the name, or chooses
+  std::string host;     // the host's own name
+  std::string layout;   // of the job as the agent knows it (describe_layout()); empty: it does not
+
+  bool operator==(const AgentHello&) const = default;
+};
+
+/// Why an agent ends without having run its ranks.
+struct AgentTrouble {
+  std::string message;
+  bool user_mistake = false;
+
+  bool operator==(const AgentTrouble&) const = default;
+};
+
+/// How an agent's ranks have ended.
+struct NodeResult {
+  int exit_code = 0;
+  int interrupted_by = 0;  // the signal to the agent that ended them; 0: none
+
+  bool operator==(const NodeResult&) const = default;
+};
+
+/// A rank that does not run although it has not ended.
+struct StoppedRank {
+  int rank = 0;
+  std::string description;
+
+  bool operator==(const StoppedRank&) const = default;
+};
+
+/// Bytes that a rank has printed. `rank`: in the job.
+struct RankOutput {
+  int rank = 0;
+  Stream stream = Stream::out;
+  std::string_view bytes;
+};
+
+std::string encode(const NodeOrder& order);
+std::string encode(const MeetingPoint& point);
+std::string encode(const AgentHello& hello);
+std::string encode(const AgentTrouble& trouble);
+std::string encode(const NodeResult& result);
+std::string encode(const StoppedRank& stopped);
+std::string encode(const RankFailure& failure);
+std::string encode(const RankOutput& output);
+
+/// Throws Error if `payload` is no such message.
+template <typename Message>
+Message decode(std::string_view payload);
+
+/// The hosts and numbers of ranks of a job, to compare what two launchers were started with.
+std::string describe_layout(const std::vector<Node>& nodes);
+
+}  // namespace zerorun

@@ -1,0 +1,16 @@
+#include "launcher/rank_failure.h"
+
+#include "launcher/rank_status.h"
+
+namespace zerorun {
+
+std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name) {
+  std::string first = name + " " + describe_end(failure.wait_status);
+  if (!failure.cause.empty()) first += ": " + failure.cause;
+  if (was_user_mistake(failure.wait_status) || failure.last_lines.empty()) return {first};
+  std::vector<std::string> lines = {first + "; its last lines on stderr:"};
+  for (const std::string& line : failure.last_lines) lines.push_back("  " + line);
+  return lines;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,21 @@
+// The first rank of a job that failed, and the lines that report it. Plain values; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+struct RankFailure {
+  int rank = 0;                         // in the job
+  int wait_status = 0;                  // from waitpid()
+  std::string cause;                    // empty if not known
+  std::vector<std::string> last_lines;  // of its stderr, oldest first
+
+  bool operator==(const RankFailure&) const = default;
+};
+
+/// The report about `failure` of the rank called `name` ("rank 3 on worker-1"), a line each.
+std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name);
+
+}  // namespace zerorun

@@ -1,0 +1,119 @@
+#include "launcher/rank_logs.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace zerorun {
+namespace {
+
+constexpr int kBothStreams = 3;
+
+int number(std::string_view text, int highest, const std::string& option, const std::string& whole) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= highest)
+    return value;
+  throw UserError(option + " " + whole + ": '" + std::string(text) + "' is no number from 0 to " +
+                  std::to_string(highest));
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text + ",");  // without the last comma, getline would drop an empty last part
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+constexpr int kHighestRank = 1 << 20;
+
+}  // namespace
+
+int StreamChoice::of(int local_rank) const {
+  const auto found = std::ranges::find(some, local_rank, &std::pair<int, int>::first);
+  return found == some.end() ? all : found->second;
+}
+
+StreamChoice parse_stream_choice(const std::string& text, const std::string& option) {
+  StreamChoice choice;
+  if (text.find(':') == std::string::npos) {
+    choice.all = number(text, kBothStreams, option, text);
+    return choice;
+  }
+  for (const std::string& part : split(text)) {
+    const size_t colon = std::min(part.find(':'), part.size());
+    const std::string streams = colon < part.size() ? part.substr(colon + 1) : "";
+    choice.some.emplace_back(number(part.substr(0, colon), kHighestRank, option, text),
+                             number(streams, kBothStreams, option, text));
+  }
+  return choice;
+}
+
+std::vector<int> parse_rank_list(const std::string& text, const std::string& option) {
+  std::vector<int> ranks;
+  for (const std::string& part : split(text)) ranks.push_back(number(part, kHighestRank, option, text));
+  return ranks;
+}
+
+RankLogs::RankLogs(const LogOptions& options, int first_rank, int ranks) : sinks_(ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool shown = !options.printed || std::ranges::count(*options.printed, rank) > 0;
+    for (Sink& sink : sinks_[rank]) sink.printed = shown;
+    if (!options.one_file_folder.empty()) {
+      const int file = open(options.one_file_folder + "/" + options.run + "_rank" +
+                            std::to_string(first_rank + rank) + ".log");
+      for (Sink& sink : sinks_[rank]) sink = {file, false};
+    }
+    if (options.folder.empty()) continue;
+    const std::string folder = options.folder + "/" + options.run + "/attempt_0/" + std::to_string(rank);
+    for (const Stream stream : kStreams) {
+      const int bit = 1 << static_cast<int>(stream);
+      const bool redirected = (options.redirects.of(rank) & bit) != 0;
+      if (!redirected && (options.tee.of(rank) & bit) == 0) continue;
+      Sink& sink = sinks_[rank][static_cast<int>(stream)];
+      sink.file = open(folder + (stream == Stream::out ? "/stdout.log" : "/stderr.log"));
+      sink.printed = sink.printed && !redirected;
+    }
+  }
+}
+
+int RankLogs::open(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd.is_open()) {
+    throw UserError("cannot write the log file " + path + ": " +
+                    (error ? error.message() : std::strerror(errno)));
+  }
+  files_.push_back({path, std::move(fd)});
+  return static_cast<int>(files_.size()) - 1;
+}
+
+bool RankLogs::feed(int local_rank, Stream stream, std::string_view bytes, std::string& failure) {
+  if (sinks_.empty()) return true;
+  const Sink& sink = sinks_[local_rank][static_cast<int>(stream)];
+  if (sink.file < 0) return sink.printed;
+  File& file = files_[sink.file];
+  while (!bytes.empty() && file.fd.is_open()) {
+    const ssize_t size = ::write(file.fd.get(), bytes.data(), bytes.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) {
+      failure = "cannot write the log file " + file.path + " (" + std::strerror(errno) +
+                "): from here on its lines are printed";
+      file.fd.reset();
+      break;
+    }
+    bytes.remove_prefix(size);
+  }
+  return sink.printed || !file.fd.is_open();
+}
+
+}  // namespace zerorun

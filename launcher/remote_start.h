@@ -1,0 +1,40 @@
+// The commands that start agents on the hosts of a job: ssh to each host, or one pdsh, mpirun or srun for
+// all. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zerorun {
+
+enum class Starter { ssh, pdsh, openmpi, mpich, slurm };
+
+/// --launcher's names. Throws UserError for others, saying which of DeepSpeed's are not offered.
+Starter parse_starter(const std::string& name);
+
+struct StartPlan {
+  Starter starter = Starter::ssh;
+  std::vector<std::string> extra;  // --launcher_args
+  std::optional<int> ssh_port;
+  std::string zerorun;                 // the program's path on every host
+  std::vector<std::string> addresses;  // of the launcher, as the hosts may reach it
+  int port = 0;                        // where the launcher listens
+  std::string ticket;                  // what agents show to the launcher
+};
+
+/// One process that starts agents.
+struct StartCommand {
+  std::string name;                     // "ssh to worker-1", for messages
+  int node = -1;                        // the agent's number; -1: it starts all agents
+  std::vector<std::string> candidates;  // names of the program, the first in PATH is run; arguments[0] is one
+  std::vector<std::string> arguments;   // argv
+  std::vector<std::pair<std::string, std::string>> variables;  // added to its environment unless set there
+  std::string input;                                           // for its stdin
+};
+
+/// `hosts`: by node. `nodes`: the numbers of those to start; all, except under ssh.
+std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vector<std::string>& hosts,
+                                         const std::vector<int>& nodes);
+
+}  // namespace zerorun
