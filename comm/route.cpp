@@ -14,10 +14,6 @@
 namespace zerorun {
 namespace {
 
-bool is_loopback(const std::string& address) {
-  return address == "::1" || address.starts_with("127.") || address.starts_with("::ffff:127.");
-}
-
 std::string numeric(const sockaddr* address, socklen_t size) {
   std::array<char, NI_MAXHOST> text{};
   const int error = getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
@@ -35,6 +31,11 @@ Route route_by(const addrinfo& target) {
 }
 
 }  // namespace
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.") ||
+         address.starts_with("::ffff:127.");
+}
 
 Route route_to(const std::string& address) {
   addrinfo hints{};

@@ -16,6 +16,9 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
+/// Whether `address` is one by which a host reaches only itself. Pure.
+bool is_loopback(const std::string& address);
+
 /// The route to `address`, a host name or address. Sends nothing; asks the name service if `address` is a
 /// name. Throws CommError if the name is unknown or no interface leads to the address.
 Route route_to(const std::string& address);
