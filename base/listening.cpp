@@ -9,8 +9,10 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -64,32 +66,35 @@ bool listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) == 0 && listening != 0;
 }
 
+enum class Then { listen, wait };
+
 // If the result is not open, errno says why.
-UniqueFd try_address(const addrinfo& address, bool both_families) {
+UniqueFd try_address(const addrinfo& address, bool both_families, Then then) {
   UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.is_open()) return fd;
   const int yes = 1;
   const int no = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // connections of an earlier job linger
   if (both_families) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 && listen(fd.get(), SOMAXCONN) == 0) return fd;
+  if (bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+      (then == Then::wait || listen(fd.get(), SOMAXCONN) == 0)) {
+    return fd;
+  }
   const int error = errno;
   fd.reset();
   errno = error;
   return fd;
 }
 
-}  // namespace
-
 // A name may have several addresses. If the port is in use on one address, the remaining addresses are not
 // tried: ranks might connect to the address in use and reach the program there.
-ListeningSocket listen_on(const std::string& address, int port) {
+ListeningSocket open_on(const std::string& address, int port, Then then) {
   const bool all = address.empty();
   int error = 0;
   for (const int family : all ? std::vector{AF_INET6, AF_INET} : std::vector{AF_UNSPEC}) {
     const Addresses addresses = resolve(address, family, port);
     for (const addrinfo* one = addresses.get(); one != nullptr && error != EADDRINUSE; one = one->ai_next) {
-      UniqueFd fd = try_address(*one, all && family == AF_INET6);
+      UniqueFd fd = try_address(*one, all && family == AF_INET6, then);
       error = errno;
       if (!fd.is_open()) continue;
       const int chosen = port_of(fd.get());
@@ -97,6 +102,16 @@ ListeningSocket listen_on(const std::string& address, int port) {
     }
   }
   refuse(address, port, remedy(error));
+}
+
+}  // namespace
+
+ListeningSocket listen_on(const std::string& address, int port) {
+  return open_on(address, port, Then::listen);
+}
+
+ListeningSocket reserve_port(const std::string& address, int port) {
+  return open_on(address, port, Then::wait);
 }
 
 UniqueFd take_inherited_socket(int port) {
@@ -108,9 +123,22 @@ UniqueFd take_inherited_socket(int port) {
   const bool is_number = error == std::errc() && end == text.data() + text.size() && number > 2;
   // A descriptor with close-on-exec set was not inherited through exec: this process or its parent has taken
   // over the socket already.
-  if (!is_number || !listens(number) || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
+  if (!is_number || port_of(number) != port || fcntl(number, F_GETFD) != 0) return {};
   fcntl(number, F_SETFD, FD_CLOEXEC);
-  return UniqueFd(number);
+  UniqueFd socket(number);
+  if (!listens(number) && listen(number, SOMAXCONN) != 0) return {};
+  return socket;
+}
+
+bool this_process_listens_on(int port) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    int number = -1;
+    const std::string name = entry.path().filename();
+    std::from_chars(name.data(), name.data() + name.size(), number);
+    if (listens(number) && port_of(number) == port) return true;
+  }
+  return false;
 }
 
 }  // namespace zerorun

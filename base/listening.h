@@ -1,5 +1,6 @@
 // The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens the
-// socket and passes it to rank 0; without the launcher rank 0 opens the socket. Any thread.
+// socket and passes it to rank 0; without the launcher rank 0 opens the socket. A program of rank 0 may have
+// a store of torch.distributed on the same port: whichever of the two comes first listens. Any thread.
 #pragma once
 
 #include <string>
@@ -20,8 +21,17 @@ struct ListeningSocket {
 /// its interfaces). Throws UserError if the port is in use or the address does not belong to this machine.
 ListeningSocket listen_on(const std::string& address, int port);
 
-/// Takes over the socket whose descriptor is in kListenVariable. The result is not open if the descriptor
-/// does not listen on `port`: a program between the launcher and this process may have closed the socket.
+/// As listen_on(), but does not listen yet. Until someone does, a program that allows the reuse of addresses
+/// can listen on the port: a store of torch.distributed in rank 0's own program, but another job too.
+/// Everyone else is kept away, and the port is not given to outgoing connections.
+ListeningSocket reserve_port(const std::string& address, int port);
+
+/// Takes over the socket whose descriptor is in kListenVariable, and listens. The result is not open if the
+/// descriptor is no socket of `port` (a program between the launcher and this process may have closed it), or
+/// if somebody else listens on the port.
 UniqueFd take_inherited_socket(int port);
+
+/// Whether this process itself listens on `port`.
+bool this_process_listens_on(int port);
 
 }  // namespace zerorun

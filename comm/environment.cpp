@@ -1,34 +1,18 @@
 #include "comm/environment.h"
 
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <optional>
 
 #include "base/error.h"
+#include "base/route.h"
+#include "comm/cluster_environment.h"
+#include "comm/variables.h"
 
 namespace zerorun {
 namespace {
 
-std::optional<std::string> variable(const char* name) {
-  const char* value = std::getenv(name);
-  if (!value || !*value) return std::nullopt;
-  return value;
-}
-
-int integer(const char* name, const std::string& text, int lowest, int highest) {
-  int value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < lowest || value > highest) {
-    throw UserError(std::string("environment variable ") + name + "=" + text +
-                    ": expected a whole number from " + std::to_string(lowest) + " to " +
-                    std::to_string(highest));
-  }
-  return value;
-}
-
-std::string required(const char* name) {
-  if (auto value = variable(name)) return *value;
+std::string required(const Variables& variables, const char* name) {
+  if (auto value = variables.find(name)) return *value;
   throw UserError(
       std::string("environment variable ") + name +
       " is not set, though others of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are: launch "
@@ -60,51 +44,74 @@ CommChoice comm_choice(const std::string& text) {
 }
 
 // Leaves out torchrun's restart count: the agents of one job may count differently.
-std::string job_of_variables() {
-  if (auto token = variable("ZERORUN_JOB")) return "zerorun " + *token;
-  if (auto run = variable("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;
-  if (auto job = variable("SLURM_JOB_ID")) {
-    return "slurm " + *job + " " + variable("SLURM_STEP_ID").value_or("") + " " +
-           variable("SLURM_RESTART_COUNT").value_or("");
-  }
-  return "";
+std::string job_of_variables(const Variables& variables) {
+  if (auto token = variables.find("ZERORUN_JOB")) return "zerorun " + *token;
+  if (auto run = variables.find("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;
+  return name_of_slurm_job(variables);
 }
 
 // A host name may resolve to another address on other hosts, and without LOCAL_WORLD_SIZE ranks may be on
 // other hosts.
-bool is_one_host(const Environment& environment) {
-  const std::string& address = environment.master_addr;
-  if (address == "localhost" || address == "::1" || address.starts_with("127.")) return true;
-  return variable("LOCAL_WORLD_SIZE") && environment.local_world_size == environment.world_size;
+bool is_one_host(const Environment& environment, const Variables& variables) {
+  if (is_loopback(environment.master_addr)) return true;
+  return variables.has("LOCAL_WORLD_SIZE") && environment.local_world_size == environment.world_size;
+}
+
+void read_torchrun(const Variables& variables, Environment& environment) {
+  auto integer = [&](const char* name, int lowest, int highest) {
+    return whole_number(name, required(variables, name), lowest, highest);
+  };
+  environment.world_size = integer("WORLD_SIZE", 1, kMaxRanks);
+  environment.rank = integer("RANK", 0, environment.world_size - 1);
+  environment.local_rank = integer("LOCAL_RANK", 0, environment.world_size - 1);
+  environment.local_world_size = environment.world_size;
+  if (variables.has("LOCAL_WORLD_SIZE")) {
+    environment.local_world_size =
+        integer("LOCAL_WORLD_SIZE", environment.local_rank + 1, environment.world_size);
+  }
+  if (environment.world_size > 1) {
+    environment.master_addr = required(variables, "MASTER_ADDR");
+    environment.master_port = integer("MASTER_PORT", 1, 65535);
+  }
+  environment.one_host = is_one_host(environment, variables);
+  environment.job = job_of_variables(variables);
+  environment.agent_store = variables.find("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  environment.attempt = variables.find("TORCHELASTIC_RESTART_COUNT").value_or("0");
+}
+
+void take(const ClusterRank& place, const Variables& variables, Environment& environment) {
+  environment.rank = place.rank;
+  environment.world_size = place.world_size;
+  environment.local_rank = place.local_rank;
+  environment.local_world_size = place.local_world_size;
+  environment.master_addr = place.master_addr;
+  environment.master_port = place.master_port;
+  environment.one_host = place.local_world_size == place.world_size;
+  const auto token = variables.find("ZERORUN_JOB");
+  environment.job = token ? "zerorun " + *token : place.job;
 }
 
 }  // namespace
 
-Environment Environment::read() {
+Environment Environment::read(const Variables& variables, const HostFacts& host) {
   Environment environment;
-  if (auto timeout = variable("ZERORUN_TIMEOUT")) environment.timeout = seconds("ZERORUN_TIMEOUT", *timeout);
-  if (auto device = variable("ZERORUN_DEVICE")) environment.device = device_choice(*device);
-  if (auto comm = variable("ZERORUN_COMM")) environment.comm = comm_choice(*comm);
-  if (!variable("RANK") && !variable("WORLD_SIZE") && !variable("LOCAL_RANK")) return environment;
-
-  constexpr int kMaxRanks = 1 << 20;
-  environment.world_size = integer("WORLD_SIZE", required("WORLD_SIZE"), 1, kMaxRanks);
-  environment.rank = integer("RANK", required("RANK"), 0, environment.world_size - 1);
-  environment.local_rank = integer("LOCAL_RANK", required("LOCAL_RANK"), 0, environment.world_size - 1);
-  environment.local_world_size = environment.world_size;
-  if (auto local = variable("LOCAL_WORLD_SIZE")) {
-    environment.local_world_size =
-        integer("LOCAL_WORLD_SIZE", *local, environment.local_rank + 1, environment.world_size);
+  if (auto timeout = variables.find("ZERORUN_TIMEOUT")) {
+    environment.timeout = seconds("ZERORUN_TIMEOUT", *timeout);
   }
-  if (environment.world_size > 1) {
-    environment.master_addr = required("MASTER_ADDR");
-    environment.master_port = integer("MASTER_PORT", required("MASTER_PORT"), 1, 65535);
+  if (auto device = variables.find("ZERORUN_DEVICE")) environment.device = device_choice(*device);
+  if (auto comm = variables.find("ZERORUN_COMM")) environment.comm = comm_choice(*comm);
+  if (variables.has("RANK")) {
+    read_torchrun(variables, environment);
+  } else if (const auto place = read_cluster_rank(variables, host)) {
+    take(*place, variables, environment);
+  } else if (variables.has("WORLD_SIZE") || variables.has("LOCAL_RANK")) {
+    read_torchrun(variables, environment);  // reports what is missing
   }
-  environment.one_host = is_one_host(environment);
-  environment.job = job_of_variables();
-  environment.agent_store = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  environment.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return environment;
+}
+
+Environment Environment::read() {
+  return read(Variables::of_process(), HostFacts::of_this_host());
 }
 
 }  // namespace zerorun

@@ -1,11 +1,14 @@
-// A rank's settings from torchrun's environment variables, which `zerorun` sets too. Plain values; any
-// thread.
+// A rank's settings from torchrun's environment variables, which `zerorun` sets too, or else from those of
+// srun, mpirun or mpiexec. Plain values; any thread.
 #pragma once
 
 #include <chrono>
 #include <string>
 
 namespace zerorun {
+
+class Variables;
+struct HostFacts;
 
 /// The device that the ranks of a job train on.
 enum class DeviceChoice {
@@ -23,8 +26,9 @@ enum class CommChoice {
 
 /// The values of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 /// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and
-/// ZERORUN_COMM (auto, shm, gloo). Without RANK, WORLD_SIZE and LOCAL_RANK: one rank. The job is identified
-/// by ZERORUN_JOB, else by torchrun's run id, else by Slurm's job and step, if any of them is set.
+/// ZERORUN_COMM (auto, shm, gloo). Without RANK those of the cluster's launcher count
+/// (comm/cluster_environment.h); without any of them there is one rank. The job is identified by ZERORUN_JOB,
+/// else by torchrun's run id, else by the cluster's job, if any of them is set.
 struct Environment {
   int rank = 0;
   int world_size = 1;
@@ -40,8 +44,9 @@ struct Environment {
   std::string attempt = "0";  // how often the agent has restarted the ranks
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
-  /// Throws UserError naming the variable that is missing or malformed.
+  /// Throws UserError naming the variable that is missing, malformed or contradicts others.
   static Environment read();
+  static Environment read(const Variables& variables, const HostFacts& host);
 };
 
 }  // namespace zerorun

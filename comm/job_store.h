@@ -1,6 +1,6 @@
 // A connection to the key-value store at which the ranks of a job meet. Every call has a deadline, because
 // c10d's own calls ignore their timeout while the store's process is stopped. Every value is authenticated
-// with the job's seal (comm/seal.h): a value from another job is an error. Owned by the communicators that
+// with the job's seal (base/seal.h): a value from another job is an error. Owned by the communicators that
 // use it. Any thread.
 #pragma once
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 #include <sstream>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
@@ -69,12 +70,20 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   return all[name];
 }
 
-// Listens only on the master address if all ranks are on this host, so that other hosts cannot reach the
-// store.
-UniqueFd listen_as_rank_0(const Environment& environment) {
-  UniqueFd inherited = take_inherited_socket(environment.master_port);
-  if (inherited.is_open()) return inherited;
-  return listen_on(environment.one_host ? environment.master_addr : "", environment.master_port).fd;
+// How a connection is opened: rank 0 also hosts the store.
+struct Hosting {
+  bool hosts = false;
+  UniqueFd listening;  // not open: this process hosts a store on the port already
+};
+
+// Listens only on the master address if that is enough, so that no one else can reach the store. If the
+// program's own init_process_group() came first, rank 0 shares the store of that.
+Hosting host_as_rank_0(const Environment& environment) {
+  UniqueFd socket = take_inherited_socket(environment.master_port);
+  if (!socket.is_open() && !this_process_listens_on(environment.master_port)) {
+    socket = listen_on(environment.one_host ? environment.master_addr : "", environment.master_port).fd;
+  }
+  return {true, std::move(socket)};
 }
 
 // `text` is the job that the store serves, as read from kJobKey; `own` is the job of this rank.
@@ -86,24 +95,49 @@ void check_job(const std::string& text, const std::string& own, const Environmen
                   "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
-// Connects to the store; also starts its server if `listening` is an open socket. No other code outside of
-// JobStore communicates with the store.
-Connection open_connection(const Environment& environment, const Seal& seal, UniqueFd listening,
+using Opened = std::pair<Connection, std::string>;
+
+// Rank 0's call. c10d keeps one server for each port of a process (multiTenant), which lives as long as
+// anyone has it, so that init_process_group() can use this store, and this rank that one's.
+Opened host_store(const Environment& environment, const c10d::TCPStoreOptions& options,
+                  const std::string& own) {
+  auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  return {store, store->c10d::Store::compareSet(kJobKey, std::string(), own)};
+}
+
+// A store that ends before a job's rank 0 has come to it is that of a program which has destroyed its process
+// group again.
+Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options, const std::string& own,
+                   const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kPause(20);
+  for (;;) {
+    try {
+      options.timeout = deadline.remaining();
+      auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+      if (environment.agent_store) return {store, own};  // this store serves others too
+      store->wait({kJobKey}, deadline.remaining());
+      return {store, store->get_to_str(kJobKey)};
+    } catch (const c10::DistNetworkError&) {
+      if (Deadline::Clock::now() + kPause >= deadline.end()) throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+// All communication with the store outside of JobStore.
+Connection open_connection(const Environment& environment, const Seal& seal, Hosting hosting,
                            const Deadline& deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = listening.is_open();
   options.waitWorkers = false;
   options.timeout = deadline.remaining();
-  if (options.isServer) options.masterListenFd = listening.release();
+  options.isServer = options.multiTenant = hosting.hosts;
+  const bool shares = hosting.hosts && !hosting.listening.is_open();
+  if (hosting.listening.is_open()) options.masterListenFd = hosting.listening.release();
   const std::string own = hexadecimal(seal.job());
-  auto opening = run_detached([environment, options, own, deadline]() -> std::pair<Connection, std::string> {
-    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-    if (environment.agent_store)
-      return {store, own};  // the agent's store serves others too, so kJobKey is not used
-    if (options.isServer) store->c10d::Store::set(kJobKey, own);
-    store->wait({kJobKey}, deadline.remaining());
-    return {store, store->get_to_str(kJobKey)};
+  auto opening = run_detached([environment, options, own, deadline]() -> Opened {
+    return options.isServer ? host_store(environment, options, own)
+                            : reach_store(environment, options, own, deadline);
   });
   const std::string what = "rank " + std::to_string(environment.rank) + " did not reach " +
                            keeper_of(environment) + " at " + address_of(environment) +
@@ -112,6 +146,13 @@ Connection open_connection(const Environment& environment, const Seal& seal, Uni
     throw CommError(what + ", which does not answer: " + missed_end("connecting", deadline.timeout()));
   }
   const auto opened = opening.get();
+  if (!opened.value && shares) {
+    throw UserError(
+        "this process itself listens on port " + std::to_string(environment.master_port) +
+        " (MASTER_PORT), but not with a store that rank 0 can share: let init_process_group() make "
+        "its store, give a TCPStore multi_tenant=True, or take another port for it (" +
+        opened.failure + ")");
+  }
   if (!opened.value) throw CommError(what + ": " + opened.failure);
   check_job(opened.value->second, own, environment);
   return opened.value->first;
@@ -178,7 +219,7 @@ Joined join_store(const Environment& environment, const std::string& word, const
     const std::lock_guard lock(membership.mutex);
     number = membership.connects++;
     if (environment.rank == 0 && !environment.agent_store && !membership.keeper) {
-      membership.keeper = open_connection(environment, seal, listen_as_rank_0(environment), deadline);
+      membership.keeper = open_connection(environment, seal, host_as_rank_0(environment), deadline);
     }
     job = std::make_shared<const JobStore>(open_connection(environment, seal, {}, deadline),
                                            keeper_of(environment), seal, prefix_of(environment, seal));

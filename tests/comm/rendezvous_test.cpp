@@ -20,23 +20,24 @@ using Catch::Matchers::StartsWith;
 using std::chrono::milliseconds;
 using testing::Ending;
 using testing::run_processes;
-using Variables = std::map<std::string, std::string>;
+using Table = std::map<std::string, std::string>;
 
-const Variables kGood = {{"RANK", "1"},
-                         {"WORLD_SIZE", "4"},
-                         {"LOCAL_RANK", "1"},
-                         {"MASTER_ADDR", "10.0.0.7"},
-                         {"MASTER_PORT", "29500"}};
+const Table kGood = {{"RANK", "1"},
+                     {"WORLD_SIZE", "4"},
+                     {"LOCAL_RANK", "1"},
+                     {"MASTER_ADDR", "10.0.0.7"},
+                     {"MASTER_PORT", "29500"}};
 
 // Sets `variables`, and unsets all other environment variables that the constructor lists. The destructor
 // restores the old values.
 class ScopedVariables {
  public:
-  explicit ScopedVariables(const Variables& variables) {
+  explicit ScopedVariables(const Table& variables) {
     for (const char* name :
          {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
           "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID",
-          "SLURM_RESTART_COUNT", "ZERORUN_JOB", "ZERORUN_TIMEOUT", "ZERORUN_DEVICE", "ZERORUN_COMM"}) {
+          "SLURM_RESTART_COUNT", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "ZERORUN_JOB",
+          "ZERORUN_TIMEOUT", "ZERORUN_DEVICE", "ZERORUN_COMM"}) {
       if (const char* value = std::getenv(name)) saved_[name] = value;
       unsetenv(name);
       names_.push_back(name);
@@ -55,11 +56,11 @@ class ScopedVariables {
 
  private:
   std::vector<std::string> names_;
-  Variables saved_;
+  Table saved_;
 };
 
-Variables with(const std::string& name, const std::string& value) {
-  Variables variables = kGood;
+Table with(const std::string& name, const std::string& value) {
+  Table variables = kGood;
   variables[name] = value;
   return variables;
 }
@@ -112,7 +113,7 @@ TEST_CASE("environment: the device is read, with ranks or without") {
     INFO(text);
     ScopedVariables variables(with("ZERORUN_DEVICE", text));
     CHECK(Environment::read().device == wanted);
-    const Variables one = {{"ZERORUN_DEVICE", text}};
+    const Table one = {{"ZERORUN_DEVICE", text}};
     ScopedVariables alone(one);
     CHECK(Environment::read().device == wanted);
   }
@@ -152,17 +153,17 @@ TEST_CASE("environment: torchrun's agent store is noticed") {
 }
 
 TEST_CASE("environment: what the ranks of a job have in common is read from whoever started them") {
-  auto job_of = [](const Variables& variables) {
-    Variables all = kGood;
+  auto job_of = [](const Table& variables) {
+    Table all = kGood;
     all.insert(variables.begin(), variables.end());
     ScopedVariables scoped(all);
     return Environment::read().job;
   };
-  const Variables slurm = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
-  const Variables torchrun = {{"TORCHELASTIC_RUN_ID", "run"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
-  Variables restarted = torchrun;
+  const Table slurm = {{"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
+  const Table torchrun = {{"TORCHELASTIC_RUN_ID", "run"}, {"SLURM_JOB_ID", "7"}, {"SLURM_STEP_ID", "2"}};
+  Table restarted = torchrun;
   restarted["TORCHELASTIC_RESTART_COUNT"] = "3";
-  Variables launched = torchrun;
+  Table launched = torchrun;
   launched["ZERORUN_JOB"] = "token";
   CHECK(job_of({}).empty());
   CHECK(job_of({{"ZERORUN_JOB", ""}}).empty());
@@ -191,7 +192,7 @@ TEST_CASE("environment: ranks are on one host where that is said, or where no ot
 
 TEST_CASE("environment: a missing variable is named") {
   for (const auto& [name, value] : kGood) {
-    Variables rest = kGood;
+    Table rest = kGood;
     rest.erase(name);
     ScopedVariables variables(rest);
     CHECK_THROWS_AS(Environment::read(), UserError);
