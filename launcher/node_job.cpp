@@ -55,7 +55,7 @@ ThisMachine inspect_machine(const std::string& device) {
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
   // The name of a host may have another address on this host than on the others.
-  return listen_on(one_host || is_loopback(address) ? address : "", port);
+  return reserve_port(one_host || is_loopback(address) ? address : "", port);
 }
 
 std::vector<std::string> inherited_environment() {
@@ -72,6 +72,7 @@ JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& poin
   JobEnvironment job;
   job.placement = Placement(order.nodes);
   const std::vector<int>& slots = order.nodes[order.node].slots;
+  check_slots(order, slots, machine);
   job.master_addr = point.address;
   job.master_port = point.port;
   job.listening_fd = listening_fd;
@@ -96,7 +97,6 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
     throw UserError("the launcher's folder " + order.folder + " cannot be entered on this host: " +
                     std::strerror(errno) + ": make it, or start zerorun from a folder that all hosts have");
   }
-  check_slots(order, order.nodes[order.node].slots, machine);
   const JobEnvironment job = node_environment(order, point, machine, listening.get());
 
   JobPlan plan;

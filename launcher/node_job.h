@@ -13,11 +13,13 @@ namespace zerorun {
 /// This machine as the ranks of a job with this --device see it.
 ThisMachine inspect_machine(const std::string& device);
 
-/// Opens the port where the ranks meet: on all interfaces, or with one host or a loopback address on that
-/// alone. Throws UserError.
+/// Reserves the port where the ranks meet: on all interfaces, or with one host or a loopback address on that
+/// alone. Whoever comes first in rank 0 listens: the engine, or the program's own torch.distributed. Throws
+/// UserError.
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host);
 
-/// The variables that the ranks of this host have in common.
+/// The variables that the ranks of this host have in common. Throws UserError naming a GPU that it does not
+/// have.
 JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
                                 int listening_fd);
 

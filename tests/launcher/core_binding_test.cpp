@@ -171,8 +171,10 @@ TEST_CASE("binding: errors name the option, what is there and the remedy") {
 TEST_CASE("binding: a rank gets the threads of its share, and a dry run shows the share") {
   zerorun::JobEnvironment job;
   job.placement = zerorun::Placement({{"a", {0, 1}}, {"b", {0, 1}}});
+  zerorun::NodeOrder order;
+  order.arguments = {"prog"};
   job.bindings = bind_cores(synthetic_cores(kUsualNumbers), 2, "", {});
-  const std::string text = zerorun::describe_job(job, 1, {}, {"prog"});
+  const std::string text = zerorun::describe_job(job, 1, {}, order);
   CHECK_THAT(text, Contains(" RANK=2 ") && Contains(" OMP_NUM_THREADS=2 ") &&
                        Contains(" taskset -c 0-1,4-5 prog\n") && Contains(" taskset -c 2-3,6-7 prog\n"));
   CHECK(text.find("taskset") > text.find("\nb: "));

@@ -12,6 +12,7 @@
 #include "launcher/host_filter.h"
 #include "launcher/hostfile.h"
 #include "launcher/job_placement.h"
+#include "launcher/node_job.h"
 #include "launcher/placement.h"
 
 using Catch::Matchers::Contains;
@@ -160,7 +161,7 @@ namespace {
 
 struct Placed {
   Nodes nodes;
-  int node;
+  std::optional<int> node;
   std::string visible;
 
   bool operator==(const Placed&) const = default;
@@ -168,8 +169,15 @@ struct Placed {
 
 Placed place(const LaunchOptions& options, const std::optional<Hosts>& hosts = {}, int gpus = 0,
              const std::string& visible = "") {
-  const zerorun::JobPlacement job = zerorun::place_job(options, hosts, {"node7.example.org", gpus, visible});
-  return {job.placement.nodes(), job.node, job.visible_devices};
+  const zerorun::ThisMachine machine = {"node7.example.org", gpus, visible};
+  const zerorun::JobPlacement job = zerorun::place_job(options, hosts, machine);
+  zerorun::NodeOrder order;
+  order.nodes = job.placement.nodes();
+  order.node = job.node.value_or(0);
+  order.slots_named = zerorun::names_slots(options);
+  const std::string devices =
+      job.node ? zerorun::node_environment(order, {}, machine, -1).visible_devices : "";
+  return {job.placement.nodes(), job.node, devices};
 }
 
 LaunchOptions include(const std::string& filter) {
@@ -237,8 +245,9 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
   filtered.node_rank = 0;
   CHECK(place(filtered, hosts, 2) == Placed{{{"a", {1}}, {"b", {0, 1}}}, 0, "1"});
   CHECK_THROWS_WITH(place(node(2), hosts), Contains("--node_rank 2: the job has 2 hosts"));
-  CHECK_THROWS_WITH(place({}, hosts), Contains("runs on a, b") && Contains("--no_ssh --node_rank 0, 1, ..."));
-  CHECK_THROWS_WITH(place(include("b"), hosts), Contains("runs on b,"));
+  CHECK(place({}, hosts) == Placed{both, std::nullopt, ""});
+  CHECK(place(include("b"), hosts) == Placed{{{"b", {0, 1}}}, std::nullopt, ""});
+  CHECK(place({}, Hosts{{"a", 1}, {"node7", 1}}) == Placed{{{"a", {0}}, {"node7", {0}}}, 1, ""});
   CHECK_THROWS_WITH(place(node(1), hosts, 1), Contains("slot 1 does not exist: this machine has 1 GPU,"));
 }
 
