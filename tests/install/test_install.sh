@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_install.sh SOURCE BUILD: installs what was built, compiles the program of README outside of the tree against it,
-# and trains with it on two ranks.
+# trains with it on two ranks, and lets the installed zerorun look at this machine.
 set -euo pipefail
 source=$1 build=$2
 folder=$(mktemp -d)
@@ -16,3 +16,6 @@ cd "$folder/project"
 printed=$("$folder/installed/bin/zerorun" --num_gpus 2 "$folder/build/train")
 echo "$printed"
 grep -q "step 100: loss" <<<"$printed"
+diagnosis=$("$folder/installed/bin/zerorun" doctor || [[ $? == 1 ]])
+echo "$diagnosis"
+grep -q "over shared memory, the sums are right" <<<"$diagnosis"

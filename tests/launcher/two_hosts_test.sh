@@ -72,6 +72,19 @@ cmp "$work/alone.csv" "$work/together.csv" || fail "other losses"
 grep -q "collectives go over Gloo, not over shared memory: rank 2 is on another host" "$work/host0.log" ||
   fail "the ranks should have seen that they are on two hosts"
 
+echo "== zerorun doctor measures the link between them"
+for host in 1 0; do
+  on "$host" timeout 120 "$bin/zerorun" doctor --device cpu --timeout 60 --hostfile "$work/hostfile" --no_ssh \
+    --node_rank "$host" >"$work/doctor$host.log" 2>&1 &
+done
+wait $! || { (($? == 1)) && ! grep -q 'problem  *\(collectives\|link\)' "$work/doctor0.log"; } || fail "zerorun doctor"
+wait
+for text in '4 ranks on 2 hosts over Gloo, the sums are right' '^host worker-1' \
+  'slowest link  *worker-0 - worker-1: [0-9]* us, .*B/s'; do
+  grep -q "$text" "$work/doctor0.log" || fail "zerorun doctor does not say '$text'"
+done
+grep -q "results are on the host of rank 0" "$work/doctor1.log" || fail "the second host's doctor"
+
 echo "== a rank that is killed on one host ends the job on both"
 train 1 100000 "$work/unused.csv" >"$work/host1.log" 2>&1 &
 second=$!
@@ -94,4 +107,4 @@ grep -q "killed by signal 9\|SIGKILL" "$work/host1.log" || fail "the killed rank
 for host in 0 1; do
   [[ -z $(ip netns pids "${id}h$host") ]] || fail "processes are left on host $host"
 done
-echo "2 passed, 0 failed"
+echo "3 passed, 0 failed"
