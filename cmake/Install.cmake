@@ -9,7 +9,9 @@ include(GNUInstallDirs)
 set(ZERORUN_LIBRARIES zerorun_engine zerorun_optim zerorun_zero zerorun_offload zerorun_checkpoint zerorun_config
                       zerorun_comm zerorun_device zerorun_kernels zerorun_base)
 install(TARGETS ${ZERORUN_LIBRARIES} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS zerorun RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The probe finds LibTorch where it was built with it, and our CUDA library where that is installed.
+set_target_properties(zerorun_probe PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TORCH_DIR}/lib")
+install(TARGETS zerorun zerorun_probe RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET zerorun_cuda)
   install(TARGETS zerorun_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()

@@ -1,5 +1,6 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
-// config` handles configurations, `zerorun checkpoint` handles checkpoints.
+// config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` looks at the
+// machine.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -9,6 +10,7 @@
 #include "launcher/agent.h"
 #include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
+#include "launcher/doctor_command.h"
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
 
@@ -34,6 +36,7 @@ int main(int argc, char** argv) {
     if (zerorun::is_config_command(argc, argv)) return flushed(zerorun::run_config_command(argc, argv));
     if (zerorun::is_checkpoint_command(argc, argv))
       return flushed(zerorun::run_checkpoint_command(argc, argv));
+    if (zerorun::is_doctor_command(argc, argv)) return flushed(zerorun::run_doctor_command(argc, argv));
     auto parsed = zerorun::parse_launch_options(argc, argv);
     if (const auto* information = std::get_if<zerorun::Information>(&parsed)) {
       std::fputs(information->text.c_str(), stdout);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_install.sh SOURCE BUILD: installs the build, compiles the README's program outside of the source tree
-# against the installation, and trains with that program on two ranks.
+# against the installation, trains with that program on two ranks, and runs the installed zerorun doctor.
 set -euo pipefail
 source=$1 build=$2
 folder=$(mktemp -d)
@@ -16,3 +16,6 @@ cd "$folder/project"
 printed=$("$folder/installed/bin/zerorun" --num_gpus 2 "$folder/build/train")
 echo "$printed"
 grep -q "step 100: loss" <<<"$printed"
+diagnosis=$("$folder/installed/bin/zerorun" doctor || [[ $? == 1 ]])
+echo "$diagnosis"
+grep -q "over shared memory, the sums are right" <<<"$diagnosis"

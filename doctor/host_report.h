@@ -1,0 +1,11 @@
+// All that `zerorun doctor` says about one host. Any thread; takes some milliseconds.
+#pragma once
+
+#include "doctor/finding.h"
+
+namespace zerorun {
+
+/// `local_ranks` of `world_size` ranks of a job run on this host.
+Findings examine_host(int local_ranks, int world_size);
+
+}  // namespace zerorun

@@ -1,0 +1,39 @@
+// Versions, clock, shared memory, disks and settings of this host. Judging is pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "doctor/finding.h"
+
+namespace zerorun {
+
+struct HostSystem {
+  std::string kernel;     // "Linux 6.1.0-18-amd64"
+  std::string system;     // PRETTY_NAME of /etc/os-release
+  std::string libc;       // "2.36"
+  std::string processor;  // "AMD EPYC 7543"
+  std::string nodes;      // the list of NUMA nodes that are online, "0-1"
+  std::string time;       // UTC, "2025-01-31 12:00:00"
+  bool clock_synchronized = true;
+  std::string memfd_error;           // why memory files cannot be shared; empty: they can
+  std::string io_uring_error;        // likewise io_uring
+  std::optional<int64_t> shm_bytes;  // size of /dev/shm
+  std::vector<std::pair<std::string, int64_t>>
+      free_bytes;  // by folder: this one, and that of temporary files
+  std::vector<std::pair<std::string, std::string>> settings;  // environment variables that jobs heed
+};
+
+/// `root` replaces "/" for what is read from files (for tests).
+HostSystem read_host_system(const std::string& root = "");
+
+/// `gpus`: how many this host has.
+Findings judge_host_system(const HostSystem& system, int gpus);
+
+/// The versions of ZeroRun and of what it was built with.
+Finding build_versions();
+
+}  // namespace zerorun

@@ -1,0 +1,94 @@
+#include "launcher/captured_run.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace zerorun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A launcher that gets SIGTERM ends its ranks within the grace period and a second.
+constexpr std::chrono::milliseconds kTimeToEnd(6000);
+
+struct Pipe {
+  UniqueFd read_end, write_end;
+};
+
+[[noreturn]] void out_of_resources() {
+  throw Error(std::string("cannot start the launcher: ") + std::strerror(errno) +
+              " (see the limits that `ulimit -a` shows)");
+}
+
+Pipe open_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) out_of_resources();
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+// False at the end of the pipe.
+bool read_some(const UniqueFd& pipe, std::string& text) {
+  std::array<char, 65536> bytes;
+  const ssize_t size = ::read(pipe.get(), bytes.data(), bytes.size());
+  if (size > 0) text.append(bytes.data(), size);
+  return size > 0 || (size < 0 && errno == EINTR);
+}
+
+}  // namespace
+
+CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
+  Pipe out = open_pipe();
+  Pipe err = open_pipe();
+  std::vector<char*> pointers = {const_cast<char*>("zerorun")};
+  for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
+  pointers.push_back(nullptr);
+
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) out_of_resources();
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(127);
+    ::dup2(out.write_end.get(), STDOUT_FILENO);
+    ::dup2(err.write_end.get(), STDERR_FILENO);
+    ::execv("/proc/self/exe", pointers.data());
+    ::_exit(127);
+  }
+  out.write_end.reset();
+  err.write_end.reset();
+
+  CapturedRun run;
+  Clock::time_point deadline = Clock::now() + limit;
+  int next_signal = SIGTERM;
+  while (out.read_end.is_open() || err.read_end.is_open()) {
+    std::array<pollfd, 2> entries = {pollfd{out.read_end.get(), POLLIN, 0},
+                                     pollfd{err.read_end.get(), POLLIN, 0}};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    ::poll(entries.data(), entries.size(), static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
+    if (entries[0].revents != 0 && !read_some(out.read_end, run.out)) out.read_end.reset();
+    if (entries[1].revents != 0 && !read_some(err.read_end, run.err)) err.read_end.reset();
+    if (Clock::now() < deadline) continue;
+    run.timed_out = true;
+    ::kill(pid, next_signal);
+    if (next_signal == SIGKILL) break;
+    next_signal = SIGKILL;
+    deadline = Clock::now() + kTimeToEnd;
+  }
+  while (::waitpid(pid, &run.wait_status, 0) < 0 && errno == EINTR) continue;
+  return run;
+}
+
+}  // namespace zerorun

@@ -1,0 +1,14 @@
+// `zerorun doctor`: says what a bug report needs to know of this host, and tries collectives between ranks or
+// hosts. Called once from main, in its thread.
+#pragma once
+
+namespace zerorun {
+
+/// Whether the command line begins with `zerorun doctor`.
+bool is_doctor_command(int argc, const char* const* argv);
+
+/// Runs the command, prints to stdout, and returns the exit code: 0, or 1 if there is a problem. Throws
+/// UserError for a mistake on the command line.
+int run_doctor_command(int argc, const char* const* argv);
+
+}  // namespace zerorun

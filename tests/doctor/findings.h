@@ -1,0 +1,25 @@
+// How the tests of doctor/ look at findings.
+#pragma once
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <string>
+
+#include "doctor/finding.h"
+
+namespace zerorun::testing {
+
+/// The lines about `subject` as they are printed, without their beginning spaces.
+inline std::string lines_about(const Findings& findings, const std::string& subject) {
+  Findings some;
+  std::ranges::copy_if(findings, std::back_inserter(some),
+                       [&](const Finding& finding) { return finding.subject == subject; });
+  const std::string text = to_text(some);
+  return text.substr(std::min<size_t>(2, text.size()));
+}
+
+inline int count_of(const Findings& findings, Verdict verdict) {
+  return static_cast<int>(std::ranges::count(findings, verdict, &Finding::verdict));
+}
+
+}  // namespace zerorun::testing
