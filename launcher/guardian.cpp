@@ -37,8 +37,9 @@ void leave_the_launchers_world(int pipe_end) {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   // A process that waits until the launcher closes its output or a lock file must not wait for the guardian.
+  // stderr stays, for the one message of guard(): the guardian ends with the launcher.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  for (int fd : {0, 1, 2}) ::dup2(nothing, fd);
+  for (int fd : {0, 1}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
   ::close_range(pipe_end + 1, ~0U, 0);
   if (::chdir("/") != 0) return;  // not needed, only lets the launcher's folder be unmounted
@@ -56,6 +57,8 @@ void leave_the_launchers_world(int pipe_end) {
     if (message < 0) groups.erase(-message);
   }
   for (pid_t group : groups) ::kill(-group, SIGKILL);
+  constexpr char kMessage[] = "zerorun: the launcher was killed: its ranks on all hosts end\n";
+  [[maybe_unused]] ssize_t written = ::write(2, kMessage, sizeof kMessage - 1);
   _exit(0);
 }
 

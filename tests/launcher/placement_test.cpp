@@ -127,8 +127,12 @@ TEST_CASE("a dry run prints commands that a shell takes as they are meant") {
   job.master_port = 29500;
   job.token = "a secret";
   job.threads_per_rank = 2;
-  const std::string text = zerorun::describe_job(job, 0, {}, {"prog", "two words", "it's", ""});
-  CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: env -u ") &&
+  zerorun::NodeOrder order;
+  order.arguments = {"prog", "two words", "it's", ""};
+  order.folder = "/a folder";
+  order.variables = {{"NCCL_DEBUG", "a b"}};
+  const std::string text = zerorun::describe_job(job, 0, {}, order);
+  CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: cd '/a folder' && env -u ") && Contains(" NCCL_DEBUG='a b' ") &&
                        Contains(" prog 'two words' 'it'\\''s' ''\n") && Contains(" MASTER_PORT=29500 ") &&
                        !Contains("secret"));
   CHECK(text.find("OMP_NUM_THREADS=2") < text.find("\nb: "));
