@@ -39,4 +39,5 @@ target_link_libraries(zerorun_torch INTERFACE
   ${TORCH_DIR}/lib/libtorch_cpu.so ${TORCH_DIR}/lib/libc10.so Threads::Threads)
 # libtorch_cpu itself finds its few CUDA runtime libraries beside it by $ORIGIN, the linker must not look for them.
 target_link_options(zerorun_torch INTERFACE
-  -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
+  -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs
+  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:ZERORUN_FINDS_TORCH>>>:-Wl,-rpath,${TORCH_DIR}/lib>)
