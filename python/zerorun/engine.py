@@ -104,7 +104,7 @@ class Engine(torch.nn.Module):
         self.micro_steps = 0
         self._follow_mode()
         self._raw_readers = RawReaders(self)
-        self.optimizer = ZeroOptimizer(self, optimizer, groups or [self._group_of_config()])
+        self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
         self.optimizer.pull()
         self.lr_scheduler = self._make_schedule(lr_scheduler)
         _registry.add(self)
@@ -127,12 +127,13 @@ class Engine(torch.nn.Module):
                 return getattr(module, name)
             raise
 
-    def _group_of_config(self):
-        # lr and betas are the engine's: pull() sets them.
-        group = {"params": [p for p in self.module.parameters() if p.requires_grad], "lr": 0.0}
+    def _complete(self, groups):
+        """The groups with lr and betas, for which pull() has the values."""
+        more = {"lr": 0.0}
         if self._core.get_betas()[0] is not None:
-            group["betas"] = (0.9, 0.999)
-        return group
+            more["betas"] = (0.9, 0.999)
+        groups = groups or [{"params": [p for p in self.module.parameters() if p.requires_grad]}]
+        return [{**more, **group} for group in groups]
 
     def _follow_mode(self):
         """The engine's flag follows module.train() and module.eval() with each forward."""
