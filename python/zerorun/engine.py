@@ -253,6 +253,8 @@ class Engine(torch.nn.Module):
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
         """A collective, between step() and the next backward(). Returns True. `client_state`: of rank 0, what JSON has."""
+        if not self._config["has_scheduler"]:
+            self.optimizer.push()
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
