@@ -70,7 +70,10 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
 }
 
 py::dict bytes_of(CoreEngine& core) {
-  const BytesByCategory bytes = core.get().bytes_by_category();
+  const BytesByCategory bytes = [&] {
+    py::gil_scoped_release no_gil;
+    return core.get().bytes_by_category();
+  }();
   return py::dict("parameters"_a = bytes.parameters, "gradients"_a = bytes.gradients,
                   "master"_a = bytes.master, "moments"_a = bytes.moments, "buckets"_a = bytes.buckets,
                   "buffers"_a = bytes.buffers, "gathered"_a = bytes.gathered, "on_host"_a = bytes.on_host,
@@ -209,7 +212,8 @@ void bind_facts(Class& engine) {
           NoGil())
       .def("bytes", &bytes_of)
       .def("config", &config_of)
-      .def("gathers", [](CoreEngine& core) { return core.get().residency().gathers; });
+      .def(
+          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
 }
 
 // The ranks of this job on the CPU, for what they have to tell each other before they train.
