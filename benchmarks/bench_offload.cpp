@@ -64,8 +64,8 @@ class Training {
     const Config config = parse_config(text.dump(), "bench_offload", options.ranks);
     InitializeOptions given;
     given.communicator = communicator_;
-    state_ = std::make_shared<EngineState>(*model_, config, communicator_,
-                                           collect_parameters(*model_, config, given), given);
+    state_ = std::make_shared<EngineState>(model_of(*model_), config, communicator_,
+                                           collect_parameters(model_of(*model_), config, given), given);
     engine_.emplace(state_);
     auto generator = at::detail::createCPUGenerator(communicator_->rank() + 1);
     tokens_ = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},

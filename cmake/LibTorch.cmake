@@ -40,4 +40,5 @@ target_link_libraries(zerorun_torch INTERFACE
 # At run time libtorch_cpu finds its few CUDA runtime libraries beside it by $ORIGIN. The linker need not find
 # them.
 target_link_options(zerorun_torch INTERFACE
-  -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs)
+  -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs
+  $<$<NOT:$<BOOL:$<TARGET_PROPERTY:ZERORUN_FINDS_TORCH>>>:-Wl,-rpath,${TORCH_DIR}/lib>)

@@ -22,11 +22,15 @@ foreach(linker mold lld)
   endif()
 endforeach()
 
+# Python's extension module links the same objects as programs do. Calls within a library need no detour for it.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)  # all share precompiled headers, so all are compiled alike
+
 add_library(zerorun_flags INTERFACE)
 # -ffp-contract=off: fused multiply-adds would make results depend on the machine.
 # -Wno-restrict: g++ 12 gives false warnings for "text" + std::string (GCC PR 105651).
 target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=off
-                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -fno-semantic-interposition)
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)

@@ -107,10 +107,9 @@ std::map<std::string, SavedParameter> saved_parameters(const EngineState& state)
                    .trained = false};
   }
   std::unordered_map<const c10::TensorImpl*, std::string> first_names;
-  for (const auto& item : state.model->named_parameters()) {
-    if (!item.value().defined()) continue;
-    const auto [first, is_new] = first_names.emplace(item.value().unsafeGetTensorImpl(), item.key());
-    if (!is_new) saved[first->second].aliases.push_back(item.key());
+  for (const auto& [name, tensor] : state.model.parameters) {
+    const auto [first, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (!is_new) saved[first->second].aliases.push_back(name);
   }
   return saved;
 }

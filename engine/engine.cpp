@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full_like.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -61,7 +62,7 @@ StateKind kind_of(OffloadedState state) {
 
 }  // namespace
 
-Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
+Engine initialize(Model model, const Config& config, InitializeOptions options) {
   if (is_recording()) {
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
@@ -81,21 +82,29 @@ Engine initialize(torch::nn::Module& model, const Config& config, InitializeOpti
     log_adam(config);
     log_precision(config.precision);
   }
-  auto state = kept_by_forks(
-      std::make_shared<EngineState>(model, config, std::move(communicator), std::move(parameters), options));
+  auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(communicator),
+                                                           std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
   return_freed_memory();  // the memory of the parameters before they moved into buckets
   return Engine(std::move(state));
 }
 
-Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
-                  InitializeOptions options) {
+Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options) {
   if (!options.communicator) options.communicator = connect();
   const Config config = load_config(
       ds_config, {.world_size = options.communicator->world_size(),
                   .arguments = options.arguments,
                   .hidden_size = options.hidden_size ? options.hidden_size : hidden_size_of(model)});
-  return initialize(model, config, std::move(options));
+  return initialize(std::move(model), config, std::move(options));
+}
+
+Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options) {
+  return initialize(model_of(model), config, std::move(options));
+}
+
+Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
+                  InitializeOptions options) {
+  return initialize(model_of(model), ds_config, std::move(options));
 }
 
 Engine::Engine(std::shared_ptr<EngineState> state) : state_(std::move(state)) {}
@@ -251,10 +260,10 @@ at::Tensor Engine::cast_input(const at::Tensor& input) const {
 }
 
 void Engine::train() {
-  state_->model->train();
+  state_->model.set_training(true);
 }
 void Engine::eval() {
-  state_->model->eval();
+  state_->model.set_training(false);
 }
 
 void Engine::synchronize() {
@@ -285,6 +294,21 @@ std::vector<std::optional<std::pair<double, double>>> Engine::get_betas() const 
   for (int group = 0; group < state_->optimizer->groups(); ++group)
     betas.push_back(state_->optimizer->betas(group));
   return betas;
+}
+
+void Engine::set_lr(int group, double lr) {
+  state_->check_sets_group(group, "set_lr");
+  if (!std::isfinite(lr) || lr < 0)
+    throw UserError("engine.set_lr(): expected a rate that is finite and at least 0, found " +
+                    std::to_string(lr));
+  state_->optimizer->set_lr(group, lr);
+}
+
+void Engine::set_betas(int group, std::pair<double, double> betas) {
+  state_->check_sets_group(group, "set_betas");
+  if (!state_->optimizer->betas(group))
+    throw UserError("engine.set_betas(): " + state_->optimizer_name + " has no betas: leave the call out");
+  state_->optimizer->set_betas(group, betas);
 }
 
 double Engine::get_global_grad_norm() const {

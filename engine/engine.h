@@ -22,6 +22,7 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "engine/model.h"
 #include "engine/options.h"
 #include "zero/residency_report.h"
 
@@ -177,6 +178,11 @@ class Engine {
   std::vector<double> get_lr() const;
   /// Betas of each parameter group in the next optimizer step; absent if the optimizer has no betas.
   std::vector<std::optional<std::pair<double, double>>> get_betas() const;
+  /// Set values of a parameter group from the next optimizer step on, the same on all ranks. A checkpoint
+  /// restores them. Throw UserError if the config or the options name a schedule, or if the optimizer has no
+  /// betas.
+  void set_lr(int group, double lr);
+  void set_betas(int group, std::pair<double, double> betas);
   /// Norm of the averaged gradients over all parameters and ranks before clipping, in the last optimizer step
   /// (under Muon the norm of its directions instead). The same at every stage; 0 before the first step,
   /// infinity if a gradient was not finite.
@@ -196,16 +202,20 @@ class Engine {
   Communicator& communicator();
 
  private:
-  friend class GatheredParameters;
+  friend class GatherScope;
+  friend class ParameterStates;
   std::shared_ptr<EngineState> state_;  // also owned by GatheredParameters scopes
 };
 
-/// Wraps `model` (which must outlive the engine): broadcasts its parameters and buffers from rank 0 to the
-/// devices of all ranks and moves the parameters into buckets; their tensors stay the same objects. A model
-/// built under a DeferredInit (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError
+/// Wraps a model: broadcasts its parameters and buffers from rank 0 to the devices of all ranks and moves the
+/// parameters into buckets; their tensors stay the same objects. A model built under a DeferredInit
+/// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError
 /// if the config, the options or the model cannot be used.
-Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
+Engine initialize(Model model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`; `options` and the model supply values for "auto" settings.
+Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options = {});
+/// The same for model_of(`model`), which must outlive the engine.
+Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
                   InitializeOptions options = {});
 

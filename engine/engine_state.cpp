@@ -102,10 +102,10 @@ GatherLimits gather_limits(const Config& config) {
 
 }  // namespace
 
-EngineState::EngineState(torch::nn::Module& model, Config given_config,
+EngineState::EngineState(Model given_model, Config given_config,
                          std::shared_ptr<Communicator> given_communicator, ModelParameters parameters,
                          const InitializeOptions& options)
-    : model(&model),
+    : model(std::move(given_model)),
       config(std::move(given_config)),
       communicator(std::move(given_communicator)),
       policy(policy_of(config.zero.stage)),
@@ -115,7 +115,7 @@ EngineState::EngineState(torch::nn::Module& model, Config given_config,
                        *communicator)),
       buckets(bucketed(parameters), store, *communicator, bucket_options(config, policy, *communicator)),
       residency(buckets.marked() ? std::make_unique<Residency>(buckets, *communicator, gather_limits(config),
-                                                               [&model] { return model.is_training(); })
+                                                               model.is_training)
                                  : nullptr),
       reducer(buckets, store, *communicator,
               reducer_options(config, policy, averaging.before, communicator->device())),
@@ -298,6 +298,19 @@ void EngineState::drop_failed_backward() {
   dropped_failed = true;
   log_warning("a backward threw: the gradients since the last optimizer step are dropped" +
               (lost > 0 ? ", those of " + std::to_string(lost) + " micro-steps too" : std::string()));
+}
+
+void EngineState::check_sets_group(int group, const std::string& call) {
+  finish_open_step();
+  if (schedule.is_given()) {
+    throw UserError(
+        "engine." + call +
+        "() in a run with a schedule, which sets these values: remove the config's \"scheduler\", or "
+        "the schedule of the program");
+  }
+  if (group >= 0 && group < optimizer->groups()) return;
+  throw UserError("engine." + call + "(): parameter group " + std::to_string(group) + ", expected 0 to " +
+                  std::to_string(optimizer->groups() - 1));
 }
 
 void EngineState::check_states_are_here(const std::string& call) const {

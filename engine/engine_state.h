@@ -9,6 +9,7 @@
 #include "engine/backward_passes.h"
 #include "engine/checkpoint_writer.h"
 #include "engine/host_update.h"
+#include "engine/model.h"
 #include "engine/model_parameters.h"
 #include "engine/offload.h"
 #include "engine/options.h"
@@ -40,7 +41,7 @@ struct StepCounts {
 };
 
 struct EngineState {
-  EngineState(torch::nn::Module& model, Config config, std::shared_ptr<Communicator> communicator,
+  EngineState(Model model, Config config, std::shared_ptr<Communicator> communicator,
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
@@ -61,6 +62,8 @@ struct EngineState {
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
   void check_before_step() const;
+  /// Concludes the last step. Throws UserError unless the program may set values of this parameter group.
+  void check_sets_group(int group, const std::string& call);
   /// Throws UserError for a parameter that has left its bucket.
   void check_in_place() const;
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
@@ -96,7 +99,7 @@ struct EngineState {
   at::Tensor lend_moment(const Shard& shard, const char* name);
   std::unique_ptr<ShardOptimizer> make_optimizer(const InitializeOptions& options);
 
-  torch::nn::Module* model;
+  Model model;
   Config config;
   std::shared_ptr<Communicator> communicator;
   StagePolicy policy;

@@ -11,13 +11,12 @@ namespace zerorun {
 namespace {
 
 // The index of `tensor` among the parameters in buckets; -1 for a parameter of the model outside of buckets.
-int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const at::Tensor& tensor,
-                   size_t position) {
+int find_parameter(const Buckets& buckets, const Model& model, const at::Tensor& tensor, size_t position) {
   const auto& parameters = buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     if (parameters[index].tensor.is_same(tensor)) return static_cast<int>(index);
   }
-  for (const at::Tensor& parameter : model.parameters()) {
+  for (const auto& [name, parameter] : model.parameters) {
     if (parameter.is_same(tensor)) return -1;
   }
   throw UserError("GatheredParameters: tensor " + std::to_string(position) +
@@ -26,16 +25,16 @@ int find_parameter(const Buckets& buckets, const torch::nn::Module& model, const
 
 }  // namespace
 
-GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
-                                       std::optional<int> modifier_rank)
-    : state_(engine.state_), modifier_rank_(modifier_rank), exceptions_(std::uncaught_exceptions()) {
+GatherScope::GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters,
+                         std::optional<int> modifier_rank)
+    : state_(engine.state_), modifier_rank_(modifier_rank) {
   const int ranks = state_->communicator->world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= ranks)) {
     throw UserError("GatheredParameters: modifier rank " + std::to_string(*modifier_rank) +
                     " is not one of the " + std::to_string(ranks) + " ranks");
   }
   for (size_t position = 0; position < parameters.size(); ++position) {
-    const int index = find_parameter(state_->buckets, *state_->model, parameters[position], position);
+    const int index = find_parameter(state_->buckets, state_->model, parameters[position], position);
     if (index < 0) {
       whole_.push_back(parameters[position]);
     } else {
@@ -49,9 +48,8 @@ GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Ten
   ++state_->open_scopes;
 }
 
-GatheredParameters::~GatheredParameters() noexcept(false) {
+void GatherScope::close(bool unwinding) {
   --state_->open_scopes;
-  const bool unwinding = std::uncaught_exceptions() != exceptions_;
   ScopeEnd end = modifier_rank_ ? ScopeEnd::abandoned : ScopeEnd::read;
   std::exception_ptr failure;
   try {
@@ -70,7 +68,7 @@ GatheredParameters::~GatheredParameters() noexcept(false) {
   if (failure && !unwinding) std::rethrow_exception(failure);
 }
 
-void GatheredParameters::share_writes() {
+void GatherScope::share_writes() {
   Communicator& communicator = *state_->communicator;
   for (int index : bucketed_) {
     const int bucket = state_->buckets.bucket_of(index);
@@ -86,6 +84,14 @@ void GatheredParameters::share_writes() {
     broadcast_tensor({"a parameter of the GatheredParameters scope", tensor}, *modifier_rank_, communicator);
     tensor.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+GatheredParameters::GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
+                                       std::optional<int> modifier_rank)
+    : scope_(engine, parameters, modifier_rank), exceptions_(std::uncaught_exceptions()) {}
+
+GatheredParameters::~GatheredParameters() noexcept(false) {
+  scope_.close(std::uncaught_exceptions() != exceptions_);
 }
 
 }  // namespace zerorun

@@ -16,6 +16,28 @@
 
 namespace zerorun {
 
+/// What GatheredParameters does, for callers whose scopes are not those of C++.
+class GatherScope {
+ public:
+  /// Opens the scope; the rest is as with GatheredParameters.
+  GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank);
+  GatherScope(const GatherScope&) = delete;
+  GatherScope& operator=(const GatherScope&) = delete;
+
+  /// Closes the scope; to be called once. `unwinding`: an exception ended the scope. Then this throws
+  /// nothing, and the modifier rank's writes are not broadcast.
+  void close(bool unwinding);
+
+ private:
+  void share_writes();
+
+  std::shared_ptr<EngineState> state_;
+  std::vector<int> bucketed_;      // indices of those parameters that are in buckets
+  std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
+  std::vector<int> buckets_;       // the buckets of bucketed_, ascending
+  std::optional<int> modifier_rank_;
+};
+
 class GatheredParameters {
  public:
   /// `parameters`: of the model, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
@@ -33,13 +55,7 @@ class GatheredParameters {
   static void* operator new(size_t) = delete;
 
  private:
-  void share_writes();
-
-  std::shared_ptr<EngineState> state_;
-  std::vector<int> bucketed_;      // indices of those parameters that are in buckets
-  std::vector<at::Tensor> whole_;  // frozen parameters outside of buckets
-  std::vector<int> buckets_;       // the buckets of bucketed_, ascending
-  std::optional<int> modifier_rank_;
+  GatherScope scope_;
   int exceptions_;  // number of uncaught exceptions when the scope was opened
 };
 

@@ -11,11 +11,11 @@ constexpr int64_t kCountedDimensions = 2;
 
 }  // namespace
 
-std::optional<int64_t> hidden_size_of(const torch::nn::Module& model) {
+std::optional<int64_t> hidden_size_of(const Model& model) {
   std::map<int64_t, int64_t> occurrences;  // by size, ascending
   std::unordered_set<c10::TensorImpl*> seen;
-  for (const at::Tensor& parameter : model.parameters()) {
-    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+  for (const auto& [name, parameter] : model.parameters) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const int64_t dimensions = std::min(parameter.dim(), kCountedDimensions);
     for (int64_t dimension = 0; dimension < dimensions; ++dimension) {
       if (parameter.size(dimension) > 1) ++occurrences[parameter.size(dimension)];

@@ -2,10 +2,10 @@
 // function of the parameters' sizes; any thread.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <optional>
+
+#include "engine/model.h"
 
 namespace zerorun {
 
@@ -14,6 +14,6 @@ namespace zerorun {
 /// a layer's width rather than the width that it projects to, and fewer parameters stay gathered with it.
 /// Dimensions of size 1 do not count, a parameter registered twice counts once, and only a parameter's first
 /// two dimensions count, because the others are the kernel of a convolution. Empty if no size is left.
-std::optional<int64_t> hidden_size_of(const torch::nn::Module& model);
+std::optional<int64_t> hidden_size_of(const Model& model);
 
 }  // namespace zerorun

@@ -160,34 +160,33 @@ int own_group(int given, const std::string& name, const at::Tensor& tensor, cons
 
 }  // namespace
 
-ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
+ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options) {
   const GroupOf groups = read_groups(options);
   size_t found_in_groups = 0;
   ModelParameters result;
 
   std::unordered_set<c10::TensorImpl*> seen;
-  for (const auto& item : model.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+  for (const auto& [name, tensor] : model.parameters) {
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
     if (!tensor.requires_grad()) {
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
-        result.frozen.push_back({item.key(), tensor, kFrozen});
+        result.frozen.push_back({name, tensor, kFrozen});
       } else {
-        result.unbucketed.push_back({.name = item.key(), .tensor = tensor});
+        result.unbucketed.push_back({.name = name, .tensor = tensor});
       }
       continue;
     }
     if (!groups.empty() && group == groups.end()) {
-      throw UserError("parameter " + item.key() +
+      throw UserError("parameter " + name +
                       " requires grad but is in no parameter group: add it to one, or freeze it with "
                       "requires_grad_(false)");
     }
-    check_trainable(item.key(), tensor, config.precision.training);
+    check_trainable(name, tensor, config.precision.training);
     const int given = groups.empty() ? 0 : group->second;
-    result.trained.push_back({item.key(), tensor, own_group(given, item.key(), tensor, config)});
+    result.trained.push_back({name, tensor, own_group(given, name, tensor, config)});
   }
   if (found_in_groups != groups.size()) {
     throw UserError("the parameter groups hold " + std::to_string(groups.size() - found_in_groups) +
@@ -196,10 +195,8 @@ ModelParameters collect_parameters(torch::nn::Module& model, const Config& confi
   if (result.trained.empty())
     throw UserError("the model has no parameter that requires grad: nothing to train");
   const size_t frozen = result.unbucketed.size();
-  for (const auto& item : model.named_buffers()) {
-    if (item.value().defined())
-      result.unbucketed.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
-  }
+  for (const auto& [name, tensor] : model.buffers)
+    result.unbucketed.push_back({.name = name, .tensor = tensor, .is_buffer = true});
   choose_conversions(result.unbucketed, frozen, config.precision);
   for (const NamedTensor& other : result.unbucketed) check_shared(other);
   check_no_shared_memory(result);

@@ -1,8 +1,6 @@
-// The module's tensors as initialize() needs them: which parameters are trained, in which group, and which
+// The model's tensors as initialize() needs them: which parameters are trained, in which group, and which
 // other tensors all ranks share.
 #pragma once
-
-#include <torch/nn/module.h>
 
 #include <optional>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
+#include "engine/model.h"
 #include "engine/options.h"
 #include "zero/buckets.h"
 
@@ -33,7 +32,7 @@ struct ModelParameters {
 /// floating-point parameters are partitioned as config.zero says and converted as config.precision says;
 /// buffers are converted likewise. Throws UserError for a parameter that cannot be trained here or is in no
 /// group, or in two.
-ModelParameters collect_parameters(torch::nn::Module& model, const Config& config,
+ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
 
 /// Throws UserError on every rank unless all ranks have the same parameters and `settings` (text of

@@ -31,6 +31,8 @@ class ScheduleFollower {
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
+  /// Whether there is a schedule or an lr_scheduler.
+  bool is_given() const { return schedule_ || lr_scheduler_; }
   /// Sets the values of the step that follows `applied_steps` applied steps; then no values are due.
   void ask(int64_t applied_steps);
   /// A step was applied: new values are due.

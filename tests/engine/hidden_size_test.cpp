@@ -16,6 +16,12 @@ using torch::nn::Conv2dOptions;
 using torch::nn::Linear;
 using torch::nn::LinearOptions;
 
+std::optional<int64_t> hidden_size_of(const torch::nn::Module& module) {
+  Model model;
+  for (const auto& item : module.named_parameters()) model.parameters.emplace_back(item.key(), item.value());
+  return zerorun::hidden_size_of(model);
+}
+
 TEST_CASE("The hidden size of a GPT-2 is its width, whatever its depth, vocabulary and length") {
   const Gpt2Options options = GENERATE(
       Gpt2Options{}, Gpt2Options{.layers = 1, .hidden = 16, .heads = 2, .vocab = 256, .positions = 16},

@@ -237,8 +237,8 @@ struct Layers {
     InitializeOptions options;
     options.communicator = communicator;
     options.bucket_numel = 1;
-    state = std::make_shared<EngineState>(*model, config, communicator,
-                                          collect_parameters(*model, config, options), options);
+    state = std::make_shared<EngineState>(model_of(*model), config, communicator,
+                                          collect_parameters(model_of(*model), config, options), options);
     engine.emplace(state);
   }
   void step() {

@@ -83,8 +83,8 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
     client = how.client({model->first, model->last, model->bias});
     options.optimizer = client.get();
   }
-  state = std::make_shared<EngineState>(*model, config, communicator,
-                                        collect_parameters(*model, config, options), options);
+  state = std::make_shared<EngineState>(model_of(*model), config, communicator,
+                                        collect_parameters(model_of(*model), config, options), options);
   engine = std::make_unique<Engine>(state);
 }
 

@@ -1,0 +1,17 @@
+// The extension module zerorun._core: what zerorun's Python files call. Its users are those files, no
+// programs.
+
+#include "base/program.h"
+#include "python/src/engine_binding.h"
+#include "python/src/errors.h"
+#include "zero/interception.h"
+
+PYBIND11_MODULE(_core, module) {
+  namespace py = pybind11;
+  module.attr("version") = ZERORUN_VERSION;
+  zerorun::python::add_errors(module);
+  zerorun::python::bind_engine(module);
+  zerorun::python::bind_parameter_access(module);
+  module.def("key_is_free", &zerorun::interception_key_is_free);
+  module.def("survive_termination", &zerorun::survive_termination);
+}

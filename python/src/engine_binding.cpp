@@ -1,0 +1,312 @@
+#include "python/src/engine_binding.h"
+
+#include <ATen/ops/full.h>
+
+#include <map>
+#include <string>
+#include <variant>
+
+#include "base/error.h"
+#include "comm/environment.h"
+#include "comm/rendezvous.h"
+#include "config/config.h"
+#include "engine/hidden_size.h"
+#include "optim/schedule.h"
+
+namespace zerorun::python {
+namespace {
+
+namespace py = pybind11;
+using namespace pybind11::literals;  // NOLINT(google-build-using-namespace): names of arguments
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+struct Given {
+  Model::NamedTensors parameters;
+  Model::NamedTensors buffers;
+  std::string config;     // the text of a ds_config.json
+  std::string origin;     // what it is called in messages
+  std::string optimizer;  // a ds_config.json with the program's own optimizer alone; empty: none
+  std::vector<ParameterGroup> groups;
+  Arguments arguments;
+  bool has_schedule = false;  // the program sets learning rates
+  std::string output_folder;
+};
+
+Config read_config(const Given& given, const Model& model, int world_size) {
+  Config config = parse_config(
+      given.config, given.origin,
+      {.world_size = world_size, .arguments = given.arguments, .hidden_size = hidden_size_of(model)});
+  if (!given.optimizer.empty()) {
+    if (config.optimizer) {
+      throw UserError(
+          "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
+          "not pass "
+          "one to initialize()");
+    }
+    config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
+  }
+  if (!config.optimizer)
+    throw UserError("no optimizer: add an \"optimizer\" block to the config or pass one to initialize()");
+  if (config.scheduler && given.has_schedule) {
+    throw UserError(
+        "both the config and the program name a schedule: remove the config's \"scheduler\" block or do not "
+        "pass "
+        "lr_scheduler to initialize()");
+  }
+  return config;
+}
+
+std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
+  auto mode = std::make_shared<Mode>(true);
+  Model model = make_model(std::move(given.parameters), std::move(given.buffers), mode);
+  InitializeOptions options;
+  options.communicator = connect();
+  const Config config = read_config(given, model, options.communicator->world_size());
+  options.parameter_groups = std::move(given.groups);
+  options.output_folder = given.output_folder;
+  return std::unique_ptr<CoreEngine, WithoutGil>(
+      new CoreEngine(initialize(std::move(model), config, std::move(options)), mode));
+}
+
+py::dict bytes_of(CoreEngine& core) {
+  const BytesByCategory bytes = [&] {
+    py::gil_scoped_release no_gil;
+    return core.get().bytes_by_category();
+  }();
+  return py::dict("parameters"_a = bytes.parameters, "gradients"_a = bytes.gradients,
+                  "master"_a = bytes.master, "moments"_a = bytes.moments, "buckets"_a = bytes.buckets,
+                  "buffers"_a = bytes.buffers, "gathered"_a = bytes.gathered, "on_host"_a = bytes.on_host,
+                  "in_files"_a = bytes.in_files);
+}
+
+py::dict config_of(CoreEngine& core) {
+  const Config& config = core.get().config();
+  const PrecisionConfig& precision = config.precision;
+  return py::dict(
+      "train_batch_size"_a = config.batch.train_batch_size,
+      "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
+      "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
+      "dtype"_a = std::string(name_of(precision.training)), "clipping"_a = config.gradient_clipping,
+      "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
+      "optimizer"_a = std::string(name_of(*config.optimizer)),
+      "has_scheduler"_a = config.scheduler.has_value(), "managed"_a = config.managed_gradient_accumulation,
+      "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
+}
+
+class NoSyncScope {
+ public:
+  explicit NoSyncScope(CoreEngine& core) : core_(&core) {}
+  void enter() { scope_.emplace(core_->get()); }
+  void exit() { scope_.reset(); }
+
+ private:
+  struct Held {
+    explicit Held(Engine& engine) : scope(engine.no_sync()) {}
+    Engine::NoSync scope;
+  };
+  CoreEngine* core_;
+  std::optional<Held> scope_;
+};
+
+template <typename Class>
+void bind_training(Class& engine) {
+  engine
+      .def(
+          "backward",
+          [](CoreEngine& core, const at::Tensor& loss, bool retain, bool create) {
+            core.get().backward(loss, retain, create);
+          },
+          "loss"_a, "retain_graph"_a = false, "create_graph"_a = false, NoGil())
+      .def(
+          "scale", [](CoreEngine& core, const at::Tensor& loss) { return core.get().scale(loss); }, NoGil())
+      .def(
+          "step", [](CoreEngine& core) { core.get().step(); }, NoGil())
+      .def(
+          "zero_grad", [](CoreEngine& core) { core.get().zero_grad(); }, NoGil())
+      .def("set_boundary",
+           [](CoreEngine& core, bool is) { core.get().set_gradient_accumulation_boundary(is); })
+      .def("is_boundary", [](CoreEngine& core) { return core.get().is_gradient_accumulation_boundary(); })
+      .def(
+          "cast_input",
+          [](CoreEngine& core, const at::Tensor& input) { return core.get().cast_input(input); }, NoGil())
+      .def(
+          "synchronize", [](CoreEngine& core) { core.get().synchronize(); }, NoGil())
+      .def(
+          "set_lr", [](CoreEngine& core, int group, double lr) { core.get().set_lr(group, lr); }, NoGil())
+      .def(
+          "set_betas",
+          [](CoreEngine& core, int group, std::pair<double, double> betas) {
+            core.get().set_betas(group, betas);
+          },
+          NoGil())
+      .def("set_training", &CoreEngine::set_training)
+      .def("destroy", &CoreEngine::destroy, NoGil());
+}
+
+template <typename Class>
+void bind_checkpoints(Class& engine) {
+  engine
+      .def(
+          "save_checkpoint",
+          [](CoreEngine& core, const std::string& folder, const std::string& tag,
+             const std::string& client_state, bool save_latest, bool exclude_frozen, int64_t keep_last,
+             bool asynchronous) {
+            return core.get()
+                .save_checkpoint(folder, tag,
+                                 {.client_state = client_state,
+                                  .save_latest = save_latest,
+                                  .exclude_frozen = exclude_frozen,
+                                  .keep_last = keep_last,
+                                  .asynchronous = asynchronous})
+                .string();
+          },
+          NoGil())
+      .def(
+          "wait_for_checkpoint", [](CoreEngine& core) { core.get().wait_for_checkpoint(); }, NoGil())
+      .def(
+          "load_checkpoint",
+          [](CoreEngine& core, const std::string& folder, const std::string& tag, bool strict,
+             bool optimizer_states, bool counters) {
+            const RestoredCheckpoint restored = core.get().load_checkpoint(
+                folder, tag, {.strict = strict, .optimizer_states = optimizer_states, .counters = counters});
+            return std::pair(restored.path.string(), restored.client_state);
+          },
+          NoGil())
+      .def(
+          "save_16bit_model",
+          [](CoreEngine& core, const std::string& folder, const std::string& file, bool exclude_frozen) {
+            core.get().save_16bit_model(folder, file, exclude_frozen);
+          },
+          NoGil())
+      .def(
+          "offload_states", [](CoreEngine& core) { core.get().offload_states(); }, NoGil())
+      .def(
+          "reload_states", [](CoreEngine& core) { core.get().reload_states(); }, NoGil());
+}
+
+template <typename Class>
+void bind_facts(Class& engine) {
+  engine
+      .def(
+          "get_lr", [](CoreEngine& core) { return core.get().get_lr(); }, NoGil())
+      .def(
+          "get_betas", [](CoreEngine& core) { return core.get().get_betas(); }, NoGil())
+      .def(
+          "grad_norm", [](CoreEngine& core) { return core.get().get_global_grad_norm(); }, NoGil())
+      .def(
+          "was_step_applied", [](CoreEngine& core) { return core.get().was_step_applied(); }, NoGil())
+      .def(
+          "skipped_steps", [](CoreEngine& core) { return core.get().skipped_steps(); }, NoGil())
+      .def("global_steps", [](CoreEngine& core) { return core.get().global_steps(); })
+      .def(
+          "loss_scale", [](CoreEngine& core) { return core.get().loss_scale(); }, NoGil())
+      .def("should_stop", [](CoreEngine& core) { return core.get().should_stop(); })
+      .def("device", [](CoreEngine& core) { return core.get().device().str(); })
+      .def("rank", [](CoreEngine& core) { return core.get().communicator().rank(); })
+      .def("world_size", [](CoreEngine& core) { return core.get().communicator().world_size(); })
+      .def("shares_memory", [](CoreEngine& core) { return core.get().communicator().shares_memory(); })
+      .def(
+          "barrier",
+          [](CoreEngine& core) { core.get().communicator().barrier("a barrier of the program")->wait(); },
+          NoGil())
+      .def("bytes", &bytes_of)
+      .def("config", &config_of)
+      .def(
+          "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
+}
+
+// The ranks of this job on the CPU, for what they have to tell each other before they train.
+class Meeting {
+ public:
+  int64_t from_rank_0(int64_t number) {
+    const at::Tensor told = at::full({1}, number, at::kLong);
+    ranks_->broadcast(told, 0, "a number of rank 0")->wait();
+    return told.item<int64_t>();
+  }
+  void wait() { ranks_->barrier("a meeting of the program")->wait(); }
+
+ private:
+  static std::shared_ptr<Communicator> connect_on_cpu() {
+    Environment environment = Environment::read();
+    environment.device = DeviceChoice::cpu;
+    return connect(environment);
+  }
+
+  std::shared_ptr<Communicator> ranks_ = connect_on_cpu();
+};
+
+// A schedule of ds_config.json that the program steps by itself.
+class ProgramSchedule {
+ public:
+  explicit ProgramSchedule(const std::string& block)
+      : config_(*parse_config("{\"train_micro_batch_size_per_gpu\": 1, \"scheduler\": " + block + "}",
+                              "the schedule's arguments", 1)
+                     .scheduler) {}
+  std::pair<double, std::optional<std::pair<double, double>>> values(int64_t step, int group,
+                                                                     double base_lr) const {
+    const ScheduledValues values = scheduled_values(config_, group, base_lr, step);
+    return {values.lr, values.betas};
+  }
+
+ private:
+  SchedulerConfig config_;
+};
+
+}  // namespace
+
+Engine& CoreEngine::get() {
+  if (!engine_) throw UserError("the engine is destroyed: make another one with zerorun.initialize()");
+  return *engine_;
+}
+
+void WithoutGil::operator()(CoreEngine* engine) const {
+  if (!PyGILState_Check()) {
+    delete engine;
+    return;
+  }
+  py::gil_scoped_release no_gil;
+  delete engine;
+}
+
+void bind_engine(py::module_& module) {
+  py::class_<ParameterGroup>(module, "ParameterGroup")
+      .def(py::init<>())
+      .def_readwrite("parameters", &ParameterGroup::parameters)
+      .def_readwrite("lr", &ParameterGroup::lr)
+      .def_readwrite("weight_decay", &ParameterGroup::weight_decay)
+      .def_readwrite("betas", &ParameterGroup::betas)
+      .def_readwrite("eps", &ParameterGroup::eps);
+  py::class_<Given>(module, "Given")
+      .def(py::init<>())
+      .def_readwrite("parameters", &Given::parameters)
+      .def_readwrite("buffers", &Given::buffers)
+      .def_readwrite("config", &Given::config)
+      .def_readwrite("origin", &Given::origin)
+      .def_readwrite("optimizer", &Given::optimizer)
+      .def_readwrite("groups", &Given::groups)
+      .def_readwrite("arguments", &Given::arguments)
+      .def_readwrite("has_schedule", &Given::has_schedule)
+      .def_readwrite("output_folder", &Given::output_folder);
+  py::class_<CoreEngine, std::unique_ptr<CoreEngine, WithoutGil>> engine(module, "Engine");
+  bind_training(engine);
+  bind_checkpoints(engine);
+  bind_facts(engine);
+  py::class_<NoSyncScope>(module, "NoSync")
+      .def(py::init<CoreEngine&>(), py::keep_alive<1, 2>())
+      .def("enter", &NoSyncScope::enter)
+      .def("exit", &NoSyncScope::exit);
+  module.def("start", &start, NoGil());
+  py::class_<Meeting>(module, "Meeting")
+      .def(py::init([] {
+        py::gil_scoped_release no_gil;
+        return std::make_unique<Meeting>();
+      }))
+      .def("from_rank_0", &Meeting::from_rank_0, NoGil())
+      .def("wait", &Meeting::wait, NoGil());
+  py::class_<ProgramSchedule>(module, "Schedule")
+      .def(py::init<const std::string&>())
+      .def("values", &ProgramSchedule::values);
+}
+
+}  // namespace zerorun::python

@@ -1,0 +1,12 @@
+// ZeroRun's errors as Python exceptions: zerorun.Error and its kinds. The process holds the GIL.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace zerorun::python {
+
+/// Adds the exception classes to `module`. From then on functions of this extension raise them; LibTorch's
+/// errors and Python exceptions that passed through its autograd are raised as what they are.
+void add_errors(pybind11::module_& module);
+
+}  // namespace zerorun::python

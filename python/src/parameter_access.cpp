@@ -1,0 +1,64 @@
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "engine/gathered_parameters.h"
+#include "engine/parameter_states.h"
+#include "python/src/engine_binding.h"
+#include "zero/deferred_init.h"
+
+namespace zerorun::python {
+namespace {
+
+namespace py = pybind11;
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// DeferredInit as a scope that Python opens and closes. One at a time on a thread, which is the one that
+// closes it.
+class DeferredScope {
+ public:
+  void enter() {
+    if (is_recording()) throw UserError("zero.Init() inside another zero.Init(): one scope is enough");
+    scope_ = std::make_unique<DeferredInit>();
+  }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::unique_ptr<DeferredInit> scope_;
+};
+
+}  // namespace
+
+void bind_parameter_access(py::module_& module) {
+  py::class_<GatherScope>(module, "GatherScope")
+      .def(py::init(
+          [](CoreEngine& core, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank) {
+            py::gil_scoped_release no_gil;
+            return std::make_unique<GatherScope>(core.get(), parameters, modifier_rank);
+          }))
+      .def("close", &GatherScope::close, NoGil());
+  module.def("state_names", [](CoreEngine& core, const at::Tensor& parameter) {
+    return ParameterStates(core.get()).names(parameter);
+  });
+  module.def(
+      "read_state",
+      [](CoreEngine& core, const at::Tensor& parameter, const std::string& name) {
+        return ParameterStates(core.get()).read(parameter, name);
+      },
+      NoGil());
+  module.def(
+      "write_state",
+      [](CoreEngine& core, const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {
+        ParameterStates(core.get()).write(parameter, name, values);
+      },
+      NoGil());
+  py::class_<DeferredScope>(module, "DeferredScope")
+      .def(py::init<>())
+      .def("enter", &DeferredScope::enter)
+      .def("exit", &DeferredScope::exit);
+  module.def("is_deferred", &is_deferred);
+}
+
+}  // namespace zerorun::python

@@ -1,0 +1,43 @@
+"""Runs a program on several ranks: under `zerorun` of the wheel, under torchrun, or by hand."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+SOURCE = pathlib.Path(__file__).parents[2]
+
+
+def environment(**more):
+    result = {**os.environ, "ZERORUN_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "ZERORUN_SOURCE": str(SOURCE), **more}
+    result["PYTHONPATH"] = str(PROGRAMS)
+    result["PATH"] = f"{pathlib.Path(sys.executable).parent}:{result['PATH']}"  # `zerorun` runs the python3 of the PATH
+    return result
+
+
+def launcher(kind, ranks):
+    if kind == "zerorun":
+        return [str(pathlib.Path(sys.executable).parent / "zerorun"), "--num_gpus", str(ranks)]
+    if kind == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port",
+                str(free_port())]
+    raise ValueError(kind)
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return listening.getsockname()[1]
+
+
+def run(program, *arguments, ranks=2, kind="zerorun", expect=0, timeout=240, **more):
+    """Returns what the program wrote. `expect`: its exit code; None: any but 0."""
+    command = [str(PROGRAMS / program), *map(str, arguments)]
+    command = launcher(kind, ranks) + command if ranks > 1 else [sys.executable, *command]
+    done = subprocess.run(command, env=environment(**more), timeout=timeout, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    ok = done.returncode == expect if expect is not None else done.returncode != 0
+    assert ok, f"exit code {done.returncode} of {command}\n{done.stdout[-6000:]}"
+    return done.stdout

@@ -1,0 +1,81 @@
+"""Engines made and destroyed in one process leave nothing behind; 1,000 steps take no more memory."""
+
+import gc
+import os
+import sys
+import threading
+
+import torch
+
+import zerorun
+
+
+def resident():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def counts():
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def make(stage):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    engine, *_ = zerorun.initialize(model=model, config={
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}})
+    return engine
+
+
+def step(engine):
+    engine.backward(engine(torch.ones(2, 64)).pow(2).mean())
+    engine.step()
+
+
+def engines():
+    for number in range(110):
+        if number == 10:
+            gc.collect()
+            before, memory = counts(), resident()
+        engine = make(number % 4)
+        step(engine)
+        if number % 3 == 0:
+            engine.destroy()
+        elif number % 3 == 1:
+            model = engine.module  # outlives the engine
+            del engine
+            model(torch.ones(1, 64)) if number % 4 < 1 else None
+            del model
+        else:
+            engine.itself = [engine]  # only the garbage collector ends it
+            del engine
+            gc.collect()
+    engine = model = None
+    gc.collect()
+    after, grown = counts(), resident() - memory
+    assert after[0] <= before[0] + 2 and after[1] <= before[1] + 1, (before, after)
+    assert grown < 40e6, f"100 engines left {grown / 1e6:.0f} MB"
+    print(f"files, threads {before} -> {after}, memory + {grown / 1e6:.1f} MB, Python threads {threading.active_count()}")
+
+
+def steps(folder):
+    engine = make(3)
+    seen = []
+    engine.module[0].register_forward_hook(lambda *_: seen.append(1) if len(seen) < 5 else None)
+    engine.module[2].weight.register_hook(lambda gradient: None)
+    for number in range(1000):
+        step(engine)
+        if number % 100 == 50:
+            engine.save_checkpoint(folder, keep_last=2)
+            engine.eval()
+            with torch.no_grad():
+                engine(torch.ones(2, 64))
+            engine.train()
+        if number == 200:
+            memory = resident()
+    grown = resident() - memory
+    assert grown < 8e6, f"800 steps took {grown / 1e6:.1f} MB more"
+    print(f"800 steps: memory + {grown / 1e6:.1f} MB")
+
+
+engines() if sys.argv[1] == "engines" else steps(sys.argv[2])

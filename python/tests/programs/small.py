@@ -1,0 +1,30 @@
+"""A small model and engine for tests of one process."""
+
+import torch
+
+import zerorun
+
+
+def config(stage=0, **more):
+    return {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}, **more}
+
+
+def net():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+
+def make(stage=0, model=None, **more):
+    return zerorun.initialize(model=net() if model is None else model, config=config(stage, **more))[0]
+
+
+def loss_of(engine):
+    return engine(torch.ones(2, 6)).pow(2).mean()
+
+
+def step(engine):
+    loss = loss_of(engine)
+    engine.backward(loss)
+    engine.step()
+    return loss.item()

@@ -1,0 +1,159 @@
+"""Bad input: one Python exception each, which names the remedy; the engine lives on where it can."""
+
+import pytest
+import torch
+import zerorun
+from small import config, loss_of, make, net, step
+from zerorun import NotOfferedError, UserError, _check
+
+
+def refused(match, action):
+    with pytest.raises(UserError, match=match):
+        action()
+
+
+def initialize(model=None, conf=None, **more):
+    return zerorun.initialize(model=net() if model is None else model, config=config() if conf is None else conf, **more)
+
+
+def test_another_torch():
+    with pytest.raises(ImportError, match=r"pip install torch==2\.11\.0"):
+        _check.check_torch("2.10.0+cpu", True)
+    with pytest.raises(ImportError, match="ABI"):
+        _check.check_torch("2.11.0", False)
+    with pytest.raises(ImportError, match="dispatch key"):
+        _check.check_key(False)
+    _check.check_torch("2.11.0+cu130", True)
+
+
+def test_models():
+    refused("meta", lambda: initialize(net().to("meta")))
+    refused("expected a torch.nn.Module", lambda: initialize("model"))
+    refused("engine already", lambda: initialize(make()))
+    frozen = net().requires_grad_(False)
+    refused("nothing to train", lambda: initialize(frozen))
+    refused("float64|kDouble|Double", lambda: initialize(net().double()))
+    shared = net()
+    shared[0].bias = torch.nn.Parameter(shared[0].weight.detach().view(-1)[:16])
+    refused("share memory", lambda: initialize(shared))
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=True)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_a_tensor_class_of_python():
+    model = net()
+    model[0]._parameters["weight"] = Wrapper(torch.ones(16, 6))
+    refused("0.weight .*tensor class", lambda: initialize(model))
+
+
+def test_a_compiled_model():
+    refused("compiled", lambda: initialize(torch.compile(net())))
+    refused("not offered", lambda: make().compile())
+
+
+def test_configs(tmp_path):
+    refused("zero_optimisation", lambda: initialize(conf={**config(), "zero_optimisation": {}}))
+    refused("the config dict", lambda: initialize(conf={**config(), "gradient_clipping": "high"}))
+    refused("cannot read", lambda: initialize(conf=tmp_path / "none.json"))
+    refused("no config", lambda: zerorun.initialize(model=net()))
+    refused("JSON", lambda: initialize(conf={**config(), "gradient_clipping": object()}))
+    refused("expected a dict", lambda: initialize(conf=3))
+    file = tmp_path / "ds_config.json"
+    file.write_text('{\n  "train_micro_batch_size_per_gpu": 1,\n  "gradient_cliping": 1\n}')
+    refused(r"ds_config.json:3:\d+", lambda: initialize(conf=file))
+    refused("no optimizer", lambda: initialize(conf={"train_micro_batch_size_per_gpu": 1}))
+
+
+def test_optimizers():
+    none = {"train_micro_batch_size_per_gpu": 1}
+    model = net()
+    refused("LBFGS", lambda: initialize(model, none, optimizer=torch.optim.LBFGS(model.parameters())))
+    refused("both the config", lambda: initialize(model, optimizer=torch.optim.SGD(model.parameters())))
+    stepped = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 6)).sum().backward()
+    stepped.step()
+    refused("been stepped", lambda: initialize(model, none, optimizer=stepped))
+    refused("maximize", lambda: initialize(model, none, optimizer=torch.optim.SGD(model.parameters(), maximize=True)))
+    other = net()
+    refused("parameter", lambda: initialize(model, none, optimizer=torch.optim.SGD(other.parameters())))
+    two = torch.optim.SGD([{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters()}], lr=0.1)
+    refused("momentum", lambda: initialize(model, none, optimizer=two))
+    engine = make()
+    refused("engine.step", engine.optimizer.step)
+    refused("save_checkpoint", engine.optimizer.state_dict)
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net().parameters(), lr=1), 1)
+    refused("another optimizer", lambda: initialize(lr_scheduler=schedule))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_parameter_replaced_after_initialize(stage):
+    engine = make(stage)
+    old = engine.module[0].weight
+    engine.module[0].weight = torch.nn.Parameter(torch.ones(16, 6))
+    loss = loss_of(engine)
+    engine.backward(loss)
+    refused("0.weight was replaced", engine.step)
+    engine.module[0].weight = old
+    engine.step()
+    step(engine)
+
+
+def test_a_model_moved_after_initialize():
+    engine = make(3)
+    step(engine)
+    engine.module.double()
+    with pytest.raises(zerorun.Error, match="left its bucket"):
+        engine.save_checkpoint("/nonexistent")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_exceptions_in_forward_and_backward(stage):
+    engine, twin = make(stage), make(0)
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ZeroDivisionError("of the program")
+
+    with pytest.raises(ZeroDivisionError, match="of the program"):
+        engine.backward(Failing.apply(engine.module[0](torch.ones(2, 6))).sum())
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine(torch.ones(2, 5))
+    with pytest.raises(KeyboardInterrupt):
+        with zerorun.zero.GatheredParameters(list(engine.module.parameters())):
+            raise KeyboardInterrupt
+    assert [step(engine) for _ in range(3)] == [step(twin) for _ in range(3)]
+
+
+def test_calls_out_of_order():
+    engine = make(2)
+    refused("without a backward", engine.step)
+    refused("expected a loss of one element", lambda: engine.backward(torch.ones(2, requires_grad=True)))
+    refused("expected a tensor", lambda: engine.backward(1.0))
+    loss = loss_of(engine)
+    engine.backward(loss)
+    refused("between backward", lambda: engine.save_checkpoint("/tmp/none"))
+    engine.step()
+    engine.destroy()
+    engine.destroy()
+    refused("destroyed", lambda: engine.backward(torch.ones(1, requires_grad=True)))
+    with pytest.raises(NotOfferedError, match="call the engine"):
+        engine.train_batch()
+    with pytest.raises(NotOfferedError):
+        zerorun.init_inference()
+    with pytest.raises(UserError, match="copied"):
+        import copy
+
+        copy.deepcopy(make())

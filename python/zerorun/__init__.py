@@ -1,0 +1,37 @@
+"""ZeRO for torch.nn.Module, with DeepSpeed's interface: `import zerorun as deepspeed`.
+
+    engine, optimizer, loader, lr_scheduler = zerorun.initialize(model=model, config="ds_config.json")
+    for batch in loader:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+
+docs/python.md has the differences.
+"""
+
+from ._check import load_core as _load_core
+
+_core = _load_core()
+
+from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402
+from . import checkpointing, comm, ops, runtime, utils, zero  # noqa: E402
+from .comm import init_distributed  # noqa: E402
+from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
+from .errors import NotOfferedError  # noqa: E402
+from .arguments import add_config_arguments  # noqa: E402
+from .data import RepeatingLoader  # noqa: E402
+
+__version__ = _core.version
+
+
+def __getattr__(name):
+    from .errors import not_offered_attribute
+
+    raise not_offered_attribute(name)
+
+
+__all__ = [
+    "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotOfferedError", "RepeatingLoader",
+    "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed", "initialize",
+    "ops", "runtime", "utils", "zero",
+]

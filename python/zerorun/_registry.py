@@ -1,0 +1,31 @@
+"""Which engine a parameter belongs to."""
+
+import weakref
+
+from ._core import UserError
+
+_engines = weakref.WeakSet()
+
+
+def add(engine):
+    _engines.add(engine)
+
+
+def living():
+    return [engine for engine in _engines if not engine.is_destroyed]
+
+
+def engine_of(parameters):
+    """The engine of all of these parameters; None if none of them has an engine yet."""
+    found = None
+    for engine in living():
+        owned = sum(id(parameter) in engine._parameter_names for parameter in parameters)
+        if owned == len(parameters):
+            return engine
+        if owned:
+            found = engine
+    if found is None:
+        return None
+    position = next(i for i, p in enumerate(parameters) if id(p) not in found._parameter_names)
+    raise UserError(f"tensor {position} is not a parameter of the engine's model, others are: pass the model's own "
+                    "parameters, of one engine")

@@ -1,0 +1,105 @@
+"""zerorun.comm, as deepspeed.comm: torch.distributed's functions, beside the engine's own connections.
+
+init_distributed() joins torch.distributed on a port of its own, since the job's port belongs to ZeroRun's ranks. It
+works under `zerorun`, torchrun and mpirun, and for one rank without any of them.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch.distributed as _torch_distributed
+from torch.distributed import (  # noqa: F401
+    ReduceOp, all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list, gather,
+    get_process_group_ranks, new_group, recv, reduce, reduce_scatter, scatter, send)
+
+from ._core import UserError
+
+_MPI_NAMES = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+_store = None
+
+
+def take_over_mpi_environment():
+    """Gives the ranks that mpirun started torchrun's variables. MASTER_ADDR and MASTER_PORT are the user's to set."""
+    if "RANK" in os.environ or not any(name in os.environ for name in _MPI_NAMES["RANK"]):
+        return
+    for ours, theirs in _MPI_NAMES.items():
+        for name in theirs:
+            if name in os.environ:
+                os.environ.setdefault(ours, os.environ[name])
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing and int(os.environ["WORLD_SIZE"]) > 1:
+        raise UserError(f"under mpirun {' and '.join(missing)} must be set: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500")
+
+
+def is_initialized():
+    return _torch_distributed.is_initialized()
+
+
+def is_available():
+    return _torch_distributed.is_available()
+
+
+def _free_port(host):
+    with socket.socket() as listening:
+        listening.bind((host, 0))
+        return listening.getsockname()[1]
+
+
+def _meet(timeout):
+    """A store of torch.distributed for this job. Rank 0 tells the others its port through ZeroRun's own connection."""
+    from ._core import Meeting
+
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
+        return _torch_distributed.HashStore(), rank, world_size
+    host = os.environ["MASTER_ADDR"]
+    meeting = Meeting()
+    port = meeting.from_rank_0(_free_port("") if rank == 0 else 0)
+    store = _torch_distributed.TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout,
+                                        wait_for_workers=False)
+    meeting.wait()
+    return store, rank, world_size
+
+
+def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None,
+                     init_method=None, dist_init_required=None, config=None, rank=-1, world_size=-1):
+    """Joins torch.distributed, unless the program has. Only dist_backend and timeout have an effect."""
+    global _store
+    if auto_mpi_discovery:
+        take_over_mpi_environment()
+    if dist_init_required is False or _torch_distributed.is_initialized():
+        return
+    timeout = timeout or timedelta(seconds=float(os.environ.get("ZERORUN_TIMEOUT", 600)))
+    _store, own_rank, ranks = _meet(timeout)
+    _torch_distributed.init_process_group(_backend(dist_backend), store=_store, rank=own_rank, world_size=ranks,
+                                          timeout=timeout)
+
+
+def _backend(asked):
+    import torch
+
+    if torch.cuda.is_available() and os.environ.get("ZERORUN_DEVICE") != "cpu":
+        return asked
+    return "gloo"  # "nccl" of a program for GPUs too
+
+
+def get_rank(group=None):
+    return _torch_distributed.get_rank(group) if is_initialized() else int(os.environ.get("RANK", 0))
+
+
+def get_world_size(group=None):
+    return _torch_distributed.get_world_size(group) if is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+
+
+def get_local_rank():
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def destroy_process_group(group=None):
+    return _torch_distributed.destroy_process_group(group)

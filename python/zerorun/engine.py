@@ -1,0 +1,453 @@
+"""initialize() and the Engine, a torch.nn.Module around the program's model."""
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import weakref
+
+import torch
+
+from . import _core, _registry, data
+from ._core import UserError
+from .comm import init_distributed, take_over_mpi_environment
+from .errors import not_offered
+from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
+from .raw_access import RawReaders
+
+log = logging.getLogger("zerorun")
+
+_SCHEDULE_KEY = "_lr_scheduler"  # the state of the program's scheduler in a checkpoint's client state
+
+
+def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
+               distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
+               config_params=None, arguments=None):
+    """As deepspeed.initialize(): returns (engine, optimizer, training_dataloader, lr_scheduler).
+
+    `config`: a dict, or the path of a ds_config.json; else args.deepspeed_config. `arguments`: values for "auto", by the
+    key's path. A collective. Raises zerorun.UserError."""
+    _refuse_models(model)
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise not_offered(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
+    take_over_mpi_environment()
+    if dist_init_required is not False:
+        init_distributed()
+    text, origin = _read_config(args, config if config is not None else config_params)
+    engine = Engine(model, text, origin, optimizer=optimizer, model_parameters=model_parameters,
+                    lr_scheduler=lr_scheduler, arguments=arguments)
+    loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
+    return engine, engine.optimizer, loader, engine.lr_scheduler
+
+
+def _read_config(args, config):
+    if config is None:
+        config = getattr(args, "deepspeed_config", None)
+    if config is None:
+        raise UserError("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
+    if isinstance(config, dict):
+        try:
+            return json.dumps(config), "the config dict"
+        except TypeError as error:
+            raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
+    if not isinstance(config, (str, os.PathLike)):
+        raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
+    try:
+        with open(config, encoding="utf-8") as file:
+            return file.read(), os.fspath(config)
+    except OSError as error:
+        raise UserError(f"initialize(): cannot read the config {config}: {error.strerror}") from error
+
+
+def _refuse_models(model):
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if isinstance(model, Engine):
+        raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
+        raise UserError(f"initialize(): the model is a {kind}: pass the module inside; the engine reduces gradients")
+    if kind == "torch._dynamo.eval_frame.OptimizedModule":
+        raise UserError("initialize(): the model is compiled, and its kernels read parameters past torch's operators: pass "
+                        "the module itself")
+
+
+class Engine(torch.nn.Module):
+    """Calls the model, and runs ZeRO on its parameters. One per model and rank, used by one thread at a time."""
+
+    def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
+                 arguments=None):
+        super().__init__()
+        if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
+            chosen = model_parameters if model_parameters is not None else model.parameters()
+            optimizer = optimizer([p for p in chosen] if not isinstance(chosen, list) else chosen)
+        groups = optimizer.param_groups if optimizer is not None else groups_of(model_parameters)
+        given = _core.Given()
+        given.parameters = list(model.named_parameters(remove_duplicate=False))
+        given.buffers = list(model.named_buffers())
+        given.config, given.origin = config_text, origin
+        given.optimizer = as_config(optimizer) if optimizer is not None else ""
+        given.groups = [as_group(group) for group in groups or []]
+        given.arguments = dict(arguments or {})
+        given.has_schedule = lr_scheduler is not None
+        self._core = _core.start(given)
+        self.is_destroyed = False
+        self._stepped = False
+        self.module = model
+        self._config = self._core.config()
+        self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
+        self._places = [(module._parameters, key, parameter, f"{prefix}.{key}" if prefix else key)
+                        for prefix, module in model.named_modules()
+                        for key, parameter in module._parameters.items() if parameter is not None]
+        self.micro_steps = 0
+        self._follow_mode()
+        self._raw_readers = RawReaders(self)
+        self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
+        self.optimizer.pull()
+        self.lr_scheduler = self._make_schedule(lr_scheduler)
+        _registry.add(self)
+
+    # Python's copies of the engine would share its state.
+    def __deepcopy__(self, memo):
+        raise UserError("an engine cannot be copied: copy engine.module, whose copy is a plain model")
+
+    def __reduce_ex__(self, protocol):
+        raise UserError("an engine cannot be pickled: engine.save_checkpoint() saves its state")
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in _NOT_OFFERED:
+                raise not_offered(f"engine.{name}()", _NOT_OFFERED[name]) from None
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is not None and hasattr(module, name):
+                return getattr(module, name)
+            raise
+
+    def _complete(self, groups):
+        """The groups with lr and betas, for which pull() has the values."""
+        more = {"lr": 0.0}
+        if self._core.get_betas()[0] is not None:
+            more["betas"] = (0.9, 0.999)
+        groups = groups or [{"params": [p for p in self.module.parameters() if p.requires_grad]}]
+        return [{**more, **group} for group in groups]
+
+    def _follow_mode(self):
+        """The engine's flag follows module.train() and module.eval() with each forward."""
+        self._core.set_training(self.module.training)
+        core = weakref.ref(self._core)
+
+        def note_mode(module, args):
+            living = core()
+            if living is not None:
+                living.set_training(module.training)
+
+        self._mode_hook = self.module.register_forward_pre_hook(note_mode)
+
+    def _make_schedule(self, given):
+        if given is None:
+            return ConfigSchedule(self) if self._config["has_scheduler"] else None
+        schedule = given if hasattr(given, "step") else given(self.optimizer)
+        of = getattr(schedule, "optimizer", None)
+        if of is not None and of is not self.optimizer and of is not self.optimizer.optimizer:
+            raise UserError("initialize(): lr_scheduler was made for another optimizer: make it for the one that is passed "
+                            "to initialize()")
+        return schedule
+
+    # Training
+
+    def forward(self, *inputs, **kwargs):
+        self._raw_readers.close_left_open()
+        if self._config["dtype"] == "fp16":
+            inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
+        return self.module(*inputs, **kwargs)
+
+    def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
+        """Runs backward on loss / gradient_accumulation_steps and reduces gradients meanwhile. Returns `loss`."""
+        if not isinstance(loss, torch.Tensor):
+            raise UserError(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
+        scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
+        self._core.backward(scaled, retain_graph, create_graph)
+        return loss
+
+    def scale(self, loss):
+        """Under fp16 training the loss times the loss scale, for loss.backward(); else the loss."""
+        return self._core.scale(loss)
+
+    def step(self, lr_kwargs=None):
+        """At the accumulation boundary clips, updates and advances the schedule."""
+        self._check_parameters()
+        if not self._config["has_scheduler"]:
+            self.optimizer.push()
+        updates = self._core.is_boundary()
+        self._core.step()
+        self.micro_steps += 1
+        if not updates:
+            return
+        self._stepped = True
+        if self._config["has_scheduler"]:
+            self.optimizer.pull()
+        elif self.lr_scheduler is not None and self._core.was_step_applied():
+            self.lr_scheduler.step(**(lr_kwargs or {}))
+
+    def _check_parameters(self):
+        for parameters, key, parameter, name in self._places:
+            if parameters.get(key) is not parameter:
+                raise UserError(f"parameter {name} was replaced after initialize(): the engine trains the one of before; "
+                                "replace parameters before, or copy values in place under torch.no_grad()")
+
+    def train(self, mode=True):
+        super().train(mode)
+        if "_core" in self.__dict__:
+            self._core.set_training(mode)
+        return self
+
+    def zero_grad(self, set_to_none=True):
+        """Drops the gradients of all micro-steps since the last optimizer step."""
+        self._raw_readers.close_left_open()
+        self._core.zero_grad()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """In this scope no backward is the last one before an optimizer step."""
+        scope = _core.NoSync(self._core)
+        scope.enter()
+        try:
+            yield
+        finally:
+            scope.exit()
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        self._core.set_boundary(is_boundary)
+
+    def is_gradient_accumulation_boundary(self):
+        return self._core.is_boundary()
+
+    def synchronize(self):
+        """Before raw access to parameters at stages 1 and 2, until the next step()."""
+        self._core.synchronize()
+
+    def gather_around(self, *targets):
+        """Gathers all parameters of these modules (or classes of modules, or names of classes) around forward and backward,
+        for code that reads their memory past torch's operators (ctypes, Triton)."""
+        self._raw_readers.add(targets)
+
+    def compile(self, *args, **kwargs):
+        raise not_offered("engine.compile()", "compiled kernels read parameters past torch's operators; compile functions "
+                          "that take no parameters")
+
+    def destroy(self):
+        """Ends the engine: waits for a checkpoint that is being written. At stage 3 the parameters then have no values."""
+        if self.is_destroyed:
+            return
+        self.is_destroyed = True
+        self._mode_hook.remove()
+        self._raw_readers.remove()
+        self._core.destroy()
+
+    # Checkpoints
+
+    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
+                        asynchronous=False, keep_last=0):
+        """A collective, between step() and the next backward(). Returns True. `client_state`: of rank 0, what JSON has."""
+        if not self._config["has_scheduler"]:
+            self.optimizer.push()
+        state = dict(client_state or {})
+        if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
+            state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
+        try:
+            text = json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"save_checkpoint(): client_state and the scheduler's state must be what JSON has: {error}") from error
+        self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, save_latest,
+                                   exclude_frozen_parameters, keep_last, asynchronous)
+        return True
+
+    def wait_for_checkpoint(self):
+        """Waits until a checkpoint saved with asynchronous=True is on the disk, on all ranks. Raises UserError."""
+        self._core.wait_for_checkpoint()
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
+                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
+        """Returns (path, client_state); (None, None) if no tag is given and the folder has no checkpoint."""
+        if custom_load_fn is not None:
+            raise not_offered("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
+        load_dir = os.fspath(load_dir)
+        if tag is None and not os.path.exists(os.path.join(load_dir, "latest")):
+            log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
+            return None, None
+        whole = not load_module_only
+        path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
+                                                load_optimizer_states and whole, load_lr_scheduler_states and whole)
+        state = json.loads(text) or {}
+        schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
+        if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
+            self.lr_scheduler.load_state_dict(schedule)
+        self.optimizer.pull()
+        return path, state
+
+    def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
+        """Writes one safetensors file with the weights in the dtype of training. A collective. Returns True."""
+        self._core.save_16bit_model(os.fspath(save_dir), save_filename, exclude_frozen_parameters)
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
+        """The model's state_dict with plain tensors on the CPU, on rank 0; None on the others. A collective."""
+        is_first = self._core.rank() == 0
+        state = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+                continue
+            whole = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor  # gathers on all ranks
+            if is_first:
+                state[name] = whole.cpu() if isinstance(whole, torch.Tensor) else whole
+        return state if is_first else None
+
+    _zero3_consolidated_16bit_state_dict = consolidated_16bit_state_dict
+
+    def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
+        return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def offload_states(self, include=None, device=None, pin_memory=True, non_blocking=False):
+        self._core.offload_states()
+
+    def reload_states(self, non_blocking=False):
+        self._core.reload_states()
+
+    # Data
+
+    def deepspeed_io(self, dataset, batch_size=None, route=None, pin_memory=True, data_sampler=None, collate_fn=None,
+                     num_local_io_workers=None):
+        return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(), self._core.rank(),
+                                self._core.world_size(), collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+
+    # Facts
+
+    def train_batch_size(self):
+        return self._config["train_batch_size"]
+
+    def train_micro_batch_size_per_gpu(self):
+        return self._config["micro_batch_size"]
+
+    def gradient_accumulation_steps(self):
+        return self._config["accumulation"]
+
+    def zero_optimization_stage(self):
+        return self._config["stage"]
+
+    def zero_optimization(self):
+        return self._config["stage"] > 0
+
+    def zero_optimization_partition_weights(self):
+        return self._config["stage"] == 3
+
+    def fp16_enabled(self):
+        return self._config["dtype"] == "fp16"
+
+    def bfloat16_enabled(self):
+        return self._config["dtype"] == "bf16"
+
+    def gradient_clipping(self):
+        return self._config["clipping"]
+
+    def dynamic_loss_scale(self):
+        return self._config["dynamic_loss_scale"]
+
+    def get_lr(self):
+        """Learning rate of each parameter group in the next optimizer step."""
+        if not self._config["has_scheduler"]:
+            self.optimizer.push()
+        return self._core.get_lr()
+
+    def get_mom(self):
+        return self._core.get_betas()
+
+    def get_global_grad_norm(self):
+        return self._core.grad_norm()
+
+    def was_step_applied(self):
+        return self._core.was_step_applied()
+
+    def should_stop(self):
+        """Whether a rank had received SIGTERM at the last step, after zerorun.utils.survive_termination()."""
+        return self._core.should_stop()
+
+    @property
+    def loss_scale(self):
+        return self._core.loss_scale()
+
+    @property
+    def global_steps(self):
+        return self._core.global_steps()
+
+    @property
+    def skipped_steps(self):
+        return self._core.skipped_steps()
+
+    @property
+    def global_samples(self):
+        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
+
+    @property
+    def device(self):
+        return torch.device(self._core.device())
+
+    @property
+    def dtype(self):
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self._config["dtype"]]
+
+    @property
+    def communication_shares_memory(self):
+        return self._core.shares_memory()
+
+    @property
+    def global_rank(self):
+        return self._core.rank()
+
+    @property
+    def local_rank(self):
+        return int(os.environ.get("LOCAL_RANK", 0))
+
+    @property
+    def world_size(self):
+        return self._core.world_size()
+
+    @property
+    def resolved_config(self):
+        """Every setting with its value and where it comes from, as `zerorun config show` prints it."""
+        return self._config["resolved"]
+
+    def bytes_by_category(self):
+        """Bytes of model states that this rank holds, by category."""
+        return self._core.bytes()
+
+    def dump_state(self):
+        log.info("%s", self.resolved_config)
+
+
+DeepSpeedEngine = Engine
+
+_NOT_OFFERED = {
+    "eval_batch": "call the engine under torch.no_grad()",
+    "train_batch": "call the engine, backward() and step() for each micro-batch",
+    "set_train_batch_size": "make an engine with another config",
+    "set_train_micro_batch_size": "make an engine with another config",
+    "allreduce_gradients": "backward() and step() reduce gradients",
+    "get_sequence_parallel_group": "train at stage 3",
+    "load_universal_checkpoint": "`zerorun checkpoint import` takes over DeepSpeed's checkpoints",
+}
+
+
+@atexit.register
+def _end_engines():
+    """Engines that live until the process ends wait for their checkpoints, and say what failed."""
+    for engine in _registry.living():
+        try:
+            engine.destroy()
+        except Exception as error:  # noqa: BLE001: the interpreter is ending
+            log.error("an engine did not end well: %s", error)

@@ -1,0 +1,26 @@
+"""Errors that only the Python part raises."""
+
+from ._core import UserError
+
+
+class NotOfferedError(UserError, NotImplementedError):
+    """A function of DeepSpeed that ZeroRun does not have. The message names the remedy."""
+
+
+_REMEDIES = {
+    "init_inference": "serve the model with another package: save it with engine.save_16bit_model()",
+    "PipelineModule": "train the model as one torch.nn.Module at stage 3",
+    "tp_model_init": "train at stage 3, which partitions every parameter over all ranks",
+    "DeepSpeedTransformerLayer": "use torch's layers",
+    "default_inference_config": "serve the model with another package",
+}
+
+
+def not_offered(name, remedy):
+    return NotOfferedError(f"{name} is not offered by zerorun: {remedy}")
+
+
+def not_offered_attribute(name):
+    if name in _REMEDIES:
+        return not_offered(f"zerorun.{name}", _REMEDIES[name])
+    return AttributeError(f"module 'zerorun' has no attribute '{name}': docs/python.md lists what it has")

@@ -1,0 +1,1 @@
+from . import lr_schedules  # noqa: F401

@@ -1,0 +1,88 @@
+"""zerorun.utils, as deepspeed.utils: whole states of a parameter, leaf modules, a logger."""
+
+import logging
+
+import torch
+
+from . import _core, _registry
+from ._core import UserError, survive_termination  # noqa: F401
+from .data import RepeatingLoader  # noqa: F401
+from .errors import not_offered
+from .raw_access import MARK, find
+
+logger = logging.getLogger("zerorun")
+
+
+def log_dist(message, ranks=None, level=logging.INFO):
+    """Logs on these ranks; all if ranks is None or has -1."""
+    from .comm import get_rank
+
+    if ranks is None or -1 in ranks or get_rank() in ranks:
+        logger.log(level, "[Rank %d] %s", get_rank(), message)
+
+
+def _engine_of(param):
+    engine = _registry.engine_of([param])
+    if engine is None:
+        raise UserError("expected a parameter of an engine's model, as it is after initialize()")
+    return engine
+
+
+def safe_get_full_fp32_param(param):
+    """A copy of the whole fp32 weights, on all ranks. A collective, between step() and the next backward()."""
+    engine = _engine_of(param)
+    if "master" in _core.state_names(engine._core, param):
+        return _core.read_state(engine._core, param, "master")
+    return param.detach().clone().float()
+
+
+def safe_set_full_fp32_param(param, value):
+    """Sets the fp32 weights and what the model computes with. All ranks pass the same values."""
+    engine = _engine_of(param)
+    value = _shaped(param, value)
+    with torch.no_grad():
+        param.copy_(value)
+    if "master" in _core.state_names(engine._core, param):
+        _core.write_state(engine._core, param, "master", value)
+
+
+def safe_get_full_optimizer_state(param, optim_state_key):
+    """A copy of the whole state ("exp_avg", "exp_avg_sq", ...), on all ranks; None before the first optimizer step that
+    makes it. A collective, between step() and the next backward()."""
+    engine = _engine_of(param)
+    if optim_state_key not in _core.state_names(engine._core, param):
+        return None
+    return _core.read_state(engine._core, param, optim_state_key)
+
+
+def safe_set_full_optimizer_state(param, value, optim_state_key):
+    """All ranks pass the same values."""
+    _core.write_state(_engine_of(param)._core, param, optim_state_key, _shaped(param, value))
+
+
+def _shaped(param, value):
+    if tuple(value.shape) != tuple(param.shape):
+        raise UserError(f"expected values of shape {tuple(param.shape)}, found {tuple(value.shape)}")
+    return value.to(param.device)
+
+
+def safe_get_full_grad(param):
+    raise not_offered("safe_get_full_grad()", "the engine takes gradients slice by slice during backward; a hook, "
+                      "param.register_hook(), sees each rank's own")
+
+
+safe_get_local_grad = safe_set_full_grad = safe_get_full_grad
+
+
+def set_z3_leaf_modules(model, leaf_module_classes):
+    """Gathers the modules of these classes whole around forward and backward. Before or after initialize()."""
+    found = [module for target in leaf_module_classes for module in find(model, target)]
+    if not found:
+        raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(leaf_module_classes)}")
+    engine = _registry.engine_of(list(model.parameters())[:1])
+    for module in found:
+        if engine is None:
+            setattr(module, MARK, True)
+        else:
+            engine.gather_around(module)
+    return found

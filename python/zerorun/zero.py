@@ -1,0 +1,63 @@
+"""zerorun.zero, as deepspeed.zero: models that fit on no rank, and whole parameters where a program needs them."""
+
+import torch
+
+from . import _core
+from ._registry import engine_of
+
+
+class Init:
+    """Parameters made in this scope get no memory: the operators that fill them are recorded, and initialize() runs
+    them bucket by bucket, with the same bits. Its arguments are DeepSpeed's; only `enabled` has an effect, since the
+    config says the rest."""
+
+    def __init__(self, module=None, data_parallel_group=None, mem_efficient_linear=True, remote_device=None,
+                 pin_memory=False, config_dict_or_path=None, config=None, enabled=True, dtype=None, mpu=None,
+                 zero_param_parallel_group=None, zero_quantized_weights=False, zero_quantized_nontrainable_weights=False,
+                 sequence_data_parallel_group=None, param_swapper=None):
+        self._scope = _core.DeferredScope() if enabled and module is None else None
+
+    def __enter__(self):
+        if self._scope:
+            self._scope.enter()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self._scope:
+            self._scope.exit()
+        return False
+
+
+class GatheredParameters:
+    """A scope in which each rank has all values of `params`: for access by one rank alone, and for what reads their
+    memory past torch's operators. All ranks get what `modifier_rank` writes. A collective."""
+
+    def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
+        if isinstance(params, torch.nn.Module):
+            params = params.parameters()
+        self._params = [params] if isinstance(params, torch.Tensor) else list(params)
+        self._modifier_rank = modifier_rank
+        self._enabled = enabled
+        self._scope = None
+
+    def __enter__(self):
+        if not self._enabled or not self._params:
+            return self
+        engine = engine_of(self._params)
+        if engine is not None:
+            self._scope = _core.GatherScope(engine._core, self._params, self._modifier_rank)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.close(kind is not None)
+        return False
+
+
+def register_external_parameter(module, parameter):
+    """Has no effect: the engine hears of every operator on a parameter, wherever it is called."""
+
+
+def unregister_external_parameter(module, parameter):
+    """Has no effect."""
