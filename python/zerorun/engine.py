@@ -13,6 +13,7 @@ from . import _core, _registry, data
 from ._core import UserError
 from .comm import init_distributed, take_over_mpi_environment
 from .errors import not_offered
+from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders
 
@@ -28,50 +29,20 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 
     `config`: a dict, or the path of a ds_config.json; else args.deepspeed_config. `arguments`: values for "auto", by the
     key's path. A collective. Raises zerorun.UserError."""
-    _refuse_models(model)
+    if isinstance(model, Engine):
+        raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
+    refuse_models(model)
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise not_offered(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
     take_over_mpi_environment()
     if dist_init_required is not False:
         init_distributed()
-    text, origin = _read_config(args, config if config is not None else config_params)
+    text, origin = read_config(args, config if config is not None else config_params)
     engine = Engine(model, text, origin, optimizer=optimizer, model_parameters=model_parameters,
                     lr_scheduler=lr_scheduler, arguments=arguments)
     loader = engine.deepspeed_io(training_data, collate_fn=collate_fn) if training_data is not None else None
     return engine, engine.optimizer, loader, engine.lr_scheduler
-
-
-def _read_config(args, config):
-    if config is None:
-        config = getattr(args, "deepspeed_config", None)
-    if config is None:
-        raise UserError("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
-    if isinstance(config, dict):
-        try:
-            return json.dumps(config), "the config dict"
-        except TypeError as error:
-            raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
-    if not isinstance(config, (str, os.PathLike)):
-        raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
-    try:
-        with open(config, encoding="utf-8") as file:
-            return file.read(), os.fspath(config)
-    except OSError as error:
-        raise UserError(f"initialize(): cannot read the config {config}: {error.strerror}") from error
-
-
-def _refuse_models(model):
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if isinstance(model, Engine):
-        raise UserError("initialize(): the model is an engine already: pass the module that it was made from")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
-        raise UserError(f"initialize(): the model is a {kind}: pass the module inside; the engine reduces gradients")
-    if kind == "torch._dynamo.eval_frame.OptimizedModule":
-        raise UserError("initialize(): the model is compiled, and its kernels read parameters past torch's operators: pass "
-                        "the module itself")
 
 
 class Engine(torch.nn.Module):

@@ -1,0 +1,38 @@
+"""What initialize() is given, checked before it moves anything."""
+
+import json
+import os
+
+import torch
+
+from ._core import UserError
+
+
+def read_config(args, config):
+    if config is None:
+        config = getattr(args, "deepspeed_config", None)
+    if config is None:
+        raise UserError("initialize(): no config: pass config=\"ds_config.json\" or a dict, or --deepspeed_config")
+    if isinstance(config, dict):
+        try:
+            return json.dumps(config), "the config dict"
+        except TypeError as error:
+            raise UserError(f"initialize(): the config dict holds what JSON has not: {error}") from error
+    if not isinstance(config, (str, os.PathLike)):
+        raise UserError(f"initialize(): config is a {type(config).__name__}, expected a dict or the path of a ds_config.json")
+    try:
+        with open(config, encoding="utf-8") as file:
+            return file.read(), os.fspath(config)
+    except OSError as error:
+        raise UserError(f"initialize(): cannot read the config {config}: {error.strerror}") from error
+
+
+def refuse_models(model):
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"initialize(): model is a {type(model).__name__}, expected a torch.nn.Module")
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
+        raise UserError(f"initialize(): the model is a {kind}: pass the module inside; the engine reduces gradients")
+    if kind == "torch._dynamo.eval_frame.OptimizedModule":
+        raise UserError("initialize(): the model is compiled, and its kernels read parameters past torch's operators: pass "
+                        "the module itself")
