@@ -12,21 +12,19 @@ trap 'clean_up; rmdir "$memory_group" 2>/dev/null || true' EXIT
 margin_ms=700
 
 make_hosts 3
-# Host 1 has a memory limit of its own, where this system has cgroups of version 1 to make one.
-if mkdir "$memory_group" 2>/dev/null; then
-  echo 200000000 >"$memory_group/memory.limit_in_bytes"
-  echo "${inits[1]}" >"$memory_group/cgroup.procs"
-  limited=1
-else
-  limited=0
-fi
 start_sshds
+# What sshd starts on host 1 has a memory limit of its own, where this system has cgroups of version 1 to make one.
+limited=0
+if mkdir "$memory_group" 2>/dev/null && echo 200000000 >"$memory_group/memory.limit_in_bytes" &&
+  processes_on 1 '^sshd' | head -n 1 >"$memory_group/cgroup.procs"; then
+  limited=1
+fi
 on 1 mkdir /run/small
 on 1 mount -t tmpfs -o size=64k tmpfs /run/small
 cd "$work"
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
-processes() { processes_on "$1" 'zerorun|zr-guardian|rank_of_the_test|gpt2'; }
+processes() { processes_on "$1" 'bin/zerorun|zr-guardian|rank_of_the_test|bin/gpt2'; }
 first_process() { processes_on "$1" "$2" | head -n 1; }
 
 # What a rank does: $1 is the behaviour of rank 2, the first of host 1, once all ranks run; the others wait.
@@ -62,14 +60,15 @@ ends() {
   wait "$job" || found=$?
   while :; do
     left=
-    for host in 0 1 2; do [[ $host == "${unreachable:-}" ]] || left+=$(processes "$host"); done
+    for host in 0 1 2; do [[ $host == "${unreachable:-}" ]] || left+=" $(processes "$host")"; done
+    left=$(xargs <<<"$left")
     [[ -z $left ]] && break
     (($(milliseconds) - started < limit + margin_ms)) || break
     sleep 0.05
   done
   local took=$(($(milliseconds) - started))
   cp job.log "cause.log"
-  [[ -z $left ]] || fail "$cause: processes are left after $took ms: $(ps -o pid,args -p "$(tr '\n' ',' <<<"$left")")"
+  [[ -z $left ]] || fail "$cause: processes are left after $took ms: $(xargs ps -o pid,args -p <<<"$left")"
   ((took <= limit + margin_ms)) || fail "$cause: all was over only after $took ms"
   [[ $code == - || $found == "$code" ]] || fail "$cause: exit code $found instead of $code"
   for text in "$@"; do grep -qE -- "$text" job.log || fail "$cause: the report lacks '$text'"; done
@@ -91,18 +90,19 @@ start 'exec dd if=/dev/zero of=/run/small/file'
 ends "full disk" 2000 1 'rank 2 on worker-1 .*(disk|space)'
 
 if ((limited)); then
-  start 'exec tail /dev/zero'
+  # Never more than 2 GB: should the limit not hold, the rank ends by itself.
+  start 'ulimit -v 2000000; exec tail /dev/zero'
   ends "out of memory" 6000 137 'rank 2 on worker-1 killed by signal 9 \(SIGKILL\): out of memory'
 else
   echo "not run: out of memory (no memory cgroup of version 1 can be made here)"
 fi
 
 start :
-kill -9 "$(first_process 1 rank_of_the_test)"
+kill -9 "$(first_process 1 '^rank_of_the_test')"
 ends "a rank is killed" 2000 137 'rank [23] on worker-1 killed by signal 9 \(SIGKILL\)'
 
 start :
-kill -9 "$(first_process 1 'zerorun --agent')"
+kill -9 "$(first_process 1 '^[^ ]*bin/zerorun --agent')"
 ends "an agent is killed" 2000 1 'worker-1: the connection to its agent has been closed'
 
 start :
@@ -110,7 +110,7 @@ kill -9 "$(first_process 1 'sshd: root@notty')"
 ends "sshd is killed" 2000 1 'ssh to worker-1 exited with code 255, although ranks still ran'
 
 start :
-kill -9 "$(first_process 0 'zerorun --device')"
+kill -9 "$(first_process 0 '^[^ ]*bin/zerorun --device')"
 ends "the launcher is killed" 2000 - 'the launcher was killed'
 
 start :
@@ -139,7 +139,7 @@ OMP_NUM_THREADS=1 on 0 timeout 60 "$bin/zerorun" --device cpu --timeout 5 --host
   --generate 0 --cache "$work/tokens" --steps 1000000 --csv steps.csv >job.out 2>job.log &
 job=$!
 for ((i = 0; i < 300; ++i)); do [[ -s steps.csv ]] && (($(wc -l <steps.csv) > 3)) && break || sleep 0.1; done
-kill -STOP "$(first_process 1 "$bin/gpt2 --deepspeed")"
+kill -STOP "$(first_process 1 "^$bin/gpt2 --deepspeed")"
 ends "a rank is stopped" 9000 1 'rank [23] on worker-1 is stopped by a signal'
 
 # Before the ranks start.

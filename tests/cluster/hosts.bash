@@ -64,7 +64,8 @@ make_hosts() {
 start_init() {
   local host=$1
   # shellcheck disable=SC2016
-  ip netns exec "${id}h$host" unshare --mount --uts --ipc --pid --fork --kill-child --mount-proc bash -ec '
+  # Not `ip netns exec`, whose /sys has no cgroups.
+  nsenter --net="/run/netns/${id}h$host" unshare --mount --uts --ipc --pid --fork --kill-child --mount-proc bash -ec '
     hostname "worker-$1"
     for folder in $3; do mount -t tmpfs tmpfs "$folder"; done
     mount --bind "$2/etc_hosts_$1" /etc/hosts
@@ -83,7 +84,7 @@ start_init() {
 on() {
   local host=$1
   shift
-  nsenter --target "${inits[host]}" --net --pid --mount --uts --ipc -- "$@"
+  nsenter --target "${inits[host]}" --net --pid --mount --uts --ipc -- env --chdir="$PWD" "$@"
 }
 
 # The numbers, as this machine counts, of processes on a host whose command line matches.

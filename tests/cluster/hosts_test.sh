@@ -86,6 +86,6 @@ done
 pass "checkpoints move between two hosts and one"
 
 for host in 0 1 2; do
-  [[ -z $(processes_on "$host" 'gpt2|zerorun|zr-guardian') ]] || fail "processes are left on host $host"
+  [[ -z $(processes_on "$host" 'bin/gpt2|bin/zerorun|zr-guardian') ]] || fail "processes are left on host $host"
 done
 echo "$passed passed, 0 failed"
