@@ -117,7 +117,8 @@ void Cluster::start_child(const StartCommand& command, const std::string& file, 
     const bool set = std::ranges::any_of(process.environment, [&name = name](const std::string& entry) {
       return entry.starts_with(name + "=");
     });
-    if (!set) process.environment.push_back(name + "=" + value);
+    // In front: MPICH's mpirun 4.0 does not pass the last variable on to other hosts.
+    if (!set) process.environment.insert(process.environment.begin(), name + "=" + value);
   }
   const UniqueFd input = pipe_with(command.input);
   process.in = input.get();

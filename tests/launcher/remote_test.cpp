@@ -1,0 +1,236 @@
+// The parts of the launcher that start ranks on other hosts and talk to their agents, without hosts:
+// commands, variables, messages, and connections that show the ticket or do not. tests/cluster has the hosts.
+#include <sys/socket.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/listening.h"
+#include "base/seal.h"
+#include "launcher/forwarded_environment.h"
+#include "launcher/frame_socket.h"
+#include "launcher/handshake.h"
+#include "launcher/node_order.h"
+#include "launcher/rank_labels.h"
+#include "launcher/remote_start.h"
+
+using Catch::Matchers::Contains;
+using zerorun::FrameSocket;
+using zerorun::FrameType;
+using zerorun::UniqueFd;
+using zerorun::UserError;
+using Words = std::vector<std::string>;
+
+namespace {
+
+zerorun::StartPlan plan(zerorun::Starter starter) {
+  return {starter, {"--extra", "two words"}, 2222, "/opt/a b/zerorun", {"10.0.0.1", "head"}, 4000, "TICKET"};
+}
+
+// The ends of a connection over TCP, as frame_socket.h needs one.
+std::pair<UniqueFd, UniqueFd> connected() {
+  const zerorun::ListeningSocket listening = zerorun::listen_on("127.0.0.1", 0);
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  ::getsockname(listening.fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  return {std::move(client), UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+}
+
+// Answers whoever connects, until somebody has shown the ticket or all of `connections` have ended.
+bool greets(const zerorun::ListeningSocket& listening, const zerorun::Seal& ticket, int connections) {
+  for (int done = 0; done < connections; ++done) {
+    zerorun::AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
+                                    ticket);
+    while (greeting.service()) {
+      if (greeting.is_done()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("ssh gets one word for the other host's shell, and the ticket on stdin only") {
+  const auto commands = zerorun::start_commands(plan(zerorun::Starter::ssh), {"a", "me@b", "c"}, {1, 2});
+  REQUIRE(commands.size() == 2);
+  const Words& words = commands[0].arguments;
+  CHECK(words.front() == "ssh");
+  CHECK(words[words.size() - 2] == "me@b");
+  CHECK(words.back() == "exec '/opt/a b/zerorun' --agent 10.0.0.1,head 4000 1");
+  CHECK(std::ranges::search(words, Words{"-p", "2222", "--extra", "two words"}).begin() != words.end());
+  CHECK(commands[0].input == "TICKET\n");
+  CHECK(commands[0].node == 1);
+  CHECK(commands[1].node == 2);
+  for (const std::string& word : words) CHECK_THAT(word, !Contains("TICKET"));
+}
+
+TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket in its command") {
+  for (const auto starter : {zerorun::Starter::pdsh, zerorun::Starter::openmpi, zerorun::Starter::mpich,
+                             zerorun::Starter::slurm}) {
+    const auto commands = zerorun::start_commands(plan(starter), {"a", "b"}, {0, 1});
+    REQUIRE(commands.size() == 1);
+    CHECK(commands[0].node == -1);
+    const bool has_hosts = std::ranges::count(commands[0].arguments, "a,b") == 1;
+    CHECK(has_hosts);
+    CHECK(std::ranges::count(commands[0].arguments, "two words") == 1);
+    bool in_command = false;
+    for (const std::string& word : commands[0].arguments)
+      in_command |= word.find("TICKET") != std::string::npos && word != "ZERORUN_TICKET";
+    CHECK(in_command == (starter == zerorun::Starter::pdsh));
+  }
+  CHECK_THROWS_WITH(zerorun::parse_starter("impi"),
+                    Contains("DeepSpeed has impi, zerorun does not offer it"));
+  CHECK_THROWS_AS(zerorun::parse_starter("rsh"), UserError);
+}
+
+TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing") {
+  const zerorun::Variables expected = {{"NCCL_DEBUG", "a=b"}, {"PYTHONPATH", ""}, {"OMP_NUM_THREADS", "2"}};
+  CHECK(zerorun::forwarded_variables(
+            {"PATH=/bin", "NCCL_DEBUG=a=b", "PYTHONPATH=", "MY_NCCL=1", "OMP_NUM_THREADS=2"}) == expected);
+  const zerorun::Variables read =
+      zerorun::parse_environment_file("# a comment\n\nA=$(touch x) \"y\"\r\nB=\nA_1=c=d\n", "file");
+  CHECK(read == zerorun::Variables{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
+  for (const char* text : {"export A=1\n", "A\n", "=1\n", "1A=2\n", "A B=1\n"}) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH(zerorun::parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));
+  }
+  CHECK(zerorun::merge_variables({{"A", "1"}, {"B", "2"}}, {{"A", "3"}}) ==
+        zerorun::Variables{{"B", "2"}, {"A", "3"}});
+}
+
+TEST_CASE("an order arrives as it was sent, whatever bytes it has") {
+  zerorun::NodeOrder order;
+  order.nodes = {{"a", {0, 1}}, {"b", {3}}};
+  order.node = 1;
+  order.slots_named = true;
+  order.arguments = {"prog", "", "\xff\xfe not UTF-8", "line\nbreak"};
+  order.variables = {{"A", "\x80"}, {"B", ""}};
+  order.folder = "/f";
+  order.venv_script = "v";
+  order.token = "t";
+  order.device = "cpu";
+  order.comm = "gloo";
+  order.timeout_seconds = 0.5;
+  order.terminal = true;
+  order.grace = std::chrono::milliseconds(7);
+  order.failure_grace = std::chrono::milliseconds(8);
+  order.bind_cores = true;
+  order.bind_core_list = "0-3";
+  order.logs = {"one", "folder", {1, {{0, 2}}}, {3, {}}, std::vector{0, 2}, "run"};
+  order.port = 0;
+  CHECK(zerorun::decode<zerorun::NodeOrder>(zerorun::encode(order)) == order);
+  order.port.reset();
+  order.logs.printed.reset();
+  CHECK(zerorun::decode<zerorun::NodeOrder>(zerorun::encode(order)) == order);
+
+  const zerorun::RankFailure failure{3, 9, "cause \xff", {"one", ""}};
+  CHECK(zerorun::decode<zerorun::RankFailure>(zerorun::encode(failure)) == failure);
+  const zerorun::AgentHello hello{"0.1.0", -1, "b", "a: 2"};
+  CHECK(zerorun::decode<zerorun::AgentHello>(zerorun::encode(hello)) == hello);
+  const auto output = zerorun::decode<zerorun::RankOutput>(
+      zerorun::encode(zerorun::RankOutput{5, zerorun::Stream::err, std::string_view("a\0b", 3)}) + "");
+  CHECK(output.rank == 5);
+  CHECK(output.stream == zerorun::Stream::err);
+  for (const std::string& bad : {std::string(), std::string("\xff\xff"), zerorun::encode(hello)}) {
+    CHECK_THROWS_WITH(zerorun::decode<zerorun::NodeOrder>(bad), Contains("makes no sense"));
+  }
+  CHECK_THROWS(zerorun::decode<zerorun::RankOutput>("abc"));
+}
+
+TEST_CASE("frames arrive whole and in order, and a frame that no peer sends closes the connection") {
+  auto [first, second] = connected();
+  FrameSocket sender(std::move(first));
+  FrameSocket receiver(std::move(second));
+  const std::string large(3 << 20, 'x');
+  sender.send(FrameType::notice, "small");
+  sender.send(FrameType::output, large);
+  sender.send(FrameType::heartbeat);
+  std::vector<zerorun::Frame> frames;
+  for (int round = 0; round < 10000 && frames.size() < 3; ++round) {
+    sender.service();
+    receiver.service();
+    while (auto frame = receiver.next()) frames.push_back(std::move(*frame));
+  }
+  REQUIRE(frames.size() == 3);
+  CHECK(frames[0].payload == "small");
+  CHECK(frames[1].payload == large);
+  CHECK(frames[2].type == FrameType::heartbeat);
+  CHECK_FALSE(receiver.is_closed());
+
+  auto [raw, other] = connected();
+  FrameSocket strict(std::move(other));
+  const std::string hostile("\xff\xff\xff\xff\x05 and more", 14);
+  REQUIRE(::send(raw.get(), hostile.data(), hostile.size(), 0) == static_cast<ssize_t>(hostile.size()));
+  for (int round = 0; round < 1000 && !strict.is_closed(); ++round) {
+    strict.service();
+    CHECK_FALSE(strict.next());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(strict.is_closed());
+}
+
+TEST_CASE("only an agent with the ticket is greeted, and only a launcher with the ticket is believed") {
+  const zerorun::ListeningSocket listening = zerorun::listen_on("127.0.0.1", 0);
+  const zerorun::Seal ticket("the ticket");
+  const zerorun::Seal other("another ticket");
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(300); };
+  {
+    bool known = false;
+    std::thread launcher([&] { known = greets(listening, ticket, 1); });
+    const UniqueFd fd = zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon());
+    launcher.join();
+    CHECK(fd.is_open());
+    CHECK(known);
+  }
+  {
+    bool known = true;
+    std::thread launcher([&] { known = greets(listening, other, 2); });
+    CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon()),
+                      Contains("no launcher of this job answers there"));
+    // The launcher's loop ends with this connection, should the agent have tried once only.
+    auto [client, server] = std::pair(UniqueFd(::socket(AF_INET, SOCK_STREAM, 0)), 0);
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    ::getsockname(listening.fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
+    (void)::connect(client.get(), reinterpret_cast<sockaddr*>(&address), size);
+    client.reset();
+    launcher.join();
+    CHECK_FALSE(known);
+  }
+  // A stranger with the right first bytes and a code that it made up.
+  auto [client, server] = connected();
+  zerorun::AgentGreeting greeting(std::move(server), ticket);
+  const std::string hello = "zerorun agent 1\n" + std::string(16, 'n') + std::string(8, 'c');
+  REQUIRE(::send(client.get(), hello.data(), hello.size(), 0) == static_cast<ssize_t>(hello.size()));
+  bool open = true;
+  for (int round = 0; round < 1000 && open; ++round) {
+    open = greeting.service();
+    REQUIRE_FALSE(greeting.is_done());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK_FALSE(open);
+}
+
+TEST_CASE("streams for files are chosen as torchrun's options do") {
+  CHECK(zerorun::parse_stream_choice("3", "-r").of(7) == 3);
+  const auto some = zerorun::parse_stream_choice("0:1,2:3", "-r");
+  CHECK(some.of(0) == 1);
+  CHECK(some.of(1) == 0);
+  CHECK(some.of(2) == 3);
+  for (const char* text : {"4", "", "0:4", "x:1", "0:1,", "-1"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(zerorun::parse_stream_choice(text, "-r"), UserError);
+  }
+  CHECK(zerorun::parse_rank_list("0,2", "-f") == std::vector{0, 2});
+  CHECK_THROWS_WITH(zerorun::parse_rank_list("0,a", "--local_ranks_filter"),
+                    Contains("--local_ranks_filter 0,a: 'a'"));
+  CHECK(zerorun::rank_labels({{"a", {0}}}) == Words{"rank 0"});
+  CHECK(zerorun::rank_labels({{"a", {0}}, {"b", {0, 1}}}, 1) == Words{"b rank 1", "b rank 2"});
+}
