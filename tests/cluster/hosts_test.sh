@@ -46,13 +46,15 @@ else
   echo "not run: OpenMPI (Debian's package openmpi-bin)"
 fi
 
+joining=()
 for host in 1 2; do
   on "$host" timeout 100 "$bin/zerorun" --device cpu --timeout 60 --nnodes 3 --nproc_per_node 2 \
     --rdzv_endpoint worker-0:29511 "${gpt2[@]}" --steps 5 --csv "unused$host.csv" >"joined$host.log" 2>&1 &
+  joining+=($!)
 done
 on 0 timeout 100 "$bin/zerorun" --device cpu --timeout 60 --nnodes 3 --nproc_per_node 2 \
   --rdzv_endpoint 10.77.0.1:29511 "${gpt2[@]}" --steps 5 --csv joined.csv >joined.log 2>&1 || fail "launchers that join"
-wait
+wait "${joining[@]}"
 compare joined
 
 # The launcher's folder, .deepspeed_env and arguments arrive as they are, and run nothing.
