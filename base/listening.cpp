@@ -4,9 +4,12 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -98,7 +101,7 @@ ListeningSocket open_on(const std::string& address, int port, Then then) {
       error = errno;
       if (!fd.is_open()) continue;
       const int chosen = port_of(fd.get());
-      return {std::move(fd), chosen};
+      return {std::move(fd), chosen, {}};
     }
   }
   refuse(address, port, remedy(error));
@@ -110,8 +113,21 @@ ListeningSocket listen_on(const std::string& address, int port) {
   return open_on(address, port, Then::listen);
 }
 
+// Two sockets that allow the reuse of their address can be bound to one port while neither listens. A name in
+// the abstract namespace of this network, which vanishes with the socket, keeps the second one away.
 ListeningSocket reserve_port(const std::string& address, int port) {
-  return open_on(address, port, Then::wait);
+  ListeningSocket reserved = open_on(address, port, Then::wait);
+  reserved.claim = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string text = "zerorun port " + address + ":" + std::to_string(reserved.port);
+  const size_t length = std::min(text.size(), sizeof name.sun_path - 1);
+  std::memcpy(name.sun_path + 1, text.data(), length);  // a name that begins with 0 has no file
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  if (bind(reserved.claim.get(), reinterpret_cast<sockaddr*>(&name), size) != 0) {
+    refuse(address, reserved.port, remedy(errno));
+  }
+  return reserved;
 }
 
 UniqueFd take_inherited_socket(int port) {

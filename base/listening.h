@@ -15,6 +15,7 @@ inline constexpr char kListenVariable[] = "ZERORUN_LISTEN_FD";
 struct ListeningSocket {
   UniqueFd fd;  // closed by exec
   int port = 0;
+  UniqueFd claim;  // of reserve_port(): as long as it is open, no other call reserves the port
 };
 
 /// Listens on `port` (0: a free port) of `address`, a host name or IP address of this machine (empty: all of
@@ -22,7 +23,8 @@ struct ListeningSocket {
 ListeningSocket listen_on(const std::string& address, int port);
 
 /// As listen_on(), but does not listen yet. Until someone does, a program that allows the reuse of addresses
-/// can listen on the port: a store of torch.distributed in rank 0's own program, but another job too.
+/// can listen on the port: a store of torch.distributed in rank 0's own program. A second reserve_port() on
+/// this host is refused as long as the result's `claim` is open.
 /// Everyone else is kept away, and the port is not given to outgoing connections.
 ListeningSocket reserve_port(const std::string& address, int port);
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
-// Longer than any thread waits for the thread that calls the store (cuda/nccl_watchdog.cpp).
+// The deadline of calls to the store. Longer than any thread waits for the thread that makes these calls
+// (cuda/nccl_watchdog.cpp).
 constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {

@@ -129,7 +129,8 @@ void add_value(const KeyFact& fact, Json& schema) {
   std::string texts = texts_pattern(fact);
   Json limits = Json::object();
   if (fact.is_integer()) {
-    // Some validators refuse 2.0 as "integer", or accept 2.5 as a multipleOf 1.
+    // A multiple of 1.0 stands for an integer: some validators refuse 2.0 as "integer", and some accept 2.5
+    // as a multiple of 1 (without the .0).
     if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
     add_integer_range(fact.range, limits);
   } else if (fact.type == KeyType::number) {

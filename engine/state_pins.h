@@ -15,8 +15,8 @@
 namespace zerorun {
 
 enum class CopyTime {
-  at_once,        // the tensor's changes are not reported
-  before_change,  // code that changes the tensor calls keep() first
+  at_once,        // the tensor may change without a call of keep()
+  before_change,  // the tensor changes only after a call of keep()
 };
 
 /// A snapshot of `tensor`, which must be in host memory and contiguous. The snapshot keeps the tensor alive.

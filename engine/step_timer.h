@@ -48,8 +48,8 @@ class StepTimer {
   Clock::time_point begin_ = Clock::now();
 };
 
-/// "; on the device reductions 20.0, 1.0 of it waited for (overlap 95 %) | gathers 12.0, 3.0 of it waited for
-/// (overlap 75 %)", times in ms per step.
+/// The text that report() appends, for example "; on the device reductions 20.0, 1.0 of it waited for
+/// (overlap 95 %) | gathers 12.0, 3.0 of it waited for (overlap 75 %)", times in ms per step.
 std::string describe(const StreamTimes& times, int64_t steps);
 
 }  // namespace zerorun

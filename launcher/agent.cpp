@@ -91,7 +91,7 @@ UniqueFd take_meeting_socket() {
 
 ListeningSocket open_port(const NodeOrder& order) {
   UniqueFd inherited = take_meeting_socket();
-  if (inherited.is_open()) return {std::move(inherited), *order.port};
+  if (inherited.is_open()) return {std::move(inherited), *order.port, {}};
   return open_meeting_point("", *order.port, false);
 }
 
@@ -109,6 +109,7 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
       decode<MeetingPoint>(link.wait_for(FrameType::start, deadline, "the address where ranks meet"));
   JobPlan plan = plan_node(order, point, inspect_machine(order.device), std::move(listening.fd));
 
+  plan.reports_failure = console != nullptr;
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // as in launch.cpp
   Signals signals;
   Guardian guardian(argc, argv);
@@ -116,21 +117,29 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   JobOutput& output = console != nullptr ? *console : static_cast<JobOutput&>(remote);
   Job job(std::move(plan), output, signals, guardian, &link);
   const int exit_code = job.run();
-  return {exit_code, job.interrupted_by().value_or(0)};
+  const bool ended_by_others = exit_code == 0 && job.was_told_to_end();
+  if (ended_by_others && console != nullptr) {
+    console->notice(
+        "the job has ended because of a failure on another host, which the first launcher reports");
+    console->write_some();
+  }
+  return {ended_by_others ? 1 : exit_code, job.interrupted_by().value_or(0)};
 }
 
-// Errors of this host are reported by the launcher.
+// Errors of this host are reported by the launcher, and here if the user has started this process.
 template <typename Run>
-NodeResult or_trouble(AgentLink& link, Run run) {
+NodeResult or_trouble(AgentLink& link, JobOutput* console, Run run) {
+  AgentTrouble trouble;
   try {
     return run();
   } catch (const UserError& error) {
-    link.send(FrameType::trouble, encode(AgentTrouble{error.what(), true}));
-    return {2, 0};
+    trouble = {error.what(), true};
   } catch (const std::exception& error) {
-    link.send(FrameType::trouble, encode(AgentTrouble{error.what(), false}));
-    return {1, 0};
+    trouble = {error.what(), false};
   }
+  link.send(FrameType::trouble, encode(trouble));
+  if (console != nullptr) console->notice(trouble.message);
+  return {trouble.user_mistake ? 2 : 1, 0};
 }
 
 }  // namespace
@@ -160,9 +169,11 @@ int run_agent_command(int argc, char** argv) {
   const auto order =
       decode<NodeOrder>(link.wait_for(FrameType::order, no_deadline, "the order for this host"));
   const NodeResult result =
-      or_trouble(link, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
+      or_trouble(link, nullptr, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
   link.finish(result);
-  return result.exit_code;
+  // The launcher knows the result. mpirun would end the agents of other hosts after an exit code that is not
+  // 0.
+  return link.is_lost() ? 1 : 0;
 }
 
 int join_job(const JoinPlan& plan, int argc, char** argv) {
@@ -180,7 +191,7 @@ int join_job(const JoinPlan& plan, int argc, char** argv) {
   order.terminal = ::isatty(STDOUT_FILENO) == 1;
   Console console(rank_labels(order.nodes, order.node), plan.quiet);
   const NodeResult result =
-      or_trouble(link, [&] { return run_ranks(link, order, &console, deadline, argc, argv); });
+      or_trouble(link, &console, [&] { return run_ranks(link, order, &console, deadline, argc, argv); });
   link.finish(result);
   if (link.is_lost()) return 1;
   return result.interrupted_by != 0 ? 128 + result.interrupted_by : result.exit_code;

@@ -104,8 +104,8 @@ void Cluster::start_children() {
   if (!plan_.own_node) return;
   const int inherited = plan_.listening_is_meeting_point ? plan_.listening.fd.get() : -1;
   StartCommand command{"the agent of this host", *plan_.own_node, {}, {}, {}, plan_.ticket + "\n"};
-  command.arguments = {plan_.own_program, kAgentCommand, "localhost", std::to_string(plan_.listening.port),
-                       std::to_string(*plan_.own_node)};
+  command.arguments = {plan_.own_program, kAgentCommand, plan_.own_address,
+                       std::to_string(plan_.listening.port), std::to_string(*plan_.own_node)};
   if (inherited >= 0) command.variables.emplace_back(kMeetingVariable, std::to_string(inherited));
   start_child(command, plan_.own_program, inherited, source);
 }
@@ -191,7 +191,11 @@ void Cluster::service_greetings() {
       continue;
     }
     if (frame && frame->type == FrameType::hello) {
-      greet(std::move(unnamed->first), decode<AgentHello>(frame->payload), unnamed->second);
+      try {
+        greet(std::move(unnamed->first), decode<AgentHello>(frame->payload), unnamed->second);
+      } catch (const Error& error) {
+        console_.notice("a connection from " + unnamed->second + " is dropped: " + error.what());
+      }
     }
     unnamed = unnamed_.erase(unnamed);
   }
@@ -231,6 +235,8 @@ void Cluster::greet(FrameSocket socket, const AgentHello& hello, const std::stri
     refusal = "host " + hello.host + " (" + address + ") cannot take part: " + refusal;
     socket.send(FrameType::refusal, refusal);
     console_.notice(refusal);
+    // An agent that this launcher has started is needed; one that joins may be a stranger's.
+    if (!plan_.commands.empty() && phase_ == Phase::starting) fail({{refusal}, 1}, milliseconds(0));
     return;
   }
   NodeOrder order = plan_.order;
@@ -253,7 +259,11 @@ void Cluster::service_agents() {
     while (agent.socket) {
       std::optional<Frame> frame = agent.socket->next();
       if (!frame) break;
-      handle(node, *frame);
+      try {
+        handle(node, *frame);
+      } catch (const Error& error) {
+        lose(node, error.what());
+      }
     }
     if (agent.socket && agent.socket->is_closed()) {
       lose(node, "the connection to its agent has been closed: the agent was killed, or the host restarted");
@@ -343,6 +353,7 @@ void Cluster::enter_phase_that_is_due() {
     // Rank 0 may take over the socket, and hears what connects from now on.
     plan_.listening.fd.reset();
     greetings_.clear();
+    unnamed_.clear();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
     fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)"}, 1}, milliseconds(0));
@@ -521,10 +532,15 @@ void Cluster::finish() {
   const bool in_a_hurry = failure_ || interrupted_by_;
   const Clock::time_point flushed = Clock::now() + kFlushPatience;
   while (!console_.is_flushed() && !(in_a_hurry && Clock::now() >= flushed)) {
-    std::vector<pollfd> entries;
+    std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
     console_.append_poll_entries(entries);
     ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
     console_.write_some();
+    while (const std::optional<int> signal = signals_.next()) {
+      if (*signal == SIGCHLD) continue;
+      if (!failure_ && !interrupted_by_) interrupted_by_ = *signal;
+      return;  // whoever reads the output is too slow for the user
+    }
   }
 }
 

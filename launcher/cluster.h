@@ -37,8 +37,9 @@ struct ClusterPlan {
   std::string ticket;
   std::vector<StartCommand> commands;  // that start agents; none if launchers on the hosts join by themselves
   std::optional<int> own_node;         // this machine's number, whose agent runs here
-  std::string own_program;             // zerorun's path, for that agent
-  std::chrono::milliseconds timeout{0};  // until all agents have connected
+  std::string own_address = "localhost";  // where that agent finds the launcher
+  std::string own_program;                // zerorun's path, for that agent
+  std::chrono::milliseconds timeout{0};   // until all agents have connected
   std::string version;
 };
 

@@ -17,7 +17,7 @@ constexpr std::string_view kSlots = "slots=";
 
 // A name that starts with '-' would be an option of ssh.
 bool can_be_host(const std::string& name) {
-  return !name.starts_with("-") && name.find_first_of("@,:;'\"`$()<>|&*?!\\") == std::string::npos;
+  return !name.starts_with("-") && name.find_first_of("@,:;'\"`$()<>|&*?!\\[]{}^/") == std::string::npos;
 }
 
 // ssh accepts `user@host`, and an IPv6 address has colons.

@@ -122,7 +122,7 @@ void Job::begin_flushing() {
   }
   report_failure();
   // Waits for a slow reader without limit, except when the job failed or was interrupted and must end soon.
-  if (failure_ || interrupted_by_) deadline_ = Clock::now() + kFlushPatience;
+  if (failure_ || interrupted_by_ || told_to_end_) deadline_ = Clock::now() + kFlushPatience;
 }
 
 void Job::wait_for_something() {
@@ -156,6 +156,7 @@ void Job::wait_for_something() {
 void Job::obey_control() {
   const std::optional<milliseconds> grace = control_->take_order_to_end();
   if (!grace) return;
+  if (phase_ < Phase::flushing) told_to_end_ = true;
   if (phase_ == Phase::running) {
     begin_ending(*grace);
   } else if (phase_ == Phase::ending && *grace == milliseconds(0)) {
@@ -297,7 +298,7 @@ void Job::report_survivors() {
 }
 
 void Job::report_failure() {
-  if (!failure_ || control_ != nullptr) return;
+  if (!failure_ || !plan_.reports_failure) return;
   for (const std::string& line : report_lines(*failure_, "rank " + std::to_string(failure_->rank))) {
     output_.notice(line);
   }

@@ -33,6 +33,7 @@ struct JobPlan {
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
   std::chrono::milliseconds failure_grace{3000};       // the same after a rank has failed
+  bool reports_failure = true;                         // false: the launcher of the whole job does
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
 };
@@ -52,6 +53,8 @@ class Job {
   int run();
   /// The signal that interrupted the job, if one did before a rank failed.
   std::optional<int> interrupted_by() const { return interrupted_by_; }
+  /// Whether the control ordered the ranks to end before they had ended by themselves.
+  bool was_told_to_end() const { return told_to_end_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -107,6 +110,7 @@ class Job {
   OomCounts oom_before_;
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
+  bool told_to_end_ = false;
   std::string buffer_;
 };
 

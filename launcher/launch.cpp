@@ -264,6 +264,7 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   plan.listening_is_meeting_point = true;
   plan.ticket = plan.order.token;
   plan.own_node = 0;
+  if (is_loopback(endpoint.address)) plan.own_address = endpoint.address;
   plan.own_program = std::filesystem::read_symlink("/proc/self/exe");
   return plan;
 }

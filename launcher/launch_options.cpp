@@ -282,7 +282,14 @@ void refuse_empty_texts(const CLI::App& app) {
                            "--log_dir", "--redirects", "--tee", "--local_ranks_filter"}) {
     const CLI::Option* option = app.get_option(name);
     if (option->count() > 0 && option->results().front().empty()) {
-      throw UserError(std::string(name) + ": expected a value (see zerorun --help), found an empty text");
+      const bool filter = name == std::string_view("--include") || name == std::string_view("--exclude");
+      throw UserError(std::string(name) + ": expected a " +
+                      (name == std::string_view("--hostfile")         ? "file"
+                       : name == std::string_view("--master_addr")    ? "host name or address"
+                       : name == std::string_view("--bind_core_list") ? "list such as 0-3,5"
+                       : filter                                       ? "filter such as localhost:0,2"
+                                                                      : "value") +
+                      ", found an empty text");
     }
   }
 }

@@ -16,7 +16,39 @@ std::string to_bytes(const json& message) {
   return bytes;
 }
 
+// Throws if the message is nested deeper than any of ours: the parser calls itself for every level.
+class DepthCheck : public nlohmann::json_sax<json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool start_object(size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+ private:
+  bool enter() { return ++depth_ <= kDeepest; }
+  bool leave() {
+    --depth_;
+    return true;
+  }
+
+  static constexpr int kDeepest = 16;
+  int depth_ = 0;
+};
+
 json from_bytes(std::string_view payload) {
+  DepthCheck check;
+  if (!json::sax_parse(payload.begin(), payload.end(), &check, json::input_format_t::cbor)) {
+    throw Error("it is no CBOR, or nested too deep");
+  }
   return json::from_cbor(payload.begin(), payload.end());
 }
 

@@ -46,7 +46,7 @@ std::optional<int> Signals::next() {
 
 void Signals::restore_in_child() const {
   // SIGTERM must work in ranks even if the launcher inherited it ignored, because the Job ends ranks with it.
-  for (int signal : {SIGPIPE, SIGTERM}) std::signal(signal, SIG_DFL);
+  for (int signal : {SIGPIPE, SIGTERM, SIGTSTP}) std::signal(signal, SIG_DFL);
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 

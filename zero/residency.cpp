@@ -72,7 +72,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const BucketKind kind = states_[bucket].kind;
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
-    // Repeated writes to the same bucket are shared only when an operator reads the bucket.
+    // Another write to the bucket that was written last is no use of a bucket, so it shares nothing
+    // ([Note: writes to shared buckets]).
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;

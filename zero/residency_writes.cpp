@@ -197,7 +197,8 @@ void Residency::drop_copy(int bucket) {
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 
-// Ends a scope in which this rank only read, or whose writes are lost.
+// Ends the scope on a bucket that this rank only read, or that only some ranks wrote (such writes are
+// dropped).
 void Residency::end_read(int bucket) {
   drop_copy(bucket);
   if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);

@@ -1,5 +1,5 @@
-// Tests the stages' guarantees in every precision, on the tiny GPT-2: the same bits, also with a skipped
-// step, and the bytes of the formulas.
+// Tests in every precision, on the tiny GPT-2, that all stages give the same bits, also if a step is skipped,
+// and that model states take the bytes of ZeRO's memory formulas (docs/architecture.md).
 #include <catch2/catch.hpp>
 
 #include "tests/support/tiny_gpt2.h"

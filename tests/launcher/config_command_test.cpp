@@ -56,7 +56,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// The lines that begin an error, a warning or a note, without the lines of the file and the summary.
+/// The first line of each message of `severity` ("error", "warning" or "note"), without the quoted lines of
+/// the file and the summary.
 std::vector<std::string> headlines(const std::string& out, const std::string& severity) {
   std::vector<std::string> found;
   for (const std::string& line : lines_of(out)) {

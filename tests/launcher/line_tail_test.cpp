@@ -10,12 +10,20 @@
 using zerorun::LineTail;
 using Lines = std::vector<std::string>;
 
-TEST_CASE("the tail keeps the last five lines that are not blank") {
+TEST_CASE("the tail keeps the last lines that are not blank") {
   LineTail tail;
-  tail.feed("1\n2\n\n3\n  \n4\n5\n6");
-  tail.feed("6\n7");
-  CHECK(tail.lines() == Lines{"3", "4", "5", "66", "7"});
-  CHECK(tail.lines() == Lines{"3", "4", "5", "66", "7"});
+  tail.feed("1\n2\n\n3\n  \n");
+  Lines expected;
+  for (int line = 1; line <= 19; ++line) {
+    tail.feed("line " + std::to_string(line) + "\n");
+    expected.push_back("line " + std::to_string(line));
+  }
+  tail.feed("6");
+  tail.feed("6");
+  expected.emplace_back("66");
+  REQUIRE(expected.size() == LineTail::kLines);
+  CHECK(tail.lines() == expected);
+  CHECK(tail.lines() == expected);
 }
 
 TEST_CASE("a line drawn over counts with its last text") {

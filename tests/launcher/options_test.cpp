@@ -115,7 +115,8 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
   CHECK_THAT(mistake({"--num_gpus", "2", "--include", "localhost", "p"}),
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));
-  CHECK_THAT(mistake({"--launcher=pdsh", "p"}), Contains("--launcher") && Contains("does not offer"));
+  CHECK_THAT(mistake({"--elastic_training", "p"}),
+             Contains("--elastic_training") && Contains("does not offer"));
   for (const char* option : {"--hostfile", "--include", "--exclude"})
     CHECK_THAT(mistake({option, "", "p"}), Contains(option) && Contains("found an empty text"));
   CHECK_THAT(mistake({"--include", "a", "--exclude", "b", "p"}),

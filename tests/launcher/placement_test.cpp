@@ -132,9 +132,9 @@ TEST_CASE("a dry run prints commands that a shell takes as they are meant") {
   order.folder = "/a folder";
   order.variables = {{"NCCL_DEBUG", "a b"}};
   const std::string text = zerorun::describe_job(job, 0, {}, order);
-  CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: cd '/a folder' && env -u ") && Contains(" NCCL_DEBUG='a b' ") &&
-                       Contains(" prog 'two words' 'it'\\''s' ''\n") && Contains(" MASTER_PORT=29500 ") &&
-                       !Contains("secret"));
+  CHECK_THAT(text, Catch::Matchers::StartsWith("a: env -u ") && Contains("\nb: cd '/a folder' && env -u ") &&
+                       Contains(" NCCL_DEBUG='a b' ") && Contains(" prog 'two words' 'it'\\''s' ''\n") &&
+                       Contains(" MASTER_PORT=29500 ") && !Contains("secret"));
   CHECK(text.find("OMP_NUM_THREADS=2") < text.find("\nb: "));
   CHECK(text.find("OMP_NUM_THREADS", text.find("\nb: ")) == std::string::npos);
   CHECK(zerorun::shell_word("a\nb") == "'a\nb'");

@@ -123,7 +123,13 @@ TEST_CASE("an order arrives as it was sent, whatever bytes it has") {
   order.failure_grace = std::chrono::milliseconds(8);
   order.bind_cores = true;
   order.bind_core_list = "0-3";
-  order.logs = {"one", "folder", {1, {{0, 2}}}, {3, {}}, std::vector{0, 2}, "run"};
+  order.logs.one_file_folder = "one";
+  order.logs.folder = "folder";
+  order.logs.redirects.all = 1;
+  order.logs.redirects.some = {{0, 2}};
+  order.logs.tee.all = 3;
+  order.logs.printed = std::vector{0, 2};
+  order.logs.run = "run";
   order.port = 0;
   CHECK(zerorun::decode<zerorun::NodeOrder>(zerorun::encode(order)) == order);
   order.port.reset();
@@ -138,7 +144,8 @@ TEST_CASE("an order arrives as it was sent, whatever bytes it has") {
       zerorun::encode(zerorun::RankOutput{5, zerorun::Stream::err, std::string_view("a\0b", 3)}) + "");
   CHECK(output.rank == 5);
   CHECK(output.stream == zerorun::Stream::err);
-  for (const std::string& bad : {std::string(), std::string("\xff\xff"), zerorun::encode(hello)}) {
+  for (const std::string& bad :
+       {std::string(), std::string("\xff\xff"), zerorun::encode(hello), std::string(4000000, '\x81')}) {
     CHECK_THROWS_WITH(zerorun::decode<zerorun::NodeOrder>(bad), Contains("makes no sense"));
   }
   CHECK_THROWS(zerorun::decode<zerorun::RankOutput>("abc"));

@@ -86,7 +86,7 @@ bool PlainTraining::sums_apart() const {
 }
 
 void PlainTraining::drop_gradients() {
-  // The engine had already prepared for the backward that threw.
+  // As in backward(): the engine had already allocated separate sums when the backward threw.
   if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
   micro_steps_ -= micro_steps_ % setup_.micro_steps;
   gradients_.assign(program_.parameters.size(), {});
