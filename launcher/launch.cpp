@@ -163,7 +163,7 @@ std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint
   const std::string job = variable("ZERORUN_JOB");
   if (!job.empty()) return job;
   if (!options.rdzv_id.empty()) return options.rdzv_id;
-  return "port " + std::to_string(endpoint.port);  // each may know the address by another name
+  return "port-" + std::to_string(endpoint.port);  // each may know the address by another name
 }
 
 NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,

@@ -156,7 +156,7 @@ TEST_CASE("two launchers, one for each host, run the ranks of one job") {
   Launched second(start("1"));
   const Result of_first = first.finish();
   const Result of_second = second.finish();
-  const std::string job = " 127.0.0.1:23457 127.0.0.1:23457 ";
+  const std::string job = " 127.0.0.1:23457 port-23457 ";
   CHECK_THAT(of_first.out,
              Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
   CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
