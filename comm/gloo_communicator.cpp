@@ -16,10 +16,10 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "comm/deadline.h"
+#include "comm/exchange.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
 #include "comm/route.h"
-#include "comm/store.h"
 #include "comm/wait_board.h"
 
 namespace zerorun {

@@ -24,10 +24,6 @@ PendingCollective pending_collective_of(const CollectiveCall& call, int64_t nume
 /// For each rank, the collectives that the rank waits for; no value if the store is gone.
 using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
-/// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
-/// reports its own error and perhaps exits.
-inline constexpr std::chrono::milliseconds kTimeToRead(250);
-
 class WaitBoard {
  public:
   WaitBoard(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}
