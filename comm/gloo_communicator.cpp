@@ -17,9 +17,9 @@
 #include "base/process.h"
 #include "base/route.h"
 #include "comm/deadline.h"
+#include "comm/exchange.h"
 #include "comm/notices.h"
 #include "comm/rank_order_sum.h"
-#include "comm/store.h"
 #include "comm/wait_board.h"
 
 namespace zerorun {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/exchange.h"
 
 namespace zerorun {
 namespace {

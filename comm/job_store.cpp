@@ -143,6 +143,27 @@ std::optional<std::string> JobStore::await(const std::string& key, const Deadlin
   return opened(whole, *stored);
 }
 
+std::optional<std::vector<std::string>> JobStore::await_all(const std::vector<std::string>& keys,
+                                                            const Deadline& deadline) const {
+  using Stored = std::optional<std::vector<std::vector<uint8_t>>>;
+  std::vector<std::string> whole;
+  for (const std::string& key : keys) whole.push_back(prefix_ + key);
+  const Stored stored = talk(
+      [whole, deadline](c10d::Store& store) -> Stored {
+        try {
+          store.wait(whole, deadline.remaining());
+        } catch (const c10::DistStoreError&) {
+          return std::nullopt;
+        }
+        return store.multiGet(whole);
+      },
+      deadline);
+  if (!stored) return std::nullopt;
+  std::vector<std::string> values;
+  for (size_t i = 0; i < whole.size(); ++i) values.push_back(opened(whole[i], (*stored)[i]));
+  return values;
+}
+
 std::optional<std::string> JobStore::find(const std::string& key, const Deadline& deadline) const {
   using Stored = std::optional<std::vector<uint8_t>>;
   const std::string whole = prefix_ + key;

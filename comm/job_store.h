@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/seal.h"
@@ -36,6 +37,10 @@ class StoreError : public CommError {
 /// How long after a deadline a call still waits for the store's own timeout error.
 inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
+/// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
+/// reports its own error and perhaps exits.
+inline constexpr std::chrono::milliseconds kTimeToRead(250);
+
 class JobStore {
  public:
   /// `keeper` names the process that runs the store, for messages. `prefix` is prepended to all keys.
@@ -50,7 +55,10 @@ class JobStore {
   void set(const std::string& key, const std::string& value, const Deadline& deadline) const;
   /// Waits until the key has a value. Returns nothing if it has none by the deadline.
   std::optional<std::string> await(const std::string& key, const Deadline& deadline) const;
-  /// Returns the key's value without waiting, or nothing if it has none.
+  /// The same for all keys at once, in two messages; nothing if any value is missing at the deadline.
+  std::optional<std::vector<std::string>> await_all(const std::vector<std::string>& keys,
+                                                    const Deadline& deadline) const;
+  /// The value, if there is one now.
   std::optional<std::string> find(const std::string& key, const Deadline& deadline) const;
   /// Stores `value` if the key has no value yet, and returns the key's value. So exactly one of the ranks
   /// that claim a key gets its own value back.
@@ -105,5 +113,16 @@ std::future<Answer<std::invoke_result_t<Talk>>> run_detached(Talk talk) {
 
 /// "rank 0, which keeps the store of all ranks, does not answer: it stands still or cannot be reached"
 std::string words_of_silence(const std::string& keeper);
+
+// Runs `body`, which calls the store; adds `purpose` to its errors.
+template <typename Body>
+auto told_why(const std::string& purpose, const Deadline& deadline, const Body& body) {
+  try {
+    return body();
+  } catch (const StoreError& error) {
+    if (!error.is_silent()) throw CommError(purpose + ": " + error.what());
+    throw CommError(missed_end(purpose, deadline.timeout()) + ", and " + error.what());
+  }
+}
 
 }  // namespace zerorun

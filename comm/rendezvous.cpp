@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "comm/cuda_driver.h"
 #include "comm/cuda_library.h"
+#include "comm/exchange.h"
 #include "comm/gloo_communicator.h"
 #include "comm/shared_memory_communicator.h"
 #include "comm/store.h"

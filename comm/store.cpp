@@ -15,6 +15,7 @@
 #include "base/listening.h"
 #include "base/process.h"
 #include "comm/environment.h"
+#include "comm/exchange.h"
 
 namespace zerorun {
 namespace {
@@ -147,11 +148,11 @@ Connection open_connection(const Environment& environment, const Seal& seal, Hos
   }
   const auto opened = opening.get();
   if (!opened.value && shares) {
-    throw UserError(
-        "this process itself listens on port " + std::to_string(environment.master_port) +
-        " (MASTER_PORT), but not with a store that rank 0 can share: let init_process_group() make "
-        "its store, give a TCPStore multi_tenant=True, or take another port for it (" +
-        opened.failure + ")");
+    throw UserError("rank 0 cannot listen on " + address_of(environment) +
+                    " (MASTER_ADDR, MASTER_PORT): the port is in use by this process itself, but not with a "
+                    "store that rank 0 can share: let init_process_group() make its store, give a TCPStore "
+                    "multi_tenant=True, or choose another --master_port for one of them (" +
+                    opened.failure + ")");
   }
   if (!opened.value) throw CommError(what + ": " + opened.failure);
   check_job(opened.value->second, own, environment);
@@ -184,36 +185,21 @@ std::string prefix_of(const Environment& environment, const Seal& seal) {
   return attempt + "zerorun/" + hexadecimal(seal.job()) + "/";
 }
 
-// Runs `body`, which calls the store, and prefixes its errors with `purpose`.
-template <typename Body>
-auto told_why(const std::string& purpose, const Deadline& deadline, const Body& body) {
-  try {
-    return body();
-  } catch (const StoreError& error) {
-    if (!error.is_silent()) throw CommError(purpose + ": " + error.what());
-    throw CommError(missed_end(purpose, deadline.timeout()) + ", and " + error.what());
-  }
+JobStore store_over(const Connection& connection, const Environment& environment) {
+  const Seal seal = seal_of(environment);
+  return {connection, keeper_of(environment), seal, prefix_of(environment, seal)};
 }
 
-// The store's host may have reached its own deadline and ended just before this rank's deadline. The error
-// then still names the missing rank.
-std::optional<std::string> await_word(const JobStore& store, const std::string& key, int rank,
-                                      const Deadline& deadline, const std::string& purpose) {
-  try {
-    return store.await(key, deadline);
-  } catch (const StoreError& error) {
-    if (error.is_silent()) throw;
-    throw CommError(purpose + ": " + name_ranks({rank}) + " did not take part, and " + error.what());
-  }
+std::string purpose_of(const Environment& environment) {
+  return "rendezvous at " + address_of(environment);
 }
 
 }  // namespace
 
 Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline) {
-  const std::string purpose = "rendezvous at " + address_of(environment);
   const Seal seal = seal_of(environment);
   Membership& membership = membership_in(environment, seal);
-  StorePointer job;
+  Connection connection;
   int number = 0;
   {
     const std::lock_guard lock(membership.mutex);
@@ -221,49 +207,29 @@ Joined join_store(const Environment& environment, const std::string& word, const
     if (environment.rank == 0 && !environment.agent_store && !membership.keeper) {
       membership.keeper = open_connection(environment, seal, host_as_rank_0(environment), deadline);
     }
-    job = std::make_shared<const JobStore>(open_connection(environment, seal, {}, deadline),
-                                           keeper_of(environment), seal, prefix_of(environment, seal));
+    connection = open_connection(environment, seal, {}, deadline);
     if (!membership.has_rank) {
-      told_why(purpose, deadline, [&] { take_rank(*job, environment, deadline); });
+      claim_rank(connection, environment, deadline);
       membership.has_rank = true;
     }
   }
-  Joined joined{.store = job->part("connect " + std::to_string(number)),
+  return join_over(connection, environment, number, word, deadline);
+}
+
+void claim_rank(const Connection& connection, const Environment& environment, const Deadline& deadline) {
+  told_why(purpose_of(environment), deadline,
+           [&] { take_rank(store_over(connection, environment), environment, deadline); });
+}
+
+Joined join_over(const Connection& connection, const Environment& environment, int number,
+                 const std::string& word, const Deadline& deadline) {
+  const uint64_t job = seal_of(environment).job();
+  Joined joined{.store = store_over(connection, environment).part("connect " + std::to_string(number)),
                 .words = {},
-                .job = sip_hash(seal.job(), static_cast<uint64_t>(number), "connect")};
+                .job = sip_hash(job, static_cast<uint64_t>(number), "connect")};
   joined.words = exchange_words(*joined.store, "joined", environment.rank, environment.world_size, word,
-                                deadline, purpose);
+                                deadline, purpose_of(environment));
   return joined;
-}
-
-std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
-                                        int world_size, const std::string& word, const Deadline& deadline,
-                                        const std::string& purpose) {
-  auto key = [&](int other) { return name + "/" + std::to_string(other); };
-  std::vector<std::string> words(world_size);
-  std::vector<int> missing;
-  told_why(purpose, deadline, [&] {
-    store.set(key(rank), word, deadline);
-    for (int other = 0; other < world_size; ++other) {
-      if (auto brought = await_word(store, key(other), other, deadline, purpose)) {
-        words[other] = *brought;
-      } else {
-        missing.push_back(other);
-      }
-    }
-  });
-  if (!missing.empty()) throw CommError(missed_deadline(purpose, missing, deadline.timeout()));
-  return words;
-}
-
-void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline) {
-  auto key = [](int other) { return "parted/" + std::to_string(other); };
-  try {
-    store.set(key(rank), "", deadline);
-    for (int other = 1; rank == 0 && other < world_size; ++other) store.await(key(other), deadline);
-  } catch (const CommError&) {
-    // Suppressed, so that the error that all ranks are about to throw is reported instead.
-  }
 }
 
 }  // namespace zerorun

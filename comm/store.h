@@ -25,14 +25,13 @@ struct Joined {
 /// CommError naming the missing ranks.
 Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline);
 
-/// Publishes `word` under `name` and returns the words of all ranks, by rank. Throws CommError, whose message
-/// begins with `purpose` and names the ranks whose word is missing at the deadline.
-std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
-                                        int world_size, const std::string& word, const Deadline& deadline,
-                                        const std::string& purpose = "connecting the ranks");
+// The parts of join_store() once the store is reached; `connection`: to any store that all ranks have.
 
-/// Call it on all ranks before all of them throw. On rank 0, whose exit ends the store, it returns when all
-/// other ranks have called it, since they may still have to read from the store. Never throws.
-void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline);
+/// Throws UserError if another process has this rank.
+void claim_rank(const Connection& connection, const Environment& environment, const Deadline& deadline);
+
+/// Returns when all ranks have come to their connect of this number.
+Joined join_over(const Connection& connection, const Environment& environment, int number,
+                 const std::string& word, const Deadline& deadline);
 
 }  // namespace zerorun

@@ -24,10 +24,6 @@ PendingCollective pending_collective_of(const CollectiveCall& call, int64_t nume
 /// By rank, the collectives that the rank waits for. No value if the store is gone.
 using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
-/// How long rank 0, which hosts the store, waits before it reports its own error. The other ranks can read
-/// its publication in this time; afterwards its process may exit.
-inline constexpr std::chrono::milliseconds kTimeToRead(250);
-
 class WaitBoard {
  public:
   WaitBoard(StorePointer store, int rank) : store_(std::move(store)), rank_(rank) {}

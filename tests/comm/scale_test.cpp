@@ -1,0 +1,265 @@
+// Scale by counting: how many messages each rank sends at the start and per collective, on 8 to 512 ranks as
+// threads. What grows with the number of ranks is named in docs/performance.md.
+#include <ATen/record_function.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "comm/environment.h"
+#include "comm/exchange.h"
+#include "comm/gloo_communicator.h"
+#include "comm/shared_memory_communicator.h"
+#include "comm/store.h"
+
+namespace zerorun {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Traffic {
+  int64_t calls = 0;   // messages to the store
+  int64_t values = 0;  // values read
+  int64_t bytes = 0;   // of values, both ways
+};
+
+// One rank's connection to a store that all rank-threads have; counts.
+class CountingStore : public c10d::Store {
+ public:
+  explicit CountingStore(c10::intrusive_ptr<c10d::Store> shared) : shared_(std::move(shared)) {}
+
+  const Traffic& traffic() const { return traffic_; }
+
+  c10::intrusive_ptr<c10d::Store> clone() override { throw std::runtime_error("not cloned"); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    count(0, value.size());
+    shared_->set(key, value);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    const auto value = shared_->get(key);
+    count(1, value.size());
+    return value;
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    ++traffic_.calls;
+    std::vector<std::vector<uint8_t>> values;
+    for (const std::string& key : keys) {
+      values.push_back(shared_->get(key));
+      ++traffic_.values;
+      traffic_.bytes += static_cast<int64_t>(values.back().size());
+    }
+    return values;
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    const auto value = shared_->compareSet(key, expected, desired);
+    count(1, value.size());
+    return value;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    count(1, 8);
+    return shared_->add(key, value);
+  }
+  bool deleteKey(const std::string& key) override {
+    count(0, 0);
+    return shared_->deleteKey(key);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    count(0, 0);
+    return shared_->check(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, 60s); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    count(0, 0);
+    shared_->wait(keys, timeout);
+  }
+  int64_t getNumKeys() override { return shared_->getNumKeys(); }
+
+ private:
+  void count(int values, size_t bytes) {
+    ++traffic_.calls;
+    traffic_.values += values;
+    traffic_.bytes += static_cast<int64_t>(bytes);
+  }
+
+  c10::intrusive_ptr<c10d::Store> shared_;
+  Traffic traffic_;
+};
+
+// What rank 0 has sent, and the most that any other rank has.
+struct Counted {
+  Traffic first;
+  Traffic others;
+};
+
+using Body = std::function<void(const Environment&, const Connection&)>;
+
+// Runs `body` for each rank in a thread of its own.
+Counted count_over_ranks(int world_size, const Body& body) {
+  const auto shared = c10::make_intrusive<c10d::HashStore>();
+  std::vector<c10::intrusive_ptr<CountingStore>> stores;
+  std::vector<std::string> failures(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    stores.push_back(c10::make_intrusive<CountingStore>(shared));
+    threads.emplace_back([&, rank, store = stores.back()] {
+      Environment environment;
+      environment.rank = rank;
+      environment.world_size = world_size;
+      environment.one_host = false;
+      environment.timeout = 60s;
+      try {
+        body(environment, store);
+      } catch (const std::exception& error) {
+        failures[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures) CHECK(failure.empty());
+  Counted counted{stores[0]->traffic(), {}};
+  for (int rank = 1; rank < world_size; ++rank) {
+    const Traffic& traffic = stores[rank]->traffic();
+    counted.others.calls = std::max(counted.others.calls, traffic.calls);
+    counted.others.values = std::max(counted.others.values, traffic.values);
+    counted.others.bytes = std::max(counted.others.bytes, traffic.bytes);
+  }
+  return counted;
+}
+
+void print(const char* what, int world_size, const Counted& counted) {
+  std::printf(
+      "%-34s %4d ranks: rank 0 %4ld calls %4ld values %8ld bytes; others %4ld calls %4ld values %8ld bytes\n",
+      what, world_size, counted.first.calls, counted.first.values, counted.first.bytes, counted.others.calls,
+      counted.others.values, counted.others.bytes);
+}
+
+Joined join(const Environment& environment, const Connection& connection, const Deadline& deadline) {
+  claim_rank(connection, environment, deadline);
+  return join_over(connection, environment, 0, "cpu", deadline);
+}
+
+// Gloo's messages that this thread, a rank, has sent: c10d reports each one to the profiler.
+thread_local int64_t sent_messages = 0;
+
+std::unique_ptr<at::ObserverContext> note_message(const at::RecordFunction& function) {
+  if (std::string(function.name()) == "gloo:send") ++sent_messages;
+  return nullptr;
+}
+
+// How many messages the calling rank sends in each collective, by its name.
+std::map<std::string, int64_t> count_messages(Communicator& communicator) {
+  at::Tensor slice = at::ones({16});
+  at::Tensor whole = at::ones({16 * communicator.world_size()});
+  const std::pair<const char*, std::function<std::unique_ptr<Work>()>> collectives[] = {
+      {"reduce-scatter", [&] { return communicator.reduce_scatter(slice, whole, "a"); }},
+      {"all-gather", [&] { return communicator.all_gather(whole, slice, "b"); }},
+      {"all-reduce", [&] { return communicator.all_reduce(slice, "c"); }},
+      {"broadcast", [&] { return communicator.broadcast(slice, 0, "d"); }},
+      {"barrier", [&] { return communicator.barrier("e"); }}};
+  std::map<std::string, int64_t> sent;
+  for (const auto& [name, start] : collectives) {
+    const int64_t before = sent_messages;
+    start()->wait();
+    sent[name] = sent_messages - before;
+  }
+  return sent;
+}
+
+}  // namespace
+
+TEST_CASE("scale: joining and each exchange cost every rank the same few messages, on 8 to 512 ranks") {
+  std::map<int, Counted> joins;
+  std::map<int, Counted> routes;
+  for (int ranks = 8; ranks <= 512; ranks *= 2) {
+    const Deadline deadline(60s);
+    joins[ranks] = count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
+      const Joined joined = join(environment, connection, deadline);
+      CHECK(joined.words.size() == static_cast<size_t>(environment.world_size));
+    });
+    routes[ranks] =
+        count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
+          const JobStore store(connection, "rank 0", Seal("job"), "");
+          exchange_words(store, "route", environment.rank, environment.world_size, "192.0.2.200 192.0.2.1",
+                         deadline);
+        });
+    print("joining", ranks, joins[ranks]);
+    print("an exchange of addresses", ranks, routes[ranks]);
+  }
+  for (const auto& [ranks, counted] : joins) {
+    CAPTURE(ranks);
+    CHECK(counted.others.calls == joins[8].others.calls);
+    CHECK(counted.others.values == joins[8].others.values);
+    CHECK(counted.first.calls == joins[8].first.calls);
+    CHECK(routes[ranks].others.calls == 3);
+    CHECK(routes[ranks].others.values == 1);
+    CHECK(routes[ranks].first.calls == 4);
+    CHECK(routes[ranks].first.values == ranks);
+    // All words go to every rank: at most 40 bytes for each here.
+    CHECK(routes[ranks].others.bytes < 40 * (ranks + 2));
+  }
+}
+
+TEST_CASE("scale: shared memory connects with the same few messages on any number of ranks") {
+  std::map<int, Counted> all;
+  for (int ranks = 4; ranks <= 16; ranks *= 2) {
+    const Deadline deadline(60s);
+    all[ranks] = count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
+      std::string obstacle;
+      const Joined joined = join(environment, connection, deadline);
+      const auto communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
+      CHECK(obstacle == "");
+      communicator->barrier("end")->wait();
+    });
+    print("joining, and shared memory", ranks, all[ranks]);
+  }
+  for (const auto& [ranks, counted] : all) {
+    CAPTURE(ranks);
+    CHECK(counted.others.calls == all[4].others.calls);
+    CHECK(counted.others.values == all[4].others.values);
+    CHECK(counted.first.calls == all[4].first.calls);
+  }
+}
+
+TEST_CASE("scale: Gloo's messages grow with the ranks, at the start and in each collective") {
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(note_message));
+  std::map<int, Counted> connects;
+  for (int ranks = 4; ranks <= 16; ranks *= 2) {
+    CAPTURE(ranks);
+    std::vector<std::map<std::string, int64_t>> sent(ranks);
+    const Deadline deadline(60s);
+    connects[ranks] =
+        count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
+          const Joined joined = join(environment, connection, deadline);
+          const auto communicator = make_gloo_communicator(environment, joined.store, deadline);
+          sent[environment.rank] = count_messages(*communicator);
+        });
+    print("joining, and Gloo", ranks, connects[ranks]);
+    std::printf("messages of rank 0 over Gloo      %5d ranks:", ranks);
+    for (const auto& [name, messages] : sent[0]) std::printf(" %s %ld;", name.c_str(), messages);
+    std::printf("\n");
+    for (int rank = 0; rank < ranks; ++rank) {
+      CAPTURE(rank);
+      for (const char* name : {"reduce-scatter", "all-gather", "all-reduce", "barrier"}) {
+        CHECK(sent[rank][name] == ranks - 1);
+      }
+      CHECK(sent[rank]["broadcast"] == (rank == 0 ? ranks - 1 : 0));
+    }
+  }
+  at::removeCallback(handle);
+  // Linear: every rank reads two values of every other one.
+  const auto growth = [&](int ranks) {
+    return connects[2 * ranks].others.values - connects[ranks].others.values;
+  };
+  CHECK(growth(4) == 2 * 4);
+  CHECK(growth(8) == 2 * 8);
+}
+
+}  // namespace zerorun
