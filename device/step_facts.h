@@ -21,7 +21,8 @@ struct Tally {
   uint64_t sum;       // slot: the first reduced gradient that is not finite
 };
 
-/// The contents of a slot for `number`. Of several contents a slot keeps the largest.
+/// What a slot stores for `number`: its complement. The largest stored value wins, which is the smallest
+/// number.
 ZERORUN_HOST_DEVICE uint64_t slot_of(int64_t number) {
   return ~static_cast<uint64_t>(number);
 }

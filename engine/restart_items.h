@@ -19,8 +19,9 @@ struct RestartItem {
   std::function<void(const RestartValue&)> write;
 };
 
-/// The last step of `state` must be concluded; `state` outlives the list. All ranks have the same names. A
-/// torch::optim::LRScheduler of the program counts its own steps: the program must restore those.
+/// The items of `state`, which must outlive the list; on all ranks they have the same names. Call it only
+/// when the outcome of the last step is known (finish_open_step()). A torch::optim::LRScheduler of the
+/// program counts its own steps: the program must restore those.
 std::vector<RestartItem> restart_items(EngineState& state);
 
 }  // namespace zerorun

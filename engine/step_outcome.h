@@ -53,7 +53,7 @@ class StepOutcome {
   const GradientReducer* reducer_;
   Communicator* communicator_;
   Dtype communication_;
-  std::vector<int64_t> first_sums_;  // by bucket: the number of its first sum over ranks
+  std::vector<int64_t> first_sums_;  // by bucket: the finite-check number of its first sum over ranks
   at::Tensor exchange_;              // [Note: exchange] in device/step_facts.h
   at::Tensor on_host_;               // the copy of exchange_ in host memory
   Event measured_;

@@ -34,8 +34,8 @@ constexpr milliseconds kSameInterruption(100);
 // A pause this long means that this process itself did not run.
 constexpr milliseconds kOwnPause(2000);
 constexpr size_t kReadSize = 1 << 16;
-// Connections that have not shown the ticket yet. More are closed at once, so strangers cannot use up
-// descriptors.
+// The most connections that may be open before their agents have proved that they know the ticket
+// (handshake.h). Further ones are closed at once, so strangers cannot use up descriptors.
 constexpr size_t kMostGreetings = 128;
 
 // The ticket for an agent's stdin.

@@ -28,7 +28,7 @@ std::vector<unsigned long> mask_of(const std::vector<int>& numbers) {
   return mask;
 }
 
-// Both lists rise.
+// The numbers that are in both lists, which must be in ascending order.
 std::vector<int> in_both(const std::vector<int>& first, const std::vector<int>& second) {
   std::vector<int> both;
   std::ranges::set_intersection(first, second, std::back_inserter(both));

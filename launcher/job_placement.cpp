@@ -49,7 +49,8 @@ std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& ma
   }
   options.include = with_localhost(options.include, machine.hostname);
   options.exclude = with_localhost(options.exclude, machine.hostname);
-  // Without GPUs, every slot exists; a bare host name then means the one rank that runs by default.
+  // Without GPUs, --include may name any slot. A host without slots, and --exclude, refer to the one slot
+  // that is used by default.
   const bool bare = options.include == kLocalhost;
   const int slots = machine.gpus > 0 ? machine.gpus : bare || !options.exclude.empty() ? usual : kMostSlots;
   return select(options, {{kLocalhost, slots}});

@@ -29,7 +29,7 @@ std::vector<std::string> agent_arguments(const StartPlan& plan, const std::strin
   return words;
 }
 
-// For the login shell of another host: `exec` is the same word in all of them.
+// The command line that another host's login shell runs. Every common shell has `exec`.
 std::string agent_line(const StartPlan& plan, const std::string& node) {
   std::string line = "exec";
   for (const std::string& word : agent_arguments(plan, node)) line += " " + shell_word(word);

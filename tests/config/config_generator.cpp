@@ -108,7 +108,8 @@ class Generator {
     }
   }
 
-  /// Makes configurations with a key under both of its names, and with an old name and the current name.
+  /// Makes configurations that set one key twice: by its name and its other name, by an old name and a
+  /// present name, and by two old names.
   void names(const KeyFact& fact) {
     const Draft::Path path = keys_on(fact.path);
     const std::string literal = likely_literals(fact).front();

@@ -34,7 +34,7 @@ struct Setting {
   int max_live = 600;  // in elements: fewer than the model has
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
   bool client = false;       // uses the program's torch::optim::AdamW instead of `optimizer`
-  std::string offload = {};  // the config's offload sections, after a comma
+  std::string offload = {};  // what to add to zero_optimization: a comma, then the offload sections
 };
 
 std::string config_of(const Setting& setting);
