@@ -18,6 +18,7 @@ std::string describe_job(const JobEnvironment& job, int node, const std::vector<
     auto variables = rank_variables(inherited, job, rank);
     for (const char* later : {"ZERORUN_JOB", kListenVariable}) variables.erase(later);
     if (job.master_port == 0) variables.erase("MASTER_PORT");
+    if (job.master_addr.empty()) variables.erase("MASTER_ADDR");
     if (rank_node != node) {
       for (const char* local : {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}) variables.erase(local);
     }

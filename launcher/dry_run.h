@@ -12,8 +12,8 @@ namespace zerorun {
 
 /// A line for each rank of the job: its host, then the command with the variables that the launcher sets,
 /// quoted for a POSIX shell. Leaves out variables that are chosen when the job starts (ZERORUN_JOB,
-/// ZERORUN_LISTEN_FD, MASTER_PORT if it is a free port), and for ranks of other hosts than `node` those that
-/// depend on the host's cores and GPUs.
+/// ZERORUN_LISTEN_FD, and MASTER_ADDR and MASTER_PORT unless they are given), and for ranks of other hosts
+/// than `node` those that depend on the host's cores and GPUs.
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
                          const NodeOrder& order);
 
