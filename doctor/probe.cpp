@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/program.h"
+#include "comm/exchange.h"
 #include "comm/gloo_communicator.h"
 #include "comm/rendezvous.h"
 #include "comm/store.h"
