@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -18,6 +17,7 @@
 #include "launcher/console.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
+#include "launcher/job_placement.h"
 #include "launcher/machine.h"
 #include "launcher/node_job.h"
 #include "launcher/rank_labels.h"
@@ -38,18 +38,6 @@ int whole_number(const std::string& text) {
     throw UserError(std::string("zerorun ") + kAgentCommand + ": '" + text + "' is not a number");
   }
   return value;
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
 }
 
 std::string read_ticket() {
@@ -73,7 +61,7 @@ int number_by_starter() {
 // The launcher's addresses as it knows them, then the one that sshd saw: the launcher may know this host by a
 // name of ssh's configuration only.
 std::vector<std::string> launcher_addresses(const std::string& given) {
-  std::vector<std::string> addresses = split(given);
+  std::vector<std::string> addresses = split_list(given);
   const std::string connection = variable("SSH_CONNECTION");
   const std::string client = connection.substr(0, connection.find(' '));
   if (!client.empty()) addresses.push_back(client);
@@ -112,7 +100,7 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   plan.reports_failure = console != nullptr;
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // as in launch.cpp
   Signals signals;
-  Guardian guardian(argc, argv);
+  Guardian guardian(argc, argv, console != nullptr ? Guarded::launcher : Guarded::agent);
   LinkOutput remote(link, first_rank);
   JobOutput& output = console != nullptr ? *console : static_cast<JobOutput&>(remote);
   Job job(std::move(plan), output, signals, guardian, &link);

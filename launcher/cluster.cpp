@@ -15,8 +15,6 @@
 #include "launcher/heartbeat.h"
 #include "launcher/job_control.h"
 #include "launcher/job_placement.h"
-#include "launcher/node_job.h"
-#include "launcher/program_path.h"
 #include "launcher/rank_labels.h"
 #include "launcher/rank_status.h"
 
@@ -33,33 +31,9 @@ constexpr milliseconds kTick(50);
 constexpr milliseconds kSameInterruption(100);
 // A pause this long means that this process itself did not run.
 constexpr milliseconds kOwnPause(2000);
-constexpr size_t kReadSize = 1 << 16;
 // The most connections that may be open before their agents have proved that they know the ticket
 // (handshake.h). Further ones are closed at once, so strangers cannot use up descriptors.
 constexpr size_t kMostGreetings = 128;
-
-// The ticket for an agent's stdin.
-UniqueFd pipe_with(const std::string& text) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("no pipe for the ticket of an agent");
-  UniqueFd read_end(ends[0]);
-  const UniqueFd write_end(ends[1]);
-  if (::write(write_end.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    throw Error("cannot write the ticket of an agent");
-  }
-  return read_end;
-}
-
-std::string find_candidate(const StartCommand& command) {
-  for (size_t i = 0; i + 1 < command.candidates.size(); ++i) {
-    try {
-      return find_program(command.candidates[i]);
-    } catch (const UserError&) {
-      continue;  // the last one's error says that none is there
-    }
-  }
-  return find_program(command.candidates.back());
-}
 
 }  // namespace
 
@@ -69,21 +43,20 @@ Cluster::Cluster(ClusterPlan plan, Console& console, Signals& signals, const Gua
       ticket_(plan_.ticket),
       console_(console),
       signals_(signals),
-      guardian_(guardian),
+      starters_(console, placement_.world_size(), signals, guardian),
       agents_(plan_.order.nodes.size()),
       deadline_(Clock::now() + plan_.timeout),
       last_beat_(Clock::now()),
-      last_loop_(Clock::now()),
-      buffer_(kReadSize, '\0') {
+      last_loop_(Clock::now()) {
   ::fcntl(plan_.listening.fd.get(), F_SETFL, O_NONBLOCK);
 }
 
 Cluster::~Cluster() {
-  end_children(SIGKILL);
+  starters_.signal_all(SIGKILL);
 }
 
 int Cluster::run() {
-  start_children();
+  start_agents();
   while (phase_ != Phase::over) {
     wait_for_something();
     handle_signals();
@@ -96,51 +69,20 @@ int Cluster::run() {
   return interrupted_by_ ? 128 + *interrupted_by_ : 0;
 }
 
-void Cluster::start_children() {
-  size_t source = placement_.world_size();
-  for (const StartCommand& command : plan_.commands) {
-    start_child(command, find_candidate(command), -1, source++);
-  }
+void Cluster::start_agents() {
+  for (const StartCommand& command : plan_.commands) starters_.start(command);
   if (!plan_.own_node) return;
   const int inherited = plan_.listening_is_meeting_point ? plan_.listening.fd.get() : -1;
   StartCommand command{"the agent of this host", *plan_.own_node, {}, {}, {}, plan_.ticket + "\n"};
   command.arguments = {plan_.own_program, kAgentCommand, plan_.own_address,
                        std::to_string(plan_.listening.port), std::to_string(*plan_.own_node)};
   if (inherited >= 0) command.variables.emplace_back(kMeetingVariable, std::to_string(inherited));
-  start_child(command, plan_.own_program, inherited, source);
-}
-
-void Cluster::start_child(const StartCommand& command, const std::string& file, int inherited,
-                          size_t source) {
-  ProcessPlan process{command.name, file, command.arguments, inherited_environment(), -1, inherited};
-  for (const auto& [name, value] : command.variables) {
-    const bool set = std::ranges::any_of(process.environment, [&name = name](const std::string& entry) {
-      return entry.starts_with(name + "=");
-    });
-    // In front: MPICH's mpirun 4.0 does not pass the last variable on to other hosts.
-    if (!set) process.environment.insert(process.environment.begin(), name + "=" + value);
-  }
-  const UniqueFd input = pipe_with(command.input);
-  process.in = input.get();
-  children_.push_back({command.name, command.node, start_process(process, signals_, guardian_), source, {}});
-}
-
-void Cluster::append_children(std::vector<pollfd>& entries, std::vector<std::pair<Child*, Stream>>& sources) {
-  for (Child& child : children_) {
-    for (const Stream stream : kStreams) {
-      const UniqueFd& pipe = stream == Stream::out ? child.process.out : child.process.err;
-      if (!pipe.is_open() || !console_.takes_more(stream)) continue;
-      entries.push_back({pipe.get(), POLLIN, 0});
-      sources.emplace_back(&child, stream);
-    }
-  }
+  starters_.start(command, plan_.own_program, inherited);
 }
 
 void Cluster::wait_for_something() {
   std::vector<pollfd> entries;
-  std::vector<std::pair<Child*, Stream>> sources;  // sources[i] belongs to entries[i]
-  append_children(entries, sources);
-  const size_t children = entries.size();
+  starters_.append_poll_entries(entries);
   entries.push_back({signals_.fd(), POLLIN, 0});
   if (plan_.listening.fd.is_open()) entries.push_back({plan_.listening.fd.get(), POLLIN, 0});
   for (const auto& greeting : greetings_) entries.push_back({greeting.first.fd(), POLLIN, 0});
@@ -152,9 +94,7 @@ void Cluster::wait_for_something() {
   const milliseconds timeout = phase_ == Phase::running ? kControlTick : kTick;
   ::poll(entries.data(), entries.size(), static_cast<int>(timeout.count()));
 
-  for (size_t i = 0; i < children; ++i) {
-    if (entries[i].revents != 0) read_some(*sources[i].first, sources[i].second);
-  }
+  starters_.read(entries, 0);
   accept_connections();
   service_greetings();
   service_agents();
@@ -394,7 +334,7 @@ void Cluster::check_life() {
 void Cluster::handle_signals() {
   while (std::optional<int> signal = signals_.next()) {
     if (*signal == SIGCHLD) {
-      reap();
+      for (const StarterProcesses::Ended& starter : starters_.reap()) handle_starter_end(starter);
     } else {
       handle_interruption(*signal);
     }
@@ -419,67 +359,33 @@ void Cluster::handle_interruption(int signal) {
   }
 }
 
-void Cluster::reap() {
-  while (true) {
-    int status = 0;
-    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
-    if (pid < 0 && errno == EINTR) continue;
-    if (pid <= 0) return;
-    const auto child = std::ranges::find_if(
-        children_, [&](const Child& one) { return one.process.pid == pid && !one.status; });
-    if (child == children_.end()) continue;
-    child->status = status;
-    guardian_.forget(pid);
-    handle_child_end(*child);
-  }
-}
-
 // A process that starts agents lasts as long as they do.
-void Cluster::handle_child_end(Child& child) {
-  for (const Stream stream : kStreams) {
-    while (read_some(child, stream)) continue;
-    console_.close(static_cast<int>(child.source), stream);
-  }
+void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   if (phase_ >= Phase::ending) return;
   service_agents();  // an agent may have said before that it is over
   bool needed = false;
   for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
-    if (child.node >= 0 && child.node != node) continue;
+    if (starter.node >= 0 && starter.node != node) continue;
     const AgentState state = agents_[node].state;
     needed = needed || state == AgentState::awaited || state == AgentState::connected;
   }
   if (!needed) return;
   const bool early = phase_ == Phase::starting;
-  std::vector<std::string> lines = {child.name + " " + describe_end(*child.status) +
+  std::vector<std::string> lines = {starter.name + " " + describe_end(starter.wait_status) +
                                     (early
                                          ? ", before the agent there had connected"
                                          : ", although ranks still ran: what it carried is cut off (was sshd "
                                            "killed, or the connection closed?)")};
   if (early) {
-    const int status = *child.status;
+    const int status = starter.wait_status;
     const bool not_found = WIFEXITED(status) && WEXITSTATUS(status) == 127;
     if (not_found)
       lines.front() += ": zerorun must be installed there at the same path, " + plan_.own_program;
   }
-  const std::vector<std::string> last = child.last_lines.lines();
+  const std::vector<std::string> last = starter.last_lines;
   if (!last.empty()) lines.front() += "; its last lines:";
   for (const std::string& line : last) lines.push_back("  " + line);
   fail({lines, 1}, plan_.order.failure_grace);
-}
-
-bool Cluster::read_some(Child& child, Stream stream) {
-  UniqueFd& pipe = stream == Stream::out ? child.process.out : child.process.err;
-  if (!pipe.is_open()) return false;
-  const ssize_t size = ::read(pipe.get(), buffer_.data(), buffer_.size());
-  if (size < 0) return errno == EINTR;
-  if (size == 0) {
-    pipe.reset();
-    return false;
-  }
-  const std::string_view bytes(buffer_.data(), size);
-  child.last_lines.feed(bytes);
-  console_.feed(static_cast<int>(child.source), stream, bytes);
-  return true;
 }
 
 void Cluster::fail(Failure failure, milliseconds grace) {
@@ -505,26 +411,17 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
   }
 }
 
-void Cluster::end_children(int signal) {
-  for (const Child& child : children_) {
-    if (!child.status) ::kill(-child.process.pid, signal);
-  }
-}
-
 void Cluster::finish() {
   plan_.listening.fd.reset();
   agents_.clear();  // closes the connections, so that agents which are over exit, and with them what started
                     // them
   const Clock::time_point patience = Clock::now() + milliseconds(1000);
-  const auto any_runs = [&] {
-    return std::ranges::any_of(children_, [](const Child& c) { return !c.status; });
-  };
-  while (any_runs() && Clock::now() < patience) {
+  while (starters_.any_runs() && Clock::now() < patience) {
     pollfd entry = {signals_.fd(), POLLIN, 0};
     ::poll(&entry, 1, static_cast<int>(kTick.count()));
     handle_signals();
   }
-  end_children(SIGKILL);
+  starters_.signal_all(SIGKILL);
   for (const std::string& line : stopped_) console_.notice(line);
   if (failure_) {
     for (const std::string& line : failure_->lines) console_.notice(line);

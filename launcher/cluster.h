@@ -20,11 +20,10 @@
 #include "launcher/frame_socket.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
-#include "launcher/line_tail.h"
 #include "launcher/node_order.h"
-#include "launcher/rank_process.h"
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
+#include "launcher/starter_processes.h"
 
 namespace zerorun {
 
@@ -68,25 +67,14 @@ class Cluster {
     std::string address;  // as this host sees it
     size_t untaken = 0;   // bytes of output whose taking it has not been told
   };
-  /// A process that starts agents, or this host's own agent.
-  struct Child {
-    std::string name;
-    int node;  // -1: all
-    RankProcess process;
-    size_t source;  // of the console
-    LineTail last_lines;
-    std::optional<int> status = {};
-  };
   /// The first thing that went wrong.
   struct Failure {
     std::vector<std::string> lines;  // the report
     int exit_code = 1;
   };
 
-  void start_children();
-  void start_child(const StartCommand& command, const std::string& file, int inherited, size_t source);
+  void start_agents();
   void wait_for_something();
-  void append_children(std::vector<pollfd>& entries, std::vector<std::pair<Child*, Stream>>& sources);
   void accept_connections();
   void service_greetings();
   void service_agents();
@@ -99,15 +87,12 @@ class Cluster {
 
   void handle_signals();
   void handle_interruption(int signal);
-  void reap();
-  void handle_child_end(Child& child);
-  bool read_some(Child& child, Stream stream);
+  void handle_starter_end(const StarterProcesses::Ended& starter);
 
   void fail(Failure failure, std::chrono::milliseconds grace);
   void lose(int node, const std::string& reason);
   void begin_ending(std::chrono::milliseconds grace);
   void send_to_all(FrameType type, const std::string& payload);
-  void end_children(int signal);
   void finish();
 
   bool all_connected() const;
@@ -122,9 +107,8 @@ class Cluster {
   Seal ticket_;
   Console& console_;
   Signals& signals_;
-  const Guardian& guardian_;
-  std::vector<Agent> agents_;  // by node
-  std::list<Child> children_;
+  StarterProcesses starters_;
+  std::vector<Agent> agents_;                                   // by node
   std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
   std::list<std::pair<FrameSocket, std::string>> unnamed_;      // have the ticket, not yet a number
   Phase phase_ = Phase::starting;
@@ -134,7 +118,6 @@ class Cluster {
   std::optional<int> interrupted_by_;
   Clock::time_point interrupted_at_;
   Clock::time_point last_beat_, last_loop_;
-  std::string buffer_;
 };
 
 }  // namespace zerorun

@@ -22,7 +22,7 @@ bool is_name(std::string_view name) {
          std::ranges::all_of(name, allowed);
 }
 
-Variables read_file(const std::string& file) {
+VariableList read_file(const std::string& file) {
   std::ifstream stream(file);
   if (!stream) throw UserError("cannot read the variables in " + file);
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
@@ -31,8 +31,8 @@ Variables read_file(const std::string& file) {
 
 }  // namespace
 
-Variables forwarded_variables(const std::vector<std::string>& environment) {
-  Variables forwarded;
+VariableList forwarded_variables(const std::vector<std::string>& environment) {
+  VariableList forwarded;
   for (const std::string& entry : environment) {
     const size_t equals = entry.find('=');
     const bool ours = std::ranges::any_of(kPrefixes, [&](auto prefix) { return entry.starts_with(prefix); });
@@ -43,8 +43,8 @@ Variables forwarded_variables(const std::vector<std::string>& environment) {
   return forwarded;
 }
 
-Variables parse_environment_file(std::string_view text, const std::string& file) {
-  Variables variables;
+VariableList parse_environment_file(std::string_view text, const std::string& file) {
+  VariableList variables;
   std::istringstream lines{std::string(text)};
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -61,12 +61,12 @@ Variables parse_environment_file(std::string_view text, const std::string& file)
   return variables;
 }
 
-Variables read_environment_files() {
+VariableList read_environment_files() {
   const char* named = std::getenv("DS_ENV_FILE");
   const std::string name = named != nullptr && *named != '\0' ? named : ".deepspeed_env";
   // A path is the file itself; a bare name is looked for in both folders.
   if (name.find('/') != std::string::npos) return read_file(name);
-  Variables variables;
+  VariableList variables;
   const char* home = std::getenv("HOME");
   for (const std::string& folder : {std::string(home != nullptr ? home : ""), std::string(".")}) {
     const std::string file = folder + "/" + name;
@@ -76,7 +76,7 @@ Variables read_environment_files() {
   return variables;
 }
 
-Variables merge_variables(Variables first, const Variables& second) {
+VariableList merge_variables(VariableList first, const VariableList& second) {
   for (const auto& entry : second) {
     std::erase_if(first, [&](const auto& other) { return other.first == entry.first; });
     first.push_back(entry);

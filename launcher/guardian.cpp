@@ -10,6 +10,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -45,7 +46,7 @@ void leave_the_launchers_world(int pipe_end) {
   if (::chdir("/") != 0) return;  // not needed, only lets the launcher's folder be unmounted
 }
 
-[[noreturn]] void guard(int pipe_end) {
+[[noreturn]] void guard(int pipe_end, std::string_view message_at_end) {
   std::set<pid_t> groups;
   while (true) {
     pid_t message = 0;
@@ -57,14 +58,13 @@ void leave_the_launchers_world(int pipe_end) {
     if (message < 0) groups.erase(-message);
   }
   for (pid_t group : groups) ::kill(-group, SIGKILL);
-  constexpr char kMessage[] = "zerorun: the launcher was killed: its ranks on all hosts end\n";
-  [[maybe_unused]] ssize_t written = ::write(2, kMessage, sizeof kMessage - 1);
+  [[maybe_unused]] ssize_t written = ::write(2, message_at_end.data(), message_at_end.size());
   _exit(0);
 }
 
 }  // namespace
 
-Guardian::Guardian(int argc, char** argv) {
+Guardian::Guardian(int argc, char** argv, Guarded guarded) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(std::string("cannot open a pipe: ") + std::strerror(errno));
   UniqueFd read_end(ends[0]);
@@ -75,7 +75,9 @@ Guardian::Guardian(int argc, char** argv) {
     pipe_.reset();
     take_own_name(argc, argv);
     leave_the_launchers_world(read_end.get());
-    guard(read_end.get());
+    guard(read_end.get(), guarded == Guarded::launcher
+                              ? "zerorun: the launcher was killed: its ranks on all hosts end\n"
+                              : "zerorun: the agent of this host was killed: its ranks end\n");
   }
 }
 

@@ -9,11 +9,14 @@
 
 namespace zerorun {
 
+/// Whose end the guardian reports.
+enum class Guarded { launcher, agent };
+
 class Guardian {
  public:
   /// Forks. Call before any rank is started. `argc`, `argv`: main's; the guardian overwrites them with a name
   /// of its own, so that a `pkill -f PROGRAM` for the job does not kill the guardian. Throws Error.
-  Guardian(int argc, char** argv);
+  Guardian(int argc, char** argv, Guarded guarded = Guarded::launcher);
   /// Ends the guardian without killing any group. Call when the job is over.
   ~Guardian();
   Guardian(const Guardian&) = delete;

@@ -41,7 +41,7 @@ std::vector<Node> select(const LaunchOptions& options, const std::vector<Host>& 
 std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& machine) {
   const size_t visible = machine.visible_devices.empty() || machine.gpus == 0
                              ? machine.gpus
-                             : split_devices(machine.visible_devices).size();
+                             : split_list(machine.visible_devices).size();
   const int usual = std::max<int>(1, visible);
   if (!names_slots(options)) {
     // More ranks than GPUs are no mistake: such a job trains on the CPU, which the engine says.
@@ -107,7 +107,7 @@ JobPlacement place_job(const LaunchOptions& options, const std::optional<std::ve
 std::string visible_devices(bool slots_named, const std::vector<int>& slots, const ThisMachine& machine) {
   if (slots_named) return join(slots);
   if (machine.gpus == 0) return "";
-  std::vector<std::string> devices = split_devices(machine.visible_devices);
+  std::vector<std::string> devices = split_list(machine.visible_devices);
   if (devices.empty()) {
     for (int gpu = 0; gpu < machine.gpus; ++gpu) devices.push_back(std::to_string(gpu));
   }
@@ -120,7 +120,7 @@ bool is_this_machine(const std::string& host, const std::string& hostname) {
          host == hostname.substr(0, hostname.find('.'));
 }
 
-std::vector<std::string> split_devices(const std::string& list) {
+std::vector<std::string> split_list(const std::string& list) {
   std::vector<std::string> devices;
   std::istringstream text(list);
   for (std::string device; std::getline(text, device, ',');) devices.push_back(device);

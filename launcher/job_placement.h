@@ -37,6 +37,6 @@ JobPlacement place_job(const LaunchOptions& options, const std::optional<std::ve
 bool is_this_machine(const std::string& host, const std::string& hostname);
 
 /// Entries of a list such as CUDA_VISIBLE_DEVICES.
-std::vector<std::string> split_devices(const std::string& list);
+std::vector<std::string> split_list(const std::string& list);
 
 }  // namespace zerorun

@@ -51,19 +51,10 @@ void fill_standard_descriptors() {
   }
 }
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
-bool gpus_wanted(const LaunchOptions& options) {
-  return (options.device.empty() ? variable("ZERORUN_DEVICE") : options.device) != "cpu";
-}
-
 std::string machine_line(const LaunchOptions& options, int gpus, int count) {
   const std::string ranks = std::to_string(count) + (count == 1 ? " rank" : " ranks");
   if (gpus > 0) return std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") + " found for " + ranks;
-  return (gpus_wanted(options) ? "no GPU found: " : "") + ranks +
+  return (gpus_wanted(options.device) ? "no GPU found: " : "") + ranks +
          (count == 1 ? " runs on CPU" : " run on CPU");
 }
 

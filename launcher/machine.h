@@ -9,4 +9,7 @@ namespace zerorun {
 int count_gpus(const std::string& device_folder = "/dev");
 std::string this_hostname();
 
+/// The value of an environment variable of this process; empty if it is not set.
+std::string variable(const char* name);
+
 }  // namespace zerorun

@@ -24,11 +24,6 @@ namespace {
 
 constexpr char kShell[] = "/bin/bash";
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 void check_slots(const NodeOrder& order, const std::vector<int>& slots, const ThisMachine& machine) {
   const bool several = order.nodes.size() > 1;
   if (machine.gpus == 0 || !(several || order.slots_named) || slots.back() < machine.gpus) return;
@@ -48,9 +43,12 @@ std::vector<std::string> with_forwarded(std::vector<std::string> inherited, cons
 
 }  // namespace
 
+bool gpus_wanted(const std::string& device) {
+  return (device.empty() ? variable("ZERORUN_DEVICE") : device) != "cpu";
+}
+
 ThisMachine inspect_machine(const std::string& device) {
-  const bool gpus_wanted = (device.empty() ? variable("ZERORUN_DEVICE") : device) != "cpu";
-  return {this_hostname(), gpus_wanted ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
+  return {this_hostname(), gpus_wanted(device) ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
 }
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {

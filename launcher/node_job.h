@@ -10,6 +10,9 @@
 
 namespace zerorun {
 
+/// Whether ranks with this --device train on GPUs where there are any.
+bool gpus_wanted(const std::string& device);
+
 /// This machine as the ranks of a job with this --device see it.
 ThisMachine inspect_machine(const std::string& device);
 

@@ -91,18 +91,19 @@ TEST_CASE("pdsh, mpirun and srun start all agents, and only pdsh has the ticket 
 }
 
 TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing") {
-  const zerorun::Variables expected = {{"NCCL_DEBUG", "a=b"}, {"PYTHONPATH", ""}, {"OMP_NUM_THREADS", "2"}};
+  const zerorun::VariableList expected = {
+      {"NCCL_DEBUG", "a=b"}, {"PYTHONPATH", ""}, {"OMP_NUM_THREADS", "2"}};
   CHECK(zerorun::forwarded_variables(
             {"PATH=/bin", "NCCL_DEBUG=a=b", "PYTHONPATH=", "MY_NCCL=1", "OMP_NUM_THREADS=2"}) == expected);
-  const zerorun::Variables read =
+  const zerorun::VariableList read =
       zerorun::parse_environment_file("# a comment\n\nA=$(touch x) \"y\"\r\nB=\nA_1=c=d\n", "file");
-  CHECK(read == zerorun::Variables{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
+  CHECK(read == zerorun::VariableList{{"A", "$(touch x) \"y\""}, {"B", ""}, {"A_1", "c=d"}});
   for (const char* text : {"export A=1\n", "A\n", "=1\n", "1A=2\n", "A B=1\n"}) {
     CAPTURE(text);
     CHECK_THROWS_WITH(zerorun::parse_environment_file(text, "file"), Contains("file:1: expected NAME=VALUE"));
   }
   CHECK(zerorun::merge_variables({{"A", "1"}, {"B", "2"}}, {{"A", "3"}}) ==
-        zerorun::Variables{{"B", "2"}, {"A", "3"}});
+        zerorun::VariableList{{"B", "2"}, {"A", "3"}});
 }
 
 TEST_CASE("an order arrives as it was sent, whatever bytes it has") {

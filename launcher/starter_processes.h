@@ -1,0 +1,68 @@
+// The processes of the launcher that start agents: ssh for each host, or one pdsh, mpirun or srun, and this
+// host's own agent. Prints their output and keeps its last lines. Owned by the Cluster, used on the main
+// thread.
+#pragma once
+
+#include <poll.h>
+
+#include <list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/console.h"
+#include "launcher/guardian.h"
+#include "launcher/line_tail.h"
+#include "launcher/rank_process.h"
+#include "launcher/remote_start.h"
+#include "launcher/signals.h"
+
+namespace zerorun {
+
+class StarterProcesses {
+ public:
+  struct Ended {
+    std::string name;
+    int node;         // whose agent it started; -1: all
+    int wait_status;  // from waitpid()
+    std::vector<std::string> last_lines;
+  };
+
+  /// Their output has the sources of `console` from `first_source` on.
+  StarterProcesses(Console& console, size_t first_source, const Signals& signals, const Guardian& guardian);
+
+  /// Starts `command`: `file`, or the first of the command's candidates if that is empty. `inherited`: a
+  /// descriptor that the process keeps; -1: none. Throws UserError.
+  void start(const StartCommand& command, const std::string& file = {}, int inherited = -1);
+
+  /// Appends entries for the output that the console can take now.
+  void append_poll_entries(std::vector<pollfd>& entries);
+  /// Reads what is there of the entries that the last append_poll_entries() appended from `first` on.
+  void read(const std::vector<pollfd>& entries, size_t first);
+  /// Collects processes that have ended. Call after SIGCHLD.
+  std::vector<Ended> reap();
+  bool any_runs() const;
+  void signal_all(int signal) const;
+
+ private:
+  struct Process {
+    std::string name;
+    int node;
+    RankProcess process;
+    int source;  // of the console
+    LineTail last_lines;
+    std::optional<int> status = {};
+  };
+  bool read_some(Process& process, Stream stream);
+
+  Console& console_;
+  int next_source_;
+  const Signals& signals_;
+  const Guardian& guardian_;
+  std::list<Process> processes_;
+  std::vector<std::pair<Process*, Stream>> polled_;  // by entry
+  std::string buffer_;
+};
+
+}  // namespace zerorun
