@@ -150,10 +150,14 @@ TEST_CASE("two launchers, one for each host, run the ranks of one job") {
                              "--master_addr", "127.0.0.1", "--master_port", "23457"},
                  .script =
                      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $CROSS_RANK/$CROSS_SIZE "
-                     "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; [ $RANK != 3 ]"};
+                     "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; [ $RANK != 3 ] && exit; "
+                     "while [ ! -e $DIR/seen ]; do sleep 0.05; done; exit 1"};
   };
   Launched first(start("0"));
   Launched second(start("1"));
+  for (const char* line : {"0/4 ", "1/4 "}) first.wait_for_output(line);
+  for (const char* line : {"2/4 ", "3/4 "}) second.wait_for_output(line);
+  second.create_file("seen");
   const Result of_first = first.finish();
   const Result of_second = second.finish();
   const std::string job = " 127.0.0.1:23457 port-23457 ";
