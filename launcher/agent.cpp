@@ -1,6 +1,7 @@
 #include "launcher/agent.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -28,8 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// An agent whose launcher cannot be reached gives up after this time: nobody waits for it.
-constexpr std::chrono::seconds kAgentPatience(60);
+// The launcher listens before it starts agents: an agent that cannot reach it for this long never will.
+constexpr std::chrono::seconds kAgentPatience(20);
 
 int whole_number(const std::string& text) {
   int value = -1;
@@ -66,6 +67,12 @@ std::vector<std::string> launcher_addresses(const std::string& given) {
   const std::string client = connection.substr(0, connection.find(' '));
   if (!client.empty()) addresses.push_back(client);
   return addresses;
+}
+
+// False once ssh, or what else started this agent, has ended: nobody reads its output.
+bool is_output_read() {
+  pollfd entry = {STDOUT_FILENO, 0, 0};
+  return ::poll(&entry, 1, 0) == 0;
 }
 
 UniqueFd take_meeting_socket() {
@@ -148,8 +155,8 @@ int run_agent_command(int argc, char** argv) {
   const int node = argc == 5 ? whole_number(argv[4]) : number_by_starter();
   const std::string slurm_name = variable("SLURMD_NODENAME");
   const auto deadline = Clock::now() + kAgentPatience;
-  AgentLink link(
-      FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), whole_number(argv[3]), ticket, deadline)));
+  AgentLink link(FrameSocket(connect_to_launcher(launcher_addresses(argv[2]), whole_number(argv[3]), ticket,
+                                                 deadline, is_output_read)));
   link.send(FrameType::hello,
             encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
   // The launcher gives up by --timeout, and then closes the connection.
@@ -167,7 +174,8 @@ int run_agent_command(int argc, char** argv) {
 int join_job(const JoinPlan& plan, int argc, char** argv) {
   const auto deadline = Clock::now() + plan.timeout;
   const Seal ticket(plan.ticket);
-  AgentLink link(FrameSocket(connect_to_launcher(plan.addresses, plan.port, ticket, deadline)));
+  AgentLink link(
+      FrameSocket(connect_to_launcher(plan.addresses, plan.port, ticket, deadline, [] { return true; })));
   link.send(FrameType::hello, encode(plan.hello));
   auto order = decode<NodeOrder>(link.wait_for(FrameType::order, deadline, "the order for this host"));
   order.arguments = plan.arguments;

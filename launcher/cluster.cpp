@@ -1,11 +1,8 @@
 #include "launcher/cluster.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <utility>
 
@@ -31,9 +28,6 @@ constexpr milliseconds kTick(50);
 constexpr milliseconds kSameInterruption(100);
 // A pause this long means that this process itself did not run.
 constexpr milliseconds kOwnPause(2000);
-// The most connections that may be open before their agents have proved that they know the ticket
-// (handshake.h). Further ones are closed at once, so strangers cannot use up descriptors.
-constexpr size_t kMostGreetings = 128;
 
 }  // namespace
 
@@ -43,13 +37,12 @@ Cluster::Cluster(ClusterPlan plan, Console& console, Signals& signals, const Gua
       ticket_(plan_.ticket),
       console_(console),
       signals_(signals),
+      listener_(std::move(plan_.listening), ticket_, console),
       starters_(console, placement_.world_size(), signals, guardian),
       agents_(plan_.order.nodes.size()),
       deadline_(Clock::now() + plan_.timeout),
       last_beat_(Clock::now()),
-      last_loop_(Clock::now()) {
-  ::fcntl(plan_.listening.fd.get(), F_SETFL, O_NONBLOCK);
-}
+      last_loop_(Clock::now()) {}
 
 Cluster::~Cluster() {
   starters_.signal_all(SIGKILL);
@@ -72,10 +65,10 @@ int Cluster::run() {
 void Cluster::start_agents() {
   for (const StartCommand& command : plan_.commands) starters_.start(command);
   if (!plan_.own_node) return;
-  const int inherited = plan_.listening_is_meeting_point ? plan_.listening.fd.get() : -1;
+  const int inherited = plan_.listening_is_meeting_point ? listener_.fd() : -1;
   StartCommand command{"the agent of this host", *plan_.own_node, {}, {}, {}, plan_.ticket + "\n"};
-  command.arguments = {plan_.own_program, kAgentCommand, plan_.own_address,
-                       std::to_string(plan_.listening.port), std::to_string(*plan_.own_node)};
+  command.arguments = {plan_.own_program, kAgentCommand, plan_.own_address, std::to_string(listener_.port()),
+                       std::to_string(*plan_.own_node)};
   if (inherited >= 0) command.variables.emplace_back(kMeetingVariable, std::to_string(inherited));
   starters_.start(command, plan_.own_program, inherited);
 }
@@ -84,9 +77,7 @@ void Cluster::wait_for_something() {
   std::vector<pollfd> entries;
   starters_.append_poll_entries(entries);
   entries.push_back({signals_.fd(), POLLIN, 0});
-  if (plan_.listening.fd.is_open()) entries.push_back({plan_.listening.fd.get(), POLLIN, 0});
-  for (const auto& greeting : greetings_) entries.push_back({greeting.first.fd(), POLLIN, 0});
-  for (const auto& unnamed : unnamed_) unnamed.first.append_poll_entry(entries);
+  listener_.append_poll_entries(entries);
   for (const Agent& agent : agents_) {
     if (agent.socket) agent.socket->append_poll_entry(entries);
   }
@@ -95,50 +86,10 @@ void Cluster::wait_for_something() {
   ::poll(entries.data(), entries.size(), static_cast<int>(timeout.count()));
 
   starters_.read(entries, 0);
-  accept_connections();
-  service_greetings();
+  for (NewAgent& agent : listener_.service()) greet(std::move(agent));
+  look_for_missing_host();
   service_agents();
   console_.write_some();
-}
-
-void Cluster::accept_connections() {
-  while (plan_.listening.fd.is_open()) {
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    auto* plain = reinterpret_cast<sockaddr*>(&address);
-    UniqueFd fd(::accept4(plan_.listening.fd.get(), plain, &size, SOCK_CLOEXEC));
-    if (!fd.is_open()) return;
-    if (greetings_.size() >= kMostGreetings) continue;
-    greetings_.emplace_back(AgentGreeting(std::move(fd), ticket_), numeric_address(plain, size));
-  }
-}
-
-void Cluster::service_greetings() {
-  for (auto greeting = greetings_.begin(); greeting != greetings_.end();) {
-    const bool useful = greeting->first.service();
-    if (useful && !greeting->first.is_done()) {
-      ++greeting;
-      continue;
-    }
-    if (useful) unnamed_.emplace_back(FrameSocket(greeting->first.take()), greeting->second);
-    greeting = greetings_.erase(greeting);
-  }
-  for (auto unnamed = unnamed_.begin(); unnamed != unnamed_.end();) {
-    unnamed->first.service();
-    std::optional<Frame> frame = unnamed->first.next();
-    if (!frame && !unnamed->first.is_closed()) {
-      ++unnamed;
-      continue;
-    }
-    if (frame && frame->type == FrameType::hello) {
-      try {
-        greet(std::move(unnamed->first), decode<AgentHello>(frame->payload), unnamed->second);
-      } catch (const Error& error) {
-        console_.notice("a connection from " + unnamed->second + " is dropped: " + error.what());
-      }
-    }
-    unnamed = unnamed_.erase(unnamed);
-  }
 }
 
 int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
@@ -168,7 +119,8 @@ int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
   return node;
 }
 
-void Cluster::greet(FrameSocket socket, const AgentHello& hello, const std::string& address) {
+void Cluster::greet(NewAgent agent) {
+  auto& [socket, hello, address] = agent;
   std::string refusal = phase_ == Phase::starting ? "" : "the job does not wait for hosts any more";
   const int node = node_of(hello, refusal);
   if (!refusal.empty()) {
@@ -181,7 +133,7 @@ void Cluster::greet(FrameSocket socket, const AgentHello& hello, const std::stri
   }
   NodeOrder order = plan_.order;
   order.node = node;
-  if (node == 0) order.port = plan_.listening_is_meeting_point ? plan_.listening.port : plan_.master_port;
+  if (node == 0) order.port = plan_.listening_is_meeting_point ? listener_.port() : plan_.master_port;
   socket.send(FrameType::order, encode(order));
   agents_[node] = {AgentState::connected, std::move(socket), address};
 }
@@ -291,9 +243,7 @@ void Cluster::enter_phase_that_is_due() {
   if (phase_ == Phase::starting && all_connected()) {
     phase_ = Phase::opening;
     // Rank 0 may take over the socket, and hears what connects from now on.
-    plan_.listening.fd.reset();
-    greetings_.clear();
-    unnamed_.clear();
+    listener_.close();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
     fail({{"no agent of " + missing_hosts() + " has connected in time (--timeout)"}, 1}, milliseconds(0));
@@ -359,6 +309,13 @@ void Cluster::handle_interruption(int signal) {
   }
 }
 
+// pdsh goes on without a host that it could not reach.
+void Cluster::look_for_missing_host() {
+  if (phase_ != Phase::starting) return;
+  const std::optional<std::string> line = starters_.find_line(kPdshFailure);
+  if (line) fail({{*line + ", before the agent there had connected"}, 1}, milliseconds(0));
+}
+
 // A process that starts agents lasts as long as they do.
 void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   if (phase_ >= Phase::ending) return;
@@ -412,7 +369,7 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
 }
 
 void Cluster::finish() {
-  plan_.listening.fd.reset();
+  listener_.close();
   agents_.clear();  // closes the connections, so that agents which are over exit, and with them what started
                     // them
   const Clock::time_point patience = Clock::now() + milliseconds(1000);

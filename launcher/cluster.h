@@ -9,17 +9,16 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <list>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/listening.h"
 #include "base/seal.h"
+#include "launcher/agent_listener.h"
 #include "launcher/console.h"
 #include "launcher/frame_socket.h"
 #include "launcher/guardian.h"
-#include "launcher/handshake.h"
 #include "launcher/node_order.h"
 #include "launcher/remote_start.h"
 #include "launcher/signals.h"
@@ -31,7 +30,7 @@ struct ClusterPlan {
   NodeOrder order;                          // for every host; `node` and `port` are filled in
   std::string master_addr;                  // empty: node 0's address as the connections show it
   int master_port = 0;                      // 0: a free one, that node 0 chooses
-  ListeningSocket listening;                // where agents connect
+  ListeningSocket listening;                // where agents connect; moved to the AgentListener
   bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
   std::string ticket;
   std::vector<StartCommand> commands;  // that start agents; none if launchers on the hosts join by themselves
@@ -75,10 +74,8 @@ class Cluster {
 
   void start_agents();
   void wait_for_something();
-  void accept_connections();
-  void service_greetings();
   void service_agents();
-  void greet(FrameSocket socket, const AgentHello& hello, const std::string& address);
+  void greet(NewAgent agent);
   int node_of(const AgentHello& hello, std::string& refusal) const;
   void handle(int node, const Frame& frame);
   void start_ranks(int port);
@@ -87,6 +84,7 @@ class Cluster {
 
   void handle_signals();
   void handle_interruption(int signal);
+  void look_for_missing_host();
   void handle_starter_end(const StarterProcesses::Ended& starter);
 
   void fail(Failure failure, std::chrono::milliseconds grace);
@@ -107,10 +105,9 @@ class Cluster {
   Seal ticket_;
   Console& console_;
   Signals& signals_;
+  AgentListener listener_;
   StarterProcesses starters_;
-  std::vector<Agent> agents_;                                   // by node
-  std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
-  std::list<std::pair<FrameSocket, std::string>> unnamed_;      // have the ticket, not yet a number
+  std::vector<Agent> agents_;  // by node
   Phase phase_ = Phase::starting;
   Clock::time_point deadline_;  // of starting and ending
   std::optional<Failure> failure_;

@@ -68,24 +68,26 @@ void FrameSocket::read_some() {
       return;
     }
     last_heard_ = Clock::now();
+    incoming_.erase(0, std::exchange(taken_, 0));
     incoming_.append(buffer.data(), size);
   }
 }
 
 std::optional<Frame> FrameSocket::next() {
-  if (incoming_.size() < kHead) return std::nullopt;
+  const std::string_view waiting = std::string_view(incoming_).substr(taken_);
+  if (waiting.size() < kHead) return std::nullopt;
   uint32_t size = 0;
-  std::memcpy(&size, incoming_.data(), sizeof size);
-  const auto type = static_cast<uint8_t>(incoming_[sizeof size]);
+  std::memcpy(&size, waiting.data(), sizeof size);
+  const auto type = static_cast<uint8_t>(waiting[sizeof size]);
   if (size > kLongestPayload || type > static_cast<uint8_t>(FrameType::heartbeat)) {
     incoming_.clear();
+    taken_ = 0;
     fd_.reset();
     return std::nullopt;
   }
-  if (incoming_.size() < kHead + size) return std::nullopt;
-  Frame frame{static_cast<FrameType>(type), incoming_.substr(kHead, size)};
-  incoming_.erase(0, kHead + size);
-  return frame;
+  if (waiting.size() < kHead + size) return std::nullopt;
+  taken_ += kHead + size;
+  return Frame{static_cast<FrameType>(type), std::string(waiting.substr(kHead, size))};
 }
 
 void FrameSocket::append_poll_entry(std::vector<pollfd>& entries) const {

@@ -71,7 +71,9 @@ class FrameSocket {
 
   UniqueFd fd_;
   std::string incoming_, outgoing_;
-  size_t sent_ = 0;
+  size_t sent_ = 0;  // bytes of outgoing_
+  size_t taken_ =
+      0;  // bytes of incoming_ that next() has returned; removed with the next read, not one by one
   Clock::time_point last_heard_ = Clock::now();
 };
 

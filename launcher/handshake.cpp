@@ -166,7 +166,7 @@ UniqueFd AgentGreeting::take() {
 }
 
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
-                             Clock::time_point deadline) {
+                             Clock::time_point deadline, const std::function<bool()>& is_wanted) {
   std::string failures;
   do {
     failures.clear();
@@ -177,7 +177,7 @@ UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port
       failures += (failures.empty() ? "" : "; ") + address + ":" + std::to_string(port) + ": " + failure;
     }
     std::this_thread::sleep_for(kRetry);
-  } while (Clock::now() < deadline);
+  } while (Clock::now() < deadline && is_wanted());
   throw Error(
       "cannot connect to the launcher of the job (" + failures +
       "): a firewall between the hosts must let this port through, and --master_addr or the hostfile must "

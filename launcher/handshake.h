@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -48,8 +49,10 @@ class AgentGreeting {
 };
 
 /// The agent's side: connects to the first of `addresses` where a launcher with this ticket listens on
-/// `port`, trying again until `deadline`. Throws Error naming the addresses and what was found there.
+/// `port`. Tries again until `deadline`, and while `is_wanted` returns true. Throws Error naming the
+/// addresses and what was found there.
 UniqueFd connect_to_launcher(const std::vector<std::string>& addresses, int port, const Seal& ticket,
-                             std::chrono::steady_clock::time_point deadline);
+                             std::chrono::steady_clock::time_point deadline,
+                             const std::function<bool()>& is_wanted);
 
 }  // namespace zerorun

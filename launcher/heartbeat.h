@@ -8,6 +8,9 @@ namespace zerorun {
 /// Both ends send a heartbeat this often.
 inline constexpr std::chrono::milliseconds kHeartbeat(1000);
 
+/// The main threads of both ends look after their connections at least this often.
+inline constexpr std::chrono::milliseconds kControlTick(250);
+
 /// An end that has sent nothing for this long counts as lost. With the time that ending takes, the ranks on
 /// all hosts that still run have ended 8 s after the last sign of life. docs/guide.md names this value.
 inline constexpr std::chrono::milliseconds kSilence(5000);

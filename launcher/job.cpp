@@ -51,12 +51,16 @@ Job::~Job() {
 int Job::run() {
   for (size_t rank = 0; rank < plan_.environments.size(); ++rank) {
     Rank started;
-    const ProcessPlan process = {.name = "rank " + name_of(rank),
-                                 .file = plan_.file,
-                                 .arguments = plan_.arguments,
-                                 .environment = plan_.environments[rank],
-                                 .inherited = plan_.listening.get(),
-                                 .binding = plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]};
+    ProcessPlan process = {.name = "rank " + name_of(rank),
+                           .file = plan_.file,
+                           .arguments = plan_.arguments,
+                           .environment = plan_.environments[rank],
+                           .inherited = plan_.listening.get(),
+                           .binding = plan_.bindings.empty() ? nullptr : &plan_.bindings[rank]};
+    if (control_ != nullptr) {
+      control_->service();
+      process.while_waiting = [this] { control_->service(); };
+    }
     started.process = start_process(process, signals_, guardian_);
     ranks_.push_back(std::move(started));
     plan_.listening.reset();  // rank 0 has inherited it

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/heartbeat.h"
 #include "launcher/rank_failure.h"
 
 namespace zerorun {
@@ -27,7 +28,5 @@ class JobControl {
   /// `description`: why the rank does not run although it has not ended.
   virtual void report_stopped(int rank, const std::string& description) = 0;
 };
-
-inline constexpr std::chrono::milliseconds kControlTick(250);
 
 }  // namespace zerorun

@@ -304,6 +304,7 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.failure_grace = order.failure_grace;
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.quiet = options.quiet;
+  std::signal(SIGTSTP, SIG_IGN);  // as in run_cluster()
   return join_job(plan, argc, argv);
 }
 

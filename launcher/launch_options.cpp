@@ -161,9 +161,8 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
       ->needs(node_rank);
   CLI::Option* endpoint =
       app.add_option("--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
-                     "Where the launchers of all hosts meet, which then number the hosts themselves")
-          ->type_name("HOST[:PORT]")
-          ->excludes(node_rank);
+                     "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
+          ->type_name("HOST[:PORT]");
   app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "A text that the launchers of one job share")
       ->type_name("TEXT");
   app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "Changes nothing: c10d or static")

@@ -1,6 +1,7 @@
 #include "launcher/rank_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "launcher/heartbeat.h"
 
 namespace zerorun {
 namespace {
@@ -46,6 +48,7 @@ struct ChildPlan {
   int in, out, err, failure, inherited;
   pid_t launcher;
   const CoreBinding* binding;  // null: not bound
+  const rlimit* open_files;    // null: unchanged
 };
 
 // In the child, whose stderr is the rank's. Async-signal-safe.
@@ -68,6 +71,7 @@ struct ChildPlan {
   ::dup2(plan.out, 1);
   ::dup2(plan.err, 2);
   if (plan.binding && !apply_binding(*plan.binding)) fail_to_bind();
+  if (plan.open_files) ::setrlimit(RLIMIT_NOFILE, plan.open_files);
   if (plan.inherited >= 0) ::fcntl(plan.inherited, F_SETFD, 0);
   ::execve(plan.file, plan.arguments, plan.environment);
   const int error = errno;
@@ -104,12 +108,19 @@ RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const
                            failure.write_end.get(),
                            plan.inherited,
                            ::getpid(),
-                           plan.binding};
+                           plan.binding,
+                           plan.open_files ? &*plan.open_files : nullptr};
   const pid_t pid = ::fork();
   if (pid < 0) out_of_resources(plan.name, "no process");
   if (pid == 0) become_rank(child, signals, guardian);
 
   failure.write_end.reset();
+  // A program on a network file system may take many seconds to load.
+  pollfd entry = {failure.read_end.get(), POLLIN, 0};
+  const int tick = plan.while_waiting ? static_cast<int>(kControlTick.count()) : -1;
+  while (::poll(&entry, 1, tick) <= 0) {
+    if (plan.while_waiting) plan.while_waiting();
+  }
   int error = 0;
   ssize_t size = 0;
   do size = ::read(failure.read_end.get(), &error, sizeof error);

@@ -2,8 +2,11 @@
 // killed when the launcher ends, and writes into two pipes. Used on the main thread.
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +22,11 @@ struct ProcessPlan {
   std::string file;                    // the program
   std::vector<std::string> arguments;  // argv, including argv[0]
   std::vector<std::string> environment;
-  int in = -1;                           // becomes its stdin; -1: /dev/null
-  int inherited = -1;                    // a descriptor that it keeps under the same number; -1: none
-  const CoreBinding* binding = nullptr;  // the cores on which it runs; null: any
+  int in = -1;                               // becomes its stdin; -1: /dev/null
+  int inherited = -1;                        // a descriptor that it keeps under the same number; -1: none
+  const CoreBinding* binding = nullptr;      // the cores on which it runs; null: any
+  std::optional<rlimit> open_files = {};     // its RLIMIT_NOFILE; absent: this process's
+  std::function<void()> while_waiting = {};  // called every kControlTick while the system loads the program
 };
 
 struct RankProcess {

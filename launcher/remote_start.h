@@ -8,6 +8,10 @@
 
 namespace zerorun {
 
+/// In what pdsh prints when the ssh to one of its hosts ends with an error: "pdsh@here: worker-1: ssh exited
+/// with exit code 255". It goes on with the other hosts.
+inline constexpr char kPdshFailure[] = ": ssh exited with exit code ";
+
 enum class Starter { ssh, pdsh, openmpi, mpich, slurm };
 
 /// --launcher's names. Throws UserError for others, saying which of DeepSpeed's are not offered.

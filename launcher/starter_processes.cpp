@@ -48,15 +48,19 @@ StarterProcesses::StarterProcesses(Console& console, size_t first_source, const 
       next_source_(static_cast<int>(first_source)),
       signals_(signals),
       guardian_(guardian),
-      buffer_(kReadSize, '\0') {}
+      buffer_(kReadSize, '\0') {
+  ::getrlimit(RLIMIT_NOFILE, &open_files_);
+  const rlimit raised = {open_files_.rlim_max, open_files_.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+}
 
 void StarterProcesses::start(const StartCommand& command, const std::string& file, int inherited) {
-  ProcessPlan plan{command.name,
-                   file.empty() ? find_candidate(command) : file,
-                   command.arguments,
-                   inherited_environment(),
-                   -1,
-                   inherited};
+  ProcessPlan plan{.name = command.name,
+                   .file = file.empty() ? find_candidate(command) : file,
+                   .arguments = command.arguments,
+                   .environment = inherited_environment(),
+                   .inherited = inherited,
+                   .open_files = open_files_};
   for (const auto& [name, value] : command.variables) {
     const bool set = std::ranges::any_of(
         plan.environment, [&name = name](const std::string& entry) { return entry.starts_with(name + "="); });
@@ -124,6 +128,15 @@ std::vector<StarterProcesses::Ended> StarterProcesses::reap() {
 
 bool StarterProcesses::any_runs() const {
   return std::ranges::any_of(processes_, [](const Process& process) { return !process.status; });
+}
+
+std::optional<std::string> StarterProcesses::find_line(std::string_view text) const {
+  for (const Process& process : processes_) {
+    for (const std::string& line : process.last_lines.lines()) {
+      if (line.find(text) != std::string::npos) return line;
+    }
+  }
+  return std::nullopt;
 }
 
 void StarterProcesses::signal_all(int signal) const {

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,6 +32,8 @@ class StarterProcesses {
   };
 
   /// Their output has the sources of `console` from `first_source` on.
+  /// Raises this process's limit of open files to what the system allows: each ssh takes two descriptors, and
+  /// its agent a third.
   StarterProcesses(Console& console, size_t first_source, const Signals& signals, const Guardian& guardian);
 
   /// Starts `command`: `file`, or the first of the command's candidates if that is empty. `inherited`: a
@@ -43,6 +47,8 @@ class StarterProcesses {
   /// Collects processes that have ended. Call after SIGCHLD.
   std::vector<Ended> reap();
   bool any_runs() const;
+  /// The last line on stderr or stdout of any of them that contains `text`.
+  std::optional<std::string> find_line(std::string_view text) const;
   void signal_all(int signal) const;
 
  private:
@@ -60,6 +66,7 @@ class StarterProcesses {
   int next_source_;
   const Signals& signals_;
   const Guardian& guardian_;
+  rlimit open_files_;  // as the user has set it
   std::list<Process> processes_;
   std::vector<std::pair<Process*, Stream>> polled_;  // by entry
   std::string buffer_;

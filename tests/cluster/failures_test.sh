@@ -149,6 +149,12 @@ grep -q "$work/missing" job.log || fail "the missing hostfile is not named"
 printf 'worker-0 slots=1\nworker-9 slots=1\n' >unknown
 on 0 timeout 30 "$bin/zerorun" --device cpu --hostfile unknown sleep 100 >job.log 2>&1 && fail "a host that does not exist"
 grep -q 'ssh to worker-9 exited with code 255, before the agent there had connected' job.log || fail "unknown host"
+if command -v pdsh >/dev/null; then
+  # pdsh goes on with the host that it has reached.
+  on 0 timeout 30 env PDSH_RCMD_TYPE=ssh "$bin/zerorun" --device cpu --launcher pdsh --hostfile unknown sleep 100 \
+    </dev/null >job.out 2>job.log && fail "a host that does not exist, by pdsh"
+  grep -q 'worker-9: ssh exited with exit code 255, before the agent there had connected' job.log || fail "pdsh"
+fi
 on 0 timeout 30 "$bin/zerorun" --device cpu --hostfile hostfile no_such_program >job.log 2>&1 && fail "no such program"
 grep -q "cannot run 'no_such_program'" job.log || fail "no such program is not named"
 pass "mistakes before the ranks start"

@@ -144,34 +144,6 @@ TEST_CASE("ranks inherit no blocked or ignored signals of the launcher") {
   CHECK(result.out == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
 }
 
-TEST_CASE("two launchers, one for each host, run the ranks of one job") {
-  const auto start = [](const std::string& node) {
-    return Setup{.options = {"--num_nodes", "2", "--num_gpus", "2", "--no_ssh", "--node_rank", node,
-                             "--master_addr", "127.0.0.1", "--master_port", "23457"},
-                 .script =
-                     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $CROSS_RANK/$CROSS_SIZE "
-                     "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; [ $RANK != 3 ] && exit; "
-                     "while [ ! -e $DIR/seen ]; do sleep 0.05; done; exit 1"};
-  };
-  Launched first(start("0"));
-  Launched second(start("1"));
-  for (const char* line : {"0/4 ", "1/4 "}) first.wait_for_output(line);
-  for (const char* line : {"2/4 ", "3/4 "}) second.wait_for_output(line);
-  second.create_file("seen");
-  const Result of_first = first.finish();
-  const Result of_second = second.finish();
-  const std::string job = " 127.0.0.1:23457 port-23457 ";
-  CHECK_THAT(of_first.out,
-             Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
-  CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
-  // Lines and failures name the rank's number in the job.
-  CHECK_THAT(of_second.out, Contains("[node 1 rank 2] ") || Contains("[node 1 rank 3] "));
-  CHECK(of_first.exit_code == 1);
-  CHECK_THAT(of_first.err, Contains("zerorun: rank 3 on node 1 exited with code 1\n"));
-  CHECK(of_second.exit_code == 1);
-  CHECK_THAT(of_second.err, Contains("zerorun: rank 3 exited with code 1\n"));
-}
-
 TEST_CASE("a dry run starts nothing, and its lines can be run") {
   Launched dry(
       std::vector<std::string>{"--dry_run", "--num_gpus", "2", "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE"});

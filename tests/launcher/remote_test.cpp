@@ -189,10 +189,11 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
   const zerorun::Seal ticket("the ticket");
   const zerorun::Seal other("another ticket");
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(300); };
+  const auto wanted = [] { return true; };
   {
     bool known = false;
     std::thread launcher([&] { known = greets(listening, ticket, 1); });
-    const UniqueFd fd = zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon());
+    const UniqueFd fd = zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted);
     launcher.join();
     CHECK(fd.is_open());
     CHECK(known);
@@ -200,7 +201,7 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
   {
     bool known = true;
     std::thread launcher([&] { known = greets(listening, other, 2); });
-    CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon()),
+    CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
                       Contains("no launcher of this job answers there"));
     // The launcher's loop ends with this connection, should the agent have tried once only.
     auto [client, server] = std::pair(UniqueFd(::socket(AF_INET, SOCK_STREAM, 0)), 0);
@@ -212,6 +213,11 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
     launcher.join();
     CHECK_FALSE(known);
   }
+  // Nobody waits for this agent any more.
+  CHECK_THROWS_WITH(
+      zerorun::connect_to_launcher({"127.0.0.1"}, 1, ticket, std::chrono::steady_clock::time_point::max(),
+                                   [] { return false; }),
+      Contains("127.0.0.1:1: Connection refused"));
   // A stranger with the right first bytes and a code that it made up.
   auto [client, server] = connected();
   zerorun::AgentGreeting greeting(std::move(server), ticket);

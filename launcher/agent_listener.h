@@ -1,0 +1,58 @@
+// Where agents connect to the launcher: takes connections until all agents of the job are there, and hands on
+// those that have shown the ticket and said which node they are. Owned by the Cluster, used on the main
+// thread.
+#pragma once
+
+#include <poll.h>
+
+#include <list>
+#include <string>
+#include <vector>
+
+#include "base/listening.h"
+#include "base/seal.h"
+#include "launcher/console.h"
+#include "launcher/frame_socket.h"
+#include "launcher/handshake.h"
+#include "launcher/node_order.h"
+
+namespace zerorun {
+
+struct NewAgent {
+  FrameSocket socket;
+  AgentHello hello;
+  std::string address;  // as this host sees it
+};
+
+class AgentListener {
+ public:
+  /// `ticket`: must live as long.
+  AgentListener(ListeningSocket listening, const Seal& ticket, Console& console);
+
+  int fd() const { return listening_.fd.get(); }
+  int port() const { return listening_.port; }
+  void append_poll_entries(std::vector<pollfd>& entries) const;
+  /// Reads and answers without blocking. Returns the agents that have said who they are.
+  std::vector<NewAgent> service();
+  /// Closes the port and the connections that have not been handed on.
+  void close();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Greeted {
+    FrameSocket socket;
+    std::string address;
+  };
+
+  void accept_connections();
+  void service_greetings();
+
+  ListeningSocket listening_;
+  const Seal& ticket_;
+  Console& console_;
+  std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
+  std::list<Greeted> greeted_;                                  // have the ticket, not yet a number
+  Clock::time_point accepts_again_{};
+};
+
+}  // namespace zerorun

@@ -1,0 +1,107 @@
+// Launchers that users start on each host of a job (--node_rank, --rdzv_endpoint): here two on one machine.
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tests/launcher/launched.h"
+
+using Catch::Matchers::Contains;
+using zerorun::testing::Launched;
+using zerorun::testing::Result;
+using zerorun::testing::Setup;
+
+namespace {
+
+// Several of these programs may run at once.
+std::string port() {
+  static int next = 21000 + ::getpid() % 9000;
+  return std::to_string(next++);
+}
+
+// One of two launchers, with one rank each. `options`: how it finds the other.
+Setup setup(const std::vector<std::string>& options, const std::string& script) {
+  Setup result = {.options = {"--nnodes", "2", "--nproc_per_node", "1", "--grace", "0.5"}, .script = script};
+  result.options.insert(result.options.end(), options.begin(), options.end());
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("two launchers, one for each host, run the ranks of one job") {
+  const auto start = [](const std::string& node) {
+    return Setup{.options = {"--num_nodes", "2", "--num_gpus", "2", "--no_ssh", "--node_rank", node,
+                             "--master_addr", "127.0.0.1", "--master_port", "23457"},
+                 .script =
+                     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $CROSS_RANK/$CROSS_SIZE "
+                     "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; "
+                     "[ $RANK != 3 ] && exit; while [ ! -e $DIR/seen ]; do sleep 0.05; done; exit 1"};
+  };
+  Launched first(start("0"));
+  Launched second(start("1"));
+  for (const char* line : {"0/4 ", "1/4 "}) first.wait_for_output(line);
+  for (const char* line : {"2/4 ", "3/4 "}) second.wait_for_output(line);
+  second.create_file("seen");
+  const Result of_first = first.finish();
+  const Result of_second = second.finish();
+  const std::string job = " 127.0.0.1:23457 port-23457 ";
+  CHECK_THAT(of_first.out,
+             Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
+  CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
+  // Lines and failures name the rank's number in the job.
+  CHECK_THAT(of_second.out, Contains("[node 1 rank 2] ") || Contains("[node 1 rank 3] "));
+  CHECK(of_first.exit_code == 1);
+  CHECK_THAT(of_first.err, Contains("zerorun: rank 3 on node 1 exited with code 1\n"));
+  CHECK(of_second.exit_code == 1);
+  CHECK_THAT(of_second.err, Contains("zerorun: rank 3 exited with code 1\n"));
+}
+
+TEST_CASE("launchers that join find the first one by any address of its host") {
+  for (const std::string address : {"127.0.0.1", "127.0.0.2", "localhost", "[::1]"}) {
+    CAPTURE(address);
+    const std::string endpoint = address + ":" + port();
+    if (address == "[::1]" && ::access("/proc/net/if_inet6", R_OK) != 0) continue;
+    const Setup both =
+        setup({"--rdzv_endpoint", endpoint}, "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT");
+    Launched one(both);
+    Launched other(both);
+    const Result results[] = {one.finish(), other.finish()};
+    for (const Result& result : results) {
+      CAPTURE(result.err);
+      CHECK(result.exit_code == 0);
+    }
+    const std::string out = results[0].out + results[1].out;
+    const std::string plain = address == "[::1]" ? "::1" + endpoint.substr(5) : endpoint;
+    CHECK_THAT(out, Contains("0 of 2 at " + plain) && Contains("1 of 2 at " + plain));
+  }
+}
+
+TEST_CASE("a launcher that joins fails with the job, although its own ranks had no fault") {
+  const std::string at = "127.0.0.1:" + port();
+  Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0"},
+                       "while [ ! -e $DIR/fail ]; do sleep 0.05; done; exit 5"));
+  // Its reader has stalled.
+  Launched second(setup({"--rdzv_endpoint", at, "--node_rank", "1"},
+                        ": >$DIR/up; while :; do echo flood of output; done"));
+  second.wait_for_file("up");
+  first.create_file("fail");
+  CHECK(first.finish(8).exit_code == 5);
+  const Result joined = second.finish_unread(8);
+  CHECK(joined.exit_code == 1);
+  CHECK_THAT(joined.err, Contains("the job has ended because of a failure on another host"));
+  for (Launched* job : {&first, &second}) job->wait_until_nothing_is_left();
+}
+
+TEST_CASE("a launcher whose ranks have ended waits for its reader, until a signal") {
+  const std::string at = "127.0.0.1:" + port();
+  Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0"},
+                       "yes 'more than a pipe holds' | head -n 20000; : >$DIR/done"));
+  Launched second(setup({"--rdzv_endpoint", at, "--node_rank", "1"}, "true"));
+  CHECK(second.finish(8).exit_code == 0);
+  first.wait_for_file("done");
+  first.signal(SIGTERM);
+  CHECK(first.finish_unread(5).exit_code == 128 + SIGTERM);
+  first.wait_until_nothing_is_left();
+}
