@@ -26,6 +26,14 @@ cd "$work"
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 processes() { processes_on "$1" 'bin/zerorun|zr-guardian|rank_of_the_test|bin/gpt2'; }
 first_process() { processes_on "$1" "$2" | head -n 1; }
+# A rank of host $1 whose command line matches $2. A child that it has just forked has the same command line, but leads no
+# process group.
+rank_process() {
+  local process
+  for process in $(processes_on "$1" "$2"); do
+    if (($(ps -o pgid= -p "$process" || echo 0) == process)); then echo "$process" && return; fi
+  done
+}
 
 # What a rank does: $1 is the behaviour of rank 2, the first of host 1, once all ranks run; the others wait.
 cat >rank.sh <<'RANK'
@@ -98,7 +106,7 @@ else
 fi
 
 start :
-kill -9 "$(first_process 1 '^rank_of_the_test')"
+kill -9 "$(rank_process 1 '^rank_of_the_test')"
 ends "a rank is killed" 2000 137 'rank [23] on worker-1 killed by signal 9 \(SIGKILL\)'
 
 start :
@@ -140,7 +148,7 @@ OMP_NUM_THREADS=1 on 0 timeout 60 "$bin/zerorun" --device cpu --timeout 5 --host
   --generate 0 --cache "$work/tokens" --steps 1000000 --csv steps.csv >job.out 2>job.log &
 job=$!
 for ((i = 0; i < 300; ++i)); do [[ -s steps.csv ]] && (($(wc -l <steps.csv) > 3)) && break || sleep 0.1; done
-kill -STOP "$(first_process 1 "^$bin/gpt2 --deepspeed")"
+kill -STOP "$(rank_process 1 "^$bin/gpt2 --deepspeed")"
 ends "a rank is stopped" 9000 1 'rank [23] on worker-1 is stopped by a signal'
 
 # Before the ranks start.
