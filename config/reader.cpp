@@ -125,7 +125,8 @@ class Reader {
                         severity);
   }
 
-  /// Returns a name with precedence under which the file has the same key too; empty if there is none.
+  /// Returns another name under which the section has the same key too, if that name takes precedence; else
+  /// an empty text.
   static std::string other_name_in_use(const Section& section, const KeyFact& fact, const Member& member) {
     for (const std::string& name : better_names(fact, member.key)) {
       const std::string_view inner = section_of(name);
@@ -223,7 +224,7 @@ class Reader {
       if (fact->type == KeyType::section) {
         return asks({member.value, "", std::string(fact->path), ""});
       }
-      if (fact->changes_result) return false;  // it is refused by itself
+      if (fact->changes_result) return false;  // read_value() refuses the key itself
       const ValueCheck check = check_value(*fact, member.value);
       return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
     });
