@@ -203,7 +203,8 @@ class Reader {
     return check.value == fallback_of(row) ? Switch::off : Switch::on;
   }
 
-  /// Reports once, for all of its keys, that a section is not supported, unless its switch reports it.
+  /// Reports that a section is not supported, once instead of for each of its keys. Does not report it if the
+  /// switch's own row makes the switch an error.
   void tell_of_section(const KeyFact& fact, Section& section) {
     if (fact.status == KeyStatus::supported || section.reported) return;
     section.reported = true;
