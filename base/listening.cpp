@@ -113,8 +113,9 @@ ListeningSocket listen_on(const std::string& address, int port) {
   return open_on(address, port, Then::listen);
 }
 
-// Two sockets that allow the reuse of their address can be bound to one port while neither listens. A name in
-// the abstract namespace of this network, which vanishes with the socket, keeps the second one away.
+// SO_REUSEADDR lets two sockets be bound to one port as long as neither listens. To refuse a second
+// reservation, a Unix socket is bound to a name for the port in the abstract namespace. Closing the socket
+// frees the name.
 ListeningSocket reserve_port(const std::string& address, int port) {
   ListeningSocket reserved = open_on(address, port, Then::wait);
   reserved.claim = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -122,7 +123,7 @@ ListeningSocket reserve_port(const std::string& address, int port) {
   name.sun_family = AF_UNIX;
   const std::string text = "zerorun port " + address + ":" + std::to_string(reserved.port);
   const size_t length = std::min(text.size(), sizeof name.sun_path - 1);
-  std::memcpy(name.sun_path + 1, text.data(), length);  // a name that begins with 0 has no file
+  std::memcpy(name.sun_path + 1, text.data(), length);  // a name after a 0 byte is abstract: no file
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
   if (bind(reserved.claim.get(), reinterpret_cast<sockaddr*>(&name), size) != 0) {
     refuse(address, reserved.port, remedy(errno));

@@ -1,6 +1,6 @@
 // The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens the
-// socket and passes it to rank 0; without the launcher rank 0 opens the socket. A program of rank 0 may have
-// a store of torch.distributed on the same port: whichever of the two comes first listens. Any thread.
+// socket and passes it to rank 0; without the launcher rank 0 opens the socket. Rank 0's program may also
+// open a store of torch.distributed on the same port: the first of the two to be opened listens. Any thread.
 #pragma once
 
 #include <string>
@@ -22,15 +22,15 @@ struct ListeningSocket {
 /// its interfaces). Throws UserError if the port is in use or the address does not belong to this machine.
 ListeningSocket listen_on(const std::string& address, int port);
 
-/// As listen_on(), but does not listen yet. Until someone does, a program that allows the reuse of addresses
-/// can listen on the port: a store of torch.distributed in rank 0's own program. A second reserve_port() on
-/// this host is refused as long as the result's `claim` is open.
-/// Everyone else is kept away, and the port is not given to outgoing connections.
+/// As listen_on(), but the socket is only bound and does not listen. One other socket with SO_REUSEADDR may
+/// be bound to the port and listen: a store of torch.distributed in rank 0's program. Sockets without
+/// SO_REUSEADDR are refused, and outgoing connections do not get the port. A second reserve_port() on this
+/// host throws UserError as long as the result's `claim` is open.
 ListeningSocket reserve_port(const std::string& address, int port);
 
 /// Takes over the socket whose descriptor is in kListenVariable, and listens. The result is not open if the
 /// descriptor is no socket of `port` (a program between the launcher and this process may have closed it), or
-/// if somebody else listens on the port.
+/// if another socket listens on the port.
 UniqueFd take_inherited_socket(int port);
 
 /// Whether this process itself listens on `port`.

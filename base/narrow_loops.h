@@ -56,7 +56,8 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float
   // Rounding up may carry into the exponent; from the largest finite value this gives infinity, as it must.
   const uint32_t normal = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const uint32_t special = choose(magnitude > kInfinity, 0x7e00 | ((magnitude >> 13) & 0x3ff), 0x7c00);
-  const uint32_t below_2_to_the_16 = choose(magnitude < 0x38800000, subnormal, normal);  // 2^-14
+  // 0x38800000 is 2^-14, the smallest normal value of fp16; 0x47800000 is 2^16.
+  const uint32_t below_2_to_the_16 = choose(magnitude < 0x38800000, subnormal, normal);
   const uint32_t rounded = choose(magnitude < 0x47800000, below_2_to_the_16, special);
   return static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000));
 }

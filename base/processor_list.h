@@ -7,11 +7,11 @@
 
 namespace zerorun {
 
-/// The numbers of a list that rises without overlap. Throws UserError that begins with `name`, which is where
-/// the list comes from.
+/// The numbers in the list `text`, which must be in ascending order. Throws UserError otherwise; its message
+/// begins with `name`, the file or option that has the list.
 std::vector<int> parse_processor_list(std::string_view text, const std::string& name);
 
-/// The shortest list of `processors`, which rise; "" if there are none.
+/// The shortest text for `processors`, which must be in ascending order; "" if there are none.
 std::string processor_list(const std::vector<int>& processors);
 
 }  // namespace zerorun

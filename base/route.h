@@ -1,6 +1,6 @@
-// The address by which other hosts reach this one. A host's own name is no guide: Debian resolves it to
-// 127.0.1.1, and a container often not at all. The route to MASTER_ADDR, which every rank can reach, is. Any
-// thread.
+// The address by which other hosts reach this one. The host's own name does not give it: Debian resolves that
+// name to 127.0.1.1, and many containers cannot resolve it. Instead the address is the local end of the route
+// to MASTER_ADDR, which every rank can reach. Any thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -18,19 +18,19 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-/// Whether `address` (in numbers, or "localhost") leads to the host that uses it.
+/// Whether `address` (numeric, or "localhost") leads to the host that uses it.
 bool is_loopback(const std::string& address);
 
-/// The address in numbers, without a port. Empty if it is of no family with numbers.
+/// `address` as numeric text, without a port. Empty if it cannot be converted.
 std::string numeric_address(const sockaddr* address, socklen_t size);
 
 /// The route to `address`, a host name or address. Sends nothing; asks the name service if `address` is a
 /// name. Throws CommError if the name is unknown or no interface leads to the address.
 Route route_to(const std::string& address);
 
-/// The address by which the ranks of other hosts reach rank `rank`, from all ranks' routes to MASTER_ADDR:
-/// its local end. On MASTER_ADDR's own host that may be a loopback address; then the address that other hosts
-/// use for MASTER_ADDR. Pure.
+/// The address by which ranks on other hosts reach rank `rank`. `routes` has each rank's route to
+/// MASTER_ADDR. The result is the local end of the rank's route. If that is a loopback address, the rank is
+/// on MASTER_ADDR's own host, and the result is the address that other hosts use for MASTER_ADDR. Pure.
 std::string reachable_address(const std::vector<Route>& routes, int rank);
 
 }  // namespace zerorun

@@ -12,7 +12,7 @@ namespace zerorun {
 
 class Seal {
  public:
-  /// `secret` is known to all ranks of the job. Anyone who guesses it can forge their values.
+  /// `secret` is known to all ranks of the job. Anyone who guesses it can forge values.
   explicit Seal(std::string_view secret);
 
   /// A number that identifies the job without revealing the secret.

@@ -23,8 +23,8 @@ Simd widest_simd();
 
 }  // namespace zerorun
 
-/// Put before a function compiled for Simd::avx2. The functions that it calls must be
-/// [[gnu::always_inline]].
+/// Put ZERORUN_AVX2 before a function that is compiled for Simd::avx2, and ZERORUN_AVX512 before one for
+/// Simd::avx512. The functions that it calls must be [[gnu::always_inline]].
 #if defined(__x86_64__)
 #define ZERORUN_AVX2 [[gnu::target("avx2,f16c")]]
 #ifdef __clang__  // clang 14 ignores the whole attribute if it has prefer-vector-width

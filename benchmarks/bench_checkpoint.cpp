@@ -1,7 +1,7 @@
 // bench_checkpoint: measures how much a durable checkpoint after every step adds to the time of a step.
-// Blocks of steps with and without saves alternate within one run, and so do saves without training and dd:
-// noise of the machine or disk affects all of them. At the end the write speed is limited, so that a save
-// takes as long as two steps.
+// Blocks of steps with saves alternate with blocks without saves. Later, saves without training alternate
+// with runs of dd. So noise of the machine or disk affects both sides of a comparison. At the end the write
+// speed is limited, so that a save takes as long as two steps.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -92,11 +92,11 @@ class PeakMemory {
 };
 
 struct Block {
-  double step_ms = 0;  // per step, with its save, on the slowest rank
-  double cpu_ms = 0;   // per step, sum over ranks
-  double call_ms = 0;  // per step in save_checkpoint()
-  double copy_ms = 0;  // per step in step(), copying unwritten state before the update
-  double kept_mb = 0;  // largest amount that a rank copied in this way for one save
+  double step_ms = 0;  // time per step, including the save if there is one, on the slowest rank
+  double cpu_ms = 0;   // CPU time per step, sum over ranks
+  double call_ms = 0;  // time per step in the call of save_checkpoint(), on the slowest rank
+  double copy_ms = 0;  // time per step in which step() copies state that is not in the file yet
+  double kept_mb = 0;  // the largest amount that one rank copied in this way for one save
   double peak_mb = 0;  // peak memory, maximum over ranks
 };
 
@@ -151,8 +151,8 @@ class Training {
     return all.item<double>();
   }
 
-  /// Step time while dd, run by rank 0, writes as many bytes per step as all ranks save. It shows how much
-  /// the disk's work alone slows training down.
+  /// Returns the step time while rank 0 runs dd, which writes `bytes` per step. If `bytes` is the size of a
+  /// checkpoint, the result shows how much the disk's work alone slows training down.
   double step_ms_beside_dd(double bytes) {
     communicator_->barrier("the start of a block")->wait();
     const auto begin = Clock::now();

@@ -1,10 +1,10 @@
-// bench_collectives: measures collectives between CPU ranks from 1 KiB to 64 MiB. Gloo and shared memory take
-// turns within one run. Ranks are processes. The results are checked.
+// bench_collectives: measures collectives of 1 KiB to 64 MiB between CPU ranks, which are processes. Gloo and
+// shared memory take turns within one run. The results of the collectives are checked.
 //
 // The figures are those of nccl-tests. `bytes` is a rank's input of a reduce-scatter or an all-reduce, and
-// its output of an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x bytes that must be sent
-// per byte, so that it can be compared with the bandwidth of memory or network: (N-1)/N for a reduce-scatter
-// and an all-gather, 2 (N-1)/N for an all-reduce, 1 for a broadcast.
+// its output of an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x (bytes that each rank
+// must send / `bytes`), so that busbw can be compared with the bandwidth of memory or network. This factor is
+// (N-1)/N for a reduce-scatter and an all-gather, 2 (N-1)/N for an all-reduce, and 1 for a broadcast.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -40,8 +40,8 @@ struct Carrier {
 };
 
 // in_place: a reduce-scatter's output is a slice of its input, and an all-gather's input is a slice of its
-// output. in_common: also in place, in memory that all ranks share, as they share parameters. If the carrier
-// has no such memory, in_common is the same as in_place.
+// output. in_common: in place too, and in memory that all ranks share, like the memory of shared parameters.
+// If the communicator has no shared memory, in_common is the same as in_place.
 enum class Place { apart, in_place, in_common };
 
 struct Measured {
@@ -76,7 +76,8 @@ double sent_per_byte(Collective collective, int ranks) {
   }
 }
 
-// One collective on one carrier. Its tensors are in the memory from which the carrier sends fastest.
+// One collective on one communicator. Its tensors are in the memory from which the communicator sends
+// fastest.
 class Case {
  public:
   Case(const Measured& measured, int64_t bytes, Carrier& carrier)
@@ -147,7 +148,7 @@ class Case {
   }
 
  private:
-  // The values of slice `slice`, of `numel` elements.
+  // Returns the values of the slice with index `slice`, which has `numel` elements.
   static at::Tensor pattern_of(int64_t slice, int64_t numel) {
     return at::arange(slice * numel, (slice + 1) * numel, at::kLong).remainder(251).to(at::kFloat);
   }
@@ -166,7 +167,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Returns for each carrier the seconds of the slowest rank, as the median over rounds.
+// Returns for each communicator the seconds that a run takes on the slowest rank, as the median over rounds.
 std::vector<double> measure(const Measured& measured, int64_t bytes, std::vector<Carrier>& carriers,
                             int rounds) {
   const int times = static_cast<int>(std::clamp<int64_t>((int64_t{32} << 20) / bytes, 2, 200));

@@ -1,6 +1,6 @@
-// bench_offload: compares training steps with optimizer states in files with the same steps with everything
-// in memory. Blocks of both alternate within one run. They also alternate with fio, which measures the disk:
-// as many processes as ranks read and write at once, in requests of 1 MiB.
+// bench_offload: compares training steps that keep optimizer states in files with the same steps that keep
+// everything in memory. Blocks of both kinds of steps alternate within one run. They also alternate with fio,
+// which measures the disk: one process per rank reads and writes at the same time, in requests of 1 MiB.
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -103,7 +103,7 @@ class Training {
   at::Tensor tokens_;
 };
 
-/// Returns the bytes per millisecond that fio reads and writes together; 0 if fio is not installed.
+/// Returns the sum of the rates at which fio reads and writes, in bytes per millisecond; 0 if fio cannot run.
 double rate_of_fio(const Options& options, int64_t request_bytes) {
   const std::string report = options.folder + "/fio.json";
   const std::string command =

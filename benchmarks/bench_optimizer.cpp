@@ -1,7 +1,7 @@
 // bench_optimizer: measures how many bytes of memory per second one step of each optimizer reads and writes.
-// Compares the kernels of this processor's best instruction set with those of the others, LibTorch's
-// at::_fused_adamw_ and STREAM's triad. All cases take turns within one run, so that noise of the machine
-// affects all of them.
+// Compares the kernels for this processor's best instruction set with the kernels for its other instruction
+// sets, with LibTorch's at::_fused_adamw_ and with STREAM's triad. All cases take turns within one run, so
+// that noise of the machine affects all of them.
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <torch/torch.h>
@@ -63,9 +63,9 @@ class Arrays {
 
 struct Case {
   std::string name;
-  std::string simd;  // empty: not ZeroRun's code
+  std::string simd;  // instruction set; empty for code that is not ZeroRun's
   int threads;
-  std::string bytes;  // the formula of bytes_per_element, for people
+  std::string bytes;  // how bytes_per_element is computed, as text to print
   int64_t bytes_per_element;
   int64_t elements;
   std::function<void()> run;
@@ -137,8 +137,8 @@ Case fused_adamw_case(int threads, const Arrays& arrays) {
           }};
 }
 
-// a = b + 3 c in float64 (McCalpin's STREAM), divided among threads as the kernels are. As in STREAM, cache
-// lines of `a` that a processor may have to read before it writes them do not count.
+// a = b + 3 c in float64 (McCalpin's STREAM), divided among threads as the kernels are. A processor may have
+// to read the cache lines of `a` before it writes them; as in STREAM, these bytes do not count.
 Case triad_case(int threads, const Arrays& arrays, int64_t numel) {
   const UpdateTensors floats = arrays.tensors(2, Dtype::fp32);
   auto doubles = [&](const at::Tensor& tensor) {

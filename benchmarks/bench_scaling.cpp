@@ -39,13 +39,13 @@ struct Options {
 struct Row {
   double parameters;
   double step_ms;
-  double reduce_scattered;  // elements sent by a rank in a step
-  double all_gathered;
+  double reduce_scattered;  // elements that a rank sends in reduce-scatters, per step
+  double all_gathered;      // elements that a rank sends in all-gathers, per step
   double parameter_bytes;
   double gradient_bytes;
   double optimizer_bytes;
   double formula_bytes;
-  double pss;  // the mean over ranks
+  double pss;  // see pss(); the mean over ranks
 
   double state_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
 };

@@ -43,7 +43,7 @@ struct Options {
   bool json = false;
 };
 
-// A row of the table.
+// A row of the printed table: a stage and its settings.
 struct Setting {
   std::string name;
   nlohmann::json zero;
@@ -161,7 +161,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-// Nanoseconds that a small operator takes longer if one of its arguments is a gathered parameter.
+// Returns by how many nanoseconds a small operator is slower if one of its arguments is a gathered parameter.
 double interception_ns(Variant& variant) {
   torch::NoGradGuard no_grad;
   const at::Tensor parameter = variant.model->parameters().back();
@@ -228,7 +228,7 @@ void report(const Options& options, const std::vector<Setting>& rows, std::vecto
                                 {"ratio", with / without},
                                 {"cpu_ms", cpu_with},
                                 {"cpu_without_communication_ms", cpu_without},
-                                {"instructions", instructions_with},  // null: not counted here
+                                {"instructions", instructions_with},  // null if not counted
                                 {"instructions_without_communication", instructions_without},
                                 {"gathers_ready", gathers.ready},
                                 {"gathers_waited", gathers.waited},
@@ -280,8 +280,8 @@ StepCounts count_step(Variant& variant, const at::Tensor& tokens) {
   return counts;
 }
 
-// Three variants of each stage take turns: engine.backward(), the same again (which shows the noise), and
-// loss.backward().
+// Three variants of each stage take turns: engine.backward(), engine.backward() once more, which shows the
+// noise, and loss.backward().
 int run_backwards(const Options& options) {
   const WorkMeter meter;
   at::set_num_threads(1);
@@ -350,7 +350,8 @@ int run_rank(const Options& options) {
     }
   }
   const at::Tensor tokens = tokens_of(options, *communicator);
-  // In the first warm-up round all variants communicate, because ranks agree on the order of buckets there.
+  // In the first warm-up round all variants communicate, because ranks agree on the order of buckets in that
+  // round.
   constexpr int kWarmUp = 2;
   for (int round = -kWarmUp; round < options.rounds; ++round) {
     for (Variant& variant : variants) {

@@ -1,5 +1,5 @@
 // A communicator whose collectives can be switched off, to measure a step without communication. For
-// benchmarks only: after that, ranks train independently of one another.
+// benchmarks only: without collectives, ranks train independently of one another.
 #pragma once
 
 #include <memory>

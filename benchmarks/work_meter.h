@@ -1,6 +1,6 @@
 // Measures the work of a process: CPU time of all its threads, and the instructions that they have retired if
-// the kernel counts them. Unlike wall-clock time, both hardly change on a busy machine. Construct it before
-// the process has threads; used by one thread.
+// the kernel counts them. Unlike wall-clock time, both hardly change on a busy machine. Construct the meter
+// before the process has other threads. Used by one thread.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ class WorkMeter {
   WorkDone so_far() const;
 
  private:
-  int counter_;  // a file descriptor; -1: none
+  int counter_;  // file descriptor of the instruction counter; -1 if the kernel has none
 };
 
 }  // namespace zerorun

@@ -24,7 +24,9 @@ struct StateDifference {
   std::string reason;     // "only in the first", "shape [2, 3] and [3, 2]", "values"
   int64_t numel = 0;      // elements of the state
   int64_t differing = 0;  // elements whose bits differ
-  double largest = 0;     // absolute, for floating-point states; infinite if either element is not finite
+  /// Largest absolute difference of two elements of a floating-point state; infinite if an element is not
+  /// finite.
+  double largest = 0;
 };
 
 struct CheckpointComparison {

@@ -115,8 +115,8 @@ class LocalFileSystem : public FileSystem {
   }
 
  private:
-  // Clears the O_DIRECT flag of `file` for all later transfers. Returns whether the flag was set. Called
-  // after a transfer that was not of whole pages.
+  // Clears the O_DIRECT flag of `file` for all later transfers. Returns whether the flag was set. Called when
+  // a transfer has failed with EINVAL, because direct transfers must be of whole pages.
   static bool stop_direct(int file) {
     const int flags = ::fcntl(file, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) != 0 && ::fcntl(file, F_SETFL, flags & ~O_DIRECT) == 0;

@@ -20,9 +20,9 @@ enum class Caching {
 };
 inline constexpr int64_t kPageBytes = 4096;
 
-/// The functions behave like the system calls of the same names, but return -errno on failure. A folder is
-/// given by its path. A name is durable once its folder is synced, and a file's bytes are durable once the
-/// file is synced.
+/// The functions behave like the system calls of the same names, but return -errno on failure. The numbers of
+/// open files are those that create(), open() and create_nameless() return. A name is durable once its folder
+/// is synced, and a file's bytes are durable once the file is synced.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;

@@ -51,8 +51,8 @@ struct PrunePlan {
 PrunePlan plan_prune(FileSystem& files, const std::filesystem::path& directory, const PruneOptions& options);
 
 /// Returns the folder of one checkpoint in `path`. This is the folder of `tag` if `tag` is not empty.
-/// Otherwise it is `path` itself if it has a manifest, else the folder of the tag that `latest` names. Throws
-/// UserError listing the existing tags.
+/// Otherwise it is `path` itself if it has a manifest, else the folder of the tag that `latest` names. If
+/// there is no such folder, throws UserError, which lists the existing tags.
 std::filesystem::path checkpoint_folder(FileSystem& files, const std::filesystem::path& path,
                                         const std::string& tag);
 

@@ -58,8 +58,8 @@ Manifest parse_manifest(const std::string& text, const std::string& place);
 /// Throws UserError unless `text` is valid JSON. `what` names `text` in the message.
 void check_json(const std::string& text, const std::string& what);
 
-/// Writes one rank's part of the manifest, its files and its `numbers`, as the text that the rank sends to
-/// rank 0. add_part() adds this text to the manifest.
+/// Returns one rank's part of the manifest (its files and its `numbers`) as a text. Each rank sends this text
+/// to rank 0, where add_part() adds it to the manifest.
 std::string to_json(const std::map<std::string, StateFileFacts>& files, const RestartValues& numbers);
 void add_part(Manifest& manifest, const std::string& text, const std::string& place);
 

@@ -98,8 +98,8 @@ void Publication::remove_old(int64_t keep_last) noexcept {
   }
 }
 
-// Renames the tag's folder before it removes the files: readers would take a half-removed tag for a complete
-// one.
+// Renames the tag's folder before it removes the files. Otherwise readers could take a folder with some of
+// the files for a complete tag.
 void remove_tag(FileSystem& files, const fs::path& directory, const std::string& tag) {
   const fs::path gone = partial_folder(directory, tag);
   remove_flat_folder(files, gone);

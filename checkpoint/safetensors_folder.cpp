@@ -148,7 +148,8 @@ std::vector<std::string> SafetensorsFolder::finish() {
   return names;
 }
 
-// Call it after the shards are renamed. Without the index, readers do not load the shards as a model.
+// Call this after the shards are renamed. Readers load only the shards that the index names. So after a crash
+// before this call they find no model, rather than one with missing shards.
 void SafetensorsFolder::write_index() const {
   int64_t total = 0;
   nlohmann::json files = nlohmann::json::object();
@@ -172,7 +173,8 @@ void SafetensorsFolder::remove_earlier_export() const {
         std::ranges::any_of(shards_, [&](const Shard& shard) { return shard.name == name; });
     if (!is_replaced) check_done(files_->remove_file(folder_ / name), folder_ / name, "removed");
   }
-  check_done(files_->sync_folder(folder_), folder_, "synced");  // no old index may name the new shards
+  // Makes the removals durable: a crash must not leave an old index beside new shards.
+  check_done(files_->sync_folder(folder_), folder_, "synced");
 }
 
 }  // namespace zerorun

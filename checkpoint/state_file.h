@@ -46,7 +46,7 @@ struct FileToWrite {
   std::vector<RangeToWrite> ranges;  // ranges of one source are adjacent, in ascending order of source_offset
 
   bool is_frozen = false;  // training does not change the state, so the next checkpoint may link to this file
-  uint64_t digest = 0;     // digest of the state's values; set if writes to the state cannot be observed
+  uint64_t digest = 0;     // digest of the values, for states whose changes the engine cannot observe
   /// A published file that has the content of `ranges`. It is linked as `name` if the file system allows
   /// that.
   std::optional<PublishedFile> published = {};

@@ -1,12 +1,12 @@
-# Decides whether the GPU part (cuda/) is built and sets ZERORUN_WITH_CUDA. If so, enables CMake's language
-# CUDA and defines the targets
+# Decides whether the GPU part (cuda/) is built and sets ZERORUN_WITH_CUDA. If it is built, enables CMake's
+# language CUDA and defines the targets
 #   zerorun_torch_cuda  LibTorch's CUDA libraries and the runtime that they use
 #   zerorun_nccl        NCCL
 #
 # ZERORUN_CUDA: AUTO (build it if everything that it needs is found), ON (a missing part is an error), OFF.
 #
-# NCCL and CUDA's runtime are in wheels beside LibTorch's wheel, or in the toolkit. The wheels are searched
-# first, as LibTorch's own libraries do, because a process must load only one NCCL and one runtime.
+# NCCL and CUDA's runtime are in wheels beside LibTorch's wheel, or in the toolkit. LibTorch's own libraries
+# prefer those in the wheels. So this file does too, because a process must load only one NCCL and one runtime.
 
 set(ZERORUN_CUDA AUTO CACHE STRING "Build the GPU part: AUTO (where everything for it is found), ON or OFF")
 set_property(CACHE ZERORUN_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -23,7 +23,7 @@ macro(zerorun_look_for_cuda)
     set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # in case nvcc is not on PATH
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80)  # else CMake looks for a GPU; targets set their own
+    set(CMAKE_CUDA_ARCHITECTURES 80)  # otherwise CMake would look for a GPU; each target sets its own value
   endif()
   include(CheckLanguage)
   check_language(CUDA)

@@ -22,9 +22,11 @@ foreach(linker mold lld)
   endif()
 endforeach()
 
-# Python's extension module links the same objects as programs do. Calls within a library need no detour for it.
+# Programs and Python's extension module link the same static libraries, so these are position-independent.
+# -fno-semantic-interposition (below) keeps calls within a library direct.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)  # all share precompiled headers, so all are compiled alike
+# Programs use -fPIC instead of -fPIE: code that shares a precompiled header must have the same options.
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 
 add_library(zerorun_flags INTERFACE)
 # -ffp-contract=off: fused multiply-adds would make results depend on the machine.

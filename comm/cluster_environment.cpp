@@ -15,11 +15,11 @@
 namespace zerorun {
 namespace {
 
-// Ports that are derived from a job's name: below those that Linux gives to outgoing connections, and without
-// torchrun's and DeepSpeed's usual 29500.
+// The range of ports that are derived from a job's name. By default Linux gives ports from 32768 on to
+// outgoing connections, and torchrun and DeepSpeed use 29500: the range contains none of these.
 constexpr int kFirstPort = 20000;
 constexpr int kPorts = 8000;
-// Where nothing tells jobs apart, as torchrun and DeepSpeed have it.
+// The port if nothing distinguishes this job from others. It is the default of torchrun and DeepSpeed.
 constexpr int kUsualPort = 29500;
 constexpr int kMaxNumber = 0x7fffffff;
 
@@ -30,7 +30,7 @@ struct Names {
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;
-  const char* option;  // how the launcher passes a variable on, with MASTER_ADDR as the example
+  const char* option;  // for messages: how to set MASTER_ADDR for all ranks
 };
 
 constexpr Names kSlurm = {"srun",
@@ -68,7 +68,7 @@ int port_of(const std::string& job) {
   return kFirstPort + static_cast<int>(sip_hash(0, 0, job) % kPorts);
 }
 
-// rank and world size; the rest stays as for one rank on one host.
+// Reads the rank and the world size. The other fields keep their defaults.
 ClusterRank read_rank(const Variables& variables, const Names& names) {
   ClusterRank place;
   place.world_size = number(variables, names, names.world_size, 1, kMaxRanks);
@@ -89,7 +89,7 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
   if (!variables.has(kOpenMpi.rank)) return std::nullopt;
   ClusterRank place = read_rank(variables, kOpenMpi);
   read_local_rank(variables, kOpenMpi, place);
-  // OpenMPI 4 and 5. The second variable is random, and OpenMPI 4 alone has it.
+  // OpenMPI 4 and 5 set PMIX_NAMESPACE. The other variable is random, and only OpenMPI 4 sets it.
   const auto job = variables.find("PMIX_NAMESPACE");
   if (job) {
     place.job =
@@ -98,7 +98,7 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
   place.master_port = job ? port_of(place.job) : kUsualPort;
   if (on_one_host(place) || variables.has("MASTER_ADDR")) return place;
 
-  // "125042688.0;tcp://192.0.2.2,198.51.100.1:52481;tcp6://[fd00::2]:38633": where mpirun can be reached.
+  // The addresses of mpirun, such as "125042688.0;tcp://192.0.2.2,198.51.100.1:52481;tcp6://[fd00::2]:38633".
   const std::string uri = variables.find("OMPI_MCA_orte_hnp_uri").value_or("");
   const size_t tcp = uri.find("tcp://");
   place.master_addr =
@@ -117,14 +117,16 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
   return place;
 }
 
-// Slurm's PMI sets PMI_RANK too, but not the ranks of a host: then Slurm's own variables are read.
+// Slurm's PMI sets PMI_RANK too, but no variables for the ranks of a host. In that case this returns nothing,
+// and Slurm's own variables are read.
 std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFacts& host) {
   if (!variables.has(kMpich.rank) || !variables.has(kMpich.local_rank)) return std::nullopt;
   ClusterRank place = read_rank(variables, kMpich);
   read_local_rank(variables, kMpich, place);
   place.master_port = kUsualPort;
   if (on_one_host(place)) {
-    // No variable names the job, but one process of mpiexec is at the other end of all ranks' PMI_FD.
+    // No variable names the job. But one process of mpiexec made the sockets of all ranks' PMI_FD, so its PID
+    // identifies the job.
     const auto descriptor = variables.find("PMI_FD");
     const int maker =
         descriptor ? host.maker_of_socket(whole_number("PMI_FD", *descriptor, 0, kMaxNumber)) : 0;
@@ -191,7 +193,8 @@ std::optional<ClusterRank> read_slurm(const Variables& variables) {
   return place;
 }
 
-// A variable of torchrun that is set beside the launcher's own, as scripts do.
+// Scripts may set variables of torchrun in addition to the launcher's variables. Throws if the variable
+// `name` is set to another value than `value`, which the launcher's variable `theirs` implies.
 void check_agrees(const Variables& variables, const char* name, int value, const char* theirs) {
   const auto text = variables.find(name);
   if (!text || *text == std::to_string(value)) return;
@@ -234,7 +237,8 @@ HostFacts HostFacts::of_this_host() {
 }
 
 std::optional<ClusterRank> read_cluster_rank(const Variables& variables, const HostFacts& host) {
-  // In a Slurm job, mpirun and mpiexec start their helpers with srun, so Slurm's variables come last.
+  // In a Slurm job, mpirun and mpiexec start their helpers with srun, so their ranks have Slurm's variables
+  // too. Therefore Slurm's variables are read last.
   const Names* names = &kOpenMpi;
   auto place = read_openmpi(variables, host);
   if (!place) {

@@ -1,5 +1,6 @@
-// A rank's place in its job from the variables of srun, OpenMPI's mpirun or MPICH's mpiexec, for programs
-// that these start without `zerorun` or torchrun. Pure on what it is given; any thread.
+// Reads a rank's place in its job from the environment variables of srun, OpenMPI's mpirun or MPICH's
+// mpiexec, for programs that one of these starts without `zerorun` or torchrun. Results depend only on the
+// arguments. Any thread.
 #pragma once
 
 #include <functional>
@@ -18,25 +19,26 @@ struct ClusterRank {
   int local_world_size = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  std::string job;  // the same on all ranks of the job and on no others; empty: not known
+  std::string job;  // identifies the job: all of its ranks have the same text; empty: not known
 };
 
-/// What this host says, beside the variables.
+/// Facts about this host that no environment variable tells.
 struct HostFacts {
-  /// Whether `address` is one of this host's own.
+  /// Whether `address` is an address of this host.
   std::function<bool(const std::string& address)> has_address;
-  /// The process that made the socket pair of which this process has inherited `descriptor`; 0 if none.
+  /// Returns the PID of the process that made the socket pair of which `descriptor`, inherited by this
+  /// process, is one end. Returns 0 if `descriptor` is no such socket.
   std::function<int(int descriptor)> maker_of_socket;
 
   static HostFacts of_this_host();
 };
 
-/// Nothing if no such launcher has started this process; a program in an sbatch script that srun does not
-/// start is none either. MASTER_ADDR and MASTER_PORT, where set, are taken as they are. Throws UserError
-/// naming the variable that is malformed or contradicts another one, or what must be set.
+/// Returns nothing if none of these launchers has started this process, or if an sbatch script has started it
+/// without srun. MASTER_ADDR and MASTER_PORT, if set, are used instead of the launcher's values. Throws
+/// UserError naming the variable that is malformed, contradicts another one, or must be set.
 std::optional<ClusterRank> read_cluster_rank(const Variables& variables, const HostFacts& host);
 
-/// Slurm's job and step; empty outside of a job.
+/// Returns a text that identifies Slurm's job, step and restart; empty outside of a Slurm job.
 std::string name_of_slurm_job(const Variables& variables);
 
 }  // namespace zerorun

@@ -89,9 +89,9 @@ class Communicator {
   /// fastest. All ranks must allocate the same sizes in the same order.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Allocates a zero-filled 1-D tensor in memory that all ranks share. Collectives order the ranks'
-  /// accesses. A broadcast() of this tensor, or an all_gather() into it from its own slice, copies nothing
-  /// and only waits until all ranks have called it. Returns an undefined tensor if the ranks share no memory
-  /// or there is no room. A collective.
+  /// accesses. A broadcast() of this tensor, or an all_gather() into it whose input is this rank's slice of
+  /// it, copies nothing and only waits until all ranks have started that collective. Returns an undefined
+  /// tensor if the ranks share no memory or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
   /// Returns a tensor with the values of `shared`, which is from allocate_shared(); later writes to the
   /// returned tensor are private to this rank. Afterwards no rank may write to `shared`.
@@ -166,7 +166,7 @@ class Communicator {
   Device* device_;
   HomeProcess home_;
   std::recursive_mutex
-      issue_;  // held by start and by a group; recursive, because the calls in a group lock it again
+      issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
   Volume volume_;
 };
 

@@ -4,7 +4,7 @@
 // Every rank has a ring of slots for each kind of collective. In slot n it posts its part of collective
 // number n of that kind, and marks the slot finished when it has read everything that it needs from other
 // ranks. The last rank to post or finish wakes the ranks that sleep, each on its own futex word (its bell).
-// So a rank wakes once per collective, and no rank spins on a core that another rank needs.
+// So a rank that sleeps is woken once when all ranks have posted or finished, and not by every single rank.
 //
 // Owned by the communicator. Thread-safe, but only one thread at a time may post.
 #pragma once
@@ -54,7 +54,7 @@ class ControlBlock {
 
   SharedSegment& segment() { return segment_; }
 
-  /// The slot must be free: all ranks have finished collective number - kSlots of this kind.
+  /// The slot must be free: all ranks have finished collective `which.number` - kSlots of this kind.
   void post(Numbered which, const Posting& posting, std::string_view label, std::string_view reason);
   bool has_posted(int rank, Numbered which) const;
   /// Returns the post of `rank`, which must have posted. The reference is valid until this rank finishes.

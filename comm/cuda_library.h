@@ -17,9 +17,9 @@
 
 namespace zerorun {
 
-/// The type of the function kConnectCuda in that library. It sets `result` to a new communicator for a rank
-/// whose tensors are on a GPU. `control` is a CPU communicator of the same ranks. `store` is the rendezvous
-/// store, or null for a single rank.
+/// The type of the function in our CUDA library whose name is kConnectCuda. It sets `result` to a new
+/// communicator for a rank whose tensors are on a GPU. `control` is a CPU communicator of the same ranks.
+/// `store` is the rendezvous store, or null for a single rank.
 using ConnectCuda = void(const Environment& environment, const std::shared_ptr<Communicator>& control,
                          const StorePointer& store, std::shared_ptr<Communicator>& result);
 inline constexpr char kConnectCuda[] = "zerorun_connect_cuda";
@@ -29,8 +29,8 @@ struct CudaLibrary {
   std::string failure;  // if `connect` is null: why, and the remedy
 };
 
-/// Returns the library, which the first call loads ([Note: CUDA first]). It stays loaded until the process
-/// ends.
+/// Returns our CUDA library, which the first call loads ([Note: CUDA first]). It stays loaded until the
+/// process ends.
 const CudaLibrary& cuda_library();
 
 /// Loads the first of `candidates` that exists. A candidate is a path, or a file name to search for along the

@@ -50,8 +50,8 @@ std::string job_of_variables(const Variables& variables) {
   return name_of_slurm_job(variables);
 }
 
-// A host name may resolve to another address on other hosts, and without LOCAL_WORLD_SIZE ranks may be on
-// other hosts.
+// Returns whether all ranks are known to be on this host. A host name other than localhost does not show it,
+// because other hosts may resolve it to another address.
 bool is_one_host(const Environment& environment, const Variables& variables) {
   if (is_loopback(environment.master_addr)) return true;
   return variables.has("LOCAL_WORLD_SIZE") && environment.local_world_size == environment.world_size;

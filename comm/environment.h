@@ -20,28 +20,28 @@ enum class DeviceChoice {
 /// What carries collectives between ranks on CPUs.
 enum class CommChoice {
   automatic,      // shared memory where all ranks are on one host, else Gloo
-  shared_memory,  // or an error
+  shared_memory,  // shared memory, or an error
   gloo,
 };
 
 /// The values of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 /// TORCHELASTIC_USE_AGENT_STORE, ZERORUN_TIMEOUT (seconds), ZERORUN_DEVICE (auto, cpu, cuda) and
-/// ZERORUN_COMM (auto, shm, gloo). Without RANK those of the cluster's launcher count
-/// (comm/cluster_environment.h); without any of them there is one rank. The job is identified by ZERORUN_JOB,
-/// else by torchrun's run id, else by the cluster's job, if any of them is set.
+/// ZERORUN_COMM (auto, shm, gloo). If RANK is not set, the variables of the cluster's launcher are used
+/// (comm/cluster_environment.h); if these are not set either, there is one rank. The job is identified by
+/// ZERORUN_JOB, else by torchrun's run id, else by the cluster's job, if any of them is set.
 struct Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;        // among the ranks of this machine: which GPU is its own
-  int local_world_size = 1;  // ranks of this machine
+  int local_rank = 0;        // number among the ranks of this machine; also selects the rank's GPU
+  int local_world_size = 1;  // number of ranks of this machine
   DeviceChoice device = DeviceChoice::automatic;
   CommChoice comm = CommChoice::automatic;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  std::string job;            // what the ranks of this job have in common and no others; empty: not known
+  std::string job;            // identifies the job: all of its ranks have the same text; empty: not known
   bool one_host = true;       // all ranks are known to be on this machine
   bool agent_store = false;   // torchrun's agent keeps the store: rank 0 joins it as a client
-  std::string attempt = "0";  // how often the agent has restarted the ranks
+  std::string attempt = "0";  // the number of times that torchrun's agent has restarted the ranks
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 
   /// Throws UserError naming the variable that is missing, malformed or contradicts others.

@@ -17,12 +17,12 @@ std::vector<std::string> keys_of_ranks(const std::string& name, int first, int e
   return keys;
 }
 
-// What an exchange has found: the words of all ranks, or which ranks have brought none.
+// The result of an exchange: the words by rank, and the ranks that have brought none.
 struct Finding {
   std::vector<std::string> words;
   std::vector<int> missing;
 
-  // How many are missing, those, and then all words, each behind its length.
+  // Writes the number of missing ranks, these ranks, and then all words, each after its length.
   std::string text() const {
     std::string text = std::to_string(missing.size()) + " ";
     for (const int rank : missing) text.append(std::to_string(rank)).append(" ");
@@ -63,8 +63,9 @@ Finding look_for_each(const JobStore& store, const std::string& name, int world_
   return finding;
 }
 
-// Rank 0's part. What it publishes after its deadline lets the others name the missing ranks, though rank 0
-// may end, and the store with it, before their own deadlines.
+// Rank 0's part of an exchange. Publishes the result even if ranks are missing at rank 0's deadline. So the
+// other ranks can name the missing ranks, although rank 0, and the store with it, may end before the other
+// ranks' deadlines.
 Finding gather(const JobStore& store, const std::string& name, int world_size, const std::string& all,
                const Deadline& deadline) {
   Finding finding;
@@ -83,7 +84,7 @@ Finding gather(const JobStore& store, const std::string& name, int world_size, c
 std::vector<std::string> exchange_words(const JobStore& store, const std::string& name, int rank,
                                         int world_size, const std::string& word, const Deadline& deadline,
                                         const std::string& purpose) {
-  const std::string all = key_of(name, world_size);  // no rank's key
+  const std::string all = key_of(name, world_size);  // differs from every rank's key
   Finding finding;
   told_why(purpose, deadline, [&] {
     store.set(key_of(name, rank), word, deadline);
@@ -92,7 +93,7 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
     } else if (const auto text = store.await(all, deadline)) {
       finding = Finding::read(*text);
     } else {
-      finding = look_for_each(store, name, world_size);  // rank 0 is late, or its deadline is later
+      finding = look_for_each(store, name, world_size);  // rank 0 is missing, or its deadline is later
     }
   });
   if (!finding.missing.empty()) {

@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using Message = c10::intrusive_ptr<c10d::Work>;
 
-// Receive buffers, kept for reuse: as many as were ever in use at once.
+// Receive buffers, which are kept for reuse. There are never more of them than were in use at once.
 class Scratch {
  public:
   at::Tensor take(int64_t numel, at::ScalarType dtype) {
@@ -48,7 +48,7 @@ class Scratch {
       bytes = std::move(*best);
       free_.erase(best);
     } else {
-      if (largest != free_.end()) {  // all are too small: a larger one replaces it
+      if (largest != free_.end()) {  // all are too small: a new one replaces the largest
         bytes_ -= largest->numel();
         free_.erase(largest);
       }
@@ -118,7 +118,7 @@ class GlooWork : public Work {
   struct PeerMessage {
     int rank;
     Message message;      // null if it could not be posted
-    std::string failure;  // why it could not
+    std::string failure;  // why it could not be posted
   };
 
   // Posts receives before sends, because Gloo sends a message only once its receiver expects it.
@@ -180,7 +180,7 @@ class GlooWork : public Work {
     receives_.push_back(post(peer, [&] { return group_->recv(tensors, peer, tag_); }));
   }
 
-  // If a connection is already lost, wait() reports it, as if it were lost later.
+  // If the connection is already lost, wait() reports that, as if it had been lost during the wait.
   template <typename Start>
   static PeerMessage post(int peer, Start start) {
     try {
@@ -190,7 +190,7 @@ class GlooWork : public Work {
     }
   }
 
-  // Why the message failed; empty if it went through.
+  // Returns why the message failed; empty if it was transferred.
   static std::string failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
     if (!posted.message) return posted.failure;
     try {
@@ -201,8 +201,8 @@ class GlooWork : public Work {
     }
   }
 
-  // Checks every message even after a failure, so that the error names all missing ranks. Once a connection
-  // is lost, ranks that are merely late (Gloo's error then contains the word timeout) are not named.
+  // Checks every message even after a failure, so that the error names all missing ranks. If a connection is
+  // lost, the error does not name ranks that are merely late (Gloo reports a timeout for these).
   void finish(std::vector<PeerMessage>& messages, const Deadline& deadline) {
     std::vector<int> lost;
     std::vector<int> late;
@@ -245,8 +245,9 @@ class GlooWork : public Work {
   at::Tensor received_;  // the other ranks' addends, in rank order
 };
 
-// A forked child has no thread that transfers its parent's messages, and destroying or waiting for its copy
-// would disturb the parent's.
+// A forked child has copies of its parent's works, but no thread that transfers messages. A child that waited
+// for such a copy or destroyed it would disturb the parent. So wait() throws in a child, and a child never
+// destroys its copy of `work_`.
 class WorkOfThisProcess : public Work {
  public:
   WorkOfThisProcess(std::shared_ptr<GlooWork> work, int rank)
@@ -281,9 +282,11 @@ class GlooCommunicator : public Communicator {
         std::make_shared<GlooWork>(group_, scratch_, wait_board_, std::move(call), tag, timeout()), rank());
   }
 
-  // The number needs to differ only among collectives of one kind under way. A hash of all sizes and labels
-  // so far is included, so that ranks out of step do not receive each other's messages and run into their
-  // deadline instead. If two histories have the same hash by chance, the next collective reveals it.
+  // A tag contains the number of the collective, its kind and a hash. The number has 9 bits, because it must
+  // differ only between collectives of one kind that are in flight. The hash covers the sizes and labels of
+  // all collectives of this kind so far. So ranks that are out of step do not receive each other's messages,
+  // and report an error at their deadline. If different histories have the same 19 bits of hash by chance,
+  // those of the next collective almost certainly differ.
   int tag_of(const CollectiveCall& call) {
     const auto kind = static_cast<size_t>(call.kind);
     const int number = number_[kind] = (number_[kind] + 1) & 0x1ff;
@@ -303,7 +306,7 @@ class GlooCommunicator : public Communicator {
   std::array<uint64_t, kCollectiveKinds> history_{};
 };
 
-// All ranks exchange their routes to MASTER_ADDR.
+// Returns the address by which other hosts reach this rank. All ranks exchange their routes to MASTER_ADDR.
 std::string address_for_other_hosts(const Environment& environment, const JobStore& store,
                                     const Deadline& deadline) {
   const Route own = route_to(environment.master_addr);

@@ -29,7 +29,7 @@ std::string name_of_host() {
 }
 
 // Written to the start of a rank's arena until all ranks have checked it. It detects that an opened segment
-// belongs to another job, to another rank, or to another process that reuses the process id.
+// belongs to another job, to another rank, or to another process that has got the same PID later.
 struct Mark {
   uint64_t job = 0;
   int64_t rank = 0;
@@ -132,7 +132,7 @@ std::unique_ptr<HostRanks> open_all(const std::vector<std::string>& handles_by_r
                 .processes = std::move(processes)});
 }
 
-// Returns the first report that is not kReady, with its rank, or an empty text if all are.
+// Returns the first report that is not kReady, with its rank, or an empty text if all reports are kReady.
 std::string first_obstacle(const std::vector<std::string>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     if (reports[rank] != kReady) return "on rank " + std::to_string(rank) + ": " + reports[rank];

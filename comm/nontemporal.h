@@ -10,8 +10,8 @@
 
 namespace zerorun {
 
-/// Smallest size in bytes for which such stores pay. A smaller result may still be in a cache when it is read
-/// next.
+/// Smallest size in bytes for which such stores are faster. A smaller result may still be in a cache when it
+/// is read next.
 inline constexpr size_t kPastCaches = size_t{8} << 20;
 
 /// Prefetch distance in bytes. Software prefetch is needed because the hardware prefetcher stops at page

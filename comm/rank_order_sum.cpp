@@ -84,8 +84,8 @@ void nontemporal_sum(T* output, int64_t numel, std::span<const void* const> slic
 template <typename T>
 void sum_plain(const at::Tensor& output, std::span<const void* const> slices) {
   T* values = output.mutable_data_ptr<T>();
-  // Non-temporal stores pay only if the output is not also an input, because an input is already in the
-  // cache.
+  // Non-temporal stores are faster only if the output is not also an input, because an input is already in
+  // the cache.
   const bool apart = std::ranges::find(slices, static_cast<const void*>(values)) == slices.end();
   if (apart && slices.size() > 1 && output.nbytes() >= kPastCaches && may_pass_caches(values)) {
     nontemporal_sum(values, output.numel(), slices);

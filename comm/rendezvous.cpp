@@ -45,7 +45,8 @@ bool wants_cuda(const Environment& environment) {
 constexpr char kOnCpu[] = "cpu";
 constexpr char kOnCuda[] = "cuda";
 
-// Either all ranks train on GPUs or none does. Ranks on the CPU need not call this: the others follow them.
+// Returns whether all ranks train on GPUs: if one rank cannot, none does. Only ranks that can use a GPU call
+// this; the others train on the CPU in any case. `brought`: by rank, kOnCuda or kOnCpu.
 bool all_on_cuda(const Environment& environment, const std::vector<std::string>& brought) {
   std::vector<int> others;
   for (int rank = 0; rank < environment.world_size; ++rank) {
@@ -66,8 +67,8 @@ bool all_on_cuda(const Environment& environment, const std::vector<std::string>&
 constexpr char kGloo[] = "gloo";
 constexpr char kSharedMemory[] = "shm";
 
-// Why shared memory must not be used; empty if it may. All ranks exchange their choices, because all have to
-// do the same.
+// Returns why shared memory must not be used; empty if it may be used. Sets `demanded` if any rank asks for
+// shared memory. All ranks exchange their choices, because they must all use the same.
 std::string obstacle_to_shared_memory(const Environment& environment, const StorePointer& store,
                                       const Deadline& deadline, bool& demanded) {
   const char* word = environment.comm == CommChoice::gloo            ? kGloo

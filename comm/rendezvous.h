@@ -10,8 +10,8 @@ namespace zerorun {
 
 /// Joins the other ranks, over NCCL if they train on GPUs, else over shared memory or Gloo, and returns
 /// when all have joined. Each call makes new connections; all ranks make their calls in the same order.
-/// Until it ends, a process keeps its rank, and rank 0 the store where they meet. Throws UserError (port in
-/// use, rank or port of another job, bad variables, no usable GPU, shared memory asked for but not
+/// A process keeps its rank until it ends, and rank 0 keeps the store where the ranks meet. Throws UserError
+/// (port in use, rank or port of another job, bad variables, no usable GPU, shared memory asked for but not
 /// possible) or CommError naming the ranks that did not join by the deadline.
 std::shared_ptr<Communicator> connect(const Environment& environment = Environment::read());
 

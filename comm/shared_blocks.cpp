@@ -104,7 +104,8 @@ void SharedBlocks::let_go(const Block& block) {
   if (users(block).fetch_sub(1) > 2) return;
   void* const place = arena_.at(block.offset);
   const auto size = static_cast<size_t>(block.bytes);
-  if (madvise(place, size, MADV_REMOVE) != 0) std::memset(place, 0, size);  // locked memory (mlockall)
+  // madvise() fails if the memory is locked (mlockall).
+  if (madvise(place, size, MADV_REMOVE) != 0) std::memset(place, 0, size);
   users(block).store(0);  // from now on reserve() may reuse the block
 }
 

@@ -38,7 +38,7 @@ std::optional<std::vector<std::string_view>> split(std::string_view text) {
   return parts;
 }
 
-// "01-03,7": 01 02 03 7. Every number of a range has at least the digits of the first one.
+// Expands "01-03,7" to 01 02 03 7. Zeros pad the numbers of a range to the width of its first number.
 std::optional<Texts> expand_ranges(std::string_view text) {
   Texts numbers;
   const auto parts = split(text);

@@ -47,7 +47,8 @@ std::string this_process() {
   return "process " + std::to_string(getpid()) + " of " + (known ? host.data() : "an unknown host");
 }
 
-// The state that a process keeps for a job until the process ends. A forked child does not own its copy.
+// The state that a process keeps for a job until the process ends. A forked child has a copy of the state,
+// but does not own what the state refers to.
 struct Membership {
   ~Membership() {
     // The store's threads do not exist in a forked child, so joining them there would hang.
@@ -71,14 +72,15 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   return all[name];
 }
 
-// How a connection is opened: rank 0 also hosts the store.
+// Whether a process hosts the store when it opens a connection, as rank 0 does.
 struct Hosting {
   bool hosts = false;
-  UniqueFd listening;  // not open: this process hosts a store on the port already
+  UniqueFd listening;  // socket to listen on; not open if this process already listens on the port
 };
 
-// Listens only on the master address if that is enough, so that no one else can reach the store. If the
-// program's own init_process_group() came first, rank 0 shares the store of that.
+// Listens only on the master address if all ranks are on this host, so that other hosts cannot reach the
+// store. If the program has already called init_process_group(), this process listens on the port already,
+// and rank 0 shares the store of that process group.
 Hosting host_as_rank_0(const Environment& environment) {
   UniqueFd socket = take_inherited_socket(environment.master_port);
   if (!socket.is_open() && !this_process_listens_on(environment.master_port)) {
@@ -98,16 +100,17 @@ void check_job(const std::string& text, const std::string& own, const Environmen
 
 using Opened = std::pair<Connection, std::string>;
 
-// Rank 0's call. c10d keeps one server for each port of a process (multiTenant), which lives as long as
-// anyone has it, so that init_process_group() can use this store, and this rank that one's.
+// Only rank 0 calls this. With multiTenant, c10d keeps one server for each port of a process, and the server
+// lives as long as any TCPStore uses it. So the program's init_process_group() and this rank use the same
+// server, whichever of them comes first.
 Opened host_store(const Environment& environment, const c10d::TCPStoreOptions& options,
                   const std::string& own) {
   auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
   return {store, store->c10d::Store::compareSet(kJobKey, std::string(), own)};
 }
 
-// A store that ends before a job's rank 0 has come to it is that of a program which has destroyed its process
-// group again.
+// Tries again if the store ends before rank 0 has published the job there. Such a store belongs to a process
+// group that rank 0's program has created on the same port and destroyed again.
 Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options, const std::string& own,
                    const Deadline& deadline) {
   constexpr std::chrono::milliseconds kPause(20);
@@ -115,7 +118,7 @@ Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options
     try {
       options.timeout = deadline.remaining();
       auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-      if (environment.agent_store) return {store, own};  // this store serves others too
+      if (environment.agent_store) return {store, own};  // has no kJobKey, because it also serves others
       store->wait({kJobKey}, deadline.remaining());
       return {store, store->get_to_str(kJobKey)};
     } catch (const c10::DistNetworkError&) {
@@ -125,7 +128,8 @@ Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options
   }
 }
 
-// All communication with the store outside of JobStore.
+// Opens a connection to the store. Only this function and those that it calls use the store without a
+// JobStore.
 Connection open_connection(const Environment& environment, const Seal& seal, Hosting hosting,
                            const Deadline& deadline) {
   c10d::TCPStoreOptions options;
@@ -165,7 +169,7 @@ std::string claim_of(const std::string& process) {
   return hexadecimal(uint64_t{random()} << 32 | random()) + " " + process;
 }
 
-// Throws on the second process that claims a rank. The first process is not affected.
+// Throws in the second process that claims a rank. The first process is not affected.
 void take_rank(const JobStore& job, const Environment& environment, const Deadline& deadline) {
   const std::string rank = "rank " + std::to_string(environment.rank);
   const std::string mine = claim_of(this_process());

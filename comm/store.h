@@ -1,6 +1,6 @@
 // Connects a rank to the store of its job, which rank 0 or torchrun's agent hosts. A process claims its rank
-// once and keeps the store for its life. Its connects are numbered, each with keys of its own, so all ranks
-// must connect in the same order. Any thread.
+// once, and keeps the store until it ends. Its calls of join_store() are numbered, and each call uses keys of
+// its own, so all ranks must make these calls in the same order. Any thread.
 #pragma once
 
 #include <string>
@@ -25,12 +25,13 @@ struct Joined {
 /// CommError naming the missing ranks.
 Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline);
 
-// The parts of join_store() once the store is reached; `connection`: to any store that all ranks have.
+// The two steps of join_store() after it has reached the store. Tests call them with a `connection` to
+// another store that the ranks share.
 
 /// Throws UserError if another process has this rank.
 void claim_rank(const Connection& connection, const Environment& environment, const Deadline& deadline);
 
-/// Returns when all ranks have come to their connect of this number.
+/// Returns when all ranks have called it with the same `number`, the count of earlier calls of join_store().
 Joined join_over(const Connection& connection, const Environment& environment, int number,
                  const std::string& word, const Deadline& deadline);
 

@@ -1,5 +1,5 @@
 // Environment variables, with errors that name the variable. They are read through a function, so that tests
-// can give tables. Plain values; any thread.
+// can read from a table instead. Plain values; any thread.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ class Variables {
   using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 
   explicit Variables(Lookup lookup) : lookup_(std::move(lookup)) {}
-  /// Those of this process.
+  /// Returns the environment variables of this process.
   static Variables of_process();
 
   /// The value; an empty one counts as not set.
@@ -25,7 +25,8 @@ class Variables {
   Lookup lookup_;
 };
 
-/// The number in `text`, the value of variable `name`. Throws UserError unless it is whole and in the range.
+/// Returns the number in `text`, the value of variable `name`. Throws UserError if it is not a whole number
+/// from `lowest` to `highest`.
 int whole_number(const std::string& name, const std::string& text, int lowest, int highest);
 
 /// The most ranks that a job may have.

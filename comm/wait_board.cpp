@@ -14,8 +14,8 @@ namespace {
 
 constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
-// The deadline of calls to the store. Longer than any thread waits for the thread that makes these calls
-// (cuda/nccl_watchdog.cpp).
+// The deadline of the calls to the store that are made for the NCCL watchdog. They run in a thread for which
+// the watchdog waits 3 s at most (cuda/nccl_watchdog.cpp), so the watchdog does not wait for this deadline.
 constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {

@@ -55,10 +55,11 @@ class WaitBoard {
   std::atomic<bool> broken_ = false;
 };
 
-/// Makes the error for a missed wait for `mine`, from the lists that all ranks have published.
+/// Makes the error for a wait for `mine` that missed its deadline, from the lists that all ranks have
+/// published.
 std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
                            std::chrono::milliseconds timeout);
-/// Makes the error for a missed wait if the store does not answer, so the other ranks' lists are unknown.
+/// Makes the same error if the store does not answer, so that the other ranks' lists are unknown.
 std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

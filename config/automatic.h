@@ -17,15 +17,16 @@ struct AutomaticValue {
   ValueCheck argument;  // the check of the program's argument, if `source` is Source::program
 };
 
-/// Returns the value for an "auto" of `fact`, a key that accepts "auto": the program's argument if there is
-/// one, else the value computed from the model's hidden size, else the default.
+/// Returns the value for an "auto" of `fact`, a key that accepts "auto". It is the program's argument if
+/// there is one. Otherwise `fact.automatic` says whether it is computed from the model's hidden size, or is
+/// the default. If there is no value yet, the source is Source::open.
 AutomaticValue resolve_automatic(const KeyFact& fact, const Arguments& arguments,
                                  std::optional<int64_t> hidden_size);
 
 /// Collects the value of each "auto" and reports all of them in one note per file.
 class AutomaticNotes {
  public:
-  /// `value` is the value that the key gets, or monostate if other keys determine it.
+  /// `value` is the value that the key gets, or monostate if there is none yet.
   void add(const KeyFact& fact, const Position& at, const std::string& path, Source source,
            const SettingValue& value);
   void report(Diagnostics& diagnostics) const;

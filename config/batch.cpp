@@ -36,8 +36,8 @@ std::string factors(const BatchKeys& keys, std::optional<int> world) {
   return text;
 }
 
-/// Returns whether the batch sizes fit `world` ranks, or any number of ranks if `world` is absent. Reports an
-/// error if they do not fit. Batch sizes are never rounded.
+/// Returns whether the batch sizes fit `world` ranks. If `world` is absent, returns whether there is a number
+/// of ranks that they fit. Reports an error if they do not fit. Batch sizes are never rounded.
 bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optional<int> world) {
   const auto of_rank = product(keys.micro.value_or(1), keys.steps.value_or(1));
   const auto of_all = product(of_rank, world.value_or(1));
@@ -70,7 +70,7 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
   return true;
 }
 
-/// Computes the batch size that is missing from the other two. If only train_batch_size or only the
+/// Computes the batch sizes that are not given from those that are. If only train_batch_size or only the
 /// micro-batch size is given, gradient_accumulation_steps is 1. `keys` must have passed check_sizes().
 BatchConfig multiply(const BatchKeys& keys, int world) {
   const int64_t micro = keys.micro.value_or(1);

@@ -15,8 +15,9 @@ namespace zerorun {
 struct CheckOptions {
   std::optional<int> world_size = {};  // absent: batch sizes are checked, but a missing one is not computed
   std::optional<int64_t> hidden_size = {};  // resolves "auto", as in LoadOptions
-  bool compat = false;  // replaced keys, and unknown keys that resemble no known key, are only warnings, as
-                        // in old DeepSpeed versions
+  /// Replaced keys, and unknown keys that resemble no known key, are warnings instead of errors: old
+  /// DeepSpeed versions accepted them.
+  bool compat = false;
 };
 
 struct CheckedConfig {
@@ -35,8 +36,8 @@ CheckedConfig check_config(std::string_view text, const std::string& origin,
 /// than 16 MiB.
 std::string read_config_file(const std::filesystem::path& file);
 
-/// All supported settings as JSON, with `//` comments that say where each value comes from. The result is a
-/// valid configuration itself.
+/// The settings that apply to a run, and the settings in the file that have no effect, as JSON. `//` comments
+/// say where each value comes from. The result is a valid configuration itself.
 std::string show_settings(const Settings& settings);
 
 }  // namespace zerorun

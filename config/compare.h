@@ -14,8 +14,8 @@ struct Difference {
   std::string first_origin, second_origin;  // where the values come from, such as "line 7" or "default"
 };
 
-/// Returns the settings whose values differ, in the order of the key table. Ignores spelling, order, remarks,
-/// defaults written out, and keys without an effect.
+/// Returns the settings whose values differ, in the order of the key table. Ignores everything that does not
+/// change a run: old names, the order of keys, comments, defaults written out, and keys without an effect.
 std::vector<Difference> compare_settings(const Settings& first, const Settings& second);
 
 }  // namespace zerorun

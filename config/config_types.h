@@ -80,8 +80,8 @@ struct LambConfig {
   double beta2 = 0.999;
   double eps = 1e-8;
   bool bias_correction = true;
-  double max_coeff = 10.0;  // bounds of the trust ratio
-  double min_coeff = 0.01;
+  double max_coeff = 10.0;  // upper bound of the trust ratio
+  double min_coeff = 0.01;  // lower bound of the trust ratio
   bool eps_inside_sqrt = false;
   friend bool operator==(const LambConfig&, const LambConfig&) = default;
 };
@@ -207,7 +207,8 @@ struct ZeroConfig {
   int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is further ahead
   int64_t prefetch_bucket_size = 50'000'000;      // parameters gathered ahead of their use, at most
   int64_t param_persistence_threshold = 100'000;  // parameters of at most this size stay gathered
-  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();  // their total size, at most
+  /// Total size, at most, of the parameters that stay gathered because of param_persistence_threshold.
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
 };
 
 /// Loss scaling of fp16 training (optim/loss_scaler.h).
@@ -225,7 +226,7 @@ struct PrecisionConfig {
   Dtype communication = Dtype::fp32;  // dtype of gradients in collectives; default: `training`
   Dtype accumulation = Dtype::fp32;   // dtype in which gradients are accumulated over micro-batches
   std::optional<Dtype> buffers;       // dtype of the module's floating-point buffers; absent: left unchanged
-  bool master_from_fp32 = false;      // initialize master weights from the parameters before they are rounded
+  bool master_from_fp32 = false;      // start master weights from the parameters' unrounded values
   bool auto_cast = false;             // Engine::cast_input() converts inputs to `training`
   LossScaleConfig loss_scale;         // used for fp16 only
 };

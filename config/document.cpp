@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 /// The grammar's state: what may come next.
 enum class Place { root, after_root, key, colon, value, item, after_member, after_item };
 
-constexpr std::string_view expected_at[] = {  // by Place
+constexpr std::string_view expected_at[] = {  // indexed by Place
     "an object in braces",
     "the end of the file",
     "a key in double quotes",
@@ -32,8 +32,8 @@ bool is_ascii(char c) {
   return static_cast<unsigned char>(c) < 0x80;
 }
 
-/// Returns the first character of a UTF-8 text as "U+201C", or its first byte as "0x80" if it starts no
-/// character.
+/// Returns the code point of the first character of a UTF-8 text, such as "U+201C". If no character can start
+/// with the first byte, returns that byte, such as "0x80".
 std::string code_point(std::string_view text) {
   const auto first = static_cast<unsigned char>(text.front());
   const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
@@ -111,8 +111,8 @@ class DocumentReader {
     return token_.kind == TokenKind::close_object || token_.kind == TokenKind::close_array;
   }
 
-  /// The path of the value that is being read. It is built only for messages, because a key may be as long as
-  /// the file.
+  /// The path of the value that is being read. It is built only when a message needs it: keys may be very
+  /// long, so it would take too much time to build the path of every value.
   std::string path() const {
     std::string path;
     for (const Frame& frame : frames_) {
@@ -187,7 +187,8 @@ class DocumentReader {
 
   /// Parses a string or a word.
   Json parse_token() const {
-    // nlohmann/json would skip a byte order mark before a word.
+    // No JSON word starts with such a character. But nlohmann/json would accept a word after a byte order
+    // mark.
     if (token_.kind == TokenKind::word && !is_ascii(token_.text.front())) refuse();
     try {
       return Json::parse(token_.text);

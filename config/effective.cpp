@@ -10,14 +10,15 @@ namespace {
 
 constexpr std::size_t comment_column = 64;
 
-/// A supported key that applies to a run.
+/// A key that show_settings() prints or compare_settings() compares.
 struct EffectiveSetting {
   const KeyFact* fact = nullptr;
   std::string value;   // as JSON; "auto" in quotes if it has no value yet
   std::string origin;  // where the value comes from, such as "line 7" or "default"
 };
 
-/// Whether the file has the optional sections that contain `path`. Only optimizer and scheduler are optional.
+/// Whether the file has all optional sections that contain `path`. A section is optional if it may be null,
+/// like optimizer.
 bool has_sections(const Settings& settings, std::string_view path) {
   for (auto section = section_of(path); !section.empty(); section = section_of(section)) {
     const KeyFact* fact = find_key(section);
@@ -38,8 +39,8 @@ bool fits_stage(const Settings& settings, const KeyFact& fact) {
          settings.get<int64_t>("zero_optimization.stage").value_or(3) == 3;
 }
 
-/// Whether all sections that contain the key are switched on. A section's own switch always counts as
-/// fitting.
+/// Whether all sections that contain the key are switched on. If the key is the switch of a section, the
+/// state of that section does not matter.
 bool fits_switches(const Settings& settings, const KeyFact& fact) {
   for (auto section = section_of(fact.path); !section.empty(); section = section_of(section)) {
     const KeyFact* outer = find_key(section);

@@ -10,7 +10,7 @@
 //
 //   section("compile", "compilation of the training step").not_offered("nothing is compiled"),
 //   boolean(".debug_log", "false", "log what is compiled"),
-//   integer(".free_activation_threshold", "10485760", "bytes from which they are").least(0),
+//   integer(".free_activation_threshold", "10485760", "smallest activation to free, in bytes").least(0),
 //
 // A key in a section that has no effect or is not offered inherits the section's status and reason, unless
 // its own row sets them.
@@ -75,9 +75,9 @@ struct KeyFact {
   bool never_auto = false;                // exempts this key from the section's auto_inside
   std::string_view other_name = {};       // a second valid name in the same section
   std::string_view choices = {};          // space-separated
-  std::string_view any_case = {};         // those `choices` that are matched in any case
+  std::string_view any_case = {};         // those `choices` that are matched case-insensitively
   std::string_view choices_to_come = {};  // those `choices` that ZeroRun does not offer
-  std::string_view nearest_choices = {};  // replacements for choices_to_come, as THIS:THAT
+  std::string_view nearest_choices = {};  // CHOICE:REPLACEMENT for each of choices_to_come
   std::string_view types =
       {};  // optimizer or scheduler types that have this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
@@ -85,10 +85,10 @@ struct KeyFact {
   std::string_view target = {};  // old name: path of the present name
   bool changes_result = false;   // not offered, and training without it gives different results
   /// Section: the name of a key in it that switches the section. While the switch has its default (false or
-  /// "none"), the section has no effect. Object: the name of booleans at any depth; the object has no effect
-  /// unless one of them is true.
+  /// "none"), the section has no effect. Object: booleans of this name, at any depth in the object, switch
+  /// it. The object has no effect unless one of them is true.
   std::string_view switch_key = {};
-  std::string_view false_means = {};  // section: the object that `false` is read as, in JSON
+  std::string_view false_means = {};  // section: the JSON object that `false` stands for
   std::string_view advice = {};       // remedy for a wrong value or an unresolved "auto"
 
   constexpr bool is_integer() const { return type == KeyType::integer || type == KeyType::size; }

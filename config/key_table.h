@@ -30,9 +30,9 @@ std::vector<std::string_view> keys_of(std::string_view section);
 /// The paths of all keys named `name`, in any section.
 std::vector<std::string> paths_of(std::string_view name);
 
-/// Returns the names of the same key that take precedence over its name `name`, relative to the key's
-/// section. A file that has the key under one of them may not use `name` too. A returned name may lead into a
-/// subsection, if an old name moved there.
+/// A key may have several names. Returns those that take precedence over `name`, which is one of them. A file
+/// may not use `name` together with a returned name. Names are relative to the key's section. If an old
+/// name's key has moved to a subsection, its present name is a path: "offload_optimizer.pin_memory".
 std::vector<std::string> better_names(const KeyFact& fact, std::string_view name);
 
 /// Whether a key is a remark, which is skipped: "comment", "comments", "$schema", or a name that begins with

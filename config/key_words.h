@@ -41,7 +41,7 @@ std::string description_of(const KeyFact& fact, std::string_view quote);
 /// The choices that ZeroRun offers. For a key that is not offered at all, these are all of its choices.
 std::string offered_choices(const KeyFact& fact);
 
-/// Those choices among offered_choices() that are matched in any case.
+/// Those choices among offered_choices() that are matched case-insensitively.
 std::string offered_in_any_case(const KeyFact& fact);
 
 /// The offered choice that replaces `word`, a choice that is not offered; empty if the row has no

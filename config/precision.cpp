@@ -121,7 +121,7 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
   if (settings.undecided(scale_key)) return scale;
   if (const double fixed = settings.get<double>(scale_key).value_or(0); fixed > 0) {
     scale.fixed = fixed;
-    // With a smaller scale all fp16 gradients would underflow.
+    // With a scale below 1e-6 nearly all fp16 gradients would underflow.
     if (fixed < 1e-6) {
       resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(fixed),
                         "write a factor such as 128, or 0 for one that is found while training");

@@ -125,7 +125,8 @@ class Reader {
                         severity);
   }
 
-  /// Returns a name with precedence under which the file has the same key too; empty if there is none.
+  /// Returns another name under which the section has the same key too, if that name takes precedence; else
+  /// an empty text.
   static std::string other_name_in_use(const Section& section, const KeyFact& fact, const Member& member) {
     for (const std::string& name : better_names(fact, member.key)) {
       const std::string_view inner = section_of(name);
@@ -202,7 +203,8 @@ class Reader {
     return check.value == fallback_of(row) ? Switch::off : Switch::on;
   }
 
-  /// Reports once, for all of its keys, that a section is not supported, unless its switch reports it.
+  /// Reports that a section is not supported, once instead of for each of its keys. Does not report it if the
+  /// switch's own row makes the switch an error.
   void tell_of_section(const KeyFact& fact, Section& section) {
     if (fact.status == KeyStatus::supported || section.reported) return;
     section.reported = true;
@@ -223,7 +225,7 @@ class Reader {
       if (fact->type == KeyType::section) {
         return asks({member.value, "", std::string(fact->path), ""});
       }
-      if (fact->changes_result) return false;  // it is refused by itself
+      if (fact->changes_result) return false;  // read_value() refuses the key itself
       const ValueCheck check = check_value(*fact, member.value);
       return check.fit == Fit::value && !is_default(*fact, member.value, check.value);
     });

@@ -113,7 +113,7 @@ std::string type_in_words(const KeyFact& row) {
   return (row.length > 0 ? std::to_string(row.length) + " " : "") + std::string(words_of(row.type).name);
 }
 
-/// Lists the offered choices that are matched in any case.
+/// Says which of the offered choices are matched case-insensitively.
 std::string in_any_case(const KeyFact& row) {
   const std::string some = offered_in_any_case(row);
   if (some == offered_choices(row)) return ", in any case";

@@ -63,8 +63,8 @@ WarmupLr read_warmup_lr(const Resolution& resolution, const std::string& type) {
   WarmupLr schedule;
   schedule.warmup = read_warmup(resolution);
   read(resolution, "warmup_min_lr", schedule.min_lr);
-  // Read before derive(), which sets one value for display; parameter groups may have different learning
-  // rates.
+  // This comes before derive(), which sets a value for display only: without warmup_max_lr the schedule uses
+  // each parameter group's own learning rate.
   schedule.max_lr = per_group(settings, "warmup_max_lr");
   warn_of_ignored_lr(resolution, type, "warmup_max_lr");
   const auto lr = settings.get<double>("optimizer.params.lr");
@@ -92,7 +92,8 @@ WarmupCosineLr read_warmup_cosine(const Resolution& resolution, const std::strin
   return schedule;
 }
 
-/// DeepSpeed logs the same when training starts, and continues.
+/// Notes that cycle_momentum has no effect on an optimizer without betas. DeepSpeed logs this when training
+/// starts, and continues.
 void note_momentum(const Resolution& resolution) {
   const Settings& settings = resolution.settings;
   const auto optimizer = settings.get<std::string>("optimizer.type");

@@ -62,8 +62,8 @@ void add_name_rules(std::string_view section, std::vector<Json>& rules) {
   }
 }
 
-/// Adds rules that forbid parameters of one type beside another type. Without a type all parameters are
-/// allowed.
+/// Adds rules that forbid parameters that the file's type of optimizer or scheduler does not have. If the
+/// file has no type, all parameters are allowed.
 void add_type_rules(std::string_view section, std::vector<Json>& rules) {
   const std::string params = join_path(section, "params");
   std::vector<std::string_view> lists;  // lists of types, in table order
@@ -139,8 +139,8 @@ Json has_choice(std::string_view section, std::string_view path, std::string_vie
                  {{"type", "string"}, {"pattern", choice_pattern(row_of(join_path(section, path)), words)}});
 }
 
-/// Adds the rules of config/sections.h that a schema can express. It cannot compare min_loss_scale with 2 to
-/// the power of another key.
+/// Adds the rules of config/sections.h that a schema can express. A schema cannot express that min_loss_scale
+/// is at most 2 to the power of initial_scale_power.
 void add_combination_rules(std::string_view section, std::vector<Json>& rules) {
   const Json on = {{"enum", {true, "true"}}};
   const Json zero = {{"minimum", 0}, {"maximum", 0}};

@@ -49,8 +49,9 @@ class Settings {
   /// Sets a default that depends on other settings. Does nothing if the key has a value or is undecided.
   void derive(std::string_view path, SettingValue value);
 
-  /// The setting, if the file has the key and its value is not null, or if the setting was derived; else
-  /// null. The value is monostate for a section, an undecided key, and an "auto" whose key has no default.
+  /// Returns the setting if the file has the key with a value other than null, or if derive() has set it;
+  /// else nullptr. The value is monostate for a section, an undecided key, and an "auto" whose key has no
+  /// default.
   const Setting* find(std::string_view path) const;
   /// Whether the file sets the key, to a value or to an "auto" that the program or the model has resolved.
   bool given(std::string_view path) const;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t max_shown_places = 2;  // a name that is in more sections than this is not suggested
 constexpr std::size_t max_tried_members = 100;
-constexpr std::size_t min_shared_part = 6;  // letters that a partial name must have to be a hint
+constexpr std::size_t min_shared_part = 6;  // a shorter name is not searched for inside of longer names
 
 /// Names that other programs use for a key, or that users often write by mistake.
 struct Synonym {
@@ -63,12 +63,13 @@ int tolerance(std::size_t length) {
   return length <= 5 ? 1 : std::clamp(static_cast<int>(length) / 4, 2, 3);
 }
 
+/// Whether the key is neither an old name nor replaced.
 bool is_present(const KeyFact& fact) {
   return fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
 }
 
-/// Returns the shortest present key of the section that contains `part`; empty if `part` is too short to be a
-/// hint.
+/// Returns the shortest key of the section whose name contains `part` and for which is_present() holds.
+/// Returns an empty text if there is none or `part` is too short.
 std::string_view shortest_with(std::string_view section, std::string_view part) {
   std::string_view best;
   if (part.size() < min_shared_part) return best;
@@ -87,7 +88,7 @@ std::string place_of(std::string_view path) {
   return std::string(path) + (section_of(path).empty() ? " at the top level" : "");
 }
 
-/// Returns the places of all present keys with this name, except the path `section`.
+/// Returns the places of all keys with this name for which is_present() holds, except the path `section`.
 std::vector<std::string> places_of(std::string_view name, std::string_view section = {}) {
   std::vector<std::string> places;
   for (const std::string& path : paths_of(name)) {
@@ -157,7 +158,7 @@ std::size_t common_beginning(std::string_view a, std::string_view b) {
 int edit_distance(std::string_view a, std::string_view b) {
   const std::string from = in_lower_case(a);
   const std::string to = in_lower_case(b);
-  // Three rows of the usual table. The row before the last is needed for transpositions.
+  // Three rows of the dynamic programming table. Transpositions need the row before the last.
   std::vector<int> before(to.size() + 1), last(to.size() + 1), row(to.size() + 1);
   std::iota(last.begin(), last.end(), 0);
   for (std::size_t i = 1; i <= from.size(); ++i) {

@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* kValue = "value";
 
-// Returns the dtype of the module's parameters, which is the training precision if the checkpoint has no
-// ds_config.
+// Returns the dtype of the module's parameters. Without a ds_config in the checkpoint this is taken as the
+// precision of training.
 std::string precision_of_module(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -62,9 +62,10 @@ void add_frozen_fragments(DeepSpeedContents& contents, const PickledField& shape
   }
 }
 
-// Adds buffers and frozen parameters. `module` has the buffers. At stages 1 and 2 it also has all parameters;
-// frozen parameters are those that are neither trained nor aliases, since stage 1 has no frozen_param_shapes.
-// At stage 0 read_stage0() has already added all parameters. At stage 3 `module` has no parameters.
+// Adds buffers and frozen parameters. The model file's `module` has the buffers. At stages 1 and 2 it also
+// has all parameters. There, the parameters that are neither trained nor aliases are the frozen ones. (The
+// file's frozen_param_shapes would name them, but stage 1 does not write it.) At stage 0 read_stage0() has
+// already added all parameters. At stage 3 `module` has no parameters.
 void read_untrained(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const int stage = contents.result.stage;

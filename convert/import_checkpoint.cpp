@@ -70,7 +70,8 @@ class FileWriter {
   int64_t count() const { return count_; }
 
  private:
-  static constexpr int64_t kLeastNumel = 4096;  // elements; no state is split to use less room in a file
+  // Elements. A state is not split if fewer of its elements than this fit into the rest of a file.
+  static constexpr int64_t kLeastNumel = 4096;
 
   FileSystem& files_;
   const std::filesystem::path& folder_;

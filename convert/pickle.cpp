@@ -49,9 +49,9 @@ class PickleArena {
 
 namespace {
 
-// Python's pickle machine (a value stack, marks and a memo), except that it imports and calls nothing: an
-// opcode that would do so adds a node that describes it. Each opcode adds at most one node and copies no
-// value, so memory is proportional to the pickle's size.
+// Python's pickle machine (a value stack, marks and a memo), except that it imports and calls nothing. For an
+// opcode that imports or calls, it adds a node that describes the import or call. Each opcode adds at most
+// one node and copies no value, so memory is proportional to the pickle's size.
 class Machine {
  public:
   Machine(std::span<const std::byte> bytes, const std::string& place, PickleArena& arena)

@@ -30,7 +30,7 @@ enum class PickleKind {
   set,
   dict,        // or collections.OrderedDict
   global,      // text(): "module.name"
-  object,      // a call or construction, which is not executed: callee(), arguments(), items()
+  object,      // a call or construction, which is not executed: callee(), arguments(), state(), item()
   persistent,  // a persistent id, which torch.save writes for a storage: arguments()
 };
 

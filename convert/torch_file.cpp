@@ -36,7 +36,7 @@ std::vector<std::byte> read_entry(const ZipArchive& archive, const std::string& 
 
 void check_byte_order(const ZipArchive& archive, const std::string& prefix) {
   const std::string name =
-      prefix + "byteorder";  // absent before PyTorch 2.1, which always used the machine's byte order
+      prefix + "byteorder";  // PyTorch before 2.1 does not write it, and uses the machine's byte order
   if (!archive.entries().contains(name)) return;
   constexpr int64_t kLongest = 16;
   const bool is_short = archive.entries().at(name).bytes <= kLongest;

@@ -20,8 +20,8 @@
 namespace zerorun {
 namespace {
 
-// Blocks per multiprocessor, at most. With many small blocks some work is left to balance the multiprocessors
-// until the end of the kernel.
+// The maximum number of blocks per multiprocessor. With many small blocks all multiprocessors finish a kernel
+// at nearly the same time.
 constexpr int64_t kBlocksPerMultiprocessor = 32;
 
 // Makes GPU `index` the current GPU of the thread.

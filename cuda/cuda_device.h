@@ -1,7 +1,7 @@
 // One GPU: its memory, streams and kernels. Owned by the communicator. Usable by any thread whose current GPU
 // is this one; the constructor sets it for the calling thread, and LibTorch for its backward threads.
 //
-// allocate() uses cudaMalloc() and not LibTorch's caching allocator, because its memory lives as long as the
+// allocate() uses cudaMalloc() and not LibTorch's caching allocator, because this memory lives as long as the
 // engine and is used by any stream; events order the uses.
 #pragma once
 

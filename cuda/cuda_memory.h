@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-/// Fills `memory`, which is on the current GPU, with zeros. Every stream sees them when it returns. Does not
-/// wait for other streams.
+/// Fills `memory`, which is on the current GPU, with zeros. When it returns, every stream sees the zeros.
+/// Does not wait for other streams.
 void fill_with_zeros(void* memory, size_t bytes);
 
 /// Waits for all work on GPU `device`, since it may still use the memory, and then calls `free` with that GPU
@@ -25,8 +25,8 @@ void free_when_idle(c10::DeviceIndex device, const Free& free) {
   cudaGetLastError();
 }
 
-/// Throws Error for a failed allocation of `bytes` bytes on `whose` ("GPU 0"), with the GPU's free bytes and
-/// `reason`.
+/// Throws Error for a failed allocation of `bytes` bytes. The message names `whose` memory it is ("GPU 0"),
+/// the current GPU's free bytes and `reason`.
 [[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, const char* reason);
 
 }  // namespace zerorun

@@ -1,8 +1,9 @@
 // The streams of one GPU, shared with LibTorch's operators. Owned by a CudaDevice. Usable by any thread whose
 // current GPU is this one.
 //
-// A stream's id is LibTorch's (c10::StreamId), so the program's own streams have ids too. The lanes are
-// separate streams with the highest priority, because their work is short and compute waits for it.
+// A stream's id is LibTorch's (c10::StreamId), so the program's own streams have ids too. The lanes
+// (device/streams.h) are separate streams with the highest priority, because their work is short and the
+// compute stream waits for it.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -26,7 +26,7 @@ void IssueHistory::add(const CollectiveCall& call) {
   checkpoint.words = describe(call);
 }
 
-// Writes two lines for the last checkpoint of each kind.
+// Each checkpoint is two lines of the text.
 std::string IssueHistory::summary() const {
   std::ostringstream text;
   for (size_t which = 0; which < kinds_.size(); ++which) {

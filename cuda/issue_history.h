@@ -1,6 +1,7 @@
 // Hashes the collectives that a rank has started, to compare them with other ranks'. NCCL matches collectives
 // only by their order: if ranks gather buckets of equal size in different orders, they receive each other's
-// values and no timeout occurs. Owned by the watchdog and used under its lock.
+// values and no timeout occurs. After every 16 collectives of one kind the hash is kept as a checkpoint, and
+// ranks compare their checkpoints. Owned by the watchdog and used under its lock.
 #pragma once
 
 #include <array>
@@ -19,11 +20,11 @@ class IssueHistory {
 
   /// Adds a collective that this rank has started.
   void add(const CollectiveCall& call);
-  /// Returns this rank's latest checkpoints as text, for difference() on other ranks.
+  /// Returns this rank's last checkpoint of each kind as text, for difference() on other ranks.
   std::string summary() const;
   /// Returns the error message if this rank, `rank`, and rank `other` have started different collectives.
   /// `summary` is the other rank's summary(). Returns nothing if the collectives match, or if this rank has
-  /// no checkpoint to compare with: it is not that far yet, or has already overwritten it.
+  /// no checkpoint with the same count: it has started fewer collectives, or has overwritten the checkpoint.
   std::optional<std::string> difference(const std::string& summary, int rank, int other);
 
  private:

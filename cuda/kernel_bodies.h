@@ -4,7 +4,8 @@
 //
 // The arithmetic on each element is the CPU's, so results have the same bits except in two cases: the bit
 // pattern of a computed NaN, and the order in which add_squares adds float64 numbers. Each thread reports
-// only its own values that are not finite; the smallest number wins, so the final report is the CPU's.
+// only its own values that are not finite. A slot keeps the report with the smallest number ([Note: finite
+// checks] in device/step_facts.h), so the final report is the CPU's.
 #pragma once
 
 #include <cmath>
@@ -39,8 +40,8 @@ struct Array {
   int64_t element;
 };
 
-/// Finds groups of `width` elements that are aligned in all arrays; an array with null memory is not used.
-/// Returns no groups if no head aligns all arrays.
+/// Finds groups of `width` elements that are aligned in all arrays; an array with null memory is ignored.
+/// Returns no groups if no length of the head aligns the groups in all arrays.
 inline Division divide(int64_t numel, int width, std::initializer_list<Array> arrays) {
   auto aligned = [&](int64_t head) {
     for (const Array& array : arrays) {
@@ -311,9 +312,10 @@ struct FollowWritten {
 
 // [Note: sum of squares] The order of the additions depends only on the number of values, so the grid size
 // and the order in which blocks run do not change the bits. The values are split into runs of kRun elements.
-// Run r belongs to thread r % kThreads of part r / kThreads % kParts. Each thread adds its runs, and each
-// part adds its threads by halving. The threads of the last block to finish add the parts, and add their sums
-// by halving.
+// Run r belongs to thread r % kThreads of part r / kThreads % kParts. Each thread adds its runs. Each part
+// adds the sums of its threads by halving: in each step the first half of the threads adds the sums of the
+// second half. Then the threads of the last block to finish add the parts, and their sums are added by
+// halving too.
 
 inline constexpr int kThreads = 256;  // per block
 inline constexpr int kParts = 1024;
@@ -337,7 +339,7 @@ template <typename T>
 struct Squares {
   const T* values;
   int64_t numel;
-  int64_t number;  // finite-check number of the first value
+  int64_t number;  // number of the first value ([Note: finite checks]); each next value has the next number
   bool aligned;    // `values` is aligned to kAccess bytes
 
   /// Returns the sum of squares over the runs of `thread` in `part`. Reports values that are not finite in

@@ -32,9 +32,9 @@
 
 namespace zerorun {
 
-/// How long to wait for NCCL calls that may never return.
+/// The longest times to wait for NCCL calls that may never return.
 struct NcclPatience {
-  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // NCCL calls in progress before abort
+  std::chrono::milliseconds with_calls = std::chrono::seconds(5);  // before an abort: for a call in progress
   std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // for deregistering memory
   std::chrono::milliseconds with_close = std::chrono::seconds(10);
   std::chrono::milliseconds with_abort = std::chrono::seconds(10);

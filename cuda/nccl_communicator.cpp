@@ -16,8 +16,8 @@
 namespace zerorun {
 namespace {
 
-// GPU blocks per collective, at most, for ranks that share a GPU. With this limit two collectives of each of
-// two ranks fit on the GPU at once.
+// The maximum number of GPU blocks of a collective if ranks share a GPU. With this limit two ranks can run
+// two collectives each on the GPU at once.
 constexpr int kBlocksOnSharedGpu = 8;
 constexpr char kIdsKey[] = "ids";
 

@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-/// Bytes of the smallest allocation from NCCL. Smaller ones would waste memory, because NCCL allocates pages
-/// of 2 MiB.
+/// In bytes: smaller tensors do not use NCCL's allocator, which allocates pages of 2 MiB. They would waste
+/// more than half of a page.
 inline constexpr size_t kSmallestNcclMemory = size_t{1} << 20;
 
 /// Whether NCCL can allocate memory on the current GPU.

@@ -9,7 +9,7 @@
 namespace zerorun {
 namespace {
 
-// Returns the run time after which a collective is published to the other ranks. A rank whose timeout expires
+// A collective that runs longer than this is published to the other ranks. A rank whose timeout expires
 // compares its own collective with the published ones.
 std::chrono::milliseconds slow(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout / 4, std::chrono::seconds(1));
@@ -160,7 +160,7 @@ void NcclWatchdog::poll() {
     missed = look_at_all();
     if (std::exchange(pending_changed_, false)) to_tell = published();
   }
-  // Without the lock, because NCCL takes locks of its own.
+  // mutex_ is released here, because the probe calls NCCL, which takes locks of its own.
   if (to_tell && courier_) courier_->publish(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);

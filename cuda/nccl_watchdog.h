@@ -2,8 +2,8 @@
 // ranks' kernels and streams would otherwise wait for ever. Owned by the communicator. Polls in its own
 // thread; any thread may call it. Uses no CUDA: a CollectiveProbe reports the state of collectives.
 //
-// A collective's timeout starts when its stream reaches it. The communicator becomes broken for good after a
-// timeout, after an error from NCCL, or if ranks have started different collectives (cuda/issue_history.h).
+// A collective's timeout starts when its stream reaches it. The communicator becomes permanently broken after
+// a timeout, after an error from NCCL, or if ranks have started different collectives (cuda/issue_history.h).
 // The watchdog then finds the reason (comm/wait_board.h) if the ranks' store answers in time, aborts the
 // running collectives so that streams continue, and makes every later use of the communicator throw the
 // reason.
@@ -67,8 +67,8 @@ class NcclWatchdog {
 
   /// Starts the watchdog's thread, which sleeps while no collective runs.
   void start();
-  /// Ends the watchdog's thread before it returns, and also the courier's unless a call to the store blocks
-  /// that.
+  /// When it returns, the watchdog's thread has ended. The courier's thread has ended too, unless a call to
+  /// the store blocks it.
   void stop();
 
   // Each collective calls take(), begin() and enqueued() in this order. One thread at a time.
@@ -106,7 +106,7 @@ class NcclWatchdog {
     size_t more = 0;
     int64_t numel = 0;
     std::optional<Clock::time_point> started;
-    bool published = false;  // whether the other ranks can read it in the store
+    bool published = false;  // whether the other ranks can read this collective in the store
 
     PendingCollective pending() const;
   };

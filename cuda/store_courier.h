@@ -1,7 +1,7 @@
 // Calls the ranks' store for the watchdog, in a thread of its own. If rank 0, which hosts the store, hangs, a
-// call blocks until the store's own timeout, and the watchdog must keep checking collectives meanwhile. Owned
-// by the watchdog. Its functions pass messages to the thread and return the answers to earlier ones.
-// Functions with a `patience` block for at most that long; the others do not block.
+// call blocks until the store's own timeout, but the watchdog must continue to check collectives. Owned by
+// the watchdog. The functions of the courier pass messages to its thread, and return the answers to earlier
+// messages. Functions with a `patience` block for at most that time; the others do not block.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Measures with CUDA events how long lanes work and how long compute waits for them. Owned by CudaStreams.
-// Any thread.
+// Measures with CUDA events how long lanes (device/streams.h) work, and how long the compute stream waits for
+// them. Owned by CudaStreams. Any thread.
 //
 // Each measurement records one event before and one after the work on the work's stream, and reads the
 // difference when both have passed. The events are from a fixed pool, so measured steps allocate nothing.

@@ -22,9 +22,9 @@ namespace {
 // A second thread does not pay off below this many elements.
 constexpr int64_t kGrain = 32768;
 
-// Calls body(begin, length) for slices of `values` on LibTorch's intra-op threads. It goes through
-// TensorIterator because at::parallel_for() is a template: instantiated here, it would require this file to
-// be compiled for, and linked to, LibTorch's OpenMP runtime.
+// Divides `values` (float32) into parts and calls body(begin, length) for each part on LibTorch's intra-op
+// threads. It uses TensorIterator and not at::parallel_for(), which is a template: a file that instantiates
+// it must be compiled for, and linked to, LibTorch's OpenMP runtime.
 template <typename Body>
 void for_slices_in_parallel(const at::Tensor& values, const Body& body) {
   const char* start = static_cast<const char*>(values.const_data_ptr());

@@ -9,7 +9,8 @@ namespace zerorun {
 
 class CpuDevice : public Device {
  public:
-  /// `update_simd`: the instruction set of update(). All give the same bits; set it for measurements only.
+  /// `update_simd`: the instruction set of update(). All sets give the same bits; choose one for measurements
+  /// only.
   explicit CpuDevice(Simd update_simd = widest_simd()) : update_simd_(update_simd) {}
 
   c10::Device location() const override { return c10::kCPU; }

@@ -1,5 +1,5 @@
 // The interface of a rank's device: memory, streams and kernels. The CPU implementation is in this folder and
-// static, the CUDA implementation is in cuda/ and owned by its communicator. Any thread may call it.
+// static, the CUDA implementation is in cuda/ and owned by its communicator. Any thread may call a device.
 //
 // Kernels run on the calling thread's current stream (streams.h). Their tensors are 1-D, contiguous and on
 // this device; values are float32, bfloat16 or float16 unless stated otherwise. All devices give the same
@@ -20,7 +20,9 @@ namespace zerorun {
 /// Where a kernel reports the first value that is not finite ([Note: finite checks]).
 struct FiniteCheck {
   at::Tensor tally;  // a Tally
-  int64_t number;  // reported if infinite or NaN; number + 1: if finite, but overflows in the result's dtype
+  /// Reported for a value that is infinite or NaN. For a finite value that overflows in the result's dtype,
+  /// number + 1 is reported.
+  int64_t number;
 };
 
 using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdate, AmsgradUpdate,
@@ -73,14 +75,14 @@ class Device {
   /// Adds the sum of squares of `values` in float64 to `tally`; the same values give the same bits. Reports
   /// the first value that is not finite as `number` + its position.
   virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) = 0;
-  /// Writes `tally` to `exchange` ([Note: exchange]) and resets it to zeros.
+  /// Writes `tally` to `exchange` ([Note: exchange]) and resets `tally` to zeros.
   virtual void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) = 0;
-  /// Computes the StepFacts from the elements that ranks have exchanged, and stores them after these in
-  /// `exchange`.
+  /// Computes the StepFacts from the elements of `exchange` that ranks have all-reduced, and stores the facts
+  /// after these elements in `exchange`.
   virtual void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) = 0;
 
-  /// One step of `rule`, with gradients multiplied by StepFacts::factor, if StepFacts::apply is set. `facts`
-  /// has kFactsNumel elements.
+  /// If StepFacts::apply is set, does one step of `rule` with gradients multiplied by StepFacts::factor; else
+  /// nothing. `facts` has kFactsNumel elements.
   virtual void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) = 0;
   /// For each element whose master weight (float32) does not round to its value: master = value. So elements
   /// that the program has not overwritten keep their precision.

@@ -1,4 +1,4 @@
-// The norm of gradients that are sharded over ranks. Pure functions on memory, any thread.
+// This rank's part of the norm of gradients: a sum of squares. Pure functions on memory, any thread.
 #pragma once
 
 #include <cstdint>

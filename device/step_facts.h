@@ -2,9 +2,10 @@
 // so that the update does not wait for the host. Plain structs and pure functions for host and device, no
 // LibTorch.
 //
-// [Note: finite checks] Every value that may become infinite or NaN has a number of at least 1; earlier
-// values have smaller numbers. A slot keeps the smallest number reported to it, stored as its bitwise
-// complement. So 0 means that nothing was reported, and zero-filled memory is a valid initial slot.
+// [Note: finite checks] The caller of a kernel that checks values gives each gradient or element a number of
+// at least 1; earlier ones have smaller numbers. A slot keeps the smallest number that a kernel has reported,
+// stored as its bitwise complement: the smallest number has the largest complement. So a report is a maximum
+// of unsigned integers, and 0, as in zero-filled memory, means that nothing was reported.
 #pragma once
 
 #include <cmath>
@@ -21,8 +22,7 @@ struct Tally {
   uint64_t sum;       // slot: the first reduced gradient that is not finite
 };
 
-/// What a slot stores for `number`: its complement. The largest stored value wins, which is the smallest
-/// number.
+/// Returns the value that a slot stores for `number`: the bitwise complement.
 ZERORUN_HOST_DEVICE uint64_t slot_of(int64_t number) {
   return ~static_cast<uint64_t>(number);
 }

@@ -13,10 +13,10 @@ class StreamUsers {
  public:
   bool has(StreamId stream) const;
   void add(StreamId stream);
-  /// Removes all users, when no stream uses the memory any more. Keeps their events for reuse.
+  /// Call this when no stream uses the memory any more. Removes all users, but keeps their events for reuse.
   void clear() { count_ = 0; }
 
-  /// Makes later work on `stream` wait for all work that the other users have been given so far.
+  /// Makes later work on `stream` wait for all work that was given to the other users so far.
   void hand_over(Streams& streams, StreamId stream, Handover handover);
   /// The first half of hand_over(): records the end of all users' work so far.
   void record_ends(Streams& streams);

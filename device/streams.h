@@ -57,8 +57,8 @@ class Event {
 
 /// Times in milliseconds, measured by the device's clock.
 struct StreamTimes {
-  std::array<double, kHandovers> exposed{};  // by hand-over: time that the compute stream waited for it
-  std::array<double, kStreamLanes> busy{};   // by lane: time that it worked (its scopes minus their waits)
+  std::array<double, kHandovers> exposed{};  // by hand-over: how long the compute stream waited
+  std::array<double, kStreamLanes> busy{};   // by lane: how long its stream worked (StreamScopes minus waits)
   int64_t missed = 0;  // waits and scopes not measured, for example because too many overlapped
 };
 

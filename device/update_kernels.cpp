@@ -19,7 +19,8 @@ constexpr int64_t kChunk = 64;
 constexpr int64_t kAhead = 256;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
-// From this many elements on, too many for the caches, rounded values are written with non-temporal stores.
+// Spans of at least this many elements do not fit into the caches, so their rounded values are written with
+// non-temporal stores.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
 template <typename T>

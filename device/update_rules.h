@@ -163,8 +163,9 @@ struct LionUpdate {
   }
 };
 
-/// The direction of Lamb (You et al. 2020) from moments like Adam's, stored in the third moment. It leaves
-/// the value unchanged: the step size depends on the whole parameter (optim/lamb_optimizer.cpp).
+/// Computes Lamb's direction (You et al. 2020) from moments like Adam's, and stores the direction in the
+/// third moment. Does not change the value, because the step size depends on the whole parameter
+/// (optim/lamb_optimizer.cpp).
 struct LambDirection {
   static constexpr int kMoments = 3;
   float beta1;

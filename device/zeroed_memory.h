@@ -1,4 +1,4 @@
-// Zero-filled tensors that take no memory until they are written. Any thread.
+// Zero-filled CPU tensors. Large tensors take no memory until they are written. Any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// One line of `zerorun doctor`: what was found, whether it is good, and what to do if it is not. Plain
-// values; any thread.
+// One line that `zerorun doctor` prints: what was found, whether it is good, and what to do if it is not.
+// Plain values; any thread.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace {
 
-constexpr int kNeededCuda = 13000;  // of the wheel of LibTorch
+constexpr int kNeededCuda = 13000;  // LibTorch's wheel needs CUDA 13.0
 
 std::string content_of(const std::string& path) {
   std::ifstream file(path);
@@ -44,13 +44,13 @@ void read_proc(const std::string& folder, Gpus& gpus) {
     gpus.gpus.push_back({.name = model_in(content_of(entry + "/information"))});
 }
 
-// The parts of NVML's interface that are used, after nvml.h of NVIDIA; 0 means success.
+// The types of NVIDIA's nvml.h that are used here. NVML's functions return 0 on success.
 struct NvmlMemory {
   unsigned long long total, free, used;
 };
 using NvmlDevice = void*;
 
-// NVML loaded and started, for the time of its questions.
+// Loads and initialises NVML, and shuts it down when destroyed.
 class Nvml {
  public:
   Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
@@ -96,7 +96,7 @@ void ask_nvml(Gpus& gpus) {
   nvml.call<int(int*)>("nvmlSystemGetCudaDriverVersion_v2", &gpus.cuda_version);
   unsigned count = 0;
   nvml.call<int(unsigned*)>("nvmlDeviceGetCount_v2", &count);
-  if (count > 0) gpus.gpus.clear();  // a container may use fewer than /proc lists
+  if (count > 0) gpus.gpus.clear();  // a container may use fewer GPUs than /proc lists
   for (unsigned number = 0; number < count; ++number) {
     NvmlDevice device = nullptr;
     if (nvml.call<int(unsigned, NvmlDevice*)>("nvmlDeviceGetHandleByIndex_v2", number, &device) != 0)

@@ -49,7 +49,7 @@ std::string last_error() {
   return std::strerror(errno);
 }
 
-// What ranks do to share memory.
+// Makes and maps a memory file, as ranks do to share memory. Returns the error; empty if it works.
 std::string try_memory_file() {
   constexpr size_t kSize = 1 << 16;
   const UniqueFd file(::memfd_create("zerorun_doctor", MFD_CLOEXEC));
@@ -62,7 +62,7 @@ std::string try_memory_file() {
 }
 
 std::string try_io_uring() {
-  std::array<char, 256> parameters{};  // struct io_uring_params, all zeros: 120 bytes
+  std::array<char, 256> parameters{};  // room for a struct io_uring_params (120 bytes), all zeros
   const UniqueFd ring(static_cast<int>(::syscall(SYS_io_uring_setup, 2, parameters.data())));
   return ring.is_open() ? "" : last_error();
 }
@@ -86,7 +86,7 @@ std::vector<std::pair<std::string, int64_t>> free_space() {
   return folders;
 }
 
-// Without the job's secret.
+// The environment variables that jobs read, except ZERORUN_JOB: it is the job's secret.
 std::vector<std::pair<std::string, std::string>> settings_in_environment() {
   std::vector<std::pair<std::string, std::string>> settings;
   for (char** entry = environ; entry && *entry; ++entry) {

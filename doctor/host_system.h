@@ -1,4 +1,4 @@
-// Versions, clock, shared memory, disks and settings of this host. Judging is pure; any thread.
+// Versions, clock, shared memory, disks and settings of this host. judge_host_system() is pure. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ struct HostSystem {
   std::string nodes;      // the list of NUMA nodes that are online, "0-1"
   std::string time;       // UTC, "2025-01-31 12:00:00"
   bool clock_synchronized = true;
-  std::string memfd_error;           // why memory files cannot be shared; empty: they can
-  std::string io_uring_error;        // likewise io_uring
+  std::string memfd_error;           // why memory files (memfd) do not work; empty if they do
+  std::string io_uring_error;        // why io_uring does not work; empty if it does
   std::optional<int64_t> shm_bytes;  // size of /dev/shm
   std::vector<std::pair<std::string, int64_t>>
-      free_bytes;  // by folder: this one, and that of temporary files
-  std::vector<std::pair<std::string, std::string>> settings;  // environment variables that jobs heed
+      free_bytes;  // by folder: the current folder, and the folder of temporary files
+  std::vector<std::pair<std::string, std::string>> settings;  // environment variables that jobs read
 };
 
-/// `root` replaces "/" for what is read from files (for tests).
+/// `root` replaces "/" in the paths of files (for tests).
 HostSystem read_host_system(const std::string& root = "");
 
-/// `gpus`: how many this host has.
+/// `gpus`: the number of GPUs of this host.
 Findings judge_host_system(const HostSystem& system, int gpus);
 
 /// The versions of ZeroRun and of what it was built with.

@@ -107,8 +107,9 @@ Finding judge_clocks(const JobReport& report) {
 }  // namespace
 
 std::vector<std::vector<std::pair<int, int>>> rounds_of_pairs(int members) {
-  // A round-robin tournament: one member stays, the others move one place on each round. A member without
-  // partner is paired with a number that nobody has.
+  // A round-robin tournament: member 0 keeps its place, the other members move by one place each round. If
+  // the number of members is odd, one place has no member, and the member opposite to it pauses for the
+  // round.
   const int places = members + members % 2;
   std::vector<std::vector<std::pair<int, int>>> rounds;
   for (int round = 0; round < places - 1; ++round) {

@@ -1,5 +1,5 @@
-// What the ranks of zerorun_probe measured of each other, how it travels to `zerorun doctor` as JSON, and
-// what is said about it. Pure; plain values.
+// The links and collectives that the ranks of zerorun_probe have measured: as plain values, as the JSON in
+// which `zerorun doctor` receives them, and as findings. All functions are pure.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,20 +11,21 @@
 
 namespace zerorun {
 
-/// What zerorun_probe writes in front of its line of JSON.
+/// zerorun_probe prints this in front of its line of JSON.
 inline constexpr char kProbeMark[] = "zerorun_probe: ";
 
-/// A rank whose links to the others were measured: one on each host, or all if there is one host.
+/// A rank whose links to the other members were measured. One rank of each host is a member, or every rank if
+/// there is only one host.
 struct Member {
   int rank = 0;
   std::string host;
-  double clock = 0;  // its host's time of day, in seconds, when all members were asked at once
+  double clock = 0;  // its host's time of day in seconds; all members read theirs at almost the same moment
   Findings report;   // about its host; empty if another member reports about it
 };
 
 struct Link {
-  int first = 0, second = 0;  // numbers of members
-  double latency_us = 0;      // one way, of 4 bytes
+  int first = 0, second = 0;  // indices into JobReport::members
+  double latency_us = 0;      // of a message of 4 bytes, one way
   double bandwidth = 0;       // bytes per second, of the slower direction
   std::string error = {};     // why it could not be measured; empty if it was
 };
@@ -32,15 +33,16 @@ struct Link {
 struct JobReport {
   int world_size = 1;
   std::string transport;     // "shared memory", "Gloo", "NCCL 2.28.3"
-  std::string failure = {};  // of the collectives: no answer, or a wrong sum; empty if they work
+  std::string failure = {};  // why collectives failed (no answer, a wrong sum); empty if none failed
   double all_reduce_us = 0;  // of 4 bytes; 0: collectives were not tried, since a link is broken
-  // Of a reduce-scatter and an all-gather, as ZeRO uses them: bytes that each rank sends, per second.
+  // Bytes per second that each rank sends in a reduce-scatter and an all-gather, the collectives that ZeRO
+  // uses.
   double bus_bandwidth = 0;
   std::vector<Member> members;
   std::vector<Link> links;
 };
 
-/// All pairs of `members` members, in rounds in which nobody has two partners.
+/// All pairs of `members` members, divided into rounds. No member is in two pairs of one round.
 std::vector<std::vector<std::pair<int, int>>> rounds_of_pairs(int members);
 
 nlohmann::ordered_json to_json(const JobReport& report);
@@ -50,7 +52,7 @@ JobReport job_report_from_json(const nlohmann::ordered_json& json);
 nlohmann::ordered_json to_json(const Link& link);
 Link link_from_json(const nlohmann::ordered_json& json);
 
-/// About the job as a whole; names the slowest link.
+/// Findings about collectives, links and clocks. One of them names the slowest link.
 Findings judge_job(const JobReport& report);
 
 }  // namespace zerorun

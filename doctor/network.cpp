@@ -18,7 +18,7 @@
 namespace zerorun {
 namespace {
 
-constexpr int kGigabit = 1000;  // megabits
+constexpr int kGigabit = 1000;  // megabits per second
 
 std::optional<int> number_in_file(const std::string& path) {
   int number = 0;

@@ -1,5 +1,4 @@
-// Network interfaces, ports and network cards that read memory themselves. Reading and judging are apart:
-// judging is pure. Any thread.
+// Network interfaces, ports and RDMA network cards of this host. judge_network() is pure. Any thread.
 #pragma once
 
 #include <optional>
@@ -12,9 +11,9 @@ namespace zerorun {
 
 struct NetworkInterface {
   std::string name;
-  std::vector<std::string> addresses;  // numeric, without link-local ones of IPv6
+  std::vector<std::string> addresses;  // numeric, without IPv6's link-local addresses
   int mtu = 0;                         // bytes
-  std::optional<int> megabits;         // speed per second; virtual interfaces do not tell
+  std::optional<int> megabits;         // per second; virtual interfaces do not report it
   bool loopback = false;
 };
 
@@ -22,14 +21,14 @@ struct Network {
   std::vector<NetworkInterface> interfaces;     // those that are up
   std::vector<std::string> rdma_cards;          // InfiniBand and RoCE
   bool meeting_port_free = true;                // kMeetingPort
-  int first_free_port = 0, last_free_port = 0;  // from which the system takes ports; 0: not told
+  int first_free_port = 0, last_free_port = 0;  // the range of ports that the system gives out; 0: not known
   bool free_port_found = true;
 };
 
-/// Where ranks of several hosts meet unless --master_port says otherwise.
+/// The port at which ranks on several hosts meet, unless --master_port names another one.
 inline constexpr int kMeetingPort = 29500;
 
-/// `root` replaces "/" for what is read from files (for tests).
+/// `root` replaces "/" in the paths of files (for tests).
 Network read_network(const std::string& root = "");
 
 Findings judge_network(const Network& network, bool several_hosts);

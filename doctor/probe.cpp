@@ -1,5 +1,6 @@
-// zerorun_probe: what `zerorun doctor` starts as the ranks of a job. They connect as every program does, try
-// the collectives, measure the links between hosts in pairs, and rank 0 prints a line of JSON.
+// zerorun_probe: the program that `zerorun doctor` starts as the ranks of a job. The ranks connect like those
+// of every program, and measure the links between hosts, pair by pair. If all links work, they try the
+// collectives. Rank 0 prints the results as one line of JSON.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -8,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// dlopen() with RTLD_NOLOAD: the NCCL that is in use
+// dlopen() with RTLD_NOLOAD finds the NCCL that is in use
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -59,7 +60,7 @@ double time_of_day() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// All ranks' texts, by rank. Returns when all have given theirs.
+// Returns every rank's `mine`, by rank. Waits until all ranks have called it.
 std::vector<ordered_json> exchange(const StorePointer& store, const Environment& environment,
                                    const std::string& name, const ordered_json& mine,
                                    const Deadline& deadline) {
@@ -131,13 +132,13 @@ void measure_links(const Environment& environment, const StorePointer& store, Jo
       if (known == report.links.end()) {
         report.links.push_back(told);
       } else if (!told.error.empty()) {
-        *known = told;  // both partners tell of a link; an error counts
+        *known = told;  // one partner has measured the link, the other one reports an error
       }
     }
   }
 }
 
-// After a link that does not work, collectives would only wait for their deadline.
+// Does nothing if a link is broken: collectives would only wait for their deadline.
 void try_collectives(const Environment& environment, zerorun::Communicator& communicator,
                      const StorePointer& store, JobReport& report) {
   const auto is_broken = [](const Link& link) { return !link.error.empty(); };
@@ -147,7 +148,7 @@ void try_collectives(const Environment& environment, zerorun::Communicator& comm
   } catch (const std::exception& error) {
     report.failure = zerorun::first_line(error.what());
   }
-  // Ranks notice a failure one deadline apart at most.
+  // Twice the deadline: one rank may notice a failure up to one deadline later than another.
   for (const ordered_json& failure :
        exchange(store, environment, "collectives", report.failure, Deadline(2 * environment.timeout))) {
     if (report.failure.empty()) report.failure = failure;

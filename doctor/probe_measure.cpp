@@ -1,6 +1,6 @@
 #include "doctor/probe_measure.h"
 
-// at::full(), item(): tensors with known values
+// at::full(), at::zeros(), item()
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ double seconds_of(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The shortest time of some batches: what others on the machine do makes times longer, never shorter.
+// The shortest time of several batches: other programs on the machine can make a batch slower, never faster.
 double best_seconds_per_call(const auto& call) {
   double best = 1e9;
   for (int batch = 0; batch < kBatches; ++batch) {
@@ -40,7 +40,7 @@ bool all_are(const at::Tensor& values, float expected) {
   return values.min().item<float>() == expected && values.max().item<float>() == expected;
 }
 
-// One way in each direction in turn; `root` is the first to send.
+// Rank 0 sends `tensor` to rank 1, then rank 1 sends it back.
 void ping_pong(Communicator& communicator, const at::Tensor& tensor, const std::string& label) {
   for (const int root : {0, 1}) communicator.broadcast(tensor, root, label)->wait();
 }
@@ -104,7 +104,8 @@ void measure_link(Communicator& communicator, Link& link) {
   link.latency_us =
       1e6 / 2 * best_seconds_per_call([&] { ping_pong(communicator, one, "a message of 4 bytes"); });
 
-  // What takes long enough to be timed and not too long; both ranks use what rank 0 finds.
+  // Choose a size whose transfer takes about kSecondsPerTransfer. Both ranks use the size that rank 0
+  // computes.
   const double first = transfer(communicator, at::empty(kMebibyte / 4), 0);
   const at::Tensor mebibytes = at::full(1, std::clamp(kSecondsPerTransfer / first, 1.0, 64.0), at::kDouble);
   communicator.broadcast(mebibytes, 0, "the size of transfers")->wait();

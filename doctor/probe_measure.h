@@ -1,4 +1,4 @@
-// Times collectives of a communicator and checks what they give. All ranks of the communicator call the same
+// Times collectives of a communicator and checks their results. All ranks of the communicator call the same
 // functions in the same order.
 #pragma once
 

@@ -64,12 +64,13 @@ std::string count_text(std::optional<int64_t> count) {
   return count ? std::to_string(*count) : "unlimited";
 }
 
-// A rank has a thread for each of its cores, for each of its files' rings, and some for communication.
+// A generous estimate: 2 threads per processor for computation, and 32 per rank for communication and files.
 int64_t threads_of_ranks(const ResourceLimits& limits, const Demand& demand) {
   return int64_t{demand.local_ranks} * 32 + 2 * limits.processors;
 }
 
-// Connections to all other ranks, three pipes each at the launcher, and the process's own.
+// An estimate that fits a rank (one connection to each other rank) and the launcher (three pipes for each
+// rank).
 int64_t files_of_rank(const Demand& demand) {
   return 128 + 4 * int64_t{demand.world_size};
 }

@@ -1,5 +1,5 @@
-// The limits that the system sets to this process and those it starts, and whether they suffice for a job's
-// ranks. Reading and judging are apart: judging is pure. Any thread.
+// The limits that the system sets for this process and the processes that it starts, and whether they suffice
+// for a job's ranks. judge_limits() is pure. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 namespace zerorun {
 
 struct ResourceLimits {
-  // Soft and hard limits; absent: unlimited, or not told.
+  // most_open_files is a hard limit, the others are soft limits. Absent: unlimited, or not known.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files, most_open_files;
   std::optional<int64_t> processes;
   bool may_lock_more = false;   // CAP_IPC_LOCK: no limit of locked memory
-  bool may_start_more = false;  // root: no limit of processes
-  // Of the cgroup and those around it; absent: unlimited.
-  std::optional<int64_t> cgroup_processes;  // that may still be started
+  bool may_start_more = false;  // CAP_SYS_RESOURCE or CAP_SYS_ADMIN: no limit of processes
+  // Limits of the cgroup and its ancestors; absent: unlimited.
+  std::optional<int64_t> cgroup_processes;  // threads and processes that may still be started
   std::optional<double> cpu_quota;          // cores
-  std::optional<int64_t> memory_bytes;      // the least of the machine's memory and the cgroups' limits
-  std::string memory_limit;                 // what sets it: a file, or "the machine's memory"
-  int processors = 1;                       // of the affinity mask
+  std::optional<int64_t> memory_bytes;      // the smallest of the machine's memory and the cgroups' limits
+  std::string memory_limit;                 // the source of memory_bytes: a file, or "the machine's memory"
+  int processors = 1;                       // processors in the affinity mask
 };
 
 /// What a job needs of one host.

@@ -18,7 +18,8 @@ using torch::autograd::Node;
 struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   explicit Pass(BackwardPasses* owner) : owner(owner) {}
 
-  /// Makes the current graph task end the pass or, if the task is nested, make its outer task end the pass.
+  /// Adds a callback to the current graph task: it ends the pass or, if the task is nested, adds such a
+  /// callback to the outer task.
   void join_task();
   void join_task_around(const Node& node);
   void end();
@@ -30,7 +31,8 @@ struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   std::atomic<bool> ended = false;
 };
 
-// Owned by a graph task's callback: if destroyed before the callback has run, the pass has failed.
+// Owned by a graph task's callback. If this object is destroyed before the callback has run, the pass has
+// failed.
 struct BackwardPasses::TaskEnd {
   explicit TaskEnd(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
   ~TaskEnd() {
@@ -52,7 +54,8 @@ struct BackwardPasses::TaskEnd {
   bool completed = false;
 };
 
-// Owned by pre-hooks on nodes of an outer task: if destroyed before any of them has run, the pass has failed.
+// Owned by pre-hooks on nodes of an outer task. If this object is destroyed before any of the hooks has run,
+// the pass has failed.
 struct BackwardPasses::OuterTask {
   explicit OuterTask(std::shared_ptr<Pass> pass) : pass(std::move(pass)) {}
   ~OuterTask() {

@@ -5,9 +5,10 @@
 // [Note: plain backward] LibTorch does not announce a backward, so the first gradient of a parameter begins a
 // pass, and a callback of that gradient's graph task ends the pass. Where a layer is recomputed in backward,
 // the graph task may be nested in an outer task. The nested task's callback runs inside a node of the outer
-// task, so it puts pre-hooks on the nodes that the outer task runs next; the first pre-hook to run adds a
-// callback to the outer task. The pass has failed if a task ends with an exception, which destroys its
-// callbacks without calling them, or if the graph is destroyed, and its pre-hooks with it.
+// task, where it cannot add a callback to the outer task. So it puts pre-hooks on the nodes that the outer
+// task runs next, and the first pre-hook to run adds the callback to the outer task. The pass has failed if a
+// task ends with an exception, which destroys the task's callbacks without calling them, or if the graph is
+// destroyed together with its pre-hooks.
 #pragma once
 
 #include <functional>
@@ -33,7 +34,7 @@ class BackwardPasses {
 
   /// Whether the last pass threw. The gradients of such a pass are incomplete.
   bool failed() const;
-  /// To be called once the gradients of a failed pass have been discarded.
+  /// To be called after the gradients of a failed pass have been discarded.
   void forget() { pass_.reset(); }
 
  private:

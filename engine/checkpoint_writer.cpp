@@ -19,7 +19,7 @@
 namespace zerorun {
 namespace {
 
-constexpr char kPart = 'p';  // the first character of a part; failures start with another
+constexpr char kPart = 'p';  // the first character of a part's text; texts of failures start with another
 
 // Adds the rank to a failure if there are several ranks.
 std::string with_rank(std::string failure, int rank, int world_size) {
@@ -123,7 +123,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
   const int rank = communicator_->rank();
   const int world_size = communicator_->world_size();
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
-  std::optional<Publication> publication;  // on rank 0
+  std::optional<Publication> publication;  // on rank 0 only
   std::string failure;
   const std::string own = failure_of([&] {
     if (rank == 0) {

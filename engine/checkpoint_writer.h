@@ -1,10 +1,10 @@
 // Writes checkpoints in a separate thread while training goes on: each rank writes its own files, and rank 0
 // also the manifest. The ranks agree on the outcome by notices (comm/notices.h), apart from training's
-// collectives. Owned by the engine. [Note: the state at the call]
+// collectives. Owned by the engine.
 //
-// A checkpoint has the state at the call of save_checkpoint(). Slices in host memory are read in place, so
-// code that is about to change a slice calls keep(bucket) first, which copies what has not been written yet.
-// State that can change without such a call is copied in save_checkpoint().
+// [Note: the state at the call] A checkpoint has the state at the call of save_checkpoint(). Slices in host
+// memory are read in place, so code that is about to change a slice calls keep(bucket) first, which copies
+// what has not been written yet. State that can change without such a call is copied in save_checkpoint().
 #pragma once
 
 #include <atomic>
@@ -34,11 +34,11 @@ class SaveAgreement;
 struct CheckpointPart {
   std::filesystem::path directory;
   bool save_latest = true;
-  int64_t keep_last = 0;  // 0: keep all
+  int64_t keep_last = 0;  // number of checkpoints to keep; 0: all
   std::vector<FileToWrite> files;
-  Manifest manifest;                                               // no files yet; `numbers`: this rank's
+  Manifest manifest;  // without files; `numbers` of this rank only
   std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned;  // by bucket
-  std::string failure = {};  // why this rank has no part: a text of failure_of()
+  std::string failure = {};  // why this part could not be made, as failure_of() returns it; else empty
 };
 
 class CheckpointWriter {
@@ -76,7 +76,8 @@ class CheckpointWriter {
   /// This rank's files of the last save: bytes written so far, and bytes in total.
   int64_t written_bytes() const { return written_; }
   int64_t bytes() const { return bytes_; }
-  /// Of the last save: bytes that keep() has copied, and how long its callers waited.
+  /// Of the last save: bytes that keep() and keep_all() copied, and the time in ms that their callers spent
+  /// on this.
   int64_t kept_bytes() const { return kept_; }
   double keeping_ms() const { return static_cast<double>(keeping_ns_) * 1e-6; }
 

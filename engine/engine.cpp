@@ -85,7 +85,7 @@ Engine initialize(Model model, const Config& config, InitializeOptions options) 
   auto state = kept_by_forks(std::make_shared<EngineState>(std::move(model), config, std::move(communicator),
                                                            std::move(parameters), options));
   log_offload(config, state->store, *state->communicator);
-  return_freed_memory();  // the memory of the parameters before they moved into buckets
+  return_freed_memory();  // memory that parameters had before they moved into buckets
   return Engine(std::move(state));
 }
 

@@ -38,7 +38,7 @@ struct BytesByCategory {
   int64_t buffers = 0;   // the module's own buffers and frozen parameters
   int64_t gathered = 0;  // memory of partitioned parameters while they are in use
   int64_t on_host = 0;   // host memory of a rank that computes on a GPU; not the GPU's memory
-  int64_t in_files = 0;  // in files with two generations of offloaded state; not memory
+  int64_t in_files = 0;  // size of the files of offloaded state, which hold two generations; not memory
 
   int64_t model_states() const { return parameters + gradients + master + moments; }
 };
@@ -46,8 +46,8 @@ struct BytesByCategory {
 /// The progress of writing this rank's files of the last checkpoint.
 struct CheckpointProgress {
   bool is_writing = false;
-  int64_t written = 0;  // bytes
-  int64_t bytes = 0;
+  int64_t written = 0;  // bytes so far
+  int64_t bytes = 0;    // bytes in total
 };
 
 struct EngineState;
@@ -74,9 +74,9 @@ class Engine {
   /// Drops the gradients of all micro-steps since the last optimizer step. model.zero_grad() cannot do this,
   /// because parameters' grad() is always empty. A collective only if a backward threw.
   void zero_grad();
-  /// From now on `is_boundary`, not gradient_accumulation_steps, says whether the next backward is the last
-  /// one before an optimizer step and whether step() updates. As in DeepSpeed. Throws UserError if the config
-  /// has "managed_gradient_accumulation": false, because then every step() updates.
+  /// From now on `is_boundary` instead of gradient_accumulation_steps decides whether the next backward is
+  /// the last one before an optimizer step and whether step() updates, as in DeepSpeed. Throws UserError if
+  /// the config has "managed_gradient_accumulation": false, because then every step() updates.
   void set_gradient_accumulation_boundary(bool is_boundary);
 
   /// Counts a micro-step. At the accumulation boundary clips gradients, updates and gathers parameters, and
@@ -86,10 +86,11 @@ class Engine {
   /// the loss scale cannot be lowered any further.
   void step();
 
-  /// A scope in which no backward() counts as the last one before an optimizer step: at stages 0 and 1 it
-  /// sends no gradients (step() does if no other backward follows); at stages 2 and 3 it adds gradients to
-  /// this rank's slice as usual. step() throws UserError. If the last backward is in such a scope on only
-  /// some ranks, no rank may start collectives of its own between backward() and step().
+  /// A scope in which no backward() counts as the last one before an optimizer step. At stages 0 and 1 a
+  /// backward() in the scope sends no gradients; if no other backward() follows the scope, step() sends them.
+  /// At stages 2 and 3 a backward() in the scope adds gradients to this rank's slice as usual. Within the
+  /// scope step() throws UserError. If the last backward is in such a scope on only some ranks, no rank may
+  /// start collectives of its own between backward() and step().
   class NoSync {
    public:
     explicit NoSync(std::shared_ptr<EngineState> state);
@@ -171,8 +172,8 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   // On a GPU step() may return before the GPU has computed the step's outcome, unless the loss scale, the
-  // optimizer or an update on the host needs the outcome. The next step() and the five functions below wait
-  // for the outcome.
+  // optimizer or an update on the host needs the outcome. The next step() and the functions below, up to
+  // skipped_steps(), wait for the outcome.
 
   /// Learning rate of each parameter group in the next optimizer step.
   std::vector<double> get_lr() const;
@@ -209,8 +210,8 @@ class Engine {
 
 /// Wraps a model: broadcasts its parameters and buffers from rank 0 to the devices of all ranks and moves the
 /// parameters into buckets; their tensors stay the same objects. A model built under a DeferredInit
-/// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError
-/// if the config, the options or the model cannot be used.
+/// (zero/deferred_init.h) gets its values here, bucket by bucket. Throws UserError if the config, the options
+/// or the model cannot be used.
 Engine initialize(Model model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`; `options` and the model supply values for "auto" settings.
 Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options = {});

@@ -62,7 +62,8 @@ struct EngineState {
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
   void check_before_step() const;
-  /// Concludes the last step. Throws UserError unless the program may set values of this parameter group.
+  /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
+  /// parameter group.
   void check_sets_group(int group, const std::string& call);
   /// Throws UserError for a parameter that has left its bucket.
   void check_in_place() const;
@@ -77,7 +78,7 @@ struct EngineState {
   /// Acts on the last step's outcome, which must be known: updates the loss scale, logs, and marks new values
   /// of the schedule as due. Throws TrainingError.
   void apply_outcome();
-  /// If the last step is still open, waits for its outcome and concludes it.
+  /// If the last step is still open, waits for its outcome and calls apply_outcome().
   void finish_open_step();
   double loss_scale() const { return scaler ? scaler->scale() : 1; }
   /// Gives the optimizer the schedule's new values, if they are due.
@@ -104,7 +105,7 @@ struct EngineState {
   std::shared_ptr<Communicator> communicator;
   StagePolicy policy;
   Averaging averaging;
-  std::string optimizer_name;  // "AdamW"; of the config, or the program's own
+  std::string optimizer_name;  // "AdamW": of the config's optimizer or of the program's own
   SliceStore store;
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // null if buckets are not marked
@@ -112,7 +113,7 @@ struct EngineState {
   std::unique_ptr<HostUpdate> host_update;  // null unless the host updates for a GPU
   StatesOnHost states_on_host;
   ShardStates shard_states;
-  std::vector<int> shard_bucket;      // by shard of the optimizer
+  std::vector<int> shard_bucket;      // by shard of the optimizer: its bucket
   std::vector<int> shards_of_bucket;  // by bucket: how many shards it has
   std::vector<int> shards_to_update;  // by bucket: shards that the current update has not updated yet
   std::unique_ptr<ShardOptimizer> optimizer;
@@ -121,11 +122,11 @@ struct EngineState {
   std::vector<NamedTensor> unbucketed;  // buffers, and frozen parameters outside of buckets
   StepTimer timer;
   StepOutcome outcome;
-  bool open_step = false;  // the last step is not concluded yet
+  bool open_step = false;  // apply_outcome() has not been called for the last step yet
 
   StepCounts counts;
   bool should_stop = false;      // a rank has received SIGTERM, as of the last optimizer step
-  int64_t backwards = 0;         // since the last step()
+  int64_t backwards = 0;         // number of backwards since the last step()
   bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
   bool dropped_failed =
       false;  // the gradients of a backward that threw have been dropped since the last step()
@@ -136,7 +137,7 @@ struct EngineState {
   int open_scopes = 0;       // scopes of GatheredParameters
   int open_no_syncs = 0;
 
-  CheckpointWriter checkpoints;  // last: destroyed, and its thread ended, before what it reads
+  CheckpointWriter checkpoints;  // last member: its thread must end before the state that it reads is gone
 };
 
 }  // namespace zerorun

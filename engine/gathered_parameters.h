@@ -16,15 +16,15 @@
 
 namespace zerorun {
 
-/// What GatheredParameters does, for callers whose scopes are not those of C++.
+/// Does what GatheredParameters does, for callers that cannot use a C++ scope, such as a Python `with` block.
 class GatherScope {
  public:
-  /// Opens the scope; the rest is as with GatheredParameters.
+  /// Opens the scope. Arguments and errors are those of GatheredParameters.
   GatherScope(Engine& engine, const std::vector<at::Tensor>& parameters, std::optional<int> modifier_rank);
   GatherScope(const GatherScope&) = delete;
   GatherScope& operator=(const GatherScope&) = delete;
 
-  /// Closes the scope; to be called once. `unwinding`: an exception ended the scope. Then this throws
+  /// Closes the scope; to be called once. `unwinding`: an exception ended the scope. Then close() throws
   /// nothing, and the modifier rank's writes are not broadcast.
   void close(bool unwinding);
 

@@ -10,10 +10,11 @@
 namespace zerorun {
 
 /// The size that occurs most often among the parameters' dimensions: a block of a GPT-2 has its width h in
-/// eleven places, 4h in three, 3h in two. Of sizes that occur equally often the smaller one is taken: it is
-/// a layer's width rather than the width that it projects to, and fewer parameters stay gathered with it.
-/// Dimensions of size 1 do not count, a parameter registered twice counts once, and only a parameter's first
-/// two dimensions count, because the others are the kernel of a convolution. Empty if no size is left.
+/// eleven places, 4h in three, 3h in two. If several sizes occur equally often, returns the smallest: it is
+/// more likely the width of the model than a width inside a layer, and with a smaller size fewer parameters
+/// stay gathered. Dimensions of size 1 do not count, a parameter registered twice counts once, and only a
+/// parameter's first two dimensions count, because the others are the kernel of a convolution. Empty if no
+/// size is left.
 std::optional<int64_t> hidden_size_of(const Model& model);
 
 }  // namespace zerorun

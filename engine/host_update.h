@@ -3,8 +3,9 @@
 // values to the GPU, where gathers wait for them. Owned by the engine, used by its thread.
 //
 // [Note: one wait] The copy stream copies a step's facts (StepFacts) to the host after the step's gradients,
-// and after it has sent the previous step's values to the GPU. So once the facts are on the host, so are
-// the gradients, and the host may overwrite those values: an update waits for the facts only.
+// and after it has sent the previous step's values to the GPU. So once the facts are on the host, the
+// gradients are on the host too, and the host may overwrite the previous step's values. An update therefore
+// waits for the facts only.
 //
 // [Note: on CPU ranks] Ranks on CPUs compute in the host's memory anyway: they have no HostUpdate, and
 // nothing is copied.
@@ -22,7 +23,7 @@ namespace zerorun {
 /// Whether the host updates for `device`: a GPU, at stages 1 to 3, with offload_optimizer, and without Muon.
 bool updates_on_host(const Config& config, Device& device);
 
-/// Whether slices of parameters are also kept on the host or in files (offload_param).
+/// Whether slices of parameters too are on the host or in files, and not in GPU memory (offload_param).
 bool shards_off_gpu(const Config& config, Device& device);
 
 class HostUpdate {
@@ -31,8 +32,8 @@ class HostUpdate {
   HostUpdate(const SliceStore& store, const Buckets& buckets, const GradientReducer& reducer,
              Communicator& communicator);
 
-  /// The bucket's slice of new values, in host memory and in the dtype of training. send_to_gpu() sends them;
-  /// under offload_param they stay here, and gathers copy them to the GPU.
+  /// The bucket's slice of new values, in host memory and in the dtype of training. send_to_gpu() sends them
+  /// to the GPU; under offload_param they stay in host memory, and gathers copy them to the GPU.
   const at::Tensor& values(int bucket) const { return values_[bucket]; }
   /// Under fp32 training copies `exact`, the updated master weights from element `begin` of the slice on, to
   /// values(bucket), unless `exact` already is that memory.

@@ -162,7 +162,7 @@ class Restore {
           throw UserError("the checkpoint's \"" + item.name + "\" is of another kind");
         }
         item.write(found->second);
-      } else if (same_precision && !is_generator) {  // generators of other devices have other names
+      } else if (same_precision && !is_generator) {  // a CPU run's checkpoint has no GPU generator
         throw UserError(
             "the checkpoint has no \"" + item.name +
             "\": it was written with other parameter groups; load with RestoreOptions::counters = "
@@ -171,7 +171,7 @@ class Restore {
     }
     if (!options_.counters) return;
     check_counts(manifest);
-    // Starts a window: the checkpoint's windows may have another number of micro-steps.
+    // Starts a new window, unless the checkpoint was saved within a window, which is then continued.
     state_->counts.micro = 0;
     if (has_window()) resume_window();
     state_->schedule.ask(state_->counts.applied());

@@ -31,11 +31,12 @@ struct NeededMemory {
 };
 
 /// Counts host memory. `store` must already know which states go to files. From stage 1 on, counts only the
-/// rank's slice of values, as ranks may share them. Counts page-locked memory if the host updates for a GPU.
+/// rank's slice of the values, because the ranks of a host may share one copy. Counts page-locked memory if
+/// the host updates for a GPU.
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds);
 
-/// What a rank needs, and the limits that it shares with other processes.
+/// The memory that a rank needs, and the memory limits that it shares with other processes.
 struct RankMemory {
   NeededMemory needed;
   std::vector<MemoryLimit> limits;

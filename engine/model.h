@@ -1,5 +1,6 @@
-// What the engine knows of a model: names and tensors of its parameters and buffers, and its mode. Made from
-// a torch::nn::Module by model_of(), from a Python module by python/. A plain value.
+// All that the engine uses of a model: names and tensors of its parameters and buffers, and its mode
+// (training or inference). model_of() makes it from a torch::nn::Module, python/ from a Python module. A
+// plain value.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +19,10 @@ namespace zerorun {
 struct Model {
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  NamedTensors parameters;  // in the model's order; a tied one under each of its names
+  NamedTensors parameters;  // in the model's order; tied parameters occur under each of their names
   NamedTensors buffers;
-  /// Whether the model trains; else it infers. Called on any thread, with the engine's locks held.
+  /// Whether the model is in training mode; else it is in inference mode. Called on any thread, with the
+  /// engine's locks held.
   std::function<bool()> is_training;
   std::function<void(bool)> set_training;  // Engine::train(), Engine::eval()
 };

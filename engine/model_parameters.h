@@ -22,7 +22,7 @@ struct NamedTensor {
 };
 
 struct ModelParameters {
-  std::vector<NamedParameter> trained;  // require grad; tied ones once, under their first name
+  std::vector<NamedParameter> trained;  // require grad; tied parameters once, under their first name
   std::vector<NamedParameter> frozen;   // frozen parameters that are partitioned, in group kFrozen
   std::vector<NamedTensor> unbucketed;  // buffers and frozen parameters that stay whole
 };
@@ -30,8 +30,8 @@ struct ModelParameters {
 /// Collects the model's tensors and checks them. A parameter's group comes from `options.optimizer`, else
 /// from options.parameter_groups, else is 0; if the config names Muon, see group_for_muon(). Frozen
 /// floating-point parameters are partitioned as config.zero says and converted as config.precision says;
-/// buffers are converted likewise. Throws UserError for a parameter that cannot be trained here or is in no
-/// group, or in two.
+/// buffers are converted likewise. Throws UserError for a parameter that the engine cannot train, that
+/// requires grad but is in no group, or that is in two groups.
 ModelParameters collect_parameters(const Model& model, const Config& config,
                                    const InitializeOptions& options);
 

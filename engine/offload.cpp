@@ -45,8 +45,8 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
   return states;
 }
 
-// The buckets whose slices of values are kept in files: goes through the partitioned buckets in order, and a
-// slice stays in memory if it still fits into the max_in_cpu elements.
+// Returns the buckets whose slices of values are kept in files. Goes through the partitioned buckets in
+// order: a slice stays in memory if it fits into the elements of max_in_cpu that are left.
 std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamConfig& offload) {
   std::vector<int> buckets;
   int64_t in_memory = 0;
@@ -183,7 +183,8 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
   }
   StateFilesOptions files =
       files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
-  files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);  // has room for a slice and its header
+  // Half of a chunk is for the slice, half for the header of the slice's file.
+  files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);
   make_files(communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
              [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
 }

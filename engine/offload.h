@@ -43,7 +43,8 @@ class ShardStates : public StateAccess {
   void plan(std::span<const int> shards) override;
   void open(int shard, ShardUse use) override;
   void close(int shard, ShardUse use) override;
-  /// To be called after an update: reverses the order of the shards for the next one, if state is in files.
+  /// To be called after an update. If state is in files, reverses the order of the shards for the next
+  /// update, which then starts with the data that is still in the buffers.
   void finish_update();
 
  private:

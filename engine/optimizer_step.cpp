@@ -15,7 +15,7 @@ constexpr int64_t kStepsPerBreakdown = 10;  // when steps_per_print is absent
 }  // namespace
 
 void EngineState::measure() {
-  {  // the last step's changes must be in files before the ranks reduce the norm
+  {  // if a disk has failed, this rank throws here, before any rank updates
     StepTimer::Scope scope(timer, Phase::update);
     store.finish_generation();
   }
@@ -38,8 +38,9 @@ void EngineState::make_directions() {
   outcome.all_reduce({.scale = 1, .clipping = config.gradient_clipping});
 }
 
-// On a device with streams the update skips itself if it must, so the host usually need not wait. But the
-// loss scale of the next backward, an update on the host and some optimizers need the outcome at once.
+// On a device with streams the kernels of the update read the facts and change nothing if the step is to be
+// skipped, so the host usually need not wait. But the loss scale of the next backward, an update on the host
+// and some optimizers need the outcome at once.
 bool EngineState::waits_for_facts() const {
   return scaler || host_update || optimizer->reads_facts() ||
          !communicator->device().streams().asynchronous();
@@ -67,7 +68,8 @@ void EngineState::update() {
     if (residency) residency->finish_update(bucket, gathers);
   });
   shard_states.finish_update();
-  // Reads without an operator need the new values. If no gather waits for these, the program's stream does.
+  // Raw access needs the new values. If no gather waits for their copy to the GPU, the program's stream must
+  // wait.
   if (host_update && !gathers) host_update->hand_over_to(program);
   buckets.bump_versions();
 }

@@ -18,7 +18,8 @@
 
 namespace zerorun {
 
-/// Parameters with their own hyperparameters; those that are not set come from the config's optimizer.
+/// Parameters with their own hyperparameters. A hyperparameter that is not set has the value of the config's
+/// optimizer.
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;
   std::optional<double> lr;
@@ -45,7 +46,8 @@ struct InitializeOptions {
   /// group, in order (for step 0 in initialize()). It must return the same on every rank, and what it
   /// captures must outlive the engine. If it throws, step() passes the exception on after the update, and the
   /// next backward(), step() or get_lr() calls it again before anything else, so that no step uses values of
-  /// an earlier step. On a GPU the first of these functions to know the step's outcome calls it.
+  /// an earlier step. On a GPU the schedule is called in the first of these functions that runs when the
+  /// step's outcome is known.
   Schedule schedule;
   /// A torch::optim scheduler of `optimizer`. It must outlive the engine, which calls its step() once after
   /// each applied step. Do not pass a scheduler that needs a loss (ReduceLROnPlateauScheduler): the program

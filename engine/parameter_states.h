@@ -1,5 +1,5 @@
-// One parameter's fp32 weights and optimizer states, whole, for a program that looks at them or sets them
-// between steps. Collectives, used by the engine's thread.
+// Reads and writes the fp32 weights and optimizer states of one parameter between steps: all elements, not
+// only those of this rank's slice. Collectives, used by the engine's thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,14 +17,16 @@ class ParameterStates {
   explicit ParameterStates(Engine& engine) : state_(engine.state_) {}
 
   /// The names of the parameter's states beside its values and gradient: "master" (fp32 weights of training
-  /// in 16 bits), and as torch.optim names them ("exp_avg"). `parameter` is the engine's model's; a frozen
-  /// one has none. All functions throw UserError for another tensor, and between backward() and step().
+  /// in 16 bits), and as torch.optim names them ("exp_avg"). `parameter`: a parameter of the engine's model
+  /// that is in a bucket; a frozen one has no such states. All functions throw UserError for any other
+  /// tensor, and between backward() and step().
   std::vector<std::string> names(const at::Tensor& parameter) const;
-  /// A copy on the engine's device, in the parameter's shape, the same on all ranks. Throws UserError if
-  /// there is no state of this name.
+  /// Returns a copy of the state on the engine's device, in the parameter's shape, the same on all ranks.
+  /// Throws UserError if there is no state of this name.
   at::Tensor read(const at::Tensor& parameter, const std::string& name) const;
-  /// `values`: in the parameter's shape, the same on all ranks. "master" does not change the rounded values
-  /// in which the model computes until the next update: write to the parameter before.
+  /// `values`: in the parameter's shape, the same on all ranks. Writing "master" does not change the 16-bit
+  /// values in which the model computes until the next update. So write the new values to the parameter
+  /// first.
   void write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values);
 
  private:

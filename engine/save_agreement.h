@@ -1,5 +1,5 @@
-// How the ranks' writer threads agree on the outcome of one checkpoint: by notices (comm/notices.h), apart
-// from training's collectives. Used by the writer's thread.
+// Lets the ranks' writer threads agree on the outcome of one checkpoint. They exchange notices
+// (comm/notices.h), which are independent of training's collectives. Used by the writer's thread.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@
 namespace zerorun {
 
 // A rank waits for another rank at most for the communicator's timeout, which starts anew whenever that rank
-// reports progress. Texts are failures of failure_of(), or empty; the caller defines the texts of parts.
+// reports progress. The texts of say_ready() and say_outcome() are results of failure_of(), empty for
+// success. The caller defines the texts of parts.
 class SaveAgreement {
  public:
   /// All arguments must outlive this object. `number`: identifies the save, the same on all ranks.
@@ -31,7 +32,8 @@ class SaveAgreement {
   void say_part(const std::string& text);
   std::string await_part(int rank);
 
-  /// Reports that this rank is still at work. To be called often; it posts only now and then.
+  /// Reports that this rank is still at work. To be called often; it posts about once a second, or every
+  /// quarter of the communicator's timeout if that is shorter.
   void note_progress();
   /// To be called when the outcome is known. On rank 0, whose process may host the notices, returns only when
   /// all ranks have read the outcome, except ranks whose part did not arrive.

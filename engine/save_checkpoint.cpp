@@ -35,8 +35,9 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
          (options.exclude_frozen ? ", without what is frozen" : "");
 }
 
-// Throws on all ranks what `check` throws on any rank, or an error if `words` differ between ranks. Returns
-// whether a rank has writes that others lack. Takes one collective; after it no rank reads parameters.
+// If `check` throws on any rank, throws that error on all ranks; throws UserError if `words` differ between
+// ranks. Returns whether a rank has writes to parameters that other ranks lack. If nothing is wrong, this
+// takes one collective. After it no rank reads parameters until save_checkpoint() is done.
 template <typename Check>
 bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
   Communicator& communicator = *state.communicator;
@@ -69,9 +70,9 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
   return std::ranges::any_of(all, [](int64_t word) { return (static_cast<uint64_t>(word) & kWrites) != 0; });
 }
 
-// Values that are always accessible are copied at once, because the program can write to them without a
-// notice. On a device with streams all values are, because gathers read and sometimes write them: a copy at
-// once is made on the current stream, which is in order with gathers.
+// Values that are always accessible are copied at once, because the engine does not see the program's writes
+// to them. On a device with streams all values are copied at once. The reason is that gathers read and
+// sometimes write them: a copy at once runs on the current stream, which is ordered with gathers.
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
@@ -91,7 +92,7 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
 }
 
 // Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
-// of its own gradients. Their changes are not reported, so they are copied at once.
+// of its own gradients. No call of keep() precedes the changes of gradients, so gradients are copied at once.
 void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {
@@ -197,8 +198,9 @@ FileToWrite file_of_buffers(const EngineState& state) {
   return file;
 }
 
-// Frozen parameters that every rank has in full. Writes to them are not noticed, so a digest of the values
-// shows whether the file of an earlier checkpoint is still current.
+// Returns the file of the frozen parameters that every rank has in full. The engine does not see the
+// program's writes to them, so a digest of the values shows whether the file of an earlier checkpoint is
+// still current.
 FileToWrite file_of_frozen(const EngineState& state) {
   FileToWrite file{.name = kFrozenFile, .metadata = metadata_of(), .ranges = {}, .is_frozen = true};
   std::vector<at::Tensor> values;
@@ -266,7 +268,7 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
     if (!options.exclude_frozen) part.files.push_back(file_of_frozen(state));
   }
   pins.end();
-  if (window) {  // the next hooks may write on other streams: wait for the copy
+  if (window) {  // gradient hooks may write on other streams, so wait for the copy
     Streams& streams = state.communicator->device().streams();
     Event copied;
     streams.record(copied, streams.current());

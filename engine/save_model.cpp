@@ -44,7 +44,8 @@ std::vector<TensorToStore> tensors_of(const EngineState& state, int buckets, boo
   return tensors;
 }
 
-// The file, on rank 0 only. Keeps an exception until finish(), so that all ranks complete their gathers.
+// The output file, which rank 0 writes; on other ranks all functions do nothing. Keeps an exception until
+// finish(), so that all ranks complete their gathers.
 class ModelFile {
  public:
   explicit ModelFile(bool is_writer) : is_writer_(is_writer) {}

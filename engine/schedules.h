@@ -14,7 +14,7 @@
 namespace zerorun {
 
 /// Throws UserError unless config and options name at most one schedule, an lr_scheduler comes with its
-/// optimizer, and each list of values per parameter group has one for every group.
+/// optimizer, and each list of values per parameter group has one value for every group.
 void check_schedules(const Config& config, const InitializeOptions& options);
 
 /// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'

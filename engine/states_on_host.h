@@ -24,8 +24,9 @@ class StatesOnHost {
   /// Moves the store's states of these kinds out of the GPU's memory. The states must not be used until
   /// reload(). Waits for all work of this rank. If an allocation fails, nothing has moved.
   void offload(std::span<const StateKind> kinds);
-  /// Moves the states back. A collective, because the communicator allocates the memory of gradients, in
-  /// which collectives are fastest. If an allocation fails, the call may be repeated.
+  /// Moves the states back. A collective, because the memory of gradients comes from the communicator, where
+  /// all ranks must allocate the same sizes in the same order. If an allocation fails, the call may be
+  /// repeated.
   void reload();
   /// Whether `state` is in the host's memory now.
   bool has(const StateTensor& state) const;

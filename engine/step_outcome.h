@@ -44,7 +44,8 @@ class StepOutcome {
   const std::string& not_finite() const { return not_finite_; }
 
  private:
-  /// The number ([Note: finite checks]) of the first sum over ranks in `rank`'s slice of the bucket.
+  /// Returns the number by which finite checks identify the first element of `rank`'s slice in the bucket's
+  /// sum over ranks ([Note: finite checks] in device/step_facts.h).
   int64_t sum_number(int bucket, int rank) const;
   const std::string& parameter_of_sum(int64_t number) const;
   std::string name_not_finite(std::span<const double> gradients, std::span<const double> sums) const;
@@ -53,7 +54,7 @@ class StepOutcome {
   const GradientReducer* reducer_;
   Communicator* communicator_;
   Dtype communication_;
-  std::vector<int64_t> first_sums_;  // by bucket: the finite-check number of its first sum over ranks
+  std::vector<int64_t> first_sums_;  // by bucket: sum_number() of rank 0's slice
   at::Tensor exchange_;              // [Note: exchange] in device/step_facts.h
   at::Tensor on_host_;               // the copy of exchange_ in host memory
   Event measured_;

@@ -1,4 +1,4 @@
-// Measures the time of each phase of a step, for wall_clock_breakdown. Costs next to nothing when it is off.
+// Measures the time of each phase of a step, for wall_clock_breakdown. Costs almost nothing when it is off.
 // Profilers show the phases by name. Times are measured on the host: on a device with streams they are the
 // times to launch the work, and the report adds the times that the device measured.
 #pragma once

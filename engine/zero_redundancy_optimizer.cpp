@@ -13,7 +13,8 @@ namespace {
 // The parameters that belong to a ZeroRedundancyOptimizer of this process.
 std::mutex registry_mutex;
 std::set<const void*>& registry() {
-  static auto* const parameters = new std::set<const void*>();  // never destroyed: objects may be static
+  // Never destroyed, because static optimizers may outlive it.
+  static auto* const parameters = new std::set<const void*>();
   return *parameters;
 }
 

@@ -54,8 +54,8 @@ class ZeroRedundancyOptimizer {
   /// For schedulers of torch::optim.
   operator torch::optim::Optimizer&() { return *optimizer_; }
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() { return optimizer_->param_groups(); }
-  /// For checkpoints, norms and memory reports. Parameters are named "0", "1", ... in the optimizer's order,
-  /// but as in the model under enable_zero().
+  /// For checkpoints, norms and memory reports. Under enable_zero() parameters have the model's names;
+  /// otherwise they are named "0", "1", ... in the optimizer's order.
   Engine& engine() { return *engine_; }
 
  private:

@@ -70,8 +70,8 @@ SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, 
   const std::string no_generation(kGenerationDigits, '0');
   metadata["generation"] = no_generation;
   SlotLayout layout;
-  // The header lists all offsets, and its own length moves them. So this repeats until length and offsets
-  // agree.
+  // The header contains all offsets, and the offsets depend on the header's length. So this repeats until the
+  // length does not change.
   for (int64_t header_bytes = kPageBytes;; header_bytes = static_cast<int64_t>(layout.header.size())) {
     layout.chunks = make_chunks(contents, chunk_bytes, alignment, header_bytes);
     layout.bytes = layout.chunks.back().offset + layout.chunks.back().bytes;

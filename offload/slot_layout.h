@@ -37,7 +37,7 @@ struct Chunk {
   int64_t begin;  // first element, counted from the start of the slice
   int64_t numel;
   int64_t offset;                      // in bytes from the start of the file; a multiple of kChecksumBlock
-  int64_t bytes;                       // size, in whole pages
+  int64_t bytes;                       // size in bytes, a multiple of the page size
   std::vector<int64_t> state_offsets;  // by state, in bytes from the start of the chunk
 };
 
@@ -52,7 +52,8 @@ struct SlotLayout {
 inline constexpr int kGenerationDigits = 12;
 
 /// `chunk_bytes` is the maximum size of a chunk and a multiple of kChecksumBlock; the first chunk may be
-/// larger if the header is long. `alignment` is in elements: chunks and parts begin at multiples of it.
+/// larger if the header is longer than half a chunk. `alignment` is in elements: chunks and parts begin at
+/// multiples of it.
 SlotLayout make_slot_layout(const SliceContents& contents, int64_t chunk_bytes, int64_t alignment);
 
 }  // namespace zerorun

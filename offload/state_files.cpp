@@ -326,7 +326,7 @@ void StateFiles::finish(const TransferDone& done) {
   auto& [number, transfer, retries] = requests_[done.tag];
   Buffer& buffer = buffers_[number];
   int64_t count = done.result;
-  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer, so repeat it without
+  if (count == -EINVAL) {  // the file system refuses O_DIRECT for this transfer; write() and read() avoid it
     count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
                             : files_->read(transfer.file, transfer.bytes, transfer.offset);
   }

@@ -3,10 +3,11 @@
 //
 // [Note: generations] A slice has two slots, which are files of equal layout. One slot has the last complete
 // generation, and an optimizer step writes its changes to the other slot. finish_generation() waits for these
-// writes and then swaps the roles of the slots, so one complete generation always exists. Checkpoints link to
-// the file of that generation after lend(), which also creates a replacement file. A lent file is written
-// again only if it got no name and all borrowers have released it. Slots have no names, so the files
-// disappear when the process ends, even if it is killed.
+// writes and then swaps the roles of the slots, so one complete generation always exists. lend() lends the
+// file of that generation to a checkpoint, which may give the file a name (a hard link) instead of copying
+// it, and creates a replacement file for the slot. A lent file is written again only if no checkpoint gave it
+// a name and all borrowers have released it. Files without a name disappear when the process ends, even if it
+// is killed.
 
 #include <atomic>
 #include <chrono>
@@ -29,9 +30,10 @@ namespace zerorun {
 struct StateFilesOptions {
   std::filesystem::path folder;  // must exist
   int rank = 0;                  // for messages
-  int buffers = 4;          // number of buffers of one chunk each; at least kFewestBuffers, at most chunks()
-  int64_t chunk_bytes = 0;  // size of a chunk, a multiple of kChecksumBlock
-  int64_t request_bytes = 0;  // maximum size of one read or write, in whole pages
+  /// Number of buffers of one chunk each. At least kFewestBuffers are made, but not more than chunks().
+  int buffers = 4;
+  int64_t chunk_bytes = 0;    // size of a chunk, a multiple of kChecksumBlock
+  int64_t request_bytes = 0;  // maximum size of one read or write in bytes, a multiple of the page size
   int64_t alignment = 16;     // alignment of the parts of slices, in elements
   int threads = 1;            // number of I/O threads if there is no io_uring
   std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;

@@ -34,8 +34,8 @@ class Transfers {
   /// Starts a transfer without waiting for the disk. The number of transfers in flight must not exceed `most`
   /// of open_transfers().
   virtual void start(const Transfer& transfer, int tag) = 0;
-  /// Waits up to `patience` for a transfer to complete; absent if none does. Does not wait if `patience` is
-  /// 0.
+  /// Waits up to `patience` for a transfer to complete, and returns its result, or nothing if none completes.
+  /// Does not wait if `patience` is 0.
   virtual std::optional<TransferDone> next(std::chrono::milliseconds patience) = 0;
   /// The implementation's name, for messages: "io_uring".
   virtual const char* name() const = 0;

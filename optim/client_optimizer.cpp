@@ -35,8 +35,8 @@ bool is_fresh(const torch::optim::Optimizer& optimizer) {
 
 using Borrow = std::function<at::Tensor(const char*)>;
 
-// torch::optim has no common function that creates a parameter's state. These functions create it as the
-// first step of each type does, before it uses a gradient.
+// torch::optim has no common function that creates a parameter's state. These functions create the state that
+// an optimizer of each type has before it uses its first gradient.
 template <typename State, typename Options>
 std::unique_ptr<torch::optim::OptimizerParamState> adam_state(const Options& options, const Borrow& borrow) {
   auto state = std::make_unique<State>();
@@ -215,7 +215,7 @@ class ClientOptimizer : public ShardOptimizer {
   StateAccess* access_;
   std::vector<at::Tensor> momenta_;  // by shard: SGD's momentum buffer; undefined without momentum
   int64_t steps_ = 0;
-  std::vector<at::Tensor> gradients_;  // by shard: its gradient, or a float32 copy of a 16-bit one
+  std::vector<at::Tensor> gradients_;  // by shard: Shard::gradient, or its float32 copy if it has 16 bits
 };
 
 }  // namespace

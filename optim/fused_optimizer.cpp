@@ -72,7 +72,7 @@ class FusedOptimizer : public ShardOptimizer {
   std::vector<Shard> shards_;
   Device* device_;
   StateAccess* access_;
-  std::vector<int> forwards_, backwards_;  // all shards in either order
+  std::vector<int> forwards_, backwards_;  // all shards, in ascending and in descending order
   std::vector<Moments> moments_;
   int64_t steps_ = 0;
 };

@@ -102,7 +102,7 @@ class LambOptimizer : public ShardOptimizer {
   // A bucket's buffers between start_bucket() and finish_bucket(); two buckets are processed at a time.
   struct Pass {
     at::Tensor directions;  // of the bucket's shards, concatenated
-    at::Tensor tallies;     // two per parameter: the Tally of its values, then that of its direction
+    at::Tensor tallies;     // two per parameter: the Tally of its values, then the Tally of its direction
     at::Tensor squares;     // the sums of squares in `tallies`
     at::Tensor told;        // `squares` in host memory
     std::unique_ptr<Work> work;
@@ -153,8 +153,8 @@ class LambOptimizer : public ShardOptimizer {
     return {.begin = begin - shard.begin, .numel = std::max<int64_t>(end - begin, 0)};
   }
 
-  // Adds the squares of this rank's own slice only, although at stage 0 a rank has all slices. So all stages
-  // add the same numbers.
+  // Called for shards of this rank's own slices only, although at stage 0 a rank has all slices. So the
+  // all-reduce adds the same numbers at all stages.
   void add_squares(int index, const Pass& pass) {
     const Shard& shard = shards_[index];
     const auto& parameters = parameters_of(shard.bucket);

@@ -32,8 +32,8 @@ class LossScaler {
   /// Call this after each optimizer step. `overflow`: a gradient was not finite and the step was skipped.
   /// Halves the scale when the hysteresis is used up, and doubles it after `window` steps without overflow; a
   /// fixed scale does not change. Returns false if the scale should be halved but is at its minimum. Training
-  /// cannot continue then (DeepSpeed raises an error), but the step is counted, as in DeepSpeed with raising
-  /// disabled.
+  /// cannot continue then (DeepSpeed raises an error), but the step is counted, as in DeepSpeed with
+  /// raise_error_at_min_scale=False.
   bool update(bool overflow);
 
  private:

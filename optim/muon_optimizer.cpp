@@ -122,7 +122,7 @@ class MuonOptimizer : public ShardOptimizer {
     if (first.rank == communicator_->rank()) own_directions_[first.bucket] = slices_.back().direction;
   }
 
-  // Nesterov momentum: the direction is what the momentum would be if the next gradient were the same.
+  // Nesterov momentum: the direction is the momentum that would follow if the next gradient were the same.
   void add_momentum(int index) {
     const double beta = std::get<MuonConfig>(groups_[shards_[index].group]).momentum;
     const at::Tensor& direction = shards_[index].gradient;
@@ -168,7 +168,8 @@ class MuonOptimizer : public ShardOptimizer {
     }
   }
 
-  // Treats a convolution's weight as a matrix with a row for each output channel.
+  // Orthogonalizes a convolution's weight as a matrix with a row for each output channel. The scale depends
+  // on the last two dimensions of the weight, as in DeepSpeed.
   static at::Tensor direction_of(const at::Tensor& matrix, NewtonSchulz method) {
     const at::Tensor flat = matrix.dim() == 4 ? matrix.flatten(1) : matrix;
     const double rows = static_cast<double>(matrix.size(-2));
@@ -180,7 +181,7 @@ class MuonOptimizer : public ShardOptimizer {
   std::vector<OptimizerConfig> groups_;
   std::vector<at::Tensor> momenta_;  // by shard; undefined if AdamW updates the shard
   std::vector<int> with_momentum_;   // the shards that Muon updates
-  std::vector<Shard> shards_;        // their gradients are the directions
+  std::vector<Shard> shards_;        // Shard::gradient is here the shard's direction
   const Buckets* buckets_;
   std::vector<Slice> slices_;
   std::vector<std::vector<int>> slices_of_;  // by bucket

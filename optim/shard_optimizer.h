@@ -65,15 +65,15 @@ class ShardOptimizer {
   /// Whether make_directions() transforms gradients before they are clipped and applied.
   virtual bool has_directions() const { return false; }
   /// Divides the gradients, which are finite, by `divisor` and transforms them into directions. Returns the
-  /// directions for this rank's slices, by bucket. step() then divides the directions by the clipping only. A
-  /// collective.
+  /// directions for this rank's slices, by bucket. Then step() must divide the directions by the clip divisor
+  /// only. A collective.
   virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream: divides gradients by the divisor of `facts` (StepFacts in
   /// device/step_facts.h) and applies them, or does nothing if its `apply` is 0. Calls `updated(i)` once for
   /// each shard, as soon as its update is enqueued.
   virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
-  /// The number of steps. step() adds one; set_steps() corrects it if a step was skipped because of its
-  /// facts, or restores it with a checkpoint's optimizer state.
+  /// The number of steps. step() adds 1 to it. set_steps() corrects it after a step that was skipped because
+  /// of its facts, and sets it when a checkpoint is loaded.
   virtual int64_t steps() const = 0;
   virtual void set_steps(int64_t steps) = 0;
 
@@ -84,7 +84,7 @@ class ShardOptimizer {
   /// The optimizer must have betas. Bias corrections are computed as if the new betas held from step 1 on.
   virtual void set_betas(int group, std::pair<double, double> betas) = 0;
   virtual int groups() const = 0;
-  /// Bytes of its own buffers, besides borrowed memory.
+  /// Bytes of the optimizer's own buffers, without the moments that it borrowed.
   virtual int64_t buffer_bytes() const { return 0; }
 };
 

@@ -13,9 +13,9 @@ namespace zerorun {
 /// once.
 UpdateRule update_rule_of(const OptimizerConfig& config, int64_t step);
 
-/// torch.optim's names of the optimizer's moments, one float32 per element each, in the order of the update
-/// rule. Muon's rule does not read its moment: the direction is computed from the moment before
-/// the rule is applied.
+/// Returns torch.optim's names of the optimizer's moments, in the order of the update rule. A moment has one
+/// float32 per element. Muon's rule does not read its moment: the direction is computed from the moment
+/// before the rule is applied.
 std::vector<const char*> moments_of(const OptimizerConfig& config);
 
 }  // namespace zerorun

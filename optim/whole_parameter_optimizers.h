@@ -12,8 +12,8 @@
 namespace zerorun {
 
 /// Lamb with the trust ratio of whole parameters. `shards` covers all of `buckets`, in order; `groups` has
-/// one LambConfig per parameter group. `buckets`, `communicator`, `device` (the shards') and `access` outlive
-/// the result.
+/// one LambConfig per parameter group. `buckets`, `communicator`, `device` (which has the shards) and
+/// `access` must outlive the result.
 std::unique_ptr<ShardOptimizer> make_lamb_optimizer(const std::vector<OptimizerConfig>& groups,
                                                     std::vector<Shard> shards, const BorrowMoment& borrow,
                                                     const Buckets& buckets, Communicator& communicator,

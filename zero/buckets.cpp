@@ -44,7 +44,7 @@ std::string make_label(int bucket, const BucketLayout& layout,
   return label + ")";
 }
 
-// Points to the tensor's memory and keeps it alive.
+// Returns a pointer to the tensor's memory that keeps the memory alive.
 c10::DataPtr keep_alive(const at::Tensor& tensor) {
   auto* holder = new at::Tensor(tensor);
   return {tensor.mutable_data_ptr(), holder, [](void* context) { delete static_cast<at::Tensor*>(context); },
@@ -98,7 +98,8 @@ at::Tensor Buckets::allocate_values(int bucket) {
   return communicator_->allocate(numel, scalar_type(dtype()));
 }
 
-// `exact` holds the given fp32 values if master weights start from them; else it is `flat`.
+// Moves the bucket's parameters into new memory, `flat`. The local tensor `exact` holds the given fp32 values
+// if master weights start from them; otherwise it is `flat`.
 void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
@@ -175,7 +176,7 @@ void Buckets::keep(int bucket, at::Tensor flat, const at::Tensor& exact) {
               shared(bucket) ? Home::shared : Home::device);
 }
 
-// Writes the bucket's master weights if they are in files.
+// Writes `values` to the bucket's master weights, which are in files.
 void Buckets::write_master(int bucket, const at::Tensor& values) {
   const StateTensor& master = store_->at(bucket, kMaster);
   store_->for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {

@@ -40,7 +40,7 @@ struct NamedParameter {
 
 /// How the values of a marked bucket are stored; Residency treats the bucket accordingly.
 struct BucketKind {
-  /// The memory for all values exists only from a gather until the release.
+  /// The memory that holds the whole bucket exists only from a gather to the release after it.
   bool comes_and_goes = false;
   /// Ranks share the memory of the values, so the program's writes go to a private copy, one per rank.
   bool copied_for_writes = false;
@@ -74,10 +74,10 @@ inline bool has_master(const BucketLayout& layout, const BucketOptions& options)
 class Buckets {
  public:
   /// Moves `parameters` into buckets on the communicator's device, as laid out by `store`. `parameters`:
-  /// floating-point, dense, on any device or deferred, frozen parameters last. `store` must outlive this
-  /// object. It keeps values and master weights, in its files if it has files for them. The leaf tensors stay
-  /// the same objects and get rank 0's values. At most one bucket at a time is in memory in full besides the
-  /// memory that stays. A collective.
+  /// floating-point, dense, on any device or deferred, frozen parameters last. The store keeps values and
+  /// master weights, in its files if it has files for them; `store` must outlive this object. The leaf
+  /// tensors stay the same objects and get rank 0's values. During this call, at most one bucket at a time
+  /// takes memory that it does not keep afterwards. A collective.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -96,7 +96,7 @@ class Buckets {
   bool gathers_once(int bucket) const { return shared_gathers_ && shared_gathers_->buffer(bucket).defined(); }
   /// Null unless ranks share memory and the store keeps values in files.
   SharedGathers* shared_gathers() const { return shared_gathers_.get(); }
-  /// Whether the memory for all values exists only from a gather until the release.
+  /// Whether the memory that holds the whole bucket exists only from a gather to the release after it.
   bool comes_and_goes(int bucket) const { return partitioned(bucket) && !shared(bucket); }
   BucketKind kind(int bucket) const {
     return {.comes_and_goes = comes_and_goes(bucket),

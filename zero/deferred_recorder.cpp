@@ -54,7 +54,8 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> values, Visit visit) {
   }
 }
 
-// Puts `tensor` at the given position; the stack's lists must be its own copies.
+// Puts `tensor` at the given position. Changes the stack's list in place, so no other stack may share the
+// list.
 void put(torch::jit::Stack& stack, size_t index, std::optional<size_t> item, at::Tensor tensor) {
   if (item) {
     stack[index].toList().set(*item, std::move(tensor));

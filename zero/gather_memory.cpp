@@ -56,7 +56,8 @@ void GatherMemory::take_unplanned(int bucket) {
   count(static_cast<int64_t>(memory.nbytes()));
 }
 
-// Also waits for the bucket's own users at any position, because their events are about to be recorded again.
+// Also waits for the bucket's own last users if they used other memory, because their events are about to be
+// recorded again.
 void GatherMemory::wait_for_last_uses(int bucket) {
   Place& place = places_[bucket];
   const auto size = static_cast<uintptr_t>(place.memory.nbytes());

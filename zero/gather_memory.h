@@ -38,7 +38,8 @@ class GatherMemory {
   /// Releases the bucket's memory, which may be reused after the current work of its users.
   void give_back(int bucket);
 
-  /// Gives a shared bucket a private copy of its values, which this rank may write. It must have no copy yet.
+  /// Gives a shared bucket, which must have no copy yet, a private copy of its values. This rank may write
+  /// the copy.
   void make_copy(int bucket);
   /// Frees the copy. The bucket is in shared memory again.
   void drop_copy(int bucket);

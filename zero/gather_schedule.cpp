@@ -22,7 +22,7 @@ constexpr int kNone = -1;     // no index, no offset
 struct Trace {
   std::span<const std::vector<int>> uses;
   std::span<const int64_t> numel;          // by bucket
-  std::vector<std::vector<int>> next_use;  // parallel to `uses`
+  std::vector<std::vector<int>> next_use;  // parallel to `uses`: the position of the bucket's next use
   std::vector<int64_t> used_before;        // by use: elements of all earlier uses
   std::vector<int64_t> own_place;          // by bucket: its offset if all used buckets lie side by side
   int64_t total_numel = 0;                 // elements of all used buckets
@@ -67,7 +67,8 @@ Trace study(std::span<const std::vector<int>> uses, std::span<const int64_t> buc
   return trace;
 }
 
-// Belady's rule on the known future: the stays that need the fewest gathers within `max_live`.
+// Finds the stays that need the fewest gathers within `max_live`. By Belady's rule, the bucket with the
+// furthest next use is released first.
 class DemandPass {
  public:
   DemandPass(const Trace& trace, const GatherLimits& limits)
@@ -83,8 +84,8 @@ class DemandPass {
   }
 
  private:
-  // Releases buckets of the last use that are not needed soon. The reuse distance is the number of elements
-  // of all uses between a use of the bucket and its next use.
+  // Releases buckets of the previous use that are not needed soon. The reuse distance is the number of
+  // elements of all uses between a use of the bucket and its next use.
   void release_ended(int k) {
     for (size_t i = 0; i < trace_.uses[k - 1].size(); ++i) {
       const int next = trace_.next_use[k - 1][i];
@@ -94,7 +95,8 @@ class DemandPass {
     }
   }
 
-  // The buckets of this use have the nearest next use of all, so they come last in the order of release.
+  // Releases buckets, the furthest next use first, until the missing buckets of use `k` fit into max_live.
+  // The buckets in memory that use `k` needs come last in this order and stay.
   void make_room(int k) {
     int64_t missing = 0;
     for (int bucket : trace_.uses[k]) missing += live_[bucket] == kNone ? trace_.numel[bucket] : 0;
@@ -135,7 +137,7 @@ class DemandPass {
 
 // Starts each gather as early as `prefetch` allows, in the order of use.
 void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& residencies) {
-  std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: the position after its last stay
+  std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: first position for its next gather
   std::vector<int64_t> due(trace.length());                 // by use: the elements in `ahead` for this use
   int64_t ahead = 0;  // elements started but not used yet, including this gather
   int position = kInitial;
@@ -248,7 +250,7 @@ class ArenaPacking {
   const int count_;
   std::vector<int64_t> offsets_;
   std::vector<std::vector<int>> present_;  // by stay: the earlier stays in memory when it starts
-  int64_t peak_ = 0;                       // most elements in memory at once: no arena can be smaller
+  int64_t peak_ = 0;  // the largest number of elements in memory at once: no arena can be smaller
 };
 
 // A candidate plan. Its arena may exceed the bound.

@@ -5,8 +5,8 @@
 // [Note: trace] A use is an operator with the buckets that it needs; consecutive operators that need the same
 // buckets count as one use. The trace is the list of uses of an earlier iteration. While an iteration matches
 // the trace, it follows the plan's steps. From its first difference on, it gets no more steps and is
-// recorded, and the record becomes the trace when the iteration ends. A record of 2^15 uses is cleared, in
-// case nothing ever ends the iteration.
+// recorded, and the record becomes the trace when the iteration ends. A record is cleared when it has 2^15
+// uses, so that it does not grow forever if nothing ends the iteration.
 #pragma once
 
 #include <cstdint>

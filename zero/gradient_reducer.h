@@ -3,18 +3,19 @@
 // everything else on the thread that calls backward.
 //
 // [Note: order of reductions] All ranks start the same reduce-scatters in the same order, whatever order
-// gradients arrive in, because the order is planned. A bucket's reduce-scatter starts when those of all
-// earlier buckets in the plan have started and each of its parameters has as many gradients as in any
-// backward so far, at least one. The end of backward starts the remaining reduce-scatters; parameters without
-// a gradient count as zeros. In the first backward the order is from the last parameter to the first. Then
-// the plan takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or
-// used more than once, come last in the plan, so that no other bucket waits for them.
+// gradients arrive in, because the order is planned. A bucket's reduce-scatter starts when the
+// reduce-scatters of all earlier buckets in the plan have started and the bucket is complete: each parameter
+// has got its expected number of gradients, which is the largest number that it got in one earlier backward,
+// at least one. The end of backward starts the remaining reduce-scatters, and parameters without a gradient
+// count as zeros. In the first backward the order is from the last parameter to the first. Then the plan
+// takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or used more
+// than once, come last in the plan, so that no other bucket waits for them.
 //
 // [Note: late gradients] A hook may still fire for a bucket whose reduction has started: when recomputation
-// inside backward uses a parameter for the first time, or when at stages 0 and 1 the boundary micro-step has
-// a second backward. Such a gradient is added to the bucket's late buffer. At the boundary the ranks exchange
-// which buckets have late gradients on any rank, and reduce_late() adds these. The exchange uses CPU tensors,
-// so that no host waits for its GPU.
+// inside backward gives a parameter more gradients than in every earlier backward, or when at stages 0 and 1
+// the boundary micro-step has a second backward. Such a gradient is added to the bucket's late buffer. At the
+// boundary the ranks exchange which buckets have late gradients on any rank, and reduce_late() adds these
+// gradients to the sums. The exchange uses CPU tensors, so that no host waits for its GPU.
 //
 // [Note: dtypes of gradients] Gradients are sent in the communication dtype and summed over micro-steps in
 // the accumulation dtype. At stages 2 and 3 hooks write to pooled communication buffers, and the reduced
@@ -85,8 +86,9 @@ class GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
 
   /// Call this before backward. `boundary`: this backward belongs to the last micro-step before an optimizer
-  /// step. If no backward of a window does, finish_window() starts the reductions. `scale`: multiplies the
-  /// gradients of this backward. If allocation fails, throws its error, and no backward has started.
+  /// step. If no backward of a window is at the boundary, finish_window() starts the reductions. The
+  /// gradients of this backward are multiplied by `scale`. If an allocation fails, this throws the
+  /// allocation's error, and no backward has started.
   void start_backward(bool boundary, float scale = 1);
   void finish_backward();
   /// Call this after a backward that threw: hooks ignore gradients from then on. discard_window() must
@@ -95,8 +97,8 @@ class GradientReducer {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
   /// Sets a function that is called on autograd's thread before each gradient of a backward without
-  /// start_backward(). It may call start_backward(), and is then called for every gradient of that backward.
-  /// If it does not, the gradient stays in grad().
+  /// start_backward(). If the function calls start_backward(), it is also called for every later gradient of
+  /// that backward. Otherwise the gradient stays in grad().
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, late gradients included, for
@@ -127,8 +129,8 @@ class GradientReducer {
   /// The store's gradients are multiplied by this factor before they are summed over ranks.
   float factor() const { return options_.factor; }
 
-  /// A Tally on the device. It numbers gradients in the order of their arrival, so ranks that run the same
-  /// model can compare the numbers. not_finite() returns the parameter of a number.
+  /// A Tally on the device. Gradients are numbered in the order of their arrival, so ranks that run the same
+  /// model can compare the numbers in it. not_finite() returns the parameter whose gradient has the number.
   const at::Tensor& tally() const { return tally_; }
   struct NotFinite {
     int parameter;
@@ -166,11 +168,13 @@ class GradientReducer {
   };
 
   int slack() const;
-  /// Whether sums over micro-steps are kept apart from communication buffers, with gradient() a part of them.
+  /// Whether the sums over micro-steps of a whole bucket have a buffer of their own, apart from communication
+  /// buffers. If so, the reduced gradients overwrite these sums, and gradient() is in this buffer.
   bool reduced_in_sums() const;
   /// Whether communication buffers are taken from the pool.
   bool pooled() const { return options_.policy.reduce_every_backward || reduced_in_sums(); }
-  /// allocate() makes buffers that are sent to other ranks, allocate_own() all other buffers.
+  /// allocate() returns memory from which the communicator sends fastest; all ranks must call it together.
+  /// allocate_own() returns ordinary memory of this rank.
   at::Tensor allocate(int64_t numel, Dtype dtype);
   at::Tensor allocate_own(int64_t numel, Dtype dtype);
   void make_memory(int bucket);
@@ -205,7 +209,8 @@ class GradientReducer {
   Event reduced_;
   Event consumed_;  // recorded when the last window's update has read the sums
   at::Tensor tally_;
-  at::Tensor late_counts_;  // on the CPU; by bucket: ranks with late gradients; then the count of notices
+  at::Tensor late_counts_;  // on the CPU: for each bucket the number of ranks with late gradients, then the
+                            // number of ranks that passed `notice`
 
   /// Shared with the hooks. Points to null once the reducer is destroyed, because a hook may outlive it.
   std::shared_ptr<GradientReducer*> self_;

@@ -153,8 +153,9 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
 
-// LibTorch decomposes these operators above autograd, but with cuDNN they also read the storages of weights
-// directly. So they bypass autograd to reach the fallback; the operators they call go through autograd again.
+// LibTorch decomposes these operators when dispatch reaches the autograd keys, which come before the
+// fallback's key. But with cuDNN they also read the storages of weights directly. So they skip the autograd
+// keys and reach the fallback undecomposed. The operators that they then call go through autograd as usual.
 bool reads_storages(const std::string& name) {
   static constexpr std::string_view recurrent[] = {"aten::lstm", "aten::gru", "aten::rnn_tanh",
                                                    "aten::rnn_relu"};

@@ -1,9 +1,11 @@
 // Intercepts operators that touch a parameter, without changes to the model. Only interception.cpp knows the
-// dispatch key. A marked tensor carries LibTorch's out-of-core key Fake, below autograd and above the
-// backends; views inherit it, results and gradients do not. A boxed fallback on that key sees exactly the
-// operators that touch marked tensors, forward and backward, on any thread. View operators bypass it, since
-// they touch no memory. [Note: throw on access] A storage without memory throws a clear error on any access
-// that is not an operator.
+// dispatch key. A marked tensor carries the key Fake, which LibTorch reserves for code outside of LibTorch
+// and dispatches after the autograd keys and before the backend keys. Views inherit the key, results and
+// gradients do not. A boxed fallback on that key sees exactly the operators that touch marked tensors,
+// forward and backward, on any thread. View operators bypass the fallback, since they touch no memory.
+//
+// [Note: throw on access] A storage without memory throws a clear error on any access that is not an
+// operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -71,11 +73,12 @@ bool interception_key_is_free();
 /// A storage of `nbytes` on `device`, without memory, that belongs to `owner`; access throws `message`.
 c10::Storage make_owned_storage(StorageOwner& owner, int64_t nbytes, c10::Device device,
                                 const std::string& message);
-/// Gives the storage memory, or takes its memory away. Without memory any access throws the message.
+/// Gives the storage memory, or takes its memory away. While it has no memory, any access throws the message
+/// passed to make_owned_storage().
 void give_memory(const c10::Storage& storage, void* data);
 void take_memory(const c10::Storage& storage);
-/// Both end the ownership. leave_memory() gives the storage `memory`; after leave_without_memory() access
-/// throws `message`.
+/// The next two functions end the owner's ownership of the storage. leave_memory() gives the storage
+/// `memory`. After leave_without_memory() any access throws `message`.
 void leave_memory(const c10::Storage& storage, c10::DataPtr memory);
 void leave_without_memory(const c10::Storage& storage, const std::string& message);
 

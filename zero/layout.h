@@ -45,8 +45,9 @@ struct Layout {
   std::vector<BucketLayout> buckets;
 };
 
-/// Returns the bucket size in elements that the layout aims at: min(both sizes of the config, a sixteenth of
-/// the parameters, 32 MiB). Communication can overlap with computation only if there are several buckets.
+/// Returns the bucket size in elements that the layout aims at: min(reduce_bucket_size,
+/// allgather_bucket_size, a sixteenth of total_numel, 32 MiB). Communication can overlap with computation
+/// only if there are several buckets.
 int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
                             int64_t allgather_bucket_size);
 

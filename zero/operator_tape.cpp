@@ -28,7 +28,8 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// During its lifetime the default dtype and the operator's generator are as they were when it was recorded.
+// During the lifetime of an object of this class, the default dtype and the state of the operator's generator
+// are those with which the operator was recorded.
 class RecordedSurroundings {
  public:
   explicit RecordedSurroundings(const TapeOperator& entry) : default_dtype_(c10::get_default_dtype()) {
@@ -104,7 +105,7 @@ class Replay {
   void run_step(size_t step, const TapeOperator& entry) {
     check_captured(entry);
     torch::jit::Stack stack = entry.arguments;
-    std::set<size_t> copied;  // indices of lists; the tape's own lists must keep undefined tensors
+    std::set<size_t> copied;  // indices of lists copied so far: the tape's own lists must stay unchanged
     for (const TapeSlot& slot : entry.deferred) {
       at::Tensor tensor = tensor_on(memory_of(slot.tensor.storage), slot.tensor);
       if (!slot.item) {

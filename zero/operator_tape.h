@@ -36,7 +36,7 @@ struct TapeSlot {
   TapeTensor tensor;
 };
 
-/// A tensor with memory that an operator reads, and its version at that time.
+/// A tensor with memory that an operator reads, and the tensor's version when the operator was recorded.
 struct CapturedTensor {
   at::Tensor tensor;
   uint32_t version = 0;
@@ -80,7 +80,7 @@ class OperatorTape {
 
   int64_t nbytes(StorageId storage) const { return nbytes_[storage]; }
   const std::vector<TapeOperator>& operators() const { return operators_; }
-  /// Returns the last operator that writes the storage and comes before operator number `before`.
+  /// Returns the index of the last operator that writes the storage and has an index less than `before`.
   std::optional<size_t> last_writer(StorageId storage, size_t before) const;
 
  private:

@@ -13,14 +13,14 @@ namespace zerorun {
 
 class ReductionPlan {
  public:
-  /// `buckets` must outlive it. Until the plan is made, the order assumes that gradients arrive from the last
-  /// parameter to the first. A bucket with parameters of all layers then comes last and delays no other
-  /// bucket.
+  /// `buckets` must outlive this object. Until the plan is made, the order assumes that gradients arrive from
+  /// the last parameter to the first, and sorts buckets by their first parameter. So a bucket with parameters
+  /// of all layers comes last and delays no other bucket.
   explicit ReductionPlan(const Buckets& buckets);
 
   void start_backward();
-  /// Ends the backward. From now on each parameter is expected to get as many gradients as in any backward so
-  /// far.
+  /// Ends the backward. From now on each parameter is expected to get the largest number of gradients that it
+  /// got in one backward so far.
   void finish_backward();
   void note_gradient(int parameter);
 
@@ -42,7 +42,7 @@ class ReductionPlan {
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
-    int expected = 1;  // the most gradients that this parameter got in one backward
+    int expected = 1;  // the largest number of gradients in one earlier backward, at least 1
   };
 
   const Buckets* buckets_;

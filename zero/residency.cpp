@@ -65,15 +65,15 @@ Residency::~Residency() {
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
   c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
-  bool pinned = true;                // all of these, by an enclosing operator or scope: not a new use
+  bool pinned = true;  // an enclosing operator or scope pins all of these, so this is not a new use
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = states_[bucket].kind;
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
-    // Another write to the bucket that was written last is no use of a bucket, so it shares nothing
-    // ([Note: writes to shared buckets]).
+    // While a bucket has writes that the other ranks have not received, a further write to it does not count
+    // as a use. So it does not share the earlier writes yet ([Note: writes to shared buckets]).
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;
@@ -360,7 +360,7 @@ void Residency::release_unpinned() {
 
 // Called at each use, because the program may switch between training and inference between two uses. A
 // switch ends the iteration. If the new mode has no plan, the arena is freed, unless the arena and all
-// gathered buckets together stay within the limit.
+// buckets that come and go fit within the limit together.
 void Residency::set_training(bool training) {
   if (training == training_) return;
   finish_iteration();

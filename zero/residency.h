@@ -9,8 +9,8 @@
 //
 // Only move() changes a bucket's state. The parameters of a partitioned or shared bucket are accessible only
 // while an operator or a scope pins the bucket; raw access without a scope throws. The order of gathers
-// depends only on the operators and the trace, so it is the same on all ranks. If ranks disagree, the error
-// shows the bucket and operator of each.
+// depends only on the operators and the trace, so it is the same on all ranks. If two ranks disagree, the
+// error shows the bucket and the operator of each rank.
 //
 // [Note: writes to shared buckets] If ranks share a bucket's memory, the program's writes go to this rank's
 // private copy of the bucket. This holds for operators, for scopes, and for raw access after synchronize().
@@ -20,8 +20,8 @@
 //     bucket that no scope holds. Another write to the bucket just written does not count as a use;
 //   - for a bucket gathered from files ([Note: shared gathers]): when the bucket is released.
 // All ranks have the same uses and releases; operators inside a scope do not count as uses. An update
-// writes to memory that all ranks read. It begins after a collective that each rank enters when it has used
-// the parameters (the norm's all-reduce), and the first use after the update waits until all ranks have
+// writes to memory that all ranks read. It begins after a collective that each rank enters after its last use
+// of the parameters (the norm's all-reduce). The first use after the update waits until all ranks have
 // updated their slices of the bucket.
 #pragma once
 
@@ -116,9 +116,9 @@ class Residency final : public OperatorListener {
     std::string reason;
   };
 
-  // An all-reduce that finds out which ranks wrote to shared, partitioned buckets in a scope. All ranks start
-  // it when the scope ends, even if an exception ends it, and wait for it later, at a point that all ranks
-  // reach.
+  // An all-reduce that counts the ranks that wrote to shared, partitioned buckets in a scope. All ranks start
+  // it when the scope ends, even if an exception ends the scope, and wait for it later, at a point that all
+  // ranks reach.
   struct WriterQuery {
     std::vector<int> buckets;
     at::Tensor writers;  // by bucket: the number of ranks that have written
@@ -197,7 +197,7 @@ class Residency final : public OperatorListener {
   GatherTrace inference_trace_;
   bool training_ = true;      // the current iteration follows the training trace
   std::vector<int> current_;  // the buckets of the current use
-  int copies_made_ = 0;       // copies of shared buckets that exist now
+  int copies_made_ = 0;       // number of private copies of shared buckets that exist now
   std::vector<WriterQuery> writer_queries_;
   std::vector<ChunkOfSlice> reads_;  // shards in the order in which the plan reads them
   int64_t clock_ = 0;

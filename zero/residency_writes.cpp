@@ -1,5 +1,6 @@
 // The part of Residency that handles changes of parameter values: updates by the optimizer, writes by the
-// program's operators, and scopes. Residency cannot observe the program's writes inside a scope.
+// program's operators, and scopes. Inside a scope the program may also write through raw pointers, which
+// Residency cannot observe.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -80,7 +81,7 @@ void Residency::hold(std::span<const int> buckets) {
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
-    // The program's writes inside the scope cannot be observed.
+    // Called now, because writes through raw pointers inside the scope cannot be observed.
     if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);
     pin(bucket);
     join(bucket);

@@ -58,10 +58,11 @@ struct StateTensor {
   Home home;
   at::Tensor memory;  // 1-D, a slice or a bucket long (`extent`); undefined if `home` is a file
   at::Tensor own;     // this rank's slice, 1-D; values in files have memory only while open
-  std::vector<at::Tensor> chunks = {};  // by chunk, for master weights or moments in files: 1-D, likewise
+  /// For master weights or moments in files: one 1-D tensor per chunk, which has memory only while open.
+  std::vector<at::Tensor> chunks = {};
 };
 
-/// A master weight or moment tensor of a bucket's slice to keep in files: fp32, initially zero.
+/// Names the master weights or a moment of a bucket's slice that are kept in files: fp32, initially zero.
 struct StateInFile {
   StateKind kind;
   std::string name;
@@ -124,8 +125,8 @@ class SliceStore {
   Range chunk_range(int bucket, int chunk) const;
   /// Returns the chunk's elements of the state.
   at::Tensor chunk(int bucket, const StateTensor& state, int chunk) const;
-  /// These open or close a chunk, or the slice of values, and throw TrainingError if a disk fails. `changed`:
-  /// the caller has written to the chunk.
+  /// The next four functions open or close a chunk, or this rank's slice of the bucket's values. They throw
+  /// TrainingError if a disk fails. `changed`: the caller has written to the chunk.
   void open_chunk(int bucket, int chunk);
   void close_chunk(int bucket, int chunk, bool changed);
   void open_values(int bucket, ValueUse use);

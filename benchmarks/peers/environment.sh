@@ -1,5 +1,5 @@
-# Sourced by the scripts beside it, after scripts/common.sh: the Python environment with the runtimes that
-# ZeroRun is compared with (the peers).
+# Functions for the scripts in this folder, which source this file after scripts/common.sh: they make a Python
+# environment with the runtimes that ZeroRun is compared with (the peers).
 # shellcheck shell=bash
 
 # enter_peers FOLDER: makes the peers' environment the current one. The first call installs the peers into a

@@ -2,7 +2,7 @@
 
 benchmarks/peers/optimizer runs this in the environment with the peers. Within a turn every case runs a few steps, and
 the median counts as the result of the turn. The printed figures are medians over turns. The bytes are those that the
-formula must read or write: 28 for each parameter of AdamW in fp32.
+optimizer's formula must read or write: 28 bytes per parameter for AdamW in fp32.
 """
 
 import argparse

@@ -61,7 +61,7 @@ def free_port():
 
 
 def pss_of(pid):
-    """Proportional set size in bytes: shared pages count by their share."""
+    """Proportional set size in bytes: each process is charged its share of a shared page."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

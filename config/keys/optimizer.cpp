@@ -12,8 +12,8 @@ constexpr std::string_view types_to_come =
 constexpr std::string_view nearest_types =
     "OneBitAdam:Adam OneBitLamb:Lamb ZeroOneAdam:Adam MuAdam:Adam MuAdamW:AdamW MuSGD:SGD Adadelta:RMSprop "
     "Adafactor:AdamW Adamax:Adam ASGD:SGD LBFGS:AdamW NAdam:Adam RAdam:Adam Rprop:RMSprop SparseAdam:Adam";
-// The types that DeepSpeed implements itself, which match in any case. DeepSpeed looks up all other types in
-// torch.optim by their exact names.
+// The types that DeepSpeed implements itself. It matches their names case-insensitively, and looks up all
+// other types in torch.optim by their exact names.
 constexpr std::string_view types_in_any_case =
     "Adam AdamW Lamb Adagrad Lion Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW MuSGD";
 constexpr std::string_view types_with_betas =
@@ -23,7 +23,8 @@ constexpr std::string_view types_with_eps =
     "Adam AdamW Lamb Muon OneBitAdam OneBitLamb ZeroOneAdam MuAdam MuAdamW Adamax NAdam RAdam SparseAdam "
     "Adagrad Adadelta RMSprop Adafactor";
 
-/// A parameter of OneBitAdam, OneBitLamb and ZeroOneAdam.
+/// Completes the row of a hyperparameter that only OneBitAdam, OneBitLamb or ZeroOneAdam has. `types` lists
+/// those of the three that have it.
 constexpr KeyFact of_removed(const KeyFact& parameter, std::string_view types) {
   return parameter.for_types(types).not_offered(
       "it belongs to an optimizer that is not offered, and that was removed from DeepSpeed after 0.19.6");

@@ -1,4 +1,4 @@
-// Communicator, and connect(), which connects to the other ranks by the environment that a launcher sets.
+// Communicator, and connect(), which finds the other ranks by the environment variables that a launcher sets.
 #pragma once
 
 #include "comm/communicator.h"

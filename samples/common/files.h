@@ -11,7 +11,8 @@ namespace zerorun {
 std::string read_text(const std::filesystem::path& file);
 /// Returns the parsed file. Throws UserError with the file's name, and for bad JSON the line and column.
 nlohmann::json read_json(const std::filesystem::path& file);
-/// Replaces the file. On an error the file stays as it was: throws UserError with its name and the reason.
+/// Replaces the file. On an error the file stays as it was, and the function throws UserError with its name
+/// and the reason.
 void write_text(const std::filesystem::path& file, const std::string& text);
 /// Creates the folder and missing parent folders. Throws UserError if that fails.
 void create_folder(const std::filesystem::path& folder);

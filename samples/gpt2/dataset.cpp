@@ -15,7 +15,7 @@
 namespace zerorun {
 namespace {
 
-// Samples of a block. In each block the sources have samples in proportion to their weights.
+// Number of samples in a block. In each block the sources have samples in proportion to their weights.
 constexpr int64_t kBlock = 1000;
 constexpr std::chrono::milliseconds kPoll(20);
 
@@ -164,7 +164,8 @@ std::string Dataset::identity() const {
                          (options_.sampler.sequential ? ", sequential" : "");
   for (size_t index = 0; index < sources_.size(); ++index) {
     const std::string stem = std::filesystem::path(sources_[index].name()).stem().string();
-    // Only the hash at the end of the file's name: a renamed file has the same data.
+    // Uses only the hash at the end of the token file's name, because the rest is the name of a text file,
+    // which may be renamed.
     identity += ", " + stem.substr(stem.rfind('-') + 1) + " " + std::to_string(shares_[index]);
   }
   return identity;

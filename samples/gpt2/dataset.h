@@ -45,13 +45,14 @@ class Dataset {
   int64_t train_batch_size() const { return samplers_.front().train_batch_size(); }
   /// "3 files, 123,456 tokens, 964 samples"
   std::string description() const;
-  /// A text for checkpoints. Data sets with the same identity have the same sample under each number.
+  /// A text that checkpoints store. In data sets with the same identity each sample number stands for the
+  /// same sample.
   std::string identity() const;
 
  private:
   struct Place {
     size_t source;
-    int64_t sample;  // number within the source
+    int64_t sample;  // number of the sample within the source
   };
   Place place(int64_t sample) const;
 

@@ -43,7 +43,7 @@ std::vector<int32_t> generate(Gpt2& model, std::span<const int32_t> prompt, int6
   std::mt19937_64 generator(options.seed);
   std::vector<int32_t> tokens(prompt.begin(), prompt.end());
   KeyValueCache cache;
-  // The number of tokens at the end that are not in the cache.
+  // The number of tokens at the end of `tokens` that are not in the cache.
   auto fresh = std::min(static_cast<int64_t>(tokens.size()), positions);
   for (int64_t i = 0; i < options.count; ++i) {
     if (cache.length + fresh > positions) {

@@ -62,8 +62,8 @@ std::string client_state(const Dataset& data, int64_t next_sample) {
   return nlohmann::json{{"data", data.identity()}, {"next_sample", next_sample}}.dump();
 }
 
-// Returns the number of the first sample after a checkpoint. Throws UserError if it was trained on other
-// data.
+// Returns the number of the next sample to train on after a checkpoint. Throws UserError if the checkpoint's
+// run trained on other data.
 int64_t resume_data(const ProgramOptions& options, const Dataset& data, const std::string& client_state) {
   if (options.new_data) return 0;
   const auto state = nlohmann::json::parse(client_state, nullptr, /*allow_exceptions=*/false);

@@ -81,7 +81,7 @@ struct Attention : torch::nn::Module {
       keys = all_keys.narrow(2, 0, context.position + length);
       values = all_values.narrow(2, 0, context.position + length);
     }
-    // With cached tokens there is one query, which attends to all of them and needs no mask.
+    // If there are cached tokens, there is only one new token. It attends to all tokens, so it needs no mask.
     const bool is_causal = !context.mask.defined() && context.position == 0;
     at::Tensor y = at::scaled_dot_product_attention(
         split(qkv[0]), keys, values, context.mask.defined() ? std::optional(context.mask) : std::nullopt,
@@ -109,7 +109,7 @@ struct Mlp : torch::nn::Module {
 
 struct Block : torch::nn::Module {
   // residual_std: initial standard deviation of the projections that add to the residual stream. It is
-  // smaller, because the stream sums 2 * layers of them.
+  // smaller than kInitStd, because the residual stream is the sum of 2 * layers projections.
   Block(const Gpt2Options& options, double residual_std, at::Generator& generator)
       : ln_1(register_module("ln_1", layer_norm(options))),
         attn(register_module("attn", std::make_shared<Attention>(options, residual_std, generator))),

@@ -51,7 +51,8 @@ void check_ranges(const ProgramOptions& options) {
   }
 }
 
-// Throws UserError before training if the output file could not be written after it.
+// Throws UserError if the output file cannot be written, so that the user learns it before training and not
+// after it.
 void check_output(const std::string& flag, const std::string& file) {
   if (file.empty()) return;
   std::error_code error;

@@ -17,7 +17,7 @@ struct ProgramOptions {
   DeepspeedFlags deepspeed;
   Hyperparameters hyperparameters{
       .micro_batch = 8, .accumulation = 1, .lr = 2e-3, .weight_decay = 0.1, .warmup = 40};
-  Gpt2Options model;  // from --init's config.json, if any; else positions is --seq
+  Gpt2Options model;  // from --init's config.json if there is one, else from flags; then positions is --seq
   int64_t seq = 128;  // tokens of a sample
   int64_t steps = 580;
   std::vector<std::string> data;  // empty: ZeroRun's own sources

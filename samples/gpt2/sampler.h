@@ -1,9 +1,9 @@
 // Determines which tokens of the corpus each step reads, by arithmetic without LibTorch. Immutable, safe from
 // any thread.
 //
-// Samples are numbered over all steps, micro-steps and ranks. A step has the same sample numbers at any world
-// size with the same train_batch_size. The text of a sample depends only on its number, the corpus, seq and
-// the seed:
+// Samples are numbered consecutively over all steps, micro-steps and ranks. A step has the same sample
+// numbers at any world size if train_batch_size is the same. The text of a sample depends only on its number,
+// the corpus, seq and the seed:
 //   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in an order of its own
 //   sequential  window after window from the start, wrapping around at size - seq
 #pragma once

@@ -19,8 +19,8 @@
 namespace zerorun {
 namespace fs = std::filesystem;
 
-// The start of a token file. The tokens follow, `width` bytes each. If row_length is not 0, each row's number
-// of tokens without padding follows, as uint32.
+// The start of a token file. The tokens follow, `width` bytes each. If row_length is not 0, the rows' lengths
+// follow the tokens: for each row the number of its tokens without padding, as uint32.
 struct TokenFile::Header {
   char magic[8] = {'Z', 'R', 'T', 'O', 'K', 'E', 'N', '1'};
   int64_t tokens = 0;

@@ -119,8 +119,8 @@ int run(int argc, char** argv) {
     const at::Tensor mask = rows(batch.attention_mask, batch, first, share).to(engine.device());
 
     optimizer.zero_grad();
-    // Ranks have different numbers of tokens to predict. The weights are proportional to these numbers, so
-    // that the mean over ranks is the mean over all tokens of the batch.
+    // Ranks have different numbers of tokens to predict. Each rank's loss is weighted by the rank's number of
+    // such tokens, so that the mean over ranks is the mean over all tokens of the batch.
     const int64_t all =
         std::accumulate(batch.attention_mask.begin(), batch.attention_mask.end(), -options.batch);
     const double weight =

@@ -23,7 +23,7 @@ struct TokenizerData {
   std::vector<std::pair<int32_t, int32_t>> merges;
   std::vector<int32_t> special;      // tokens that are found in the text before it is split into words
   std::optional<int32_t> end_token;  // between documents, and for padding
-  bool add_prefix_space = false;     // before a text, unless it starts with a space
+  bool add_prefix_space = false;     // adds a space before a text that does not start with one
 };
 
 /// Immutable, safe from any thread.
@@ -41,7 +41,8 @@ class Tokenizer {
   /// Equal for tokenizers that give the same tokens.
   uint64_t hash() const { return hash_; }
   std::vector<int32_t> encode(std::string_view text) const;
-  /// The bytes that `tokens` stand for; not necessarily UTF-8. Throws UserError if a number is not a token's.
+  /// The bytes that `tokens` stand for; not necessarily UTF-8. Throws UserError if an element of `tokens` is
+  /// not in the vocabulary.
   std::string decode(std::span<const int32_t> tokens) const;
 
  private:

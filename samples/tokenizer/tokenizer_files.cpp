@@ -53,8 +53,8 @@ class Reader {
         (is_sentencepiece ? "; its tokenizer.model is SentencePiece, which is not byte-level BPE" : ""));
   }
 
-  // Fails if `object` has a value for `key` that would change the tokens: one other than `neutral`, null and
-  // "".
+  // Fails if `object` has a value for `key` that would change the tokens, that is, a value other than
+  // `neutral`, null and "".
   void expect(const json& object, const std::string& where, const char* key, const json& neutral) const {
     const auto value = object.find(key);
     if (value == object.end() || value->is_null() || *value == neutral || *value == "") return;

@@ -1,6 +1,6 @@
 // Splits text into words; byte-level BPE merges tokens only within a word. By the pattern of GPT-2's
-// encoder.py a word is a run of letters, of digits or of other signs with the space before it, one of the
-// endings 's 't 're 've 'm 'll 'd, or white space.
+// encoder.py a word is one of these: a run of letters, of digits or of other signs, together with the space
+// before it; one of the endings 's 't 're 've 'm 'll 'd; white space.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ class WordSplitter {
   size_t valid_end_ = 0;  // text_ is valid UTF-8 from offset_ to here
 };
 
-/// Returns the last offset below `limit` at which `text` can be cut without changing its words: ASCII white
-/// space there follows another ASCII character. 0 if there is none.
+/// Returns the last offset below `limit` at which `text` can be cut without changing its words; 0 if there is
+/// none. At such an offset ASCII white space follows an ASCII character that is not white space.
 size_t last_cut(std::string_view text, size_t limit);
 
 }  // namespace zerorun

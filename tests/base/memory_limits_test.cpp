@@ -36,7 +36,7 @@ using Limits = std::vector<int64_t>;
 
 }  // namespace
 
-TEST_CASE("memory: that of the machine, with swap, where no cgroup has a limit") {
+TEST_CASE("memory limits: the machine's memory and swap, if no cgroup has a limit") {
   CHECK(limits_with({}).empty());
   CHECK(limits_with({{kMachine, kNoSwap}}) == Limits{1000 * kKib});
   CHECK(limits_with({{kMachine, "MemTotal: 1000 kB\nHugePages_Total: 0\nSwapTotal: 24 kB\n"}}) ==
@@ -50,7 +50,7 @@ TEST_CASE("memory: that of the machine, with swap, where no cgroup has a limit")
         Limits{1000 * kKib});
 }
 
-TEST_CASE("memory: limits of the own cgroup and of those around it, of either version") {
+TEST_CASE("memory limits: those of the own cgroup and its ancestors, in both versions of cgroups") {
   CHECK(limits_with({{kMachine, kNoSwap},
                      {kGroup, "0::/a/b\n"},
                      {kMount + "/a/b/memory.max", "4096\n"},

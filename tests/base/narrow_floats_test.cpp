@@ -91,7 +91,7 @@ TEST_CASE("narrow floats: all 65,536 values widen to the bits that c10 gives") {
   }
 }
 
-TEST_CASE("narrow floats: every value there and back is the same, every NaN a NaN") {
+TEST_CASE("narrow floats: widening and narrowing gives every value back, and a NaN for a NaN") {
   for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
     for (Simd path : paths()) {
       const std::vector<uint16_t> back = narrowed(widened(all_patterns(), dtype, path), dtype, path);
@@ -106,7 +106,7 @@ TEST_CASE("narrow floats: every value there and back is the same, every NaN a Na
   }
 }
 
-TEST_CASE("narrow floats: half-way between neighbours goes to the even one, beside it to the nearer one") {
+TEST_CASE("narrow floats: ties round to even, values next to a tie to the nearer neighbour") {
   for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
     const uint16_t infinity = dtype == Dtype::bf16 ? 0x7f80 : 0x7c00;
     for (uint16_t sign : {0x0000, 0x8000}) {
@@ -165,7 +165,7 @@ TEST_CASE("narrow floats: millions of random bit patterns narrow as c10 narrows 
   for (float& value : values) value = std::bit_cast<float>(static_cast<uint32_t>(random()));
   check_narrowing(values, Dtype::bf16);
   check_narrowing(values, Dtype::fp16);
-  // Most of these values are far outside fp16's range: the check is repeated with exponents from -27 to 17.
+  // Most random values are far outside fp16's range. Check again with exponents from -27 to 17.
   for (float& value : values) {
     const auto exponent = static_cast<uint32_t>(127 - 27 + random() % 45);
     value = std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x807fffff) | (exponent << 23));
@@ -173,7 +173,7 @@ TEST_CASE("narrow floats: millions of random bit patterns narrow as c10 narrows 
   check_narrowing(values, Dtype::fp16);
 }
 
-TEST_CASE("narrow floats: any length, any start, nothing written behind the end") {
+TEST_CASE("narrow floats: every length works, and nothing is written past the end") {
   const std::vector<uint16_t> patterns = all_patterns();
   for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
     const uint16_t* source = patterns.data() + 0x3c01;

@@ -15,16 +15,16 @@ TEST_CASE("the route to this host goes over its loopback interface") {
   CHECK(named.local == named.remote);
 }
 
-TEST_CASE("an address that nothing leads to is an error that names it") {
+TEST_CASE("an unknown host name is an error that names it") {
   CHECK_THROWS_WITH(zerorun::route_to("no-such-host.invalid"),
                     Catch::Matchers::Contains("no-such-host.invalid (MASTER_ADDR)"));
 }
 
-TEST_CASE("ranks are reached by the address that the others know") {
+TEST_CASE("a rank's reachable address is the one that other hosts use") {
   const Route first{"10.0.0.1", "10.0.0.1"}, second{"10.0.0.2", "10.0.0.1"};
   CHECK(reachable_address({first, second}, 0) == "10.0.0.1");
   CHECK(reachable_address({first, second}, 1) == "10.0.0.2");
-  // On its own host, the name of MASTER_ADDR may be another loopback address than 127.0.0.1.
+  // On MASTER_ADDR's own host the name may resolve to a loopback address other than 127.0.0.1.
   const Route loopback{"127.0.0.1", "127.0.1.1"};
   CHECK(reachable_address({loopback, loopback, second}, 0) == "10.0.0.1");
   CHECK(reachable_address({loopback, loopback, second}, 1) == "10.0.0.1");

@@ -6,7 +6,7 @@
 
 namespace zerorun {
 
-TEST_CASE("seal: SipHash-2-4 of the texts that its authors publish") {
+TEST_CASE("seal: SipHash-2-4 gives the hashes of its authors' test vectors") {
   const uint64_t first = 0x0706050403020100;
   const uint64_t second = 0x0f0e0d0c0b0a0908;
   std::string text;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# failures_test.sh BIN SOURCE: what ends a job on three hosts: the report of each cause, how soon all is over on every
-# host, and that no process is left.
+# failures_test.sh BIN SOURCE: ends jobs on three hosts by different causes. Checks the report of each cause, how soon
+# all processes have ended on every host, and that none is left.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -8,12 +8,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/hosts.bash"
 memory_group=/sys/fs/cgroup/memory/$id
 trap 'clean_up; rmdir "$memory_group" 2>/dev/null || true' EXIT
 
-# A second process may be scheduled late on a busy machine: this much is added to every deadline.
+# Added to every deadline, because processes may be scheduled late on a busy machine.
 margin_ms=700
 
 make_hosts 3
 start_sshds
-# What sshd starts on host 1 has a memory limit of its own, where this system has cgroups of version 1 to make one.
+# If a memory cgroup of version 1 can be made here, it limits the memory of all processes that sshd starts on host 1.
 limited=0
 if mkdir "$memory_group" 2>/dev/null && echo 200000000 >"$memory_group/memory.limit_in_bytes" &&
   processes_on 1 '^sshd' | head -n 1 >"$memory_group/cgroup.procs"; then
@@ -35,7 +35,7 @@ rank_process() {
   done
 }
 
-# What a rank does: $1 is the behaviour of rank 2, the first of host 1, once all ranks run; the others wait.
+# The program of a rank. When all ranks run, rank 2, which is the first rank of host 1, runs $1; the other ranks wait.
 cat >rank.sh <<'RANK'
 exec -a rank_of_the_test bash -c '
   : >"up_$RANK"
@@ -44,7 +44,7 @@ exec -a rank_of_the_test bash -c '
   while :; do sleep 0.2; done' rank_of_the_test "$1"
 RANK
 
-# start BEHAVIOUR [OPTIONS...]: the job, and waits until all ranks run.
+# start BEHAVIOUR [OPTIONS...]: starts a job whose rank 2 runs BEHAVIOUR, and waits until all ranks run.
 start() {
   local behaviour=$1 i
   shift
@@ -60,7 +60,8 @@ start() {
   fail "the ranks do not start"
 }
 
-# ends CAUSE LIMIT_MS CODE TEXT...: the job is over on all hosts in time, with this exit code (- : any), and has said this.
+# ends CAUSE LIMIT_MS CODE TEXT...: checks that the job ends on all hosts within LIMIT_MS, that its exit code is CODE
+# (-: any), and that its log matches each TEXT.
 ends() {
   local cause=$1 limit=$2 code=$3 started found=0 host text left
   shift 3
@@ -98,7 +99,7 @@ start 'exec dd if=/dev/zero of=/run/small/file'
 ends "full disk" 2000 1 'rank 2 on worker-1 .*(disk|space)'
 
 if ((limited)); then
-  # Never more than 2 GB: should the limit not hold, the rank ends by itself.
+  # If the cgroup's limit does not work, ulimit ends the rank at 2 GB.
   start 'ulimit -v 2000000; exec tail /dev/zero'
   ends "out of memory" 6000 137 'rank 2 on worker-1 killed by signal 9 \(SIGKILL\): out of memory'
 else
@@ -132,7 +133,7 @@ ip -n "${id}b" link set port1 up
 
 start :
 unreachable=1
-# Some end in the meantime: each rank's `sleep`.
+# kill fails for processes that have ended in the meantime, such as the ranks' `sleep`.
 for process in $(processes_on 1 .); do kill -STOP "$process" 2>/dev/null || true; done
 ends "a host stops" 8000 1 'worker-1: no sign of life for 5 s, although its system acknowledges what is sent'
 for process in $(processes_on 1 .); do kill -CONT "$process" 2>/dev/null || true; done
@@ -140,7 +141,7 @@ unset unreachable
 for ((i = 0; i < 80; ++i)); do [[ -z $(processes 1) ]] && break || sleep 0.1; done
 [[ -z $(processes 1) ]] || fail "the host that was stopped still has processes"
 
-# A stopped rank is noticed by the others' collectives, at --timeout.
+# The collectives of the other ranks detect a stopped rank after --timeout.
 head -c 20000 "$source/README.md" "$source/docs/guide.md" >text
 rm -f up_*
 OMP_NUM_THREADS=1 on 0 timeout 60 "$bin/zerorun" --device cpu --timeout 5 --hostfile "$work/hostfile" "$bin/gpt2" \
@@ -151,7 +152,7 @@ for ((i = 0; i < 300; ++i)); do [[ -s steps.csv ]] && (($(wc -l <steps.csv) > 3)
 kill -STOP "$(rank_process 1 "^$bin/gpt2 --deepspeed")"
 ends "a rank is stopped" 9000 1 'rank [23] on worker-1 is stopped by a signal'
 
-# Before the ranks start.
+# Errors before the ranks start.
 on 0 timeout 30 "$bin/zerorun" --hostfile "$work/missing" true >job.log 2>&1 && fail "a missing hostfile is an error"
 grep -q "$work/missing" job.log || fail "the missing hostfile is not named"
 printf 'worker-0 slots=1\nworker-9 slots=1\n' >unknown

@@ -1,5 +1,6 @@
-# Sourced by the tests beside it: hosts made of namespaces of this machine. Each has its own network interface, name,
-# processes, /tmp, /run and /dev/shm; as on Debian, its own name leads to its loopback interface. A bridge joins them.
+# Sourced by the tests in this folder. Makes hosts from namespaces of this machine. Each host has its own network
+# interface, name, processes, /tmp, /run and /dev/shm. A bridge connects the hosts. As on Debian, a host's own name
+# resolves to a loopback address.
 #
 #   make_hosts N        worker-0 to worker-N-1 with the addresses 10.77.0.1 and so on, under $work
 #   start_sshds         an sshd on each, and keys by which root logs in
@@ -8,7 +9,7 @@
 
 id=zr$$
 work=$(mktemp -d /var/tmp/zerorun_cluster_XXXXXX)
-inits=() # by host: its process 1, as this machine numbers it
+inits=() # by host: the PID of its process 1 in this machine's PID namespace
 passed=0
 
 skip() { echo "skipped: $*" && exit 77; }
@@ -38,7 +39,7 @@ check_namespaces() {
 make_hosts() {
   local count=$1 host other
   check_namespaces
-  # A build folder in /tmp must stay visible on the hosts.
+  # A build folder or a source folder in /tmp must be visible on the hosts: then they have no /tmp of their own.
   own_folders=(/run /dev/shm)
   [[ $bin/ == /tmp/* || $source/ == /tmp/* ]] || own_folders+=(/tmp)
   for ((host = 0; host < count; ++host)); do
@@ -60,11 +61,11 @@ make_hosts() {
   printf 'worker-%d slots=2\n' $(seq 0 $((count - 1))) >"$work/hostfile"
 }
 
-# Process 1 of a host, which waits for orphans, and keeps the namespaces.
+# Starts process 1 of a host, which reaps orphans and keeps the namespaces alive.
 start_init() {
   local host=$1
   # shellcheck disable=SC2016
-  # Not `ip netns exec`, whose /sys has no cgroups.
+  # nsenter and not `ip netns exec`, which mounts another /sys, without cgroups.
   nsenter --net="/run/netns/${id}h$host" unshare --mount --uts --ipc --pid --fork --kill-child --mount-proc bash -ec '
     hostname "worker-$1"
     for folder in $3; do mount -t tmpfs tmpfs "$folder"; done
@@ -87,7 +88,7 @@ on() {
   nsenter --target "${inits[host]}" --net --pid --mount --uts --ipc -- env --chdir="$PWD" "$@"
 }
 
-# The numbers, as this machine counts, of processes on a host whose command line matches.
+# Prints the PIDs, in this machine's PID namespace, of the processes on a host whose command line matches.
 processes_on() {
   local host=$1 pattern=$2 namespace process
   namespace=$(readlink "/proc/${inits[host]}/ns/pid")
@@ -108,7 +109,7 @@ start_sshds() {
     >"$work/ssh/config"
   sed "s/^/worker-* /; s/ [^ ]*$//" "$work/host_key.pub" >"$work/known_hosts"
   for ((host = 0; host < ${#inits[@]}; ++host)); do
-    # The user's own keys stay unseen: each host has the test's folder as /root/.ssh.
+    # Each host has the test's folder as /root/.ssh, so that ssh does not use the user's own keys.
     on "$host" mkdir -p /root/.ssh
     on "$host" mount --bind "$work/ssh" /root/.ssh
     on "$host" /usr/sbin/sshd -f /dev/null -h "$work/host_key" -o PermitRootLogin=yes -o StrictModes=no -o UsePAM=no \

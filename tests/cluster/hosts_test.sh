@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# hosts_test.sh BIN SOURCE: gpt2 on three hosts, started by ssh, pdsh, OpenMPI, and a launcher on each host: the losses
-# are those of one host, to the bit; checkpoints move between two hosts and one.
+# hosts_test.sh BIN SOURCE: trains gpt2 on three hosts, started by ssh, pdsh, OpenMPI, and a launcher on each host. The
+# losses must have the same bits as on one host. Checkpoints of two hosts must load on one host, and the reverse.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -17,7 +17,7 @@ gpt2=("$bin/gpt2" --deepspeed "$source/samples/gpt2/ds_config.json" --layers 1 -
   --data "$work/text" --generate 0 --cache "$work/tokens")
 hosts=("$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile")
 
-# compare NAME: NAME.csv has the losses of one host, and NAME.log says that Gloo connected the hosts.
+# compare NAME: checks that NAME.csv has the losses of one host, and that the ranks of NAME.log used Gloo.
 compare() {
   cmp alone.csv "$1.csv" || fail "$1: other losses than on one host"
   grep -q "collectives go over Gloo, not over shared memory: rank [0-9]* is on another host" "$1.log" ||
@@ -57,7 +57,7 @@ on 0 timeout 100 "$bin/zerorun" --device cpu --timeout 60 --nnodes 3 --nproc_per
 wait "${joining[@]}"
 compare joined
 
-# The launcher's folder, .deepspeed_env and arguments arrive as they are, and run nothing.
+# The working folder, the variables of .deepspeed_env and the arguments arrive unchanged, and no shell runs any part.
 odd=$'two words $(touch was_run) "quoted" \'single\' ; * \\ \n line'
 # shellcheck disable=SC2016
 on 0 timeout 60 "${hosts[@]}" --include worker-1:0@worker-2:1 sh -c \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_test.sh BIN SOURCE: a Slurm of three hosts (slurmctld, slurmd, munge) runs the scripts of samples/cluster as
-# they are: the losses of one host, to the bit.
+# slurm_test.sh BIN SOURCE: a Slurm cluster of three hosts (slurmctld, slurmd, munge) runs the unchanged scripts of
+# samples/cluster. The losses must have the same bits as on one host.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -80,7 +80,7 @@ on 0 timeout 100 sbatch --wait --nodes 3 --output sbatch.log "$source/samples/cl
   --csv sbatch.csv >submitted.log 2>&1 || fail "sbatch"
 compare sbatch
 
-# A rank that fails ends the step on all nodes, and the batch script with its code.
+# If a rank fails, the step ends on all nodes, and the batch script fails.
 # shellcheck disable=SC2016
 on 0 timeout 60 sbatch --wait --nodes 3 --output failing.log "$source/samples/cluster/train.sbatch" \
   sh -c 'if [ "$RANK" = 4 ]; then exit 5; fi; sleep 100' >submitted.log 2>&1 && fail "a failing rank"

@@ -1,5 +1,5 @@
-// What a rank reads from the variables of srun, mpirun and mpiexec. The tables are what Slurm 22.05, OpenMPI
-// 4.1 and MPICH 4.0 of Debian 12 set.
+// Tests what a rank reads from the variables of srun, mpirun and mpiexec. The tables contain the variables
+// that Slurm 22.05, OpenMPI 4.1 and MPICH 4.0 of Debian 12 set.
 #include "comm/cluster_environment.h"
 
 #include <sys/socket.h>
@@ -59,7 +59,8 @@ Table without(Table table, const std::string& name) {
   return table;
 }
 
-// On a host with the address 192.0.2.2, where process 4321 has made every socket pair.
+// Reads `table` on a fake host with the address 192.0.2.2, where process 4321 has made the socket pair of
+// descriptor 8.
 Environment read(const Table& table) {
   const Variables variables([&](const std::string& name) -> std::optional<std::string> {
     const auto found = table.find(name);
@@ -158,7 +159,7 @@ TEST_CASE("srun: neighbouring jobs and their steps have ports of their own, belo
         20000 + 16 * 1 + 3);
 }
 
-TEST_CASE("srun: a batch script is one rank, whatever its job has") {
+TEST_CASE("srun: a batch script is one rank, however many tasks its job has") {
   CHECK(read(kBatch).world_size == 1);
   CHECK(read(kBatch).rank == 0);
   // A job that was submitted from within a step inherits that step's variables.
@@ -200,7 +201,7 @@ TEST_CASE("mpirun: ranks of several hosts meet where mpirun runs if rank 0 does 
   CHECK(given.master_port == 1234);
 }
 
-TEST_CASE("mpiexec of MPICH: ranks of one host know their job by its process manager") {
+TEST_CASE("mpiexec of MPICH: on one host the PID of the process manager identifies the job") {
   const Environment environment = read(kMpich);
   CHECK(environment.rank == 1);
   CHECK(environment.world_size == 2);

@@ -21,7 +21,7 @@ SharedSegment mapped_again(const SharedSegment& segment) {
 
 }  // namespace
 
-TEST_CASE("control block: another job's is refused") {
+TEST_CASE("control block: the block of another job is refused") {
   const SharedSegment made = ControlBlock::make(kRanks, 7);
   CHECK_THROWS_WITH(ControlBlock(mapped_again(made), 1, kRanks, 8), Contains("another job's"));
   const SharedSegment unmarked = SharedSegment::create("test", ControlBlock::bytes(kRanks));
@@ -29,7 +29,7 @@ TEST_CASE("control block: another job's is refused") {
   CHECK_NOTHROW(ControlBlock(mapped_again(made), 1, kRanks, 7));
 }
 
-TEST_CASE("control block: a rank has one process, and a second one leaves it alone") {
+TEST_CASE("control block: a second process of a rank is refused, and does not disturb the first one") {
   const SharedSegment made = ControlBlock::make(kRanks, 7);
   ControlBlock first(mapped_again(made), 1, kRanks, 7);
   const Numbered barrier{.kind = Collective::barrier, .number = 0};

@@ -98,7 +98,7 @@ TEST_CASE("cuda library: errors thrown in it are caught by their types") {
   unsetenv("FAKE_CUDA");
 }
 
-TEST_CASE("cuda library: the one that is there and does not fit is not passed over") {
+TEST_CASE("cuda library: a library that exists and does not fit is an error and is not skipped") {
   // The first library that can be loaded lacks the function zerorun_connect_cuda; the second one has it.
   const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(library.connect);
@@ -124,17 +124,17 @@ TEST_CASE("cuda library: a load that fails is explained by which library is miss
              Contains("libzerorun_cuda_nowhere.so"));
 }
 
-TEST_CASE("device: the CPU is taken where there is no GPU, without a word") {
+TEST_CASE("device: without a GPU the CPU is used, and nothing is logged") {
   if (has_driver()) return;
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "auto", "UserError") == kOnCpu);
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "", "UserError") == kOnCpu);
 }
 
-TEST_CASE("device: the CPU is taken where it is wanted, GPUs or not, without a word") {
+TEST_CASE("device: if the CPU is asked for, it is used also with GPUs, and nothing is logged") {
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cpu", "UserError") == kOnCpu);
 }
 
-TEST_CASE("device: a driver or a GPU that is too old leaves the CPU, and says why") {
+TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the log says why") {
   if (has_driver()) return;
   const auto [variable, value, reason] = GENERATE(
       table<std::string, std::string, std::string>({{"FAKE_DRIVER", "12040", "knows CUDA 12.4 at most"},
@@ -170,7 +170,7 @@ TEST_CASE("device: a GPU without the CUDA part is a warning, or an error if GPUs
           "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but cannot load"));
 }
 
-TEST_CASE("device: GPUs that are asked for and not there are an error with the driver's reason") {
+TEST_CASE("device: if GPUs are asked for and there are none, the error contains the driver's reason") {
   if (has_driver()) return;
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "cuda") ==
         "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
@@ -184,7 +184,7 @@ TEST_CASE("device: GPUs that are asked for and not there are an error with the d
                                        Contains("there is no NVIDIA driver") && Contains("libcuda.so.1"));
 }
 
-TEST_CASE("device: ranks join over the store, and each has its place on the machine") {
+TEST_CASE("device: the CUDA library gets the store and each rank's local rank") {
   if (has_driver()) return;
   const int port = testing::free_port();
   // Each rank stays until both are done: its end would break connections that the other rank is still making.

@@ -1,4 +1,5 @@
-// The exchange of words between ranks as threads that share a store: late ranks, missing ranks, any text.
+// Tests the exchange of words between rank-threads that share a store: late ranks, missing ranks, words with
+// any bytes.
 #include "comm/exchange.h"
 
 #include <catch2/catch.hpp>
@@ -19,7 +20,7 @@ struct Rank {
   std::string word = "word";
 };
 
-// What each rank gets: its words with '|' between them, or the error.
+// Returns, by rank, the words that the rank gets, each followed by '|', or the rank's error.
 Words exchange(const std::vector<Rank>& ranks) {
   const Connection connection = c10::make_intrusive<c10d::HashStore>();
   Words results(ranks.size());
@@ -46,7 +47,7 @@ Words exchange(const std::vector<Rank>& ranks) {
 
 }  // namespace
 
-TEST_CASE("exchange: every rank gets every word, whatever stands in it, and whoever is late") {
+TEST_CASE("exchange: every rank gets every word, also words with odd bytes, and also if a rank is late") {
   const std::string odd = std::string("3 a\0b|\n", 7) + "\xff";
   std::vector<Rank> ranks(4);
   ranks[0].word = "";
@@ -77,7 +78,7 @@ TEST_CASE("exchange: every rank names the missing ones, whichever deadline comes
   }
 }
 
-TEST_CASE("exchange: without rank 0 the others name it, and those that are missing beside it") {
+TEST_CASE("exchange: if rank 0 is missing, the others name it and all other missing ranks") {
   std::vector<Rank> ranks(3, Rank{.timeout = 300ms});
   ranks[0].comes = false;
   Words results = exchange(ranks);

@@ -148,7 +148,8 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
         try {
           communicator->reduce_scatter(at::empty({5}), at::ones({20}), "bucket 3")->wait();
         } catch (const CommError&) {
-          // Each rank stays until all have failed: the others would report a rank that has ended as missing.
+          // Each rank stays until all have failed. If it ended at once, the others would name it as missing
+          // too.
           sleep_ms(500);
           throw;
         }
@@ -162,7 +163,7 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
   }
 }
 
-TEST_CASE("gloo: collectives that nobody waited for do not stand in the way of later ones") {
+TEST_CASE("gloo: collectives that nobody waited for do not block later ones") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join(rank, 2, port, milliseconds(5000));
@@ -179,7 +180,7 @@ TEST_CASE("gloo: collectives that nobody waited for do not stand in the way of l
   for (const Ending& ending : endings) CHECK(ending.text == "went through");
 }
 
-TEST_CASE("gloo: ranks that gather equal sizes in another order are told so, and nothing is swapped") {
+TEST_CASE("gloo: ranks that gather buckets of equal size in another order get an error, not wrong data") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join(rank, 2, port, milliseconds(1500));

@@ -51,7 +51,7 @@ StorePointer store_over(const Connection& connection, const std::string& secret 
 
 }  // namespace
 
-TEST_CASE("job store: no call outlasts its deadline where the store stands still, and one thread waits") {
+TEST_CASE("job store: if the store hangs, every call ends at its deadline, and only one thread is blocked") {
   const auto silent = c10::make_intrusive<SilentStore>();
   const StorePointer store = store_over(silent);
   const std::function<void()> calls[] = {[&] { store->set("key", "value", Deadline(50ms)); },
@@ -73,7 +73,7 @@ TEST_CASE("job store: no call outlasts its deadline where the store stands still
   silent->go_on();
 }
 
-TEST_CASE("job store: a store that answers again serves again") {
+TEST_CASE("job store: a store that answers again can be used again") {
   const auto silent = c10::make_intrusive<SilentStore>();
   const StorePointer store = store_over(silent);
   CHECK_THROWS_AS(store->set("key", "value", Deadline(1ms)), StoreError);
@@ -81,7 +81,7 @@ TEST_CASE("job store: a store that answers again serves again") {
   CHECK_NOTHROW(store->find("key", Deadline(60s)));
 }
 
-TEST_CASE("job store: values come back, parts have keys of their own, the first claim stands") {
+TEST_CASE("job store: values can be read again, parts have keys of their own, the first claim wins") {
   const auto raw = c10::make_intrusive<c10d::HashStore>();
   const StorePointer store = store_over(raw);
   const Deadline deadline(60s);
@@ -105,7 +105,7 @@ TEST_CASE("job store: values come back, parts have keys of their own, the first 
   CHECK_THROWS_AS(view->wait({"none"}, 20ms), CommError);
 }
 
-TEST_CASE("job store: what somebody else has written is an error that says so") {
+TEST_CASE("job store: a value without the job's seal is an error that says so") {
   const auto raw = c10::make_intrusive<c10d::HashStore>();
   const Deadline deadline(60s);
   const StorePointer ours = store_over(raw);
@@ -124,7 +124,7 @@ TEST_CASE("job store: what somebody else has written is an error that says so") 
   is_told([&] { ours->find("key", deadline); });
 }
 
-TEST_CASE("job store: a store that has gone is told from one that is silent") {
+TEST_CASE("job store: the error of a store that has ended differs from that of a store that hangs") {
   class Gone : public c10d::HashStore {
     bool check(const std::vector<std::string>&) override { throw std::runtime_error("broken pipe\nframes"); }
   };

@@ -101,7 +101,7 @@ bool is_reached(const char* address, int port) {
 
 }  // namespace
 
-TEST_CASE("jobs: a process connects as often as it likes, over shared memory and Gloo") {
+TEST_CASE("jobs: a process can connect any number of times, over shared memory and Gloo") {
   for (const char* comm : {"shm", "gloo"}) {
     CAPTURE(comm);
     const int port = testing::free_port();
@@ -123,7 +123,7 @@ TEST_CASE("jobs: a process connects as often as it likes, over shared memory and
   }
 }
 
-TEST_CASE("jobs: a process connects as often as it likes where torchrun's agent keeps the store") {
+TEST_CASE("jobs: a process can connect any number of times if torchrun's agent keeps the store") {
   const int port = testing::free_port();
   const auto endings = run_processes(
       3,
@@ -144,7 +144,7 @@ TEST_CASE("jobs: a process connects as often as it likes where torchrun's agent 
   for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
 }
 
-TEST_CASE("jobs: a child of rank 0 that exits leaves the store to its parent") {
+TEST_CASE("jobs: the store works on after a forked child of rank 0 has exited") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, port, "job");
@@ -160,7 +160,7 @@ TEST_CASE("jobs: a child of rank 0 that exits leaves the store to its parent") {
   for (const auto& ending : endings) CHECK(ending.text == "9.000000 0 9.000000");
 }
 
-TEST_CASE("jobs: of two that start together on one port exactly one lives, and the other is told") {
+TEST_CASE("jobs: if two jobs start together on one port, one of them runs and the other gets an error") {
   for (int round = 0; round < 20; ++round) {
     CAPTURE(round);
     const int port = testing::free_port();
@@ -184,7 +184,7 @@ TEST_CASE("jobs: of two that start together on one port exactly one lives, and t
 }
 
 TEST_CASE(
-    "jobs: a second rank of a number, or a rank of another job, is told; the first job does not notice") {
+    "jobs: a second process of a rank, or a rank of another job, gets an error; the first job continues") {
   struct {
     const char* job;
     int world_size;
@@ -225,7 +225,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("jobs: a stranger takes no rank's place") {
+TEST_CASE("jobs: values that a stranger copies to a rank's keys are an error") {
   const int port = testing::free_port();
   Steps steps;
   const auto endings = run_processes(2, [&](int index) -> std::string {
@@ -276,7 +276,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, socket.port, "job");
     if (rank == 0) {
-      fcntl(socket.fd.get(), F_SETFD, 0);  // clears close-on-exec, so that ranks could inherit the socket
+      fcntl(socket.fd.get(), F_SETFD, 0);  // clears close-on-exec, as the launcher does for rank 0
       setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
     }
     return sum_of_all(*connect()) + " " + sum_of_all(*connect());
@@ -284,7 +284,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
   for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000");
 }
 
-TEST_CASE("jobs: rank 0 stopped behind the opening of the store: the others say so at their deadline") {
+TEST_CASE("jobs: if rank 0 is stopped after it has opened the store, the others name it at their deadline") {
   // Rank 0 is stopped before rank 1 connects (comes_late), or while rank 1 waits in connect().
   for (const bool comes_late : {true, false}) {
     CAPTURE(comes_late);

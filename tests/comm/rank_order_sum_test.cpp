@@ -60,11 +60,11 @@ TEST_CASE("sum in rank order: 16-bit values are added in float32 and rounded onc
   }
 }
 
-TEST_CASE("sum in rank order: outputs of any size and place, up to those that pass the caches") {
+TEST_CASE("sum in rank order: outputs of any size and alignment, also those written past the caches") {
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
     for (int ranks : {1, 2, 3}) {
       for (int64_t numel : {0, 1, 63, 2048, 5001, (9 << 20) / 4 + 37}) {
-        for (int64_t begin : {0, 1}) {  // offset in elements; at 1 the output is aligned to its dtype only
+        for (int64_t begin : {0, 1}) {  // offset in elements; with 1 the output is aligned to its dtype only
           std::vector<at::Tensor> slices = random_slices(ranks, numel, at::kFloat);
           for (at::Tensor& slice : slices) slice = (dtype == at::kLong ? slice * 1000 : slice).to(dtype);
           at::Tensor wanted = slices[0].clone();

@@ -47,10 +47,10 @@ Child start_child(const ProcessBody& body, int index) {
   close(ends[0]);
   const std::string text = run_body(body, index);
   const bool written = write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  _exit(written ? 0 : 1);  // no destructors: the fork has a copy of the parent's Catch session
+  _exit(written ? 0 : 1);  // runs no destructors: the child has a copy of the parent's Catch session
 }
 
-// Reads the pipe of the process until the process ends, which closes it. Returns false if the process has not
+// Reads the child's pipe until the child ends, which closes the pipe. Returns false if the child has not
 // ended at `end`.
 bool read_to_the_end(Child& child, Ending& ending, Clock::time_point end) {
   char buffer[4096];

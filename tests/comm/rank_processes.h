@@ -10,9 +10,9 @@
 namespace zerorun::testing {
 
 struct Ending {
-  int status = 0;    // as waitpid() returns it
-  std::string text;  // the body's result; for an exception "CommError: " (UserError, exception) and its text
-  double seconds = 0;  // from the fork to the end of the process; 0 if it was killed
+  int status = 0;      // as waitpid() returns it
+  std::string text;    // the body's result, or "CommError: ", "UserError: " or "exception: " and the message
+  double seconds = 0;  // from the fork to the end of the process; 0 if run_processes() did not see the end
 };
 
 using ProcessBody = std::function<std::string(int index)>;

@@ -92,7 +92,7 @@ TEST_CASE("environment: all variables are read") {
   CHECK(environment.comm == CommChoice::automatic);
 }
 
-TEST_CASE("environment: what ranks talk over is read") {
+TEST_CASE("environment: ZERORUN_COMM is read") {
   const std::pair<const char*, CommChoice> cases[] = {{"", CommChoice::automatic},
                                                       {"auto", CommChoice::automatic},
                                                       {"shm", CommChoice::shared_memory},
@@ -119,7 +119,7 @@ TEST_CASE("environment: the device is read, with ranks or without") {
   }
 }
 
-TEST_CASE("environment: the ranks of this machine are all of them unless it is said") {
+TEST_CASE("environment: LOCAL_WORLD_SIZE is the number of ranks of this machine") {
   ScopedVariables variables(with("LOCAL_WORLD_SIZE", "2"));
   CHECK(Environment::read().local_world_size == 2);
 }
@@ -143,7 +143,7 @@ TEST_CASE("environment: a world of one needs no address") {
   CHECK(connect()->world_size() == 1);
 }
 
-TEST_CASE("environment: torchrun's agent store is noticed") {
+TEST_CASE("environment: TORCHELASTIC_USE_AGENT_STORE is read") {
   {
     ScopedVariables variables(with("TORCHELASTIC_USE_AGENT_STORE", "True"));
     CHECK(Environment::read().agent_store);
@@ -152,7 +152,7 @@ TEST_CASE("environment: torchrun's agent store is noticed") {
   CHECK_FALSE(Environment::read().agent_store);
 }
 
-TEST_CASE("environment: what the ranks of a job have in common is read from whoever started them") {
+TEST_CASE("environment: the job is identified by the variables of the launcher that started the ranks") {
   auto job_of = [](const Table& variables) {
     Table all = kGood;
     all.insert(variables.begin(), variables.end());
@@ -174,7 +174,7 @@ TEST_CASE("environment: what the ranks of a job have in common is read from whoe
   CHECK_THAT(job_of(launched), Contains("token") && !Contains("torchrun"));
 }
 
-TEST_CASE("environment: ranks are on one host where that is said, or where no other could come") {
+TEST_CASE("environment: LOCAL_WORLD_SIZE or a loopback address shows that all ranks are on one host") {
   auto is_one_host = [](const std::string& address, const std::string& local_world_size) {
     ScopedVariables variables({{"RANK", "1"},
                                {"WORLD_SIZE", "4"},
@@ -271,7 +271,7 @@ TEST_CASE("rendezvous: ranks that have joined name the one that did not") {
   }
 }
 
-TEST_CASE("rendezvous: without rank 0 the others say whom they did not reach") {
+TEST_CASE("rendezvous: if rank 0 is missing, the others report that they did not reach it") {
   const int port = testing::free_port();
   const auto endings = run_processes(1, [&](int) {
     testing::set_rank_variables(1, 2, port, milliseconds(1500));

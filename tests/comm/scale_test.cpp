@@ -1,5 +1,5 @@
-// Scale by counting: how many messages each rank sends at the start and per collective, on 8 to 512 ranks as
-// threads. What grows with the number of ranks is named in docs/performance.md.
+// Counts the messages that each rank sends when it connects and in each collective, on 4 to 512 rank-threads.
+// docs/performance.md lists what grows with the number of ranks.
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
@@ -27,10 +27,10 @@ using namespace std::chrono_literals;
 struct Traffic {
   int64_t calls = 0;   // messages to the store
   int64_t values = 0;  // values read
-  int64_t bytes = 0;   // of values, both ways
+  int64_t bytes = 0;   // of values, written and read
 };
 
-// One rank's connection to a store that all rank-threads have; counts.
+// One rank's connection to a store that all rank-threads share. Counts the rank's traffic.
 class CountingStore : public c10d::Store {
  public:
   explicit CountingStore(c10::intrusive_ptr<c10d::Store> shared) : shared_(std::move(shared)) {}
@@ -93,7 +93,7 @@ class CountingStore : public c10d::Store {
   Traffic traffic_;
 };
 
-// What rank 0 has sent, and the most that any other rank has.
+// The traffic of rank 0, and for each member of Traffic the maximum over the other ranks.
 struct Counted {
   Traffic first;
   Traffic others;
@@ -146,7 +146,7 @@ Joined join(const Environment& environment, const Connection& connection, const 
   return join_over(connection, environment, 0, "cpu", deadline);
 }
 
-// Gloo's messages that this thread, a rank, has sent: c10d reports each one to the profiler.
+// The number of messages that this rank-thread has sent over Gloo. c10d reports each message to the profiler.
 thread_local int64_t sent_messages = 0;
 
 std::unique_ptr<at::ObserverContext> note_message(const at::RecordFunction& function) {
@@ -154,7 +154,7 @@ std::unique_ptr<at::ObserverContext> note_message(const at::RecordFunction& func
   return nullptr;
 }
 
-// How many messages the calling rank sends in each collective, by its name.
+// Returns the number of messages that the calling rank sends in each collective, by the collective's name.
 std::map<std::string, int64_t> count_messages(Communicator& communicator) {
   at::Tensor slice = at::ones({16});
   at::Tensor whole = at::ones({16 * communicator.world_size()});
@@ -175,7 +175,7 @@ std::map<std::string, int64_t> count_messages(Communicator& communicator) {
 
 }  // namespace
 
-TEST_CASE("scale: joining and each exchange cost every rank the same few messages, on 8 to 512 ranks") {
+TEST_CASE("scale: for joining and for an exchange every rank sends as few messages on 512 ranks as on 8") {
   std::map<int, Counted> joins;
   std::map<int, Counted> routes;
   for (int ranks = 8; ranks <= 512; ranks *= 2) {
@@ -202,12 +202,12 @@ TEST_CASE("scale: joining and each exchange cost every rank the same few message
     CHECK(routes[ranks].others.values == 1);
     CHECK(routes[ranks].first.calls == 4);
     CHECK(routes[ranks].first.values == ranks);
-    // All words go to every rank: at most 40 bytes for each here.
+    // Every rank reads all words, here at most 40 bytes per rank.
     CHECK(routes[ranks].others.bytes < 40 * (ranks + 2));
   }
 }
 
-TEST_CASE("scale: shared memory connects with the same few messages on any number of ranks") {
+TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on 16 ranks as on 4") {
   std::map<int, Counted> all;
   for (int ranks = 4; ranks <= 16; ranks *= 2) {
     const Deadline deadline(60s);
@@ -254,7 +254,7 @@ TEST_CASE("scale: Gloo's messages grow with the ranks, at the start and in each 
     }
   }
   at::removeCallback(handle);
-  // Linear: every rank reads two values of every other one.
+  // Growth is linear: every rank reads two values of each other rank.
   const auto growth = [&](int ranks) {
     return connects[2 * ranks].others.values - connects[ranks].others.values;
   };

@@ -1,5 +1,5 @@
-// A program's own init_process_group() beside the engine's connection, on one MASTER_PORT. Plain c10d stands
-// for init_process_group(), with the options that torch/distributed/rendezvous.py gives it.
+// Tests programs that call init_process_group() on the MASTER_PORT on which the engine connects too. Instead
+// of init_process_group() the tests use c10d, with the options that torch/distributed/rendezvous.py passes.
 #define USE_C10D_GLOO 1
 #include <fcntl.h>
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ c10::intrusive_ptr<c10d::TCPStore> scripts_store(int rank, int port, bool shared
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }
 
-// What init_process_group("gloo") makes of the variables.
+// The process group that init_process_group("gloo") makes from the environment variables.
 class ScriptsGroup {
  public:
   ScriptsGroup(int rank, int port) : rank_(rank) {
@@ -66,7 +66,7 @@ class ScriptsGroup {
 };
 
 void inherit(const UniqueFd& socket) {
-  fcntl(socket.get(), F_SETFD, 0);  // as after exec
+  fcntl(socket.get(), F_SETFD, 0);  // clears close-on-exec, as the launcher does for rank 0
   setenv(kListenVariable, std::to_string(socket.get()).c_str(), 1);
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("script's store: the program's group comes first, and the engine share
   }
 }
 
-TEST_CASE("script's store: a group that ends before or after the engine connects leaves the engine alone") {
+TEST_CASE("script's store: a group that ends before or after the engine connects does not disturb it") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, port);
@@ -151,7 +151,7 @@ TEST_CASE("script's store: a reserved port that a stranger takes is named") {
   const ListeningSocket stranger = listen_on("127.0.0.1", socket.port);
   CHECK_THROWS_WITH(reserve_port("127.0.0.1", socket.port), Contains("the port is in use"));
   const auto endings = run_processes(1, [&](int rank) {
-    close(stranger.fd.get());  // the parent's is still open
+    close(stranger.fd.get());  // the parent's copy is still open
     be_rank(rank, socket.port);
     inherit(socket.fd);
     return engines_sum(*connect());

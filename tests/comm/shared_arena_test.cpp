@@ -32,7 +32,7 @@ TEST_CASE("shared arena: places are whole pages, do not overlap, and run out") {
   CHECK_FALSE(arena->take(1));
 }
 
-TEST_CASE("shared arena: neighbours that come back are one place again, in any order") {
+TEST_CASE("shared arena: freed neighbours are merged, in whatever order they are freed") {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     auto arena = make_arena(64);
@@ -54,7 +54,7 @@ TEST_CASE("shared arena: neighbours that come back are one place again, in any o
   }
 }
 
-TEST_CASE("shared arena: what comes back is zero when it is taken again") {
+TEST_CASE("shared arena: freed memory is zero when it is allocated again") {
   auto arena = make_arena(8);
   for (int round = 0; round < 3; ++round) {
     auto tensor = arena->allocate(3 * kPage, at::kByte);
@@ -73,7 +73,7 @@ TEST_CASE("shared arena: a tensor outlives its arena's other owners") {
   CHECK(at::count_nonzero(*tensor).item<int64_t>() == 100);
 }
 
-TEST_CASE("shared arena: memory is known by its offset, other memory is not") {
+TEST_CASE("shared arena: offset_of() finds memory in the arena, and no other memory") {
   auto arena = make_arena(8);
   const auto hole = arena->take(kPage);
   REQUIRE(hole);

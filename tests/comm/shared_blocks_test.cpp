@@ -40,7 +40,7 @@ uint8_t at_index(const at::Tensor& tensor, int64_t index) {
 
 }  // namespace
 
-TEST_CASE("shared blocks: both write and see; pages go with the last user") {
+TEST_CASE("shared blocks: each rank sees the other's writes; the last user frees the pages") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
   REQUIRE(offset);
@@ -61,7 +61,7 @@ TEST_CASE("shared blocks: both write and see; pages go with the last user") {
   CHECK(pair.pages() < 4);
 }
 
-TEST_CASE("shared blocks: a place is given out again when all have let go, not before") {
+TEST_CASE("shared blocks: a place is reserved again only after all ranks have released it") {
   Pair pair;
   const auto first = pair.first->reserve(kNumel, 2);
   at::Tensor mine = pair.first->open(*first, kNumel, at::kByte);
@@ -74,7 +74,7 @@ TEST_CASE("shared blocks: a place is given out again when all have let go, not b
   CHECK_FALSE(pair.first->reserve(300 * kPage, 1));
 }
 
-TEST_CASE("shared blocks: a copy of one's own takes the pages that are written to") {
+TEST_CASE("shared blocks: after make_own() only the pages that are written to are private") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
   at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
@@ -99,7 +99,7 @@ TEST_CASE("shared blocks: a copy of one's own takes the pages that are written t
   CHECK(at_index(mine, kPage) == 4);
 }
 
-TEST_CASE("shared blocks: where there is no memory for a copy of one's own, the block stays as it is") {
+TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays shared") {
   Pair pair;
   const auto offset = pair.first->reserve(kNumel, 2);
   at::Tensor mine = pair.first->open(*offset, kNumel, at::kByte);
@@ -142,7 +142,7 @@ TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system,
   CHECK(at_index(mine, 20 * kPage) == 4);
 }
 
-TEST_CASE("shared blocks: nothing has no copy, and needs none") {
+TEST_CASE("shared blocks: make_own() accepts an empty tensor") {
   Pair pair;
   const auto offset = pair.first->reserve(0, 1);
   at::Tensor nothing = pair.first->open(*offset, 0, at::kFloat);

@@ -82,7 +82,7 @@ TEST_CASE("shared memory: ranks may lend tensors from different places") {
   for (const Ending& ending : endings) CHECK(ending.text == testing::script_success(3));
 }
 
-TEST_CASE("shared memory: views are lent where they lie") {
+TEST_CASE("shared memory: views in the arena are lent without a copy") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 2, port);
@@ -197,7 +197,7 @@ TEST_CASE("shared memory: nothing stays open, mapped or in /dev/shm") {
   CHECK(files_in_dev_shm() == files);
 }
 
-TEST_CASE("shared memory: what ranks have in common is there once, and is moved by no collective") {
+TEST_CASE("shared memory: a shared tensor exists once, and no collective copies it") {
   const int port = testing::free_port();
   constexpr int64_t kSlice = 100'000;
   const auto endings = run_processes(3, [&](int rank) -> std::string {
@@ -223,7 +223,7 @@ TEST_CASE("shared memory: what ranks have in common is there once, and is moved 
   for (const Ending& ending : endings) CHECK(ending.text == "in place");
 }
 
-TEST_CASE("shared memory: a rank's own version of what ranks had in common is its own") {
+TEST_CASE("shared memory: after make_own() no rank sees another rank's writes") {
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 3, port);
@@ -254,7 +254,7 @@ TEST_CASE("shared memory: a rank's own version of what ranks had in common is it
   CHECK(endings[2].text == "0 30000");
 }
 
-TEST_CASE("shared memory: what a tensor took goes back when it goes, and comes again as zeros") {
+TEST_CASE("shared memory: the memory of a tensor is freed with it, and is zero when it is allocated again") {
   constexpr int64_t kNumel = 16 << 20;  // 64 MiB
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
@@ -318,7 +318,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("shared memory: collectives that nobody waited for do not stand in the way of later ones") {
+TEST_CASE("shared memory: collectives that nobody waited for do not block later ones") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(5000));
@@ -336,7 +336,7 @@ TEST_CASE("shared memory: collectives that nobody waited for do not stand in the
   for (const Ending& ending : endings) CHECK(ending.text == "went through");
 }
 
-TEST_CASE("shared memory: a rank that leaves with a collective unwaited for lets the others read first") {
+TEST_CASE("shared memory: a rank that ends without wait() lets the others read its input first") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 2, port);

@@ -27,7 +27,7 @@ using testing::stay_away;
 
 }  // namespace
 
-TEST_CASE("shared memory: ranks that bring what does not fit are told both sides") {
+TEST_CASE("shared memory: ranks whose label, size or dtype differ get an error that shows both sides") {
   struct Case {
     const char* label;
     int64_t numel;
@@ -59,7 +59,7 @@ TEST_CASE("shared memory: ranks that bring what does not fit are told both sides
   }
 }
 
-TEST_CASE("shared memory: ranks in different collectives are told both sides") {
+TEST_CASE("shared memory: ranks in different collectives get an error that shows both sides") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 2, port, milliseconds(1500));
@@ -115,7 +115,7 @@ TEST_CASE("shared memory: a process killed before the others start the collectiv
   CHECK(endings[0].seconds < 15);
 }
 
-TEST_CASE("shared memory: a rank killed while it lends is named by those whose input it has not read") {
+TEST_CASE("shared memory: a rank that is killed before it reads the others' input is named by them") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
     auto communicator = join_over_shared_memory(rank, 2, port);
@@ -125,7 +125,7 @@ TEST_CASE("shared memory: a rank killed while it lends is named by those whose i
     auto work = communicator->all_gather(at::empty({100'000}), input, "bucket 3");
     if (rank == 1) {
       sleep_ms(1000);
-      raise(SIGKILL);  // the posted input of rank 1 and its memory still exist
+      raise(SIGKILL);  // rank 1 has posted its input, and rank 0 has mapped that memory
     }
     work->wait();
     return "went through";
@@ -138,7 +138,7 @@ TEST_CASE("shared memory: a rank that a signal has stopped is named at the deadl
   const auto endings = run_processes(
       3,
       [&](int index) -> std::string {
-        const int rank = 2 - index;  // rank 0, which serves the store, is process 2, which is not awaited
+        const int rank = 2 - index;  // process 2 is rank 0; run_processes() waits for the other two only
         auto communicator = join_over_shared_memory(rank, 3, port, milliseconds(2000));
         communicator->barrier("the start")->wait();
         if (rank == 0) raise(SIGSTOP);
@@ -171,7 +171,7 @@ TEST_CASE("shared memory: a rank that is merely late is not blamed for one that 
   }
 }
 
-TEST_CASE("shared memory: one rank that wants Gloo has it on all, unless another insists") {
+TEST_CASE("shared memory: if one rank asks for Gloo, all use it, or it is an error if another asks for shm") {
   for (const std::string wanted : {"auto", "shm"}) {
     const int port = testing::free_port();
     const auto endings = run_processes(2, [&](int rank) -> std::string {
@@ -191,7 +191,7 @@ TEST_CASE("shared memory: one rank that wants Gloo has it on all, unless another
   }
 }
 
-TEST_CASE("shared memory: a rank that may have none brings all to Gloo, or to an error that says why") {
+TEST_CASE("shared memory: if one rank can have none, all use Gloo, or get an error with the reason") {
   for (const std::string wanted : {"auto", "shm"}) {
     const int port = testing::free_port();
     const auto endings = run_processes(2, [&](int rank) -> std::string {

@@ -48,7 +48,7 @@ TEST_CASE("threads: every collective, 1 to 5 ranks, bits of a sum in rank order"
   }
 }
 
-TEST_CASE("threads: a barrier lets nobody through before all have come") {
+TEST_CASE("threads: a barrier releases no rank before all ranks have reached it") {
   std::atomic<int> arrived{0};
   std::atomic<bool> early{false};
   testing::run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
@@ -79,7 +79,7 @@ TEST_CASE("threads: ranks that never come are named with the collective and its 
   }
 }
 
-TEST_CASE("threads: ranks may wait for collectives under way in another order each") {
+TEST_CASE("threads: ranks may wait for their collectives in different orders") {
   std::vector<float> sums(3);
   const auto errors = errors_of_ranks(3, milliseconds(5000), [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
@@ -96,7 +96,7 @@ TEST_CASE("threads: ranks may wait for collectives under way in another order ea
   CHECK(sums == std::vector<float>(3, 2 * (1 + 2 + 3) + 2 * (0 + 10 + 20)));
 }
 
-TEST_CASE("threads: ranks that disagree on what comes next are told so") {
+TEST_CASE("threads: ranks whose next collectives differ get an error") {
   SECTION("another collective") {
     const auto errors = errors_of_ranks(2, milliseconds(500), [](std::shared_ptr<Communicator> communicator) {
       at::Tensor whole = at::ones({8});

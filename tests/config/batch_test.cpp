@@ -112,7 +112,7 @@ TEST_CASE("without a number of ranks, sizes that no number can satisfy are refus
   }
 }
 
-TEST_CASE("where all three batch sizes are fixed, the number of ranks that fits is told") {
+TEST_CASE("if all three batch sizes are fixed, a note says how many ranks fit") {
   const std::string text = batch_text("12", "3", "2");
   const auto checked = zerorun::check_config(text, "conf");
   REQUIRE(checked.diagnostics.messages().size() == 1);
@@ -127,7 +127,7 @@ TEST_CASE("where all three batch sizes are fixed, the number of ranks that fits 
         "leave out one of the three batch sizes, or change one");
 }
 
-TEST_CASE("one wrong batch size is not followed by complaints about the others") {
+TEST_CASE("one wrong batch size gives no errors about the others") {
   const auto found = refusals("{\"train_micro_batch_size_per_gpu\": \"auto\"}");
   REQUIRE(found.size() == 1);
   CHECK(found[0].place() == "1:36 train_micro_batch_size_per_gpu");
@@ -140,7 +140,7 @@ TEST_CASE("null is the same as leaving a batch size out") {
   CHECK(batch.gradient_accumulation_steps == 1);
 }
 
-TEST_CASE("train_batch_size \"auto\" is what the other two give, whatever the program says") {
+TEST_CASE("train_batch_size \"auto\" follows from the other two sizes, not from the program") {
   const std::string text = R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3,
                               "gradient_accumulation_steps": "auto"})";
   const auto batch =
@@ -154,7 +154,7 @@ TEST_CASE("train_batch_size \"auto\" is what the other two give, whatever the pr
   CHECK(batch.gradient_accumulation_steps == 4);
 }
 
-TEST_CASE("a hidden size that no model has is refused, and so is an argument for no key") {
+TEST_CASE("an impossible hidden size is refused, and so is an argument for an unknown key") {
   const std::string text = R"({"train_batch_size": 1})";
   for (const int64_t size : {int64_t{0}, int64_t{-1}, INT64_MAX}) {
     CHECK_THROWS_WITH(parse_config(text, "conf", zerorun::LoadOptions{.hidden_size = size}),

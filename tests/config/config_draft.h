@@ -14,7 +14,8 @@ class Draft {
  public:
   using Path = std::vector<std::string>;
 
-  /// Sets the value at `path`. Creates the objects on the way, also in place of a value.
+  /// Sets the value at `path`. Creates missing objects on the path, and replaces a value on the path by an
+  /// object.
   Draft& put(const Path& path, std::string literal);
   std::string text() const;
 

@@ -15,7 +15,7 @@ std::string with_line_breaks(std::string text) {
 
 }  // namespace
 
-TEST_CASE("what DeepSpeed refuses is refused, and so are the mistakes that it swallows") {
+TEST_CASE("configurations that DeepSpeed refuses are refused, and so are mistakes that it ignores") {
   int rows = 0;
   for (const std::string& line : data_lines("deepspeed_verdicts.tsv")) {
     INFO(line);

@@ -180,7 +180,7 @@ Value read(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("every key and value of a document knows its place") {
+TEST_CASE("every key and value of a document has its position") {
   std::size_t places = 0;
   for (unsigned seed = 0; seed < 2000; ++seed) {
     Generator generator(seed);
@@ -203,7 +203,7 @@ TEST_CASE("every key and value of a document knows its place") {
   CHECK(places > 10'000);
 }
 
-TEST_CASE("the place that is reported is the one in the text") {
+TEST_CASE("messages report the line and column of the mistake") {
   // The same two mistakes come after texts that move them to other lines and columns.
   const std::vector<std::string> before = {
       "",         " ",           "\t\t",           "\n\n",
@@ -313,7 +313,7 @@ TEST_CASE("a duplicate key is refused with both lines, wherever it is and howeve
             .empty());
 }
 
-TEST_CASE("nesting is taken up to its limit and refused beyond, whatever the depth") {
+TEST_CASE("nesting up to the limit is accepted, and any deeper nesting is refused") {
   const auto nested = [](std::size_t arrays) {
     return "{\"a\": " + std::string(arrays, '[') + std::string(arrays, ']') + "}";
   };
@@ -327,7 +327,7 @@ TEST_CASE("nesting is taken up to its limit and refused beyond, whatever the dep
   }
 }
 
-TEST_CASE("a damaged document is read or refused in order, never anything else") {
+TEST_CASE("a damaged document is read or refused, and does not crash the reader") {
   const std::string sound =
       "// é\n{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"betas\": [0.9, "
       "0.95,],\r\n"

@@ -57,7 +57,7 @@ TEST_CASE("a file is loaded, and its mistakes carry its name") {
              Catch::StartsWith(empty.string() + ":1:1: error: top level: expected an object"));
 }
 
-TEST_CASE("what cannot be read as a file is named") {
+TEST_CASE("errors about files that cannot be read name the file") {
   const Folder folder;
   const fs::path missing = folder.path() / "missing.json";
   CHECK_THAT(refusal_of(missing),
@@ -74,6 +74,6 @@ TEST_CASE("what cannot be read as a file is named") {
   }
 }
 
-TEST_CASE("a world without ranks is no user's mistake") {
+TEST_CASE("a world size of 0 is an InternalError") {
   CHECK_THROWS_AS(parse_config("{\"train_batch_size\": 1}", "conf", 0), InternalError);
 }

@@ -19,7 +19,7 @@ namespace {
 
 /// A position where the text can be changed.
 struct Spot {
-  std::string path;  // an object's section, or the key of a value
+  std::string path;  // of the object or of the value
   std::size_t offset = 0;
   std::size_t length = 0;  // length of the value in bytes; 0: the spot follows the opening brace of an object
 };

@@ -118,7 +118,7 @@ bool is_about_both(const std::string& error, const std::string& path) {
          error == "bfloat16.enabled";
 }
 
-TEST_CASE("any JSON value at any key is taken, or refused by a message that names the key") {
+TEST_CASE("any JSON value at any key is accepted, or refused by a message that names the key") {
   int refused = 0;
   for (const KeyFact* fact : key_facts()) {
     const auto steps = steps_of(fact->path);
@@ -165,7 +165,7 @@ TEST_CASE("deep nesting is refused where it becomes too deep") {
   }
 }
 
-TEST_CASE("a file of more than 16 MiB is refused, whatever is in it and however long it goes on") {
+TEST_CASE("a file of more than 16 MiB is refused, for any content and length") {
   const TemporaryFolder folder;
   const std::size_t limit = 16 << 20;
   for (const std::size_t size : {limit + 1, std::size_t{100} << 20}) {
@@ -187,7 +187,7 @@ std::string many_keys(const std::string& stem, int count, const std::string& val
   return text + "}";
 }
 
-TEST_CASE("of very many mistakes the first are told, and the others counted") {
+TEST_CASE("of very many mistakes the first are reported, and the others are counted") {
   const int count = 20000;
   const CheckedConfig checked = check_config(many_keys("gradient_cliping", count, "1"), "conf");
   const auto messages = checked.diagnostics.messages();
@@ -205,7 +205,7 @@ TEST_CASE("of very many mistakes the first are told, and the others counted") {
   CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_messages);
 }
 
-TEST_CASE("one key very many times is refused as often, and very many remarks are taken") {
+TEST_CASE("every repetition of a key is an error, and very many remarks are accepted") {
   std::string text = "{";
   for (int i = 0; i < 20000; ++i) text += "\"train_batch_size\": 1, ";
   const CheckedConfig checked = check_config(text + "}", "conf");

@@ -231,7 +231,7 @@ TEST_CASE("an unknown key gets the key that was meant, or the section where it b
   }
 }
 
-TEST_CASE("each synonym leads to a key that is there") {
+TEST_CASE("each synonym leads to an existing key") {
   for (const char* name :
        {"batch_size", "micro_batch_size", "grad_accum_steps", "clip_grad", "learning_rate", "epsilon",
         "beta1", "wd", "warmup_steps", "total_steps", "zero_stage", "tag_validation_enabled", "tp_size"}) {
@@ -240,7 +240,7 @@ TEST_CASE("each synonym leads to a key that is there") {
   }
 }
 
-TEST_CASE("what stands in a misspelled section is checked as that of the section that is meant") {
+TEST_CASE("keys of a misspelled section are checked as keys of the section that is meant") {
   const auto found = refusals(with(R"("zero_optimisation": {"stage": 5,
     "offload_optimiser": {"device": "gpu"}, "stgae": 1}, "optimiser": {"params": {"lr": -1}})"));
   std::vector<std::string> places;
@@ -250,17 +250,18 @@ TEST_CASE("what stands in a misspelled section is checked as that of the section
                                            "3:37 zero_optimisation.offload_optimiser.device",
                                            "3:45 zero_optimisation.stgae", "3:58 optimiser",
                                            "3:71 optimizer.type", "3:89 optimiser.params.lr"});
-  // Beside the correctly spelled section a misspelled one is not checked: its keys would exist twice.
+  // If the correctly spelled section exists too, the misspelled one is not checked: its keys would exist
+  // twice.
   CHECK(refusals(with(R"("fp61": {"enabled": 1}, "fp16": {"enabled": false})")).size() == 1);
 }
 
-TEST_CASE("nobody misses a key that is misspelled") {
+TEST_CASE("a misspelled key is not also reported as missing") {
   const auto found = refusals(R"({"train_bacth_size": 8})");
   REQUIRE(found.size() == 1);
   CHECK(found[0].remedy == "did you mean \"train_batch_size\"?");
 }
 
-TEST_CASE("what \"auto\" stands for is one line for a file") {
+TEST_CASE("one note names all \"auto\" values of a file") {
   const std::string text =
       R"({"train_batch_size": "auto", "optimizer": {"type": "Adam", "params": {"lr": "auto",
     "eps": "auto"}}, "zero_optimization": {"reduce_bucket_size": "auto", "reduce_scatter": "auto",
@@ -288,14 +289,14 @@ TEST_CASE("what \"auto\" stands for is one line for a file") {
           "left to the program, or else to other keys: zero_optimization.overlap_comm"});
 }
 
-TEST_CASE("of keys as near, the one that begins like the misspelled one is meant") {
+TEST_CASE("of equally near keys, the one that begins like the misspelled key is suggested") {
   CHECK(nearest("bfp16", {"fp16", "bf16"}) == "bf16");
   CHECK(nearest("bfp16", {"bf16", "fp16"}) == "bf16");
   CHECK(nearest("dynamic_loss_scale", {"min_loss_scale"}).empty());
   CHECK(nearest("pipe_parallel_size", {"data_parallel_size"}).empty());
 }
 
-TEST_CASE("the edit distance counts letters and swapped neighbours, whatever their case") {
+TEST_CASE("the edit distance counts letters and swapped neighbours, and ignores their case") {
   CHECK(edit_distance("", "") == 0);
   CHECK(edit_distance("stage", "Stage") == 0);
   CHECK(edit_distance("stage", "") == 5);

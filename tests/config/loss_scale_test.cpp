@@ -24,7 +24,7 @@ Config scaled(const std::string& keys) {
 
 }  // namespace
 
-TEST_CASE("DeepSpeed's defaults of loss scaling hold where nothing is said") {
+TEST_CASE("loss scaling has DeepSpeed's defaults") {
   const LossScaleConfig scale = precision(fp16).loss_scale;
   CHECK(!scale.fixed);
   CHECK(scale.initial == 65536);
@@ -43,7 +43,7 @@ TEST_CASE("DeepSpeed's defaults of loss scaling hold where nothing is said") {
   CHECK(automatic.precision.loss_scale.minimum == 1);
 }
 
-TEST_CASE("each key of loss scaling arrives") {
+TEST_CASE("each key of loss scaling is read into the Config") {
   const Config config = scaled(R"("auto_cast": true, "loss_scale": 0, "initial_scale_power": 12,
       "loss_scale_window": 5e2, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 4)");
   CHECK(told(config).empty());
@@ -62,7 +62,7 @@ TEST_CASE("each key of loss scaling arrives") {
   CHECK(scaled(R"("loss_scale": 512)").precision.loss_scale.fixed == 512);
 }
 
-TEST_CASE("beside a fixed loss scale what would find one is told to change nothing") {
+TEST_CASE("with a fixed loss scale, notes say that keys of dynamic scaling change nothing") {
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "loss_scale_window": 0})",
              "fp16.loss_scale_window: 0 changes nothing: loss_scale is fixed at 128");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 1.5, "initial_scale_power": 8})",
@@ -79,7 +79,7 @@ TEST_CASE("beside a fixed loss scale what would find one is told to change nothi
           .empty());
 }
 
-TEST_CASE("a loss scale that could not be found is refused") {
+TEST_CASE("settings with which a dynamic loss scale cannot work are refused") {
   const std::string counts = "an integer of at least 1 where the loss scale is found while training";
   const std::string remedy = "write a larger number, or a loss_scale above 0";
   const std::string usual = "write such a number, or leave the key out";
@@ -115,7 +115,7 @@ TEST_CASE("a loss scale that could not be found is refused") {
        lower},
   });
   CHECK(scaled(R"("min_loss_scale": 256, "initial_scale_power": 8)").precision.loss_scale.minimum == 256);
-  // An invalid value gets one message: no second one compares it with other keys.
+  // An invalid value gets one message: no second message compares it with other keys.
   CHECK(refusals(with(R"("fp16": {"enabled": true, "min_loss_scale": 70000, "initial_scale_power": 128})"))
             .size() == 1);
   CHECK(refusals(with(R"("fp16": {"enabled": true, "hysteresis": 0, "loss_scale": -1})")).size() == 1);

@@ -37,7 +37,7 @@ TEST_CASE("integers are read from any form of number exactly") {
   }
 }
 
-TEST_CASE("what is no 64-bit integer is told apart") {
+TEST_CASE("fractions and integers beyond 64 bits are distinguished") {
   for (const char* literal : {"1.5", "-0.1", "5000.5", "1e-1", "1500e-3", "1e-999999999999999999999"}) {
     INFO(literal);
     CHECK(read_integer(literal).outcome == IntegerOutcome::fractional);

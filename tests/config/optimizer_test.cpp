@@ -33,7 +33,7 @@ const KeyFact& type_row() {
 
 }  // namespace
 
-TEST_CASE("optimizers: types arrive, DeepSpeed's own in any case, those of torch.optim in theirs") {
+TEST_CASE("optimizers: types are read, DeepSpeed's own in any letter case, torch.optim's only in theirs") {
   optimizer<AdagradConfig>("Adagrad");
   optimizer<AdagradConfig>("adagrad");
   optimizer<LionConfig>("LION");
@@ -100,7 +100,7 @@ TEST_CASE("optimizers: Lion has the defaults of DeepSpeed") {
   CHECK(lion.weight_decay == 0);
 }
 
-TEST_CASE("optimizers: parameters arrive") {
+TEST_CASE("optimizers: parameters are read into the Config") {
   const AdagradConfig adagrad = optimizer<AdagradConfig>(
       "Adagrad",
       R"("lr": 0.1, "eps": 1e-6, "weight_decay": 0.2, "lr_decay": 0.3, "initial_accumulator_value": 0.4)");
@@ -136,7 +136,7 @@ TEST_CASE("optimizers: \"auto\" that the program does not fill in is refused, wh
   CHECK(std::get<RmspropConfig>(*config.optimizer).lr == 0.5);
 }
 
-TEST_CASE("optimizers: AMSGrad with torch_adam; without it it is said that DeepSpeed has not that") {
+TEST_CASE("optimizers: AMSGrad is offered; without torch_adam a note says that DeepSpeed lacks it") {
   for (const char* type : {"Adam", "AdamW"}) {
     CHECK(optimizer<AdamConfig>(type, R"("amsgrad": true)").amsgrad);
     CHECK(!optimizer<AdamConfig>(type, "").amsgrad);
@@ -149,7 +149,7 @@ TEST_CASE("optimizers: AMSGrad with torch_adam; without it it is said that DeepS
   }
 }
 
-TEST_CASE("optimizers: it is known where \"Adam\" means AdamW and nobody has said so") {
+TEST_CASE("optimizers: the Config says if \"Adam\" means AdamW although the file does not say so") {
   CHECK(optimizer<AdamConfig>("Adam").silently_decoupled);
   CHECK(optimizer<AdamConfig>("adam", R"("torch_adam": true)").silently_decoupled);
   CHECK(!optimizer<AdamConfig>("Adam", R"("adam_w_mode": true)").silently_decoupled);
@@ -182,7 +182,7 @@ TEST_CASE("optimizers: values out of their range are refused") {
   }
 }
 
-TEST_CASE("optimizers: one that is not offered is refused with the nearest that is") {
+TEST_CASE("optimizers: one that is not offered is refused, and the message names the nearest that is") {
   for (const auto& [type, nearest] :
        {std::pair("OneBitAdam", "Adam"), std::pair("zerooneadam", "Adam"), std::pair("MuSGD", "SGD"),
         std::pair("MuAdamW", "AdamW"), std::pair("Rprop", "RMSprop")}) {
@@ -198,7 +198,7 @@ TEST_CASE("optimizers: one that is not offered is refused with the nearest that 
   CHECK(checked.diagnostics.messages()[0].mistake.remedy == "write \"Adam\", the nearest that it does");
 }
 
-TEST_CASE("optimizers: each that is not offered has a nearest one that is") {
+TEST_CASE("optimizers: each one that is not offered has a nearest one that is offered") {
   const std::string offered = offered_choices(type_row());
   for_each_word(type_row().choices_to_come, [&](std::string_view word) {
     INFO(word);

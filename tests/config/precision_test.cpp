@@ -48,7 +48,7 @@ TEST_CASE("without fp16 and bf16 training is in fp32 throughout") {
   }
 }
 
-TEST_CASE("16-bit gradients travel in the dtype of training and are added up in fp32, if nothing is said") {
+TEST_CASE("by default 16-bit gradients are sent in the dtype of training and accumulated in fp32") {
   for (const auto& [settings, dtype] : {std::pair(fp16, Dtype::fp16), std::pair(bf16, Dtype::bf16)}) {
     const Config config = parse(settings);
     CHECK(told(config).empty());
@@ -59,7 +59,7 @@ TEST_CASE("16-bit gradients travel in the dtype of training and are added up in 
   }
 }
 
-TEST_CASE("what stands in fp16 has no effect while it is off") {
+TEST_CASE("keys of the fp16 section have no effect while it is off") {
   const std::string keys =
       R"("auto_cast": true, "loss_scale_window": 0, "hysteresis": 0, "min_loss_scale": 99999,
                               "fp16_master_weights_and_grads": true)";
@@ -101,7 +101,7 @@ TEST_CASE("bfloat16 is understood as bf16, with a warning for each of its names"
   CHECK(told(config)[1] == "conf:2:14: warning: bfloat16.enabled: old name of bf16.enabled");
 }
 
-TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
+TEST_CASE("the program decides what \"auto\" means for fp16 and bf16") {
   const std::string both = R"("fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"})";
   const Arguments half = {{"fp16.enabled", true}, {"bf16.enabled", false}};
   const Arguments brain = {{"fp16.enabled", false}, {"bf16.enabled", true}};
@@ -121,7 +121,8 @@ TEST_CASE("\"auto\" for fp16 and bf16 is what the program says") {
   CHECK(open[1].place() == "2:50 bf16.enabled");
   CHECK_THAT(open[1].remedy, Catch::Contains("options.arguments[\"bf16.enabled\"]"));
 
-  // While the training dtype is unknown, no key that depends on it is refused or shown.
+  // While the training dtype is unknown, keys that depend on it are not refused, and a default that depends
+  // on it (of communication_data_type) is not shown.
   const CheckedConfig checked =
       check_config(with(both + ", " + types(R"("param_dtype": "fp16", "grad_accum_dtype": "bf16")")), "conf");
   CHECK(!checked.refused());
@@ -143,7 +144,7 @@ TEST_CASE("a section that the program switches off has no effect either") {
                         Catch::Contains("fp16.hysteresis: expected an integer of at least 1"));
 }
 
-TEST_CASE("gradients travel in any of the three dtypes, whatever that of training") {
+TEST_CASE("gradients can be sent in any of the three dtypes, for every dtype of training") {
   for (const std::string& training : {std::string(R"("fp16": {})"), fp16, bf16}) {
     for (const auto& [name, dtype] : {std::pair("fp32", Dtype::fp32),
                                       {"fp16", Dtype::fp16},
@@ -161,7 +162,7 @@ TEST_CASE("gradients travel in any of the three dtypes, whatever that of trainin
                           "fp32 or fp16 or bf16", "16", "write one of them, or leave the key out"}});
 }
 
-TEST_CASE("gradients are added up in fp32 or in the dtype of training") {
+TEST_CASE("gradients are accumulated in fp32 or in the dtype of training") {
   CHECK(precision(fp16 + ", " + types(R"("grad_accum_dtype": "fp16")")).accumulation == Dtype::fp16);
   CHECK(precision(bf16 + ", " + types(R"("grad_accum_dtype": "bf16")")).accumulation == Dtype::bf16);
   CHECK(precision(bf16 + ", " + types(R"("grad_accum_dtype": "fp32")")).accumulation == Dtype::fp32);
@@ -179,7 +180,7 @@ TEST_CASE("gradients are added up in fp32 or in the dtype of training") {
   });
 }
 
-TEST_CASE("param_dtype says once more what the dtype of training is") {
+TEST_CASE("param_dtype must be the dtype of training") {
   CHECK(precision(fp16 + ", " + types(R"("param_dtype": "fp16")")).training == Dtype::fp16);
   CHECK(precision(bf16 + ", " + types(R"("param_dtype": "bf16")")).training == Dtype::bf16);
   CHECK(precision(types(R"("param_dtype": "fp32")")).training == Dtype::fp32);
@@ -198,7 +199,7 @@ TEST_CASE("param_dtype says once more what the dtype of training is") {
   CHECK(refusals(with(R"("fp16": true, "data_types": {"param_dtype": "fp16"})")).size() == 1);
 }
 
-TEST_CASE("buffers are converted to what buffer_dtype says, in every precision") {
+TEST_CASE("buffers are converted to buffer_dtype in every precision") {
   for (const std::string& training : {std::string(R"("fp16": {})"), fp16, bf16}) {
     CHECK(precision(training + ", " + types(R"("buffer_dtype": "fp32")")).buffers == Dtype::fp32);
     CHECK(precision(training + ", " + types(R"("buffer_dtype": "bf16")")).buffers == Dtype::bf16);
@@ -206,7 +207,7 @@ TEST_CASE("buffers are converted to what buffer_dtype says, in every precision")
   }
 }
 
-TEST_CASE("master weights may begin unrounded where parameters are in 16 bits") {
+TEST_CASE("master weights may start from unrounded values if parameters are in 16 bits") {
   const Config config = parse(bf16 + ", " + types(R"("master_from_fp32": true)"));
   CHECK(config.precision.master_from_fp32);
   CHECK(told(config).empty());
@@ -215,7 +216,7 @@ TEST_CASE("master weights may begin unrounded where parameters are in 16 bits") 
              "data_types.master_from_fp32: true changes nothing: training is in fp32");
 }
 
-TEST_CASE("16-bit master weights and optimizer states are refused, and only where they are asked for") {
+TEST_CASE("16-bit master weights and optimizer states are refused if the config asks for them") {
   const std::string remedy = "master weights and the states of optimizers are in fp32: remove it";
   const std::string found = "true, which ZeroRun does not offer";
   struct Key {
@@ -237,7 +238,7 @@ TEST_CASE("16-bit master weights and optimizer states are refused, and only wher
   }
 }
 
-TEST_CASE("how bf16 gradients are taken and checked is told to be the same always") {
+TEST_CASE("notes say that the keys about sums and checks of bf16 gradients change nothing") {
   check_note(R"("bf16": {"enabled": true, "immediate_grad_update": true})",
              "bf16.immediate_grad_update: true changes nothing: gradients are taken into their sum as they "
              "come, always");
@@ -249,7 +250,7 @@ TEST_CASE("how bf16 gradients are taken and checked is told to be the same alway
           .empty());
 }
 
-TEST_CASE("amp and autocast are refused, and what to write instead is told") {
+TEST_CASE("amp and autocast are refused, and the message says what to write instead") {
   const auto amp = refusals(with(R"("amp": {"enabled": true})"));
   REQUIRE(amp.size() == 1);
   CHECK(amp[0].path == "amp.enabled");
@@ -280,7 +281,7 @@ TEST_CASE("gradients are averaged or summed, at every stage") {
                           "\"max\"", "write one of them, or leave the key out"}});
 }
 
-TEST_CASE("how an average is divided is refused beside a sum, and told once beside another division") {
+TEST_CASE("keys that divide before the average are refused with a sum, and two of them give one note") {
   check_refused_exactly({
       {R"("gradient_allreduce_op": "sum", "prescale_gradients": @true)", "prescale_gradients",
        R"(false beside "gradient_allreduce_op": "sum")", "true",
@@ -302,7 +303,7 @@ TEST_CASE("how an average is divided is refused beside a sum, and told once besi
   CHECK(told(parse(R"("gradient_predivide_factor": 4)")).empty());
 }
 
-TEST_CASE("the resolved configuration tells the dtypes, and loss scaling where there is any") {
+TEST_CASE("the resolved configuration has the dtypes, and loss scaling with fp16") {
   const std::string half = parse(fp16).resolved;
   CHECK_THAT(half, Catch::Contains("\"communication_data_type\": \"fp16\"") &&
                        Catch::Contains("// follows from the others") &&

@@ -60,7 +60,8 @@ bool is_deprecated(const std::string& path) {
   return fact && (fact->status == KeyStatus::old_name || fact->status == KeyStatus::replaced);
 }
 
-/// Returns the path that the message about a deprecated key names: the section, if the section's name is old.
+/// Returns the path that the message about a deprecated key names. If the name of the section is deprecated,
+/// this is the section's path.
 std::string place_of_deprecated(const std::string& key) {
   const std::string section(section_of(key));
   return is_deprecated(section) ? section : key;
@@ -88,7 +89,8 @@ std::string outcome_of(const CheckedConfig& checked) {
   return outcome;
 }
 
-using Table = std::map<std::pair<std::string, std::string>, int>;  // configurations by label and outcome
+using Table =
+    std::map<std::pair<std::string, std::string>, int>;  // number of configurations by label and outcome
 
 std::string in_words(const Table& table) {
   std::string text;
@@ -98,7 +100,7 @@ std::string in_words(const Table& table) {
   return text;
 }
 
-TEST_CASE("180 public configurations: 130 clean ones pass, and all others are told apart") {
+TEST_CASE("180 public configurations: the 130 clean ones pass, and all others get the expected outcome") {
   Table table;
   for (const RealConfig& config : real_configs()) {
     const CheckedConfig checked = check_config(config.text(), config.file);
@@ -114,7 +116,7 @@ TEST_CASE("180 public configurations: 130 clean ones pass, and all others are to
   CHECK((table == expected));
 }
 
-TEST_CASE("what public configurations ask for and a run has not is refused or warned of") {
+TEST_CASE("features of public configurations that ZeroRun lacks are refused or warned of") {
   Keys refused;
   int offloading = 0;
   int told_of = 0;
@@ -162,7 +164,7 @@ TEST_CASE("every unknown, deprecated or mistyped key of a public configuration i
   CHECK(named == 239);
 }
 
-TEST_CASE("nothing but the known mistakes of a public configuration is an error or a warning") {
+TEST_CASE("only known mistakes of a public configuration are errors or warnings") {
   for (const RealConfig& config : real_configs()) {
     std::map<std::string, bool> known;
     for (const Keys* keys : {&config.unknown, &config.deprecated, &config.mistyped}) {
@@ -179,7 +181,7 @@ TEST_CASE("nothing but the known mistakes of a public configuration is an error 
   }
 }
 
-TEST_CASE("remarks of public configurations are not spoken of") {
+TEST_CASE("no message is about a remark of a public configuration") {
   int remarks = 0;
   for (const RealConfig& config : real_configs()) {
     const auto messages = check_config(config.text(), config.file).diagnostics.messages();

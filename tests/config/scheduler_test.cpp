@@ -24,7 +24,7 @@ Schedule scheduler(const std::string& type, const std::string& params) {
 
 }  // namespace
 
-TEST_CASE("scheduler parameters arrive, and warmup_max_lr defaults by type") {
+TEST_CASE("scheduler parameters are read, and the default of warmup_max_lr depends on the type") {
   const auto usual = scheduler<WarmupLr>("WarmupLR", "");
   CHECK(usual.min_lr == PerGroup(0.0));
   CHECK(!usual.max_lr);
@@ -59,7 +59,7 @@ TEST_CASE("without warmup_max_lr WarmupLR shows the optimizer's rate and leaves 
   CHECK_THAT(config.resolved, Catch::Contains("\"warmup_max_lr\": 0.5"));
 }
 
-TEST_CASE("parameters of the cycle and of the range test arrive") {
+TEST_CASE("parameters of the cycle and of the range test are read") {
   const auto usual = scheduler<OneCycle>("OneCycle", R"("cycle_min_lr": 0.25, "cycle_max_lr": 0.5)");
   CHECK(usual == OneCycle{.min_lr = 0.25, .max_lr = 0.5});
   CHECK(usual.first_step_size == 2000);
@@ -105,7 +105,7 @@ TEST_CASE("learning rates and momenta of schedules may be lists, one for each pa
   CHECK(std::get<WarmupLr>(*given.scheduler).max_lr == list);
 }
 
-TEST_CASE("a cycle beside an optimizer without betas leaves the momentum, and says so") {
+TEST_CASE("a note says that a cycle does not change the momentum of an optimizer without betas") {
   const std::string cycle = R"("scheduler": {"type": "OneCycle",
       "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2MORE}}, "optimizer": {"type": "OPTIMIZER"})";
   const auto notes = [&](const std::string& optimizer, const std::string& more) {

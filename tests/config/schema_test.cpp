@@ -62,7 +62,7 @@ const nlohmann::json* find_in(const nlohmann::json& schema, std::string_view pat
   return find_in(*key, path.substr(name.size() + 1));
 }
 
-TEST_CASE("the schema tells the meaning of every key, and its default") {
+TEST_CASE("the schema has the meaning and the default of every key") {
   const auto schema = nlohmann::json::parse(config_schema());
   REQUIRE(key_facts().size() > 300);
   for (const KeyFact* fact : key_facts()) {

@@ -35,7 +35,7 @@ void check_refused(const std::vector<MarkedRefusal>& rows) {
 
 }  // namespace
 
-TEST_CASE("what is left out has DeepSpeed's defaults") {
+TEST_CASE("keys that are left out have DeepSpeed's defaults") {
   const Config config = parse("");
   CHECK(config.batch.train_batch_size == 2);
   CHECK(!config.optimizer);
@@ -53,7 +53,7 @@ TEST_CASE("what is left out has DeepSpeed's defaults") {
   CHECK(told(config).empty());
 }
 
-TEST_CASE("settings arrive in the configuration") {
+TEST_CASE("settings are read into the Config") {
   const Config config =
       parse(R"("gradient_clipping": 0.1, "steps_per_print": 1e1, "wall_clock_breakdown": true,
     "prescale_gradients": true, "gradient_predivide_factor": 2,
@@ -87,7 +87,7 @@ TEST_CASE("the type and adam_w_mode decide how weight decays") {
   CHECK(std::holds_alternative<SgdConfig>(*parse(R"("optimizer": {"type": "SGD"})").optimizer));
 }
 
-TEST_CASE("weight decay defaults to 0, but to 0.01 where torch's AdamW is asked for") {
+TEST_CASE("weight decay defaults to 0, but to 0.01 for torch's AdamW") {
   CHECK(optimizer<AdamConfig>("AdamW", "").weight_decay == 0.0);
   CHECK(optimizer<AdamConfig>("Adam", "").weight_decay == 0.0);
   CHECK(optimizer<SgdConfig>("SGD", "").weight_decay == 0.0);
@@ -97,7 +97,7 @@ TEST_CASE("weight decay defaults to 0, but to 0.01 where torch's AdamW is asked 
   CHECK(optimizer<AdamConfig>("AdamW", R"("weight_decay": 0.5, "torch_adam": true)").weight_decay == 0.5);
 }
 
-TEST_CASE("optimizer parameters arrive, each with its default") {
+TEST_CASE("optimizer parameters are read, and each has its default") {
   const AdamConfig adam = optimizer<AdamConfig>("AdamW", R"("lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
                                                      "weight_decay": 0.1, "bias_correction": false)");
   CHECK(adam.lr == 3e-4);
@@ -121,7 +121,7 @@ TEST_CASE("optimizer parameters arrive, each with its default") {
   CHECK(optimizer<SgdConfig>("SGD", R"("momentum": 0.9, "dampening": 0.5)").dampening == 0.5);
 }
 
-TEST_CASE("a setting that changes nothing is told once with its line, and not at its default") {
+TEST_CASE("a setting that changes nothing gets one note with its line, unless it is the default") {
   struct Note {
     std::string settings;
     std::string text;
@@ -285,7 +285,7 @@ TEST_CASE("wrong values are refused at their place") {
   });
 }
 
-TEST_CASE("what is understood though written otherwise arrives, and is told") {
+TEST_CASE("values that are understood although written differently get a warning") {
   const auto note_of = [](const Config& config) {
     REQUIRE(told(config).size() == 1);
     return told(config)[0];
@@ -311,7 +311,7 @@ TEST_CASE("what is understood though written otherwise arrives, and is told") {
   CHECK(told(config).empty());
 }
 
-TEST_CASE("all mistakes are told together, in the order of the file") {
+TEST_CASE("all mistakes are reported together, in the order of the file") {
   const auto found = refusals(
       "{\"optimizer\": {\"type\": \"Adam\", \"params\":\n"
       "{\"lr\": \"auto\",\n\"lrr\": 1}},\n \"stage\": 2,\n"
@@ -322,7 +322,7 @@ TEST_CASE("all mistakes are told together, in the order of the file") {
                                            "5:23 gradient_clipping", "6:22 train_batch_size", "6:25 aoi"});
 }
 
-TEST_CASE("what a message quotes from the file is short and cannot steer a terminal") {
+TEST_CASE("text that a message quotes from the file is short and has no control characters") {
   const auto found = refusals(with("\"" + std::string(40, 'k') + "\\u001b[31m" + std::string(100, 'l') +
                                    "\": 1, \"gradient_clipping\": \"" + std::string(1, 'x') +
                                    std::string(5000, 'y') + "\""));

@@ -32,7 +32,7 @@ TEST_CASE("zero_optimization may be false, which is stage 0") {
   CHECK(refusals(with(R"("zero_optimization": true)")).size() == 1);
 }
 
-TEST_CASE("offloading to no device asks for nothing") {
+TEST_CASE("an offload section without a device has no effect") {
   for (const char* section : {"offload_param", "offload_optimizer"}) {
     const std::string begin = "\"stage\": 3, \"" + std::string(section) + "\": {";
     CHECK(told(zero(begin + "\"device\": \"none\"}")).empty());
@@ -44,7 +44,7 @@ TEST_CASE("offloading to no device asks for nothing") {
   }
 }
 
-TEST_CASE("where optimizer states and parameters are kept is taken from the config") {
+TEST_CASE("the config decides where optimizer states and parameters are stored") {
   CHECK(told(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")).empty());
   CHECK(told(zero(R"("stage": 1, "offload_optimizer": {"device": "cpu"})")).empty());
   const Config config = parse_config(
@@ -93,7 +93,7 @@ TEST_CASE("parameters are offloaded at stage 3 only") {
   CHECK(told(zero(R"("stage": 2, "offload_param": {"device": "none"})")).empty());
 }
 
-TEST_CASE("what a run refuses is an error in a check, sections too") {
+TEST_CASE("keys and sections that a run refuses are errors in a check") {
   struct Row {
     const char* settings;
     const char* path;
@@ -150,7 +150,7 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
                 "data_efficiency: known and not offered: the program chooses its data itself");
 }
 
-TEST_CASE("what is asked for and not done is a warning, what changes nothing a note") {
+TEST_CASE("a feature that is not offered is a warning, and a setting that changes nothing is a note") {
   check_warning(R"("flops_profiler": {"enabled": true, "profile_step": 3})",
                 "flops_profiler: known and not offered: there is no profiler; wall_clock_breakdown tells "
                 "where time goes");
@@ -179,7 +179,7 @@ TEST_CASE("a refused key in a section that the program may switch off is a warni
                     Catch::Contains("fp16.fp16_master_weights_and_grads: expected false"));
 }
 
-TEST_CASE("a section without its switch is told to be off") {
+TEST_CASE("a warning says that a section without its switch is off") {
   check_warning(R"("fp16": {"loss_scale": 0})",
                 R"(fp16: is off: "enabled" is left out, and false by default)");
   check_warning(R"("wandb": {"project": "mine"})",
@@ -190,7 +190,7 @@ TEST_CASE("a section without its switch is told to be off") {
   CHECK(told(R"("fp16": {}, "bf16": {"_why": "later"})").empty());
 }
 
-TEST_CASE("a learning rate that the schedule overrides is told") {
+TEST_CASE("a note names a learning rate that the schedule overrides") {
   const auto settings = [](const std::string& schedule) {
     return R"("optimizer": {"type": "Adam", "params": {"lr": 0.25}}, "scheduler": {"type": )" + schedule +
            "}";
@@ -218,7 +218,7 @@ TEST_CASE("a learning rate that the schedule overrides is told") {
   }
 }
 
-TEST_CASE("what DeepSpeed refuses in fp16 is refused, and a leftover with compat") {
+TEST_CASE("keys that DeepSpeed refuses in fp16 are refused, and only warned of with compat") {
   for (const std::string key : {"opt_level", "fp16_opt_level"}) {
     const std::string text = with("\"fp16\": {\"enabled\": true, \"" + key + "\": \"O2\"}");
     const auto found = refusals(text);

@@ -49,7 +49,7 @@ TEST_CASE("stages 0 to 3 are offered") {
   CHECK(zero("\"stage\": 3.0").stage == 3);
 }
 
-TEST_CASE("overlap_comm left out is on at stage 3 only, and obeyed when written") {
+TEST_CASE("overlap_comm is on by default at stage 3 only, and a written value is used") {
   for (int stage = 0; stage <= 3; ++stage) {
     const std::string written = "\"stage\": " + std::to_string(stage);
     INFO(written);
@@ -123,7 +123,7 @@ TEST_CASE("a key written under both its names is refused once, at its alias") {
   }
 }
 
-TEST_CASE("below stage 3 its sizes are kept, and told to change nothing") {
+TEST_CASE("below stage 3 the sizes of stage 3 are read, and a note says that they change nothing") {
   for (const Size& size : sizes) {
     for (const std::string& name : {size.key, size.alias}) {
       for (const char* stage : {"", "\"stage\": 0,", "\"stage\": 1,", "\"stage\": 2,"}) {
@@ -141,7 +141,7 @@ TEST_CASE("below stage 3 its sizes are kept, and told to change nothing") {
   CHECK(told(parse("\"stage\": 2")).empty());
 }
 
-TEST_CASE("sub_group_size is taken at every stage") {
+TEST_CASE("sub_group_size is accepted at every stage") {
   for (const char* stage : {"2", "3"}) {
     for (const auto& [size, elements] : {std::pair("0", 0), {"60000", 60000}, {"1e9", 1'000'000'000}}) {
       const Config config = parse(std::string("\"stage\": ") + stage + ", \"sub_group_size\": " + size);

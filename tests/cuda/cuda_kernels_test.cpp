@@ -57,12 +57,12 @@ TEST_CASE("cuda kernels: every float32 is rounded to the CPU's bits") {
   }
 }
 
-TEST_CASE("cuda kernels: findings are the CPU's") {
+TEST_CASE("cuda kernels: values that are not finite are reported as on the CPU") {
   CudaDevice device(0);
   check_findings(device);
 }
 
-TEST_CASE("cuda kernels: a gradient of NaN alone is found at its first element") {
+TEST_CASE("cuda kernels: in a gradient in which all values are NaN the first element is reported") {
   CudaDevice device(0);
   const int64_t numel = int64_t{1} << 24;
   const at::Tensor values = device.allocate(numel, at::kFloat);
@@ -115,7 +115,7 @@ TEST_CASE("cuda kernels: sums of squares are the same in every run, in any numbe
   CHECK(sums == std::vector<double>(sums.size(), sums[0]));
 }
 
-TEST_CASE("cuda kernels: sums of squares on several streams at once do not meet") {
+TEST_CASE("cuda kernels: sums of squares on several streams at once do not disturb each other") {
   CudaDevice device(0);
   const at::Tensor values = put(device, random_values(5'000'000, at::kFloat, 9));
   const at::Tensor alone = new_tally(device);
@@ -143,7 +143,7 @@ TEST_CASE("cuda kernels: master weights follow what was written") {
   check_following(device, kLarge);
 }
 
-TEST_CASE("cuda kernels: what ranks exchange and decide is the CPU's") {
+TEST_CASE("cuda kernels: publish() and decide() give the CPU's bits") {
   CudaDevice device(0);
   check_step_facts(device);
 }
@@ -187,7 +187,7 @@ TEST_CASE("cuda device: asking for more memory than there is says how much is fr
   CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // the device still works
 }
 
-TEST_CASE("cuda device: a number without a GPU is a mistake of the user's") {
+TEST_CASE("cuda device: an index without a GPU is a UserError") {
   CHECK_THROWS_AS(CudaDevice(c10::cuda::device_count()), UserError);
   CHECK_THROWS_AS(CudaDevice(-1), UserError);
 }

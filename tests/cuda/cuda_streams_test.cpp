@@ -64,7 +64,7 @@ TEST_CASE("cuda streams: an event orders two streams that nothing else orders") 
   CHECK(read_across_streams(device, true) == 1);
 }
 
-TEST_CASE("cuda streams: lanes are waited for by nobody unasked, and are of high priority") {
+TEST_CASE("cuda streams: lanes are non-blocking streams of the highest priority") {
   CudaDevice device(0);
   for (const Lane lane : {Lane::gather, Lane::reduce, Lane::copy}) {
     const cudaStream_t stream = device.streams().handle(device.streams().of(lane));
@@ -80,7 +80,7 @@ TEST_CASE("cuda streams: lanes are waited for by nobody unasked, and are of high
   }
 }
 
-TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own thread") {
+TEST_CASE("cuda streams: a StreamScope selects the stream of LibTorch's operators, in its own thread only") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   const StreamId outer = streams.current();
@@ -107,7 +107,7 @@ TEST_CASE("cuda streams: a scope is where LibTorch's operators run, in its own t
   CHECK(get(device, memory).min().item<float>() == 2);
 }
 
-TEST_CASE("cuda streams: an event that was never recorded has passed, one recorded again has moved on") {
+TEST_CASE("cuda streams: an event that was never recorded has passed; a second record() moves the event") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   Event event;
@@ -121,7 +121,7 @@ TEST_CASE("cuda streams: an event that was never recorded has passed, one record
   streams.await(event, 60s, "work");
 }
 
-TEST_CASE("cuda streams: a wait of the host ends at its deadline, with what it was for") {
+TEST_CASE("cuda streams: a wait of the host ends at its deadline, and the error names its purpose") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   Event event;
@@ -156,7 +156,7 @@ TEST_CASE("cuda streams: a check ends the host's wait at once, until it is remov
   streams.await(event, 60s, "work");
 }
 
-TEST_CASE("cuda streams: measured times tell a wait that compute stands still in from one that it does not") {
+TEST_CASE("cuda streams: measured times show whether compute stood still while it waited") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   const auto gather = static_cast<size_t>(Lane::gather);
@@ -190,7 +190,7 @@ TEST_CASE("cuda streams: measured times tell a wait that compute stands still in
   CHECK(nothing.exposed[gathered] == 0);
 }
 
-TEST_CASE("cuda streams: what a lane waits for is not its work") {
+TEST_CASE("cuda streams: the time that a lane waits does not count as its work") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   ZR_CUDA(cudaDeviceSynchronize());
@@ -211,7 +211,7 @@ TEST_CASE("cuda streams: what a lane waits for is not its work") {
   CHECK(busy < whole / 2);  // about a seventh of `whole`
 }
 
-TEST_CASE("cuda streams: more waits at a time than are measured are counted") {
+TEST_CASE("cuda streams: waits that find no free event are counted as missed") {
   CudaDevice device(0);
   CudaStreams& streams = device.streams();
   const cudaStream_t compute = streams.handle(streams.current());
@@ -227,7 +227,7 @@ TEST_CASE("cuda streams: more waits at a time than are measured are counted") {
   ZR_CUDA(cudaEventDestroy(passed));
 }
 
-TEST_CASE("cuda streams: a thread on another GPU is told so") {
+TEST_CASE("cuda streams: a thread whose current GPU is another one gets an error") {
   int count = 0;
   ZR_CUDA(cudaGetDeviceCount(&count));
   if (count < 2) return;  // needs a second GPU

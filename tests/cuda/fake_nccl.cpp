@@ -213,7 +213,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
   *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
   const ncclResult_t result = fake_nccl().request(comm, "window");
-  return result == ncclInProgress ? ncclSuccess : result;  // like NCCL, which is in progress nevertheless
+  return result == ncclInProgress ? ncclSuccess : result;  // NCCL too returns success while this runs
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
   fake_nccl().note(comm, "no window");

@@ -22,7 +22,8 @@ class FakeNccl {
   /// Sets the result of every query for errors.
   void report(ncclResult_t result);
   /// Simulates another rank that hangs. Calls of this name ("deregister", or "GPU" for waits for the GPU)
-  /// return after let_go() only. An abort of the communicator also ends them, except "destroy".
+  /// return only after let_go(), or when an abort of the communicator begins. "destroy" returns only after
+  /// let_go().
   void hold(const std::string& what);
   void let_go();
   /// Lets window registrations return no window, as if GPUs could not reach each other's memory.

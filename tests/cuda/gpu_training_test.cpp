@@ -49,7 +49,7 @@ std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   return communicator;
 }
 
-// Returns the tolerance for a GPU, which sums matrix products in another order than the CPU.
+// Returns `tolerance`, made larger for a GPU, which sums matrix products in another order than the CPU.
 Tolerance on_gpu(Tolerance tolerance) {
   tolerance.loss = std::max(tolerance.loss, 1e-5);
   tolerance.norm = std::max(tolerance.norm, 1e-4);
@@ -125,7 +125,7 @@ TEST_CASE("GPU: DeepSpeed's traces are reproduced") {
   gpus();
   for (const json& trace : traces()) {
     if (trace["ds_config"].contains("gradient_allreduce_op"))
-      continue;  // one rank averages over micro-steps, so it cannot replay a sum over ranks
+      continue;  // its ranks add gradients; one rank with accumulation can only average them
     const std::string name = trace["name"];
     replay(on_one_rank(trace), on_gpu(tolerance_of(name)),
            [](std::shared_ptr<Communicator> unused) { return on_gpu(unused); });

@@ -126,7 +126,7 @@ TEST_CASE("kernel bodies: copies and sums have the CPU's bits") {
   }
 }
 
-TEST_CASE("kernel bodies: a 16-bit copy without a factor moves bits, of NaN too") {
+TEST_CASE("kernel bodies: a 16-bit copy with factor 1 keeps all bits, those of NaN too") {
   for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor from = at::zeros({0x10000}, dtype);
     for (uint32_t i = 0; i < 0x10000; ++i) {
@@ -138,7 +138,7 @@ TEST_CASE("kernel bodies: a 16-bit copy without a factor moves bits, of NaN too"
   }
 }
 
-TEST_CASE("kernel bodies: what all threads find comes to what the CPU finds") {
+TEST_CASE("kernel bodies: all threads together report the value that the CPU reports") {
   for (const int64_t threads : kThreadCounts) {
     BodyDevice device(threads);
     check_findings(device);

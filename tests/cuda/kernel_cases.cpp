@@ -115,7 +115,7 @@ struct Scaling {
   float factor;
 };
 
-// Returns the results of copies and sums, with and without a finite_check, into other memory and in place.
+// Returns the results of copies and sums, with and without a FiniteCheck, into other memory and in place.
 Results scaled(Device& device, const Scaling& given) {
   Results results;
   const at::Tensor tally = new_tally(device);
@@ -141,7 +141,7 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
   const at::Tensor tally = new_tally(device);
   const at::Tensor target = put(device, to);
   const at::Tensor source = put(device, from);
-  // The tally gets two findings, as in an optimizer step: first with number 1000, then with number 40.
+  // The kernel runs twice on one tally, as several do in an optimizer step: with number 1000, then with 40.
   for (const int64_t number : {int64_t{1000}, int64_t{40}}) {
     if (adds) device.add_scaled(target, source, factor, {tally, number});
     if (!adds) device.copy_scaled(target, source, factor, {tally, number});

@@ -1,5 +1,6 @@
 // Checks that every kernel of a device computes the same bits as the CPU's kernel, for all dtypes, sizes and
-// alignments. (Where arithmetic gives a NaN, any NaN is accepted.) Uses Catch2's checks: one thread.
+// alignments. (Where arithmetic gives a NaN, any NaN is accepted.) Uses Catch2's checks, so only one thread
+// may call these functions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +16,8 @@ using Sizes = std::vector<int64_t>;
 
 void check_copies(Device& tested, const Sizes& sizes);
 void check_findings(Device& tested);
-/// The device adds in float64, in another order than the CPU. Where all sums are exact they must be equal;
-/// elsewhere they must agree to 12 digits.
+/// The device adds in float64, in another order than the CPU. For values whose sums are exact, both results
+/// must be equal; for other values they must agree to 12 digits.
 void check_squares(Device& tested, const Sizes& sizes);
 void check_updates(Device& tested, const Sizes& sizes);
 void check_following(Device& tested, const Sizes& sizes);
@@ -30,10 +31,10 @@ at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed);
 /// Compares bits, not numbers: 0 and -0 differ. All NaNs are equal.
 bool same_bits(const at::Tensor& a, const at::Tensor& b);
 
-/// Returns a copy on `device` that begins `offset` elements after an aligned address.
+/// Returns a copy of `values` on `device` that begins `offset` elements after an aligned address.
 at::Tensor put(Device& device, const at::Tensor& values, int64_t offset = 0);
 
-/// Returns a copy on the CPU, made after all work of the current stream.
+/// Returns a copy of `values` on the CPU, made after all work of the current stream.
 at::Tensor get(Device& device, const at::Tensor& values);
 
 /// Returns a new Tally on `device`.

@@ -68,7 +68,7 @@ void work_for(std::chrono::milliseconds time) {
 
 }  // namespace
 
-TEST_CASE("nccl communicators: requests are taken in, one or several at once") {
+TEST_CASE("nccl communicators: collectives run one by one, and several as one group") {
   OneRank rank;
   const at::Tensor from = rank.values(1000);
   std::vector<at::Tensor> to;
@@ -85,7 +85,7 @@ TEST_CASE("nccl communicators: requests are taken in, one or several at once") {
   CHECK(rank.comms->failure().empty());
 }
 
-TEST_CASE("nccl communicators: a collective starts when its stream gets there") {
+TEST_CASE("nccl communicators: a collective counts as started when its stream reaches it") {
   OneRank rank;
   rank.start({{Collective::all_gather, rank.zeros(10), rank.values(10), 0, "the first", {}}});
   ZR_CUDA(cudaDeviceSynchronize());
@@ -98,7 +98,7 @@ TEST_CASE("nccl communicators: a collective starts when its stream gets there") 
   CHECK(rank.probe.finished(slot));
 }
 
-TEST_CASE("nccl communicators: memory is registered with both and forgotten, before them or after") {
+TEST_CASE("nccl communicators: registered memory can be freed before or after the communicators") {
   if (!nccl_has_memory()) return;
   at::Tensor kept;
   {

@@ -1,6 +1,7 @@
 // Tests ranks that are processes with one GPU each and use NCCL. As in a program, connect() loads
 // libzerorun_cuda.so. The parent process never uses a GPU, because a process that has used a GPU must not
-// fork. On one GPU two ranks share it if NCCL can do that (2.30), else a test checks that they are refused.
+// fork. On a machine with one GPU the two ranks share it if NCCL can do that (2.30 or later). Otherwise a
+// test checks that they get an error.
 #define CATCH_CONFIG_RUNNER
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -138,7 +139,8 @@ std::string check_all(Communicator& comm) {
   return wrong.empty() ? kRight : wrong;
 }
 
-// Runs gathers and reductions of several sizes at the same time, on two lanes. Only events order the lanes.
+// Runs gathers and reductions of several sizes at the same time, on two lanes (device/streams.h). Only events
+// order the lanes.
 std::string check_lanes(Communicator& comm) {
   constexpr int kRounds = 50;
   Streams& streams = comm.device().streams();
@@ -236,7 +238,7 @@ std::string broken_by(Communicator& comm, const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("nccl: one rank, to whom NCCL has nothing to say") {
+TEST_CASE("nccl: one rank, which does not use NCCL") {
   const auto endings = run_processes(1, [](int) {
     setenv("ZERORUN_DEVICE", "cuda", 1);
     auto comm = connect();
@@ -253,7 +255,7 @@ TEST_CASE("nccl: every collective of two ranks, as the CPU computes it") {
   for (const Ending& ending : endings) CHECK(ending.text == kRight);
 }
 
-TEST_CASE("nccl: CPU tensors take the bits of sums in rank order, and are counted once") {
+TEST_CASE("nccl: sums of CPU tensors have the bits of sums in rank order, and are counted once") {
   const int world_size = two_ranks_fit() ? 2 : 1;
   const int port = testing::free_port();
   const auto endings = run_processes(
@@ -327,7 +329,7 @@ TEST_CASE("nccl: a rank that has died is noticed by the deadline") {
   CHECK(endings[0].seconds < 90);
 }
 
-TEST_CASE("nccl: ranks that wait for different things are told so") {
+TEST_CASE("nccl: ranks that wait for different collectives get an error that names both") {
   if (!two_ranks_fit()) return;
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) -> std::string {
@@ -350,7 +352,7 @@ TEST_CASE("nccl: ranks that wait for different things are told so") {
   }
 }
 
-TEST_CASE("nccl: more ranks than GPUs are refused by name where NCCL cannot share one") {
+TEST_CASE("nccl: ranks that share a GPU get an error that names them if NCCL cannot share GPUs") {
   if (two_ranks_fit()) return;
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) { return join(rank, 2, port), std::string(kRight); });

@@ -24,7 +24,7 @@ Peer peer(const std::string& host, const std::string& gpu, int version = 22809) 
 
 }  // namespace
 
-TEST_CASE("nccl: versions are read in both of their codings") {
+TEST_CASE("nccl: both encodings of versions are decoded") {
   CHECK(nccl_version_text(22809) == "2.28.9");
   CHECK(nccl_version_text(23010) == "2.30.10");
   CHECK(nccl_version_text(2708) == "2.7.8");
@@ -32,7 +32,7 @@ TEST_CASE("nccl: versions are read in both of their codings") {
         std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) + "." + std::to_string(NCCL_PATCH));
 }
 
-TEST_CASE("nccl: what it reads from the environment is there before main(), and the user's own stays") {
+TEST_CASE("nccl: its environment variables are set before main(), and the user's own values are kept") {
   REQUIRE(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"));
   REQUIRE(std::getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
   struct {
@@ -53,7 +53,7 @@ TEST_CASE("nccl: what it reads from the environment is there before main(), and 
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", before.c_str(), 1);
 }
 
-TEST_CASE("nccl: what a version can do") {
+TEST_CASE("nccl: the features of a version") {
   struct {
     int version;
     bool windows, shared_gpus;
@@ -71,7 +71,7 @@ TEST_CASE("nccl: what a version can do") {
   }
 }
 
-TEST_CASE("nccl: a version that will not do is refused with both versions and the remedy") {
+TEST_CASE("nccl: an unsuitable version is refused with both versions and the remedy") {
   CHECK_NOTHROW(check_nccl_version(22809, 22809));
   CHECK_NOTHROW(check_nccl_version(22809, 22700));
   CHECK_NOTHROW(check_nccl_version(22809, 23007));
@@ -87,7 +87,7 @@ TEST_CASE("nccl: a version that will not do is refused with both versions and th
                                                           Contains("LD_LIBRARY_PATH"));
 }
 
-TEST_CASE("nccl: the one that is loaded here tells its version, GPU or not") {
+TEST_CASE("nccl: the loaded library tells its version, with or without a GPU") {
   const NcclFeatures features = loaded_nccl();
   CHECK(features.version / 10000 == NCCL_MAJOR);
   CHECK(features.version >= 22700);
@@ -129,7 +129,7 @@ TEST_CASE("peers: ranks that share a GPU are named, unless NCCL can do that") {
   CHECK(check_peers(peers, nccl_features(23003)));
 }
 
-TEST_CASE("peers: the same PCI address on two machines, be their names the same, is two GPUs") {
+TEST_CASE("peers: one PCI address on two machines is two GPUs, also if the machines have one name") {
   std::vector<Peer> peers = {peer("a", "0000:3b:00.0"), peer("b", "0000:3b:00.0"), peer("a", "0000:3b:00.0")};
   peers[2].boot = "another";
   CHECK_FALSE(check_peers(peers, nccl_features(22809)));
@@ -143,7 +143,7 @@ TEST_CASE("peers: ranks with NCCL in different versions are named") {
                     Contains("rank 0 on a has 2.28.9, rank 1 on b has 2.30.3"));
 }
 
-TEST_CASE("peers: this machine has a name and was started once") {
+TEST_CASE("peers: this machine has a host name and a boot id") {
   const Peer mine = this_machine();
   CHECK_FALSE(mine.host.empty());
   CHECK(mine.boot.size() == 36);

@@ -104,7 +104,7 @@ std::set<std::string> last_two(const Words& words) {
 
 }  // namespace
 
-TEST_CASE("nccl requests: each is settled before the next, gathers and reductions apart") {
+TEST_CASE("nccl requests: each is done before the next; gathers and reductions use two communicators") {
   Rank rank;
   for (Collective kind : {Collective::all_gather, Collective::reduce_scatter, Collective::all_gather,
                           Collective::broadcast, Collective::all_reduce}) {
@@ -118,7 +118,7 @@ TEST_CASE("nccl requests: each is settled before the next, gathers and reduction
   CHECK_FALSE(rank.watchdog.broken());
 }
 
-TEST_CASE("nccl requests: one communicator serves all where there may be no second") {
+TEST_CASE("nccl requests: if only one communicator is allowed, all collectives use it") {
   Rank rank(1);
   rank.start(Collective::all_gather);
   rank.start(Collective::reduce_scatter);
@@ -128,7 +128,7 @@ TEST_CASE("nccl requests: one communicator serves all where there may be no seco
   CHECK(fake_nccl().violations().empty());
 }
 
-TEST_CASE("nccl requests: several collectives are one operation") {
+TEST_CASE("nccl requests: several collectives that are issued together are one NCCL group") {
   Rank rank;
   const CollectiveCall gather = Rank::call_of(Collective::all_gather);
   rank.start({gather, gather, Rank::call_of(Collective::all_reduce)});
@@ -148,7 +148,7 @@ TEST_CASE("nccl requests: sums of a dtype that NCCL does not have are refused be
   rank.comms->abort();
 }
 
-TEST_CASE("nccl requests: one that fails breaks the communicator and aborts both") {
+TEST_CASE("nccl requests: a failed request aborts both communicators, and later requests fail too") {
   Rank rank;
   fake_nccl().fail_requests(ncclUnhandledCudaError);
   const std::string error = error_of([&] { rank.start(Collective::all_gather); });
@@ -161,7 +161,7 @@ TEST_CASE("nccl requests: one that fails breaks the communicator and aborts both
   CHECK(fake_nccl().violations().empty());
 }
 
-TEST_CASE("nccl requests: one that is never settled ends at the deadline") {
+TEST_CASE("nccl requests: a request that NCCL never completes ends at the deadline") {
   Rank rank(2, 100ms);
   fake_nccl().take(-1);
   const auto start = std::chrono::steady_clock::now();
@@ -180,7 +180,7 @@ TEST_CASE("nccl requests: ranks that do not connect end at the deadline") {
   CHECK(fake_nccl().violations().empty());
 }
 
-TEST_CASE("nccl requests: what NCCL reports by itself is found while something is under way") {
+TEST_CASE("nccl requests: an asynchronous error of NCCL is found while a collective runs") {
   Rank rank;
   rank.start(Collective::all_gather);
   fake_nccl().report(ncclRemoteError);
@@ -193,7 +193,7 @@ TEST_CASE("nccl requests: what NCCL reports by itself is found while something i
   CHECK(fake_nccl().violations().empty());
 }
 
-TEST_CASE("nccl requests: memory is known to both communicators until it goes") {
+TEST_CASE("nccl requests: memory is registered with both communicators until it is freed") {
   for (bool windows : {true, false}) {
     Rank rank;
     int first = 0;
@@ -216,7 +216,7 @@ TEST_CASE("nccl requests: memory is known to both communicators until it goes") 
   }
 }
 
-TEST_CASE("nccl requests: memory is registered the older way where there are no windows") {
+TEST_CASE("nccl requests: if NCCL returns no window, memory is registered with ncclCommRegister()") {
   Rank rank;
   fake_nccl().take_windows_away();
   int memory = 0;
@@ -228,8 +228,7 @@ TEST_CASE("nccl requests: memory is registered the older way where there are no 
   rank.comms->abort();
 }
 
-TEST_CASE(
-    "nccl requests: memory that a rank at a standstill does not let go ends in an abort, and is named") {
+TEST_CASE("nccl requests: if a rank that hangs blocks the freeing of memory, the communicators are aborted") {
   Rank rank;
   int memory = 0;
   rank.register_memory(&memory, false);
@@ -250,7 +249,7 @@ TEST_CASE(
   CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
 }
 
-TEST_CASE("nccl requests: a call that does not return holds up neither the watchdog nor an abort") {
+TEST_CASE("nccl requests: an NCCL call that does not return delays neither the watchdog nor an abort") {
   NcclPatience patience = kPatience;
   patience.with_memory = 60s;
   Rank rank(2, 300ms, 3, patience);
@@ -271,7 +270,7 @@ TEST_CASE("nccl requests: a call that does not return holds up neither the watch
   CHECK(times_done("deregister 1") == 0);
 }
 
-TEST_CASE("nccl requests: a close that waits for a rank at a standstill ends in an abort") {
+TEST_CASE("nccl requests: a close() that waits for a rank that hangs ends in an abort") {
   for (const std::string held : {"GPU", "deregister"}) {
     Rank rank;
     int memory = 0;
@@ -288,7 +287,7 @@ TEST_CASE("nccl requests: a close that waits for a rank at a standstill ends in 
   }
 }
 
-TEST_CASE("nccl requests: a communicator that cannot be destroyed is left to itself, the other aborted") {
+TEST_CASE("nccl requests: if destroying one communicator hangs, close() aborts only the other one") {
   Rank rank;
   fake_nccl().hold("destroy");
   rank.comms->close();
@@ -297,7 +296,7 @@ TEST_CASE("nccl requests: a communicator that cannot be destroyed is left to its
   CHECK(fake_nccl().violations().empty());
 }
 
-TEST_CASE("nccl requests: threads that start collectives, free memory and watch are kept apart") {
+TEST_CASE("nccl requests: calls of threads that start collectives, free memory and watch do not overlap") {
   Rank rank;
   std::vector<int> memory(40);
   for (int& one : memory) rank.register_memory(&one, true);

@@ -84,20 +84,20 @@ struct Rank {
 
 }  // namespace
 
-TEST_CASE("watchdog: the deadline runs from when the stream has come to the collective") {
+TEST_CASE("watchdog: the timeout starts when the stream reaches the collective") {
   Rank rank(0);
   const size_t slot = rank.enqueue(call_of("bucket 3"));
   rank.pass(100s);
   CHECK(rank.error() == "none");
   rank.probe.has_started.insert(slot);
-  rank.pass(100s);  // the watchdog polls at the end of this time, so the deadline begins there
+  rank.pass(100s);  // the watchdog polls only at the end of this time, so the timeout starts there
   rank.pass(9999ms);
   CHECK(rank.error() == "none");
   rank.pass(1ms);
   CHECK(rank.error() == std::string("all_gather of bucket 3 did not end") + kLimit);
 }
 
-TEST_CASE("watchdog: what has ended is forgotten, and its slot used again") {
+TEST_CASE("watchdog: the slot of a finished collective is used again") {
   Rank rank(0);
   std::vector<size_t> slots;
   for (int i = 0; i < 1000; ++i) {
@@ -113,16 +113,16 @@ TEST_CASE("watchdog: what has ended is forgotten, and its slot used again") {
   CHECK(rank.probe.prepared == 3);
 }
 
-TEST_CASE("watchdog: a collective that the host is still giving to the stream has a deadline too") {
+TEST_CASE("watchdog: a collective that is not completely enqueued has a deadline too") {
   Rank rank(0);
   rank.probe.has_started.insert(rank.begin(call_of("bucket 3")));
-  rank.probe.has_finished.insert(0);  // left over from the previous use of the slot
+  rank.probe.has_finished.insert(0);  // as if left over from an earlier use of slot 0
   rank.pass(0s);
   rank.pass(10s);
   CHECK_THAT(rank.error(), StartsWith("all_gather of bucket 3 did not end"));
 }
 
-TEST_CASE("watchdog: what the host waits for by itself has a deadline from its beginning") {
+TEST_CASE("watchdog: the timeout of an operation on the host starts when the operation begins") {
   Rank rank(0);
   const size_t first = rank.watchdog.begin_on_host("connecting over NCCL");
   rank.pass(9s);
@@ -134,7 +134,7 @@ TEST_CASE("watchdog: what the host waits for by itself has a deadline from its b
   CHECK(rank.error() == std::string("allocation of 4096 bytes did not end") + kLimit);
 }
 
-TEST_CASE("watchdog: ranks of which nothing is heard are named as missing") {
+TEST_CASE("watchdog: ranks that have published no collective are named as missing") {
   Rank rank(0, 3, new_store());
   rank.run(call_of("bucket 3", Collective::all_gather, "for aten::mm on h.0.weight"));
   rank.pass(10s);
@@ -143,7 +143,7 @@ TEST_CASE("watchdog: ranks of which nothing is heard are named as missing") {
             kLimit);
 }
 
-TEST_CASE("watchdog: ranks that wait for the same are not blamed, however much later they came") {
+TEST_CASE("watchdog: ranks that wait for the same collective are not blamed, however late they are") {
   const StorePointer store = new_store();
   Rank first(0, 3, store);
   Rank second(1, 3, store);
@@ -157,7 +157,7 @@ TEST_CASE("watchdog: ranks that wait for the same are not blamed, however much l
   CHECK(second.error() == std::string("all_gather of bucket 3 there: rank 2 did not take part") + kLimit);
 }
 
-TEST_CASE("watchdog: ranks that wait for different things are told so, both") {
+TEST_CASE("watchdog: ranks that wait for different collectives both get an error that names them") {
   struct {
     CollectiveCall other;
     std::string words;
@@ -180,7 +180,7 @@ TEST_CASE("watchdog: ranks that wait for different things are told so, both") {
   }
 }
 
-TEST_CASE("watchdog: a rank is where one of all its collectives under way is") {
+TEST_CASE("watchdog: a rank takes part if one of its running collectives is the missed one") {
   const StorePointer store = new_store();
   Rank first(0, 2, store);
   Rank second(1, 2, store);
@@ -194,7 +194,7 @@ TEST_CASE("watchdog: a rank is where one of all its collectives under way is") {
                                 Contains("though all ranks take part"));
 }
 
-TEST_CASE("watchdog: what was slow and has ended is taken back") {
+TEST_CASE("watchdog: when a slow collective that was published has ended, it is removed from the store") {
   const StorePointer store = new_store();
   Rank first(0, 2, store);
   Rank second(1, 2, store);
@@ -209,7 +209,7 @@ TEST_CASE("watchdog: what was slow and has ended is taken back") {
   CHECK_THAT(first.error(), Contains("rank 1 did not take part"));
 }
 
-TEST_CASE("watchdog: a quick collective tells the store nothing") {
+TEST_CASE("watchdog: a fast collective is not published in the store") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Rank rank(0, 2, testing::store_over(store));
   const size_t slot = rank.run(call_of("bucket 4"));
@@ -219,7 +219,7 @@ TEST_CASE("watchdog: a quick collective tells the store nothing") {
   CHECK(store->getNumKeys() == 0);
 }
 
-TEST_CASE("watchdog: a store that has gone points to its keeper") {
+TEST_CASE("watchdog: if the store is gone, the error names rank 0, which keeps it") {
   Rank rank(1, 2, testing::store_over(c10::make_intrusive<StoreThatHasGone>()));
   rank.run(call_of("bucket 3"));
   rank.pass(10s);
@@ -227,7 +227,7 @@ TEST_CASE("watchdog: a store that has gone points to its keeper") {
                             ", and rank 0, which keeps the store of all ranks, has probably ended");
 }
 
-TEST_CASE("watchdog: rank 0, which keeps the store, leaves those who wait too time to read it") {
+TEST_CASE("watchdog: before rank 0 fails, it gives the waiting ranks time to read its store") {
   const StorePointer store = new_store();
   Rank first(0, 2, store);
   Rank second(1, 2, store);
@@ -240,7 +240,7 @@ TEST_CASE("watchdog: rank 0, which keeps the store, leaves those who wait too ti
   CHECK_THAT(first.error(), StartsWith("ranks disagree on what comes next"));
 }
 
-TEST_CASE("watchdog: what NCCL reports breaks the communicator at once, for good, with one abort") {
+TEST_CASE("watchdog: an error from NCCL breaks the communicator at once and permanently, with one abort") {
   Rank rank(0);
   rank.enqueue(call_of("bucket 2"));  // the stream has not reached this collective yet
   rank.run(call_of("bucket 3"));
@@ -264,7 +264,7 @@ TEST_CASE("watchdog: a failed start breaks the communicator") {
   CHECK(rank.probe.aborts == 1);
 }
 
-TEST_CASE("watchdog: a group is named by its first call and how many there are") {
+TEST_CASE("watchdog: an error names a group by its first call and the number of the others") {
   Rank rank(0);
   const size_t slot = rank.watchdog.take();
   rank.watchdog.begin(slot, std::vector{call_of("bucket 3"), call_of("bucket 4"), call_of("bucket 5")});
@@ -274,7 +274,7 @@ TEST_CASE("watchdog: a group is named by its first call and how many there are")
   CHECK(rank.error() == std::string("all_gather of bucket 3 and 2 more did not end") + kLimit);
 }
 
-TEST_CASE("watchdog: ranks that start equal sizes in another order are told so, though none waits") {
+TEST_CASE("watchdog: ranks that start collectives of equal size in another order get an error") {
   for (const bool differ : {false, true}) {
     const StorePointer store = new_store();
     Rank first(0, 2, store);
@@ -297,7 +297,7 @@ TEST_CASE("watchdog: ranks that start equal sizes in another order are told so, 
   }
 }
 
-TEST_CASE("watchdog: kinds of collectives may be started in another order among each other") {
+TEST_CASE("watchdog: ranks may start collectives of different kinds in different orders") {
   const StorePointer store = new_store();
   Rank first(0, 2, store);
   Rank second(1, 2, store);
@@ -312,7 +312,7 @@ TEST_CASE("watchdog: kinds of collectives may be started in another order among 
 }
 
 TEST_CASE(
-    "watchdog: its thread finds a missed deadline by itself, and asks nothing when nothing is under way") {
+    "watchdog: its thread finds a missed deadline by itself, and does not poll while no collective runs") {
   FakeProbe probe;
   NcclWatchdog watchdog({.timeout = 100ms, .period = 1ms}, probe, nullptr);
   watchdog.start();

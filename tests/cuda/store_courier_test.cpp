@@ -23,7 +23,7 @@ using testing::StoreThatStandsStill;
 
 }  // namespace
 
-TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor the end") {
+TEST_CASE("watchdog: a store that hangs delays neither the error at the deadline nor stop()") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
   for (const int rank : {0, 1}) {
     FakeProbe probe;
@@ -54,7 +54,7 @@ TEST_CASE("watchdog: a store that stands still holds up neither a deadline nor t
   CHECK(store.use_count() == 1);
 }
 
-TEST_CASE("watchdog: a store that stands still keeps nobody from finite_check what NCCL reports") {
+TEST_CASE("watchdog: while the store hangs, an error from NCCL is still found") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
   FakeProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 60s}, probe,
@@ -69,7 +69,7 @@ TEST_CASE("watchdog: a store that stands still keeps nobody from finite_check wh
   store->go_on();
 }
 
-TEST_CASE("courier: what is said again while the store is slow is told once, and the last of it") {
+TEST_CASE("courier: of several messages of one kind while the store is slow, only the last one is sent") {
   const auto store = c10::make_intrusive<StoreThatStandsStill>();
   StoreCourier courier(std::make_shared<WaitBoard>(store_over(store), 1), 2);
   courier.publish({{"first", "first"}});
@@ -82,12 +82,12 @@ TEST_CASE("courier: what is said again while the store is slow is told once, and
   CHECK_FALSE(courier.read_all(10ms));
   store->go_on();
   CHECK(courier.drain(60s));
-  CHECK(store->calls() == 4);  // two publish() calls, a read of rank 0's waits, a read of the message to all
+  CHECK(store->calls() == 4);  // two publish() calls, one of read_all() for rank 0, one of posted_for_all()
   CHECK(courier.take_posted() == std::string());
   CHECK_FALSE(courier.take_posted());
 }
 
-TEST_CASE("courier: what is left there is told before it stops") {
+TEST_CASE("courier: messages that are still pending are sent before it stops") {
   const StorePointer store = new_store();
   const auto wait_board = std::make_shared<WaitBoard>(store, 1);
   {

@@ -111,7 +111,7 @@ double busy(const StreamTimes& times, Lane lane) {
 
 }  // namespace
 
-TEST_CASE("stream timer: what compute stands still for a lane is exposed, what it works meanwhile is not") {
+TEST_CASE("stream timer: only the time for which compute stands still to wait for a lane is exposed") {
   Machine machine;
   machine.timer.enter(Lane::gather);
   machine.lane(Lane::gather).work(10);
@@ -130,7 +130,7 @@ TEST_CASE("stream timer: what compute stands still for a lane is exposed, what i
   CHECK(exposed(times, Handover::reduced) == 0);
 }
 
-TEST_CASE("stream timer: a lane's waits are no work of its") {
+TEST_CASE("stream timer: the time that a lane waits does not count as its work") {
   Machine machine;
   machine.compute.work(100);
   machine.timer.enter(Lane::reduce);
@@ -158,7 +158,7 @@ TEST_CASE("stream timer: scopes of several threads on one lane count once") {
   CHECK(busy(machine.timer.take(), Lane::copy) == 9);
 }
 
-TEST_CASE("stream timer: what is under way comes with a later call") {
+TEST_CASE("stream timer: a later take() returns the time of work that has not finished yet") {
   Machine machine;
   now = 15;
   for (const double milliseconds : {10, 20}) {
@@ -172,7 +172,7 @@ TEST_CASE("stream timer: what is under way comes with a later call") {
   CHECK(busy(machine.timer.take(), Lane::gather) == 20);
 }
 
-TEST_CASE("stream timer: events are used again when they have passed, and what finds none is counted") {
+TEST_CASE("stream timer: passed events are used again, and measurements without an event are counted") {
   Machine machine(2);
   CHECK(events == 4);
   const auto wait_for = [&](double milliseconds) {
@@ -197,7 +197,7 @@ TEST_CASE("stream timer: events are used again when they have passed, and what f
   CHECK(times.missed == 0);
 }
 
-TEST_CASE("stream timer: a GPU that fails ends no scope with an exception") {
+TEST_CASE("stream timer: the end of a scope throws no exception if the GPU fails") {
   Machine machine;
   machine.timer.enter(Lane::copy);
   records_fail = true;
@@ -208,7 +208,7 @@ TEST_CASE("stream timer: a GPU that fails ends no scope with an exception") {
   CHECK(machine.timer.take().missed == 2);
 }
 
-TEST_CASE("stream timer: all events go with it") {
+TEST_CASE("stream timer: its destructor destroys all events") {
   { const Machine machine; }
   CHECK(events == 0);
 }

@@ -1,4 +1,4 @@
-// How the tests of doctor/ look at findings.
+// Functions with which the tests of doctor/ examine findings.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace zerorun::testing {
 
-/// The lines about `subject` as they are printed, without their beginning spaces.
+/// The lines about `subject` as they are printed, without the two spaces at the beginning of the first line.
 inline std::string lines_about(const Findings& findings, const std::string& subject) {
   Findings some;
   std::ranges::copy_if(findings, std::back_inserter(some),

@@ -1,4 +1,4 @@
-// GPUs and drivers, from recorded files, and what is said about them.
+// Tests that GPUs and drivers are read from recorded files, and the findings about them.
 #include "doctor/gpus.h"
 
 #include "tests/doctor/findings.h"
@@ -12,7 +12,7 @@ using zerorun::testing::lines_about;
 
 namespace {
 
-// In the form that the two kinds of the kernel's module write.
+// /proc/driver/nvidia/version with NVIDIA's proprietary kernel module and with its open one.
 const std::string kClosed =
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n"
     "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n";
@@ -30,14 +30,14 @@ Gpus working() {
 
 }  // namespace
 
-TEST_CASE("GPUs: the driver's version in what the kernel tells") {
+TEST_CASE("GPUs: the driver's version is read from the kernel module's text") {
   CHECK(zerorun::driver_version_in(kClosed) == "535.129.03");
   CHECK(zerorun::driver_version_in(kOpen) == "580.65.06");
   CHECK(zerorun::driver_version_in("").empty());
   CHECK(zerorun::driver_version_in("NVRM version: none\n1.2.3").empty());
 }
 
-TEST_CASE("GPUs: models in the driver's files") {
+TEST_CASE("GPUs: models are read from the driver's files") {
   const zerorun::testing::TemporaryFolder root;
   for (const char* slot : {"0000:18:00.0", "0000:3b:00.0"}) {
     const std::string folder = std::string("proc/driver/nvidia/gpus/") + slot;
@@ -51,13 +51,13 @@ TEST_CASE("GPUs: models in the driver's files") {
   CHECK(gpus.gpus[1].name == "NVIDIA A100-SXM4-40GB");
 }
 
-TEST_CASE("GPUs: none is fine, and said") {
+TEST_CASE("GPUs: a host without GPUs is no problem") {
   CHECK(lines_about(judge_gpus({}), "GPU driver") ==
         "ok       GPU driver       none, ranks run on the CPU\n");
   CHECK(judge_gpus({}).size() == 1);
 }
 
-TEST_CASE("GPUs: what works, and what does not with which remedy") {
+TEST_CASE("GPUs: a working driver, and problems with their remedies") {
   CHECK(to_text(judge_gpus(working())) ==
         "  ok       GPU driver       580.65.06, runs CUDA up to 13.0\n"
         "  ok       GPU 0            NVIDIA H100 80GB HBM3, 80.0 GiB\n"

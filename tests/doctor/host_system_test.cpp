@@ -1,4 +1,4 @@
-// What is said about the host's system, from recorded files and from values.
+// Tests the findings about the host's system. It is read from recorded files, or given as values.
 #include "doctor/host_system.h"
 
 #include <cstdlib>
@@ -62,7 +62,7 @@ TEST_CASE("host: all is well") {
         "ok       system           Linux 6.1.0 x86_64, Debian GNU/Linux 12 (bookworm), glibc 2.36\n");
 }
 
-TEST_CASE("host: what is not, with its remedy") {
+TEST_CASE("host: problems with their remedies") {
   HostSystem system = working();
   system.clock_synchronized = false;
   system.memfd_error = "Function not implemented";

@@ -1,4 +1,4 @@
-// Rounds of pairs, the JSON of a job's report, and what is said about links.
+// Tests rounds of pairs, the JSON of a job's report, and the findings about links and collectives.
 #include "doctor/links.h"
 
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@ JobReport three_hosts() {
 
 }  // namespace
 
-TEST_CASE("links: every pair once, nobody with two partners in a round") {
+TEST_CASE("links: every pair occurs once, and no member has two partners in a round") {
   for (int members = 0; members <= 33; ++members) {
     CAPTURE(members);
     std::set<std::pair<int, int>> pairs;
@@ -54,7 +54,7 @@ TEST_CASE("links: every pair once, nobody with two partners in a round") {
   }
 }
 
-TEST_CASE("links: a report survives its way as JSON") {
+TEST_CASE("links: a report is the same after it was written as JSON and read") {
   JobReport report = three_hosts();
   report.members[1].report = {{zerorun::Verdict::note, "disk", "little", "free some"}};
   report.links[2].error = "did not end";
@@ -68,7 +68,7 @@ TEST_CASE("links: a report survives its way as JSON") {
   CHECK_THROWS_AS(zerorun::job_report_from_json(nlohmann::ordered_json::object()), nlohmann::json::exception);
 }
 
-TEST_CASE("links: the slowest is named, and judged by the others") {
+TEST_CASE("links: the slowest link is named and compared with the others") {
   JobReport report = three_hosts();
   CHECK(to_text(judge_job(report)) ==
         "  ok       collectives      6 ranks on 3 hosts over Gloo, the sums are right\n"
@@ -90,7 +90,7 @@ TEST_CASE("links: the slowest is named, and judged by the others") {
              StartsWith("ok ") && Contains("a (rank 0) - a (rank 2)"));
 }
 
-TEST_CASE("links: broken ones, wrong sums, clocks, one rank") {
+TEST_CASE("links: findings about a broken link, a wrong sum, clocks, and a single rank") {
   JobReport report = three_hosts();
   report.links[1].error = "broadcast of a transfer of 1048576 bytes did not end within 20 s";
   report.failure = "the all-reduce of 1 to 6 gave 20 on rank 3";
@@ -108,7 +108,7 @@ TEST_CASE("links: broken ones, wrong sums, clocks, one rank") {
   CHECK_THAT(lines_about(judge_job(report), "collectives"), StartsWith("note ") && Contains("1 rank"));
 }
 
-TEST_CASE("links: of many hosts only the slowest is printed") {
+TEST_CASE("links: with many hosts only the slowest link is printed") {
   JobReport report = three_hosts();
   report.members.resize(9, {.rank = 0, .host = "z", .clock = 1000, .report = {}});
   report.links.clear();

@@ -1,4 +1,4 @@
-// What is said about network interfaces and ports.
+// Tests the findings about network interfaces, ports and RDMA cards.
 #include "doctor/network.h"
 
 #include "base/listening.h"
@@ -67,7 +67,7 @@ TEST_CASE("network: ports and cards") {
   CHECK_THAT(lines_about(judge_network(network, false), "RDMA card"), Contains("mlx5_0"));
 }
 
-TEST_CASE("network: this host's, with a port that another socket holds") {
+TEST_CASE("network: this host's interfaces are read, and a port in use is noticed") {
   const zerorun::testing::TemporaryFolder root;
   std::filesystem::create_directories(root / "sys/class/infiniband/mlx5_1");
   std::filesystem::create_directories(root / "sys/class/net/lo");
@@ -85,7 +85,7 @@ TEST_CASE("network: this host's, with a port that another socket holds") {
   CHECK(loopback->loopback);
   CHECK(loopback->mtu == 1234);
   CHECK(std::ranges::count(loopback->addresses, "127.0.0.1") == 1);
-  if (!network.meeting_port_free) return;  // a job of somebody else
+  if (!network.meeting_port_free) return;  // another program uses the port
   const auto held = zerorun::listen_on("", zerorun::kMeetingPort);
   CHECK_FALSE(zerorun::read_network(top).meeting_port_free);
 }

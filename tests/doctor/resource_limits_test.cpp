@@ -1,4 +1,4 @@
-// Limits, read from recorded files of /proc and cgroups, and what is said about them.
+// Tests that limits are read from recorded files of /proc and cgroups, and the findings about them.
 #include "doctor/resource_limits.h"
 
 #include <map>
@@ -85,7 +85,7 @@ TEST_CASE("limits: read from /proc and cgroups") {
   CHECK(nothing.processors == 1);
 }
 
-TEST_CASE("limits: nothing to say where there is plenty") {
+TEST_CASE("limits: high limits are no problem") {
   const auto findings = judge_limits(plenty(), {.local_ranks = 8, .world_size = 16, .has_rdma = true});
   CHECK(count_of(findings, Verdict::ok) == 5);
   CHECK(lines_about(findings, "memory") == "ok       memory           64.0 GiB (the machine's memory)\n");
@@ -102,7 +102,7 @@ TEST_CASE("limits: locked memory is a problem for RDMA only") {
   CHECK_THAT(lines_about(judge_limits(limits, {.has_rdma = true}), "locked memory"), StartsWith("ok "));
 }
 
-TEST_CASE("limits: open files for as many ranks as there are") {
+TEST_CASE("limits: more ranks need more open files") {
   ResourceLimits limits = plenty();
   limits.open_files = 1024;
   limits.most_open_files = 1048576;

@@ -239,7 +239,7 @@ TEST_CASE("Random initialisation of released parameters") {
   });
 }
 
-TEST_CASE("Writes before a step are part of what it updates") {
+TEST_CASE("An update starts from the values that the program wrote before it") {
   on_ranks([](Known& known) {
     {
       torch::NoGradGuard no_grad;

@@ -126,7 +126,7 @@ void check_loads(const Setting& setting, const std::filesystem::path& folder,
 
 }  // namespace
 
-TEST_CASE("What changes while a checkpoint is being written is written as it was at the call") {
+TEST_CASE("State that changes while a save is running is saved as it was at the call") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16");
@@ -146,7 +146,7 @@ TEST_CASE("What changes while a checkpoint is being written is written as it was
   }
 }
 
-TEST_CASE("What the host keeps for a GPU is written as it was at the call") {
+TEST_CASE("State that the host stores for a GPU is saved as it was at the call") {
   const TemporaryFolder folder;
   const int stage = GENERATE(1, 2, 3);
   StateCase how = all_state_cases().front();
@@ -168,7 +168,7 @@ TEST_CASE("What the host keeps for a GPU is written as it was at the call") {
   }
 }
 
-TEST_CASE("Optimizers of all kinds change nothing that is being written") {
+TEST_CASE("With every optimizer a running save has the state at the call") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 2, 3);
   for (const StateCase& how : all_state_cases()) {
@@ -180,7 +180,7 @@ TEST_CASE("Optimizers of all kinds change nothing that is being written") {
   }
 }
 
-TEST_CASE("Only what changes before it is written is copied") {
+TEST_CASE("A save copies only state that changes before it is written") {
   const TemporaryFolder folder;
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(all_state_cases().front(), 2, "bf16", communicator);
@@ -193,7 +193,7 @@ TEST_CASE("Only what changes before it is written is copied") {
   });
 }
 
-TEST_CASE("Saves follow one another, and each has its own moment") {
+TEST_CASE("Each of several saves in a row has the state at its own call") {
   const TemporaryFolder folder;
   constexpr int kSaves = 8;
   std::vector<CollectedState> expected(kSaves);
@@ -218,7 +218,7 @@ TEST_CASE("Saves follow one another, and each has its own moment") {
   }
 }
 
-TEST_CASE("What went wrong is told by all ranks' waits, and the next save begins anew") {
+TEST_CASE("After a failed save the wait throws on all ranks, and the next save succeeds") {
   const TemporaryFolder folder;
   const int faulty_rank = GENERATE(0, 1);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -238,7 +238,7 @@ TEST_CASE("What went wrong is told by all ranks' waits, and the next save begins
   });
 }
 
-TEST_CASE("On a device with streams the state is copied beside training, in order with what changes it") {
+TEST_CASE("On a device with streams each change of the state waits for the copy that a save makes") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16");

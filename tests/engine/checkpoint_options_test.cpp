@@ -119,7 +119,7 @@ class SmallDisk {
 
 }  // namespace
 
-TEST_CASE("What is frozen is written once, and again when it was written to, seen or not") {
+TEST_CASE("Frozen parameters are saved once, and again after writes by operators or raw access") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 2, 3);
   const bool raw = GENERATE(false, true);
@@ -158,7 +158,8 @@ TEST_CASE("What is frozen is written once, and again when it was written to, see
   check_loads(at, "global_step5", 3 - stage, expected[4]);
 }
 
-TEST_CASE("Frozen files of earlier tags are linked until they are written to") {
+TEST_CASE(
+    "Files of frozen parameters are linked to earlier tags until the program writes to the parameters") {
   const TemporaryFolder folder;
   const int stage = GENERATE(1, 3);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -176,8 +177,7 @@ TEST_CASE("Frozen files of earlier tags are linked until they are written to") {
   CHECK(linked(folder / "a/global_step2", folder / "a/global_step3").empty());
 }
 
-TEST_CASE(
-    "A load, or a checkpoint without it, in between makes no earlier file of what is frozen good again") {
+TEST_CASE("A save links no outdated file of frozen parameters after a load or a save without them") {
   const TemporaryFolder folder;
   const int stage = GENERATE(1, 3);
   const bool loads = GENERATE(false, true);
@@ -205,7 +205,7 @@ TEST_CASE(
   check_loads(folder / "a", "fourth", stage, expected);
 }
 
-TEST_CASE("What cannot be saved is told on all ranks, and training goes on") {
+TEST_CASE("If a tensor cannot be saved, the wait throws on all ranks, and training continues") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 3);
   REQUIRE_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -227,7 +227,7 @@ TEST_CASE("What cannot be saved is told on all ranks, and training goes on") {
   }));
 }
 
-TEST_CASE("Where nothing can be linked what is frozen is written again") {
+TEST_CASE("Without hard links every save writes the frozen parameters") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 3);
   CollectedState expected;
@@ -244,7 +244,7 @@ TEST_CASE("Where nothing can be linked what is frozen is written again") {
   check_loads(folder / "a", "global_step2", stage, expected);
 }
 
-TEST_CASE("What is frozen can stay out, and stays as it is when the rest is loaded") {
+TEST_CASE("Frozen parameters can be left out of a save, and loading it leaves them unchanged") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 3);
   CollectedState expected;
@@ -270,7 +270,7 @@ TEST_CASE("What is frozen can stay out, and stays as it is when the rest is load
   check_same(expected.whole(), loaded.whole());
 }
 
-TEST_CASE("Loading reads each block once where layouts are alike, else two more a range") {
+TEST_CASE("A load reads each block once if layouts are equal, else at most two more blocks per range") {
   const TemporaryFolder folder;
   const int ranks = GENERATE(1, 2, 3);
   const int stage = GENERATE(1, 3);
@@ -300,7 +300,7 @@ TEST_CASE("Loading reads each block once where layouts are alike, else two more 
 }
 
 TEST_CASE(
-    "A disk that is full leaves the checkpoint before, and the next save succeeds where there is room") {
+    "A save to a full disk keeps the previous checkpoint, and the next save succeeds when there is room") {
   const TemporaryFolder folder;
   const SmallDisk disk(folder);
   if (!disk.is_there()) {

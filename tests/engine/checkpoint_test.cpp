@@ -108,7 +108,7 @@ void check_reads(const Way& reader, const fs::path& folder, const Way& writer, c
 
 }  // namespace
 
-TEST_CASE("What one training saves another takes over, whatever its ranks, stage and precision") {
+TEST_CASE("A training continues from a checkpoint of other numbers of ranks, stages and precisions") {
   const TemporaryFolder folder;
   const std::vector<StateCase> cases = all_state_cases();
   std::mt19937_64 random(1);
@@ -135,7 +135,7 @@ TEST_CASE("What one training saves another takes over, whatever its ranks, stage
 }
 
 // Hidden tag: not run by default, since it takes minutes.
-TEST_CASE("The whole product of writers and readers", "[.][product]") {
+TEST_CASE("All pairs of writers and readers", "[.][product]") {
   std::vector<Way> ways;
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int stage : {0, 1, 2, 3}) {
@@ -161,7 +161,7 @@ TEST_CASE("The whole product of writers and readers", "[.][product]") {
   std::printf("%d pairs\n", pairs);
 }
 
-TEST_CASE("A flipped bit is found, whichever it is") {
+TEST_CASE("A load detects a flipped bit at any position") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   Outcome written;
@@ -188,7 +188,7 @@ TEST_CASE("A flipped bit is found, whichever it is") {
   CHECK_NOTHROW(run({adam, 2, 1, "bf16", false}, folder / "a", true, read));
 }
 
-TEST_CASE("What cannot be written is told on all ranks, and what was there before stays") {
+TEST_CASE("A failed write is an error on all ranks, and the previous checkpoint stays") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   const Way way{adam, 2, 2, "fp32", false};
@@ -229,7 +229,7 @@ TEST_CASE("What cannot be written is told on all ranks, and what was there befor
   }
 }
 
-TEST_CASE("Writes that transfer less than they are given are gone on with") {
+TEST_CASE("A save continues after short writes") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -243,7 +243,7 @@ TEST_CASE("Writes that transfer less than they are given are gone on with") {
   }));
 }
 
-TEST_CASE("What does not fit together is explained") {
+TEST_CASE("Errors of saves and loads name what does not match") {
   const TemporaryFolder folder;
   const std::vector<StateCase> cases = all_state_cases();
   Outcome written;
@@ -326,7 +326,7 @@ TEST_CASE("What does not fit together is explained") {
   CHECK(error_of(without_optimizer, cases[2]) == "no error");
 }
 
-TEST_CASE("Tied weights are there once, and a model in which they are not tied reads each") {
+TEST_CASE("Tied weights are saved once, and a model without the tie reads them into both parameters") {
   struct Pair : torch::nn::Module {
     explicit Pair(bool ties) {
       a = register_parameter("a", torch::arange(30, at::kFloat).reshape({5, 6}));
@@ -364,7 +364,7 @@ TEST_CASE("Tied weights are there once, and a model in which they are not tied r
   });
 }
 
-TEST_CASE("Another accumulation begins with a whole window") {
+TEST_CASE("After a load with other accumulation steps a whole window begins") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -384,7 +384,7 @@ TEST_CASE("Another accumulation begins with a whole window") {
   });
 }
 
-TEST_CASE("Options of a load: moments keep their steps, a fixed loss scale is the config's, writes stay") {
+TEST_CASE("A load without counters keeps the moments' step count; a fixed loss scale is the config's") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -404,7 +404,7 @@ TEST_CASE("Options of a load: moments keep their steps, a fixed loss scale is th
   });
 }
 
-TEST_CASE("Where models may differ what only one side has stays as it is, what was written to it too") {
+TEST_CASE("A load that is not strict leaves parameters unchanged that the checkpoint lacks") {
   const TemporaryFolder folder;
   const StateCase sgd = all_state_cases()[3];
   const int stage = GENERATE(0, 1, 2, 3);
@@ -439,7 +439,7 @@ TEST_CASE("Where models may differ what only one side has stays as it is, what w
   }));
 }
 
-TEST_CASE("What the program has written is in the checkpoint, by operators, in scopes and raw") {
+TEST_CASE("A checkpoint has writes of the program: by operators, in scopes and by raw access") {
   const TemporaryFolder folder;
   const StateCase sgd = all_state_cases()[3];
   const int stage = GENERATE(0, 1, 2, 3);

@@ -12,8 +12,8 @@ namespace zerorun::testing {
 
 class CollectedState {
  public:
-  /// Whole tensors by state and parameter. The exact values of a parameter (its master weights, or its values
-  /// in fp32) are named "exact".
+  /// Whole flat tensors, by a name such as "exp_avg of first". The state "exact" of a parameter is its
+  /// master weights, or its values if it has no master weights.
   using Whole = std::map<std::string, at::Tensor>;
 
   /// Adds this rank's slices. Each rank calls it once. Thread-safe.
@@ -25,8 +25,9 @@ class CollectedState {
   Whole whole_;
 };
 
-/// Fails unless both states have the same bits. Frozen parameters have no master weights, so they are skipped
-/// unless `same_precision`.
+/// Fails unless both states have the same bits. If `same_precision` is false, the states are of trainings in
+/// two precisions. Then the frozen parameter is not compared: it has no master weights, and its values are
+/// rounded to the dtype of each training.
 void check_same(CollectedState::Whole a, CollectedState::Whole b, bool same_precision = true);
 
 }  // namespace zerorun::testing

@@ -101,7 +101,7 @@ TEST_CASE("\"auto\" gets its value from the program's arguments and from the mod
   }
 }
 
-TEST_CASE("initialize() refuses what stays \"auto\" with key, line and how to give it") {
+TEST_CASE("initialize() refuses values that stay \"auto\", and names key, line and remedy") {
   const TemporaryFolder folder;
   const fs::path file = folder.write("ds_config.json", kAuto);
   InitializeOptions options;
@@ -113,7 +113,7 @@ TEST_CASE("initialize() refuses what stays \"auto\" with key, line and how to gi
                         Contains("arguments[\"gradient_clipping\"]"));
   CHECK_THAT(error, Contains("ds_config.json:5:") && Contains("optimizer.params.lr") &&
                         Contains("arguments[\"optimizer.params.lr\"]"));
-  CHECK_THAT(error, !Contains("optimizer.params.betas") && !Contains("bucket_size"));  // have values
+  CHECK_THAT(error, !Contains("optimizer.params.betas") && !Contains("bucket_size"));  // these have values
 }
 
 TEST_CASE("A model without a width leaves \"auto\" sizes to the program") {
@@ -158,7 +158,7 @@ TEST_CASE("Rank 0 writes the resolved configuration, which is a configuration it
   }
 }
 
-TEST_CASE("Where the resolved configuration cannot be written, every rank says so and none is left waiting") {
+TEST_CASE("If the resolved configuration cannot be written, every rank throws and no rank waits") {
   const TemporaryFolder folder;
   const fs::path file = folder.write("ds_config.json", kPlain);
   const fs::path in_the_way = folder.write("in the way", "text");
@@ -191,7 +191,7 @@ TEST_CASE("Where the resolved configuration cannot be written, every rank says s
   CHECK(initialize_to("", true) == "no error");
 }
 
-TEST_CASE("initialize() logs notes on the config where asked, and then once") {
+TEST_CASE("initialize() logs notes on the config once, and only if asked") {
   const TemporaryFolder folder;
   const fs::path file = folder.write("ds_config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1, "contiguous_gradients": false}})");
@@ -207,7 +207,7 @@ TEST_CASE("initialize() logs notes on the config where asked, and then once") {
   }
 }
 
-TEST_CASE("what the config asks for and does not get is logged once, asked or not") {
+TEST_CASE("initialize() always logs once which settings of the config are not offered") {
   const TemporaryFolder folder;
   const fs::path file = folder.write("ds_config.json", kPlain);
   const std::vector<std::string> warnings = load_config(file, 2).warnings;
@@ -222,7 +222,7 @@ TEST_CASE("what the config asks for and does not get is logged once, asked or no
   }
 }
 
-TEST_CASE("rank 0 logs once that \"Adam\" means AdamW, and not where the file says which it is") {
+TEST_CASE("rank 0 logs once that \"Adam\" means AdamW, unless the file has adam_w_mode or \"AdamW\"") {
   const TemporaryFolder folder;
   auto log_of = [&](const std::string& optimizer) {
     const fs::path file =

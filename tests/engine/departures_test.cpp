@@ -59,7 +59,7 @@ void check_training(const Iteration& iteration, bool departs) {
 
 }  // namespace
 
-TEST_CASE("A branch taken at times, another order, an iteration cut short") {
+TEST_CASE("Iterations that skip layers, use another order, or end early") {
   check_training(
       [](const Built& built, int i) {
         const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {0, 2, 3},       {3, 2, 1, 0},
@@ -79,7 +79,7 @@ TEST_CASE("Backward twice over one graph, and two losses a step") {
       false);
 }
 
-TEST_CASE("Evaluation between forward and backward, between steps, and for ever") {
+TEST_CASE("Evaluation between forward and backward, between steps, and after training") {
   const int64_t max_live = GENERATE(0, 64, 100'000);
   CAPTURE(max_live);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -109,7 +109,7 @@ TEST_CASE("Evaluation between forward and backward, between steps, and for ever"
   }));
 }
 
-TEST_CASE("An operator that throws leaves nothing behind") {
+TEST_CASE("An operator that throws leaves no parameter gathered") {
   const int world = GENERATE(1, 2);
   CAPTURE(world);
   CHECK_NOTHROW(run_ranks(world, [](std::shared_ptr<Communicator> communicator) {
@@ -134,7 +134,7 @@ TEST_CASE("An operator that throws leaves nothing behind") {
   }));
 }
 
-TEST_CASE("Accumulation over micro-steps with another input each") {
+TEST_CASE("Accumulation over micro-steps with different inputs") {
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     at::set_num_threads(1);
     auto model = Layers::make(), plain = Layers::make();
@@ -195,7 +195,7 @@ TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
   });
 }
 
-TEST_CASE("Ranks that part ways are told who is where") {
+TEST_CASE("Ranks that run different operators get an error that shows both operators") {
   const bool planned = GENERATE(false, true);
   CAPTURE(planned);
   std::string message;

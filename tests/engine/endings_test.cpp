@@ -32,7 +32,7 @@ std::function<at::Tensor(int)> layers(Built& model) {
 
 }  // namespace
 
-TEST_CASE("Raw access without a scope throws just after a use, too: what it wrote would be lost") {
+TEST_CASE("Raw access without a scope throws right after a use too, because its writes would be lost") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
     Engine engine =
@@ -70,7 +70,7 @@ TEST_CASE("Evaluation and departures keep the limits on memory") {
   }));
 }
 
-TEST_CASE("A scope keeps what it needs of its engine") {
+TEST_CASE("A scope works until its end after its engine is destroyed") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
     auto engine = std::make_optional(make_engine(*model, Partition{.bucket_numel = kBucket}, communicator));
@@ -85,7 +85,7 @@ TEST_CASE("A scope keeps what it needs of its engine") {
   });
 }
 
-TEST_CASE("A model whose initialize() failed says so, and crashes nowhere") {
+TEST_CASE("After a failed initialize() operators on the model throw an error, and nothing crashes") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     torch::nn::Module model;
     at::Tensor outside = torch::ones({32, 32});

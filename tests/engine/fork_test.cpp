@@ -20,7 +20,7 @@
 namespace zerorun::testing {
 namespace {
 
-// All objects of a rank, as globals of a program would be.
+// All objects of a rank. A forked child has a copy of each, as it has of the globals of a program.
 struct Job {
   std::shared_ptr<Communicator> communicator;
   Net model;
@@ -28,8 +28,8 @@ struct Job {
   std::optional<Engine> engine;
 };
 
-// Forks a child that tries to use the parent's communicator, work and model, and destroys all of them.
-// Returns the child's wait status.
+// Forks a child that tries to use its copies of the parent's communicator, `under_way` and model, and then
+// destroys these copies. Returns the child's wait status.
 int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = {}) {
   const pid_t child = fork();
   if (child == 0) {
@@ -44,7 +44,8 @@ int fork_and_destroy(std::optional<Job>& job, std::unique_ptr<Work> under_way = 
     };
     if (!refused([&] { job->communicator->barrier("a child of one rank")->wait(); })) status = 3;
     if (under_way && !refused([&] { under_way->wait(); })) status = 4;
-    // At some stages forward waits for collectives that the parent has started.
+    // At some stages forward waits for collectives that the parent has started, and throws. At the others it
+    // works. Both are right here.
     refused([&] { job->model->forward(sample(0, 0, 0), true); });
     under_way.reset();
     job.reset();
@@ -81,7 +82,8 @@ std::string train(int rank, int world, int port, const char* comm, int stage, bo
         GatheredParameters scope(*job->engine, job->model->parameters());
       }
       if (forks) text << (fork_and_destroy(job) == 0 ? "" : "the child failed ");
-      // If a child received data or completed an operation of this all-reduce, the parent would lack it.
+      // If the child received data of this all-reduce, or completed a part of it, the all-reduce would fail
+      // or hang in the parent.
       at::Tensor sum = torch::full({5000}, 1.0 + rank);
       auto work = job->communicator->all_reduce(sum, "a sum of the program");
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -174,7 +176,7 @@ TEST_CASE("A forked child releases no buffer that its parent shares with other r
   }
 }
 
-TEST_CASE("A forked child that ends takes nothing from its parent") {
+TEST_CASE("A forked child that ends does not affect its parent") {
   const int stage = GENERATE(0, 1, 2, 3);
   const char* comm = GENERATE("shm", "gloo");
   CAPTURE(stage, comm);
@@ -191,7 +193,7 @@ TEST_CASE("A forked child that ends takes nothing from its parent") {
   }
 }
 
-TEST_CASE("A bucket without elements stays with its parameter when the engine goes") {
+TEST_CASE("A parameter without elements stays usable after the engine is destroyed") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   const int port = free_port();

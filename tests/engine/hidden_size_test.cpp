@@ -22,7 +22,7 @@ std::optional<int64_t> hidden_size_of(const torch::nn::Module& module) {
   return zerorun::hidden_size_of(model);
 }
 
-TEST_CASE("The hidden size of a GPT-2 is its width, whatever its depth, vocabulary and length") {
+TEST_CASE("The hidden size of a GPT-2 is its width for any depth, vocabulary and length") {
   const Gpt2Options options = GENERATE(
       Gpt2Options{}, Gpt2Options{.layers = 1, .hidden = 16, .heads = 2, .vocab = 256, .positions = 16},
       Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = 32},

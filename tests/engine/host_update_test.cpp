@@ -82,7 +82,7 @@ TEST_CASE("host update: every optimizer of the config, and states in files") {
   }
 }
 
-TEST_CASE("host update: without any one wait of the host something is out of order") {
+TEST_CASE("host update: every wait of the host is necessary") {
   using Row = std::pair<const char*, const char*>;
   for (const auto& [what, offload] :
        {Row{"the gradient norm", kHostUpdate}, Row{"what was written to", kHostUpdate},

@@ -114,8 +114,8 @@ void learn_digests(const Way& way, Told& told) {
   });
 }
 
-// Resumes from the newest checkpoint, CHECKs its state against the digests, and trains to the end with a save
-// after each step.
+// Resumes from the newest checkpoint, and trains to the end with a save after each step. Throws if the loaded
+// state differs from the digest of its step.
 void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::path& folder, Told& told) {
   CollectedState loaded;
   run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -150,7 +150,7 @@ void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::p
 
 }  // namespace
 
-TEST_CASE("A training that is killed at any moment goes on from what it has saved, with the same bits") {
+TEST_CASE("A training that is killed at any moment resumes from its last checkpoint with the same bits") {
   const int64_t kills = number_from("ZERORUN_KILLS", 50);
   Random random(static_cast<uint64_t>(number_from("ZERORUN_SEED", 1)));
   Told& told = shared_memory();
@@ -181,7 +181,7 @@ TEST_CASE("A training that is killed at any moment goes on from what it has save
   std::printf("%lld kills of %d trainings\n", static_cast<long long>(killed), trainings);
 }
 
-TEST_CASE("File systems that fail at any call leave what was published, and all ranks hear of it alike") {
+TEST_CASE("If any file system call fails, published checkpoints stay, and all ranks get the same error") {
   const int64_t faults = number_from("ZERORUN_FAULTS", 50);
   Random random(static_cast<uint64_t>(number_from("ZERORUN_SEED", 1)) + 1'000'000);
   Told& told = shared_memory();

@@ -49,7 +49,7 @@ void check_peak(const std::string& name, const Build& how, int64_t widest, int64
 
 }  // namespace
 
-TEST_CASE("Bytes at once keep to the limits: a chain of layers") {
+TEST_CASE("Gathered buckets keep to the limits: a chain of layers") {
   check_peak(
       "chain",
       [](Built& built) {
@@ -65,7 +65,7 @@ TEST_CASE("Bytes at once keep to the limits: a chain of layers") {
       1, 6);
 }
 
-TEST_CASE("Bytes at once keep to the limits: an operator on all parameters") {
+TEST_CASE("Gathered buckets keep to the limits: an operator on all parameters") {
   check_peak(
       "cat",
       [](Built& built) {
@@ -80,7 +80,7 @@ TEST_CASE("Bytes at once keep to the limits: an operator on all parameters") {
       5, 5);
 }
 
-TEST_CASE("Bytes at once keep to the limits: a recurrent network") {
+TEST_CASE("Gathered buckets keep to the limits: a recurrent network") {
   check_peak(
       "LSTM",
       [](Built& built) {
@@ -91,7 +91,7 @@ TEST_CASE("Bytes at once keep to the limits: a recurrent network") {
       6, 6);  // lstm counts as one use of all its weights
 }
 
-TEST_CASE("Full copies in another type are told of, once, with their bytes") {
+TEST_CASE("One warning has the bytes of parameters that backward saves in another dtype") {
   StderrCapture capture;
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     auto model = build([](Built& built) {
@@ -114,7 +114,7 @@ TEST_CASE("Full copies in another type are told of, once, with their bytes") {
   CHECK(text.find(warning) == text.rfind("converted "));
 }
 
-TEST_CASE("No conversion, no warning") {
+TEST_CASE("No warning without copies in another dtype") {
   StderrCapture capture;
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     Net model;
@@ -128,7 +128,7 @@ TEST_CASE("No conversion, no warning") {
   CHECK(capture.text().find("converted") == std::string::npos);
 }
 
-TEST_CASE("Dense strides of any kind stay") {
+TEST_CASE("Parameters keep dense strides of any kind") {
   const Build how = [](Built& built) {
     auto conv = built.add("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3)));
     auto deep = built.add("deep", torch::nn::Conv3d(torch::nn::Conv3dOptions(4, 2, 2)));

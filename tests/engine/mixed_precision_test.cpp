@@ -175,7 +175,7 @@ void check_against_plain(const Mixed& mixed, int stage, const Write& write = {},
 
 }  // namespace
 
-TEST_CASE("Training in 16 bits is what a plain program does by hand, to the bit") {
+TEST_CASE("Training in 16 bits gives the bits of a plain program with the same arithmetic") {
   const int stage = GENERATE(0, 1, 2, 3);
   const int accumulation_steps = GENERATE(1, 4);
   const bool from_fp32 = GENERATE(false, true);
@@ -189,7 +189,7 @@ TEST_CASE("Training in 16 bits is what a plain program does by hand, to the bit"
                       stage);
 }
 
-TEST_CASE("Gradients travel and are accumulated in the types that the config names") {
+TEST_CASE("Gradients are sent and accumulated in the dtypes that the config names") {
   const int stage = GENERATE(0, 1, 2, 3);
   const int accumulation_steps = GENERATE(1, 4);
   CAPTURE(stage, accumulation_steps);
@@ -255,7 +255,8 @@ TEST_CASE("In a no_sync() scope stages 0 and 1 send nothing, and step() is refus
   }));
 }
 
-TEST_CASE("What the program writes to 16-bit parameters is not lost, and costs the others no precision") {
+TEST_CASE(
+    "Writes to 16-bit parameters are kept, and other elements keep the precision of their master weights") {
   const int stage = GENERATE(0, 1, 2, 3);
   const bool from_fp32 = GENERATE(false, true);
   CAPTURE(stage, from_fp32);
@@ -271,7 +272,7 @@ TEST_CASE("What the program writes to 16-bit parameters is not lost, and costs t
   check_against_plain({.from_fp32 = from_fp32}, stage, write);
 }
 
-TEST_CASE("What one rank writes to the memory of 16-bit parameters in a scope is not lost") {
+TEST_CASE("Raw writes of one rank to 16-bit parameters in a scope are kept") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   auto write = [](Net& model, int step) {
@@ -288,7 +289,7 @@ TEST_CASE("What one rank writes to the memory of 16-bit parameters in a scope is
   check_against_plain({}, stage, write, engine_write);
 }
 
-TEST_CASE("What is converted: all parameters, buffers only when asked, inputs only by auto_cast") {
+TEST_CASE("initialize() converts all parameters, buffers only if asked, and inputs only with auto_cast") {
   const std::string begin = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}, )";
   auto engine_of = [&](Net& model, const std::string& more) {
     auto communicator = make_thread_communicators(1, std::chrono::seconds(10)).front();

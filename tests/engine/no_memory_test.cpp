@@ -38,7 +38,7 @@ struct Alone : Communicator {
 
 }  // namespace
 
-TEST_CASE("A backward for which there is no memory has not begun") {
+TEST_CASE("A backward that fails for lack of memory can be repeated") {
   const int stage = GENERATE(0, 1);
   CAPTURE(stage);
   ScarceDevice device;

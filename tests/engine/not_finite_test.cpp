@@ -66,8 +66,8 @@ constexpr const char* kDynamic = R"("fp16": {"enabled": true, "initial_scale_pow
 }  // namespace
 
 TEST_CASE(
-    "Infinite on one rank only: all ranks skip, parameter and rank are named, and it is as if it had not "
-    "been") {
+    "Infinite gradients on one rank: all ranks skip the step, the log names parameter and rank, and the step "
+    "changes no state") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
   CAPTURE(stage, precision);
@@ -122,7 +122,8 @@ TEST_CASE("The earliest gradient is named, on the lowest rank") {
   CHECK_THAT(capture.text(), Contains("parameter branch.bias on rank 1 is not finite"));
 }
 
-TEST_CASE("A found loss scale falls, and at its minimum the run ends with the parameter's name") {
+TEST_CASE(
+    "A dynamic loss scale falls, and at its minimum training ends with an error that names the parameter") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   StderrCapture capture;
@@ -152,7 +153,7 @@ TEST_CASE("A found loss scale falls, and at its minimum the run ends with the pa
   CHECK_THAT(capture.text(), Contains("the loss scale goes from 64 to 32"));
 }
 
-TEST_CASE("Where each gradient is finite and their sum is not, the sum is named") {
+TEST_CASE("If every gradient is finite but their sum is not, the log names the sum") {
   // Each micro-step adds 40,000: 20,000 times the loss scale of 4, divided by 2 micro-steps. The sum is kept
   // in fp16, whose largest value is 65,504.
   const std::string precision =
@@ -174,7 +175,7 @@ TEST_CASE("Where each gradient is finite and their sum is not, the sum is named"
       Contains("the sum over ranks and micro-steps of the gradients of parameter branch.bias is not finite"));
 }
 
-TEST_CASE("A gradient that is too large only for the type that it travels in is told from an infinite one") {
+TEST_CASE("The log says whether a gradient is infinite or only too large for the dtype in which it is sent") {
   const std::string precision = R"("communication_data_type": "fp16", )";
   const int stage = GENERATE(0, 1, 2, 3);
   const int accumulation = GENERATE(1, 2);
@@ -194,7 +195,7 @@ TEST_CASE("A gradient that is too large only for the type that it travels in is 
                       "which gradients travel"));
 }
 
-TEST_CASE("A norm that no float holds is a norm like others: gradients are clipped to their limit") {
+TEST_CASE("A gradient norm beyond the range of float32 is reported and clipped like others") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   CHECK_NOTHROW(run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
@@ -210,7 +211,7 @@ TEST_CASE("A norm that no float holds is a norm like others: gradients are clipp
   }));
 }
 
-TEST_CASE("A loss scale that no float holds overflows, falls, and the run goes on") {
+TEST_CASE("A loss scale beyond the range of float32 overflows and falls, and training continues") {
   const std::string precision =
       R"("fp16": {"enabled": true, "initial_scale_power": 127, "loss_scale_window": 1,
                                             "hysteresis": 1}, )";

@@ -49,7 +49,7 @@ TEST_CASE("The tiny GPT-2 trains to the same bits with optimizer states in files
   }
 }
 
-TEST_CASE("Every optimizer of ours keeps its state in files, in slices of several chunks") {
+TEST_CASE("Every built-in optimizer stores its state in files, in slices of several chunks") {
   const TemporaryFolder folder;
   const std::string precision = GENERATE("fp32", "bf16");
   for (const StateCase& how : all_state_cases()) {
@@ -91,7 +91,7 @@ TEST_CASE("A share of the optimizer states in files, and the rest in memory") {
   }
 }
 
-TEST_CASE("What the program writes reaches master weights in files") {
+TEST_CASE("Writes of the program reach master weights in files") {
   const TemporaryFolder folder;
   const StateCase adam = wide(all_state_cases().front());
   const int stage = GENERATE(1, 2, 3);
@@ -105,7 +105,7 @@ TEST_CASE("What the program writes reaches master weights in files") {
   check_same_training(in_files, in_memory);
 }
 
-TEST_CASE("A checkpoint after every step has each step's state, links slots and writes none of them") {
+TEST_CASE("A checkpoint after every step has that step's state, and links slots instead of writing them") {
   const TemporaryFolder folder;
   const StateCase adam = in_files(wide(all_state_cases().front()), folder / "nvme");
   Trained straight;
@@ -138,7 +138,7 @@ TEST_CASE("A checkpoint after every step has each step's state, links slots and 
   }
 }
 
-TEST_CASE("A step reads and writes the bytes of the formula") {
+TEST_CASE("A step reads and writes as many bytes as the formula says") {
   struct Row {
     std::string precision;
     size_t optimizer;
@@ -174,7 +174,7 @@ TEST_CASE("A step reads and writes the bytes of the formula") {
   });
 }
 
-TEST_CASE("A bit that flips on the disk ends training, with the bucket and the rank") {
+TEST_CASE("A bit that flips on the disk ends training with an error that names bucket and rank") {
   const TemporaryFolder folder;
   const StateCase how = in_files(wide(all_state_cases().front()), folder / "");
   std::string error;
@@ -223,7 +223,7 @@ TEST_CASE("Parameters without elements, and optimizers without state, are no spe
   }));
 }
 
-TEST_CASE("What cannot be kept in files is refused by name") {
+TEST_CASE("State that cannot be in files is refused by name") {
   const TemporaryFolder folder;
   const std::vector<StateCase> cases = all_state_cases();
   auto error_of = [&](const StateCase& how, int stage) -> std::string {

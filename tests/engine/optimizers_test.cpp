@@ -149,7 +149,7 @@ TEST_CASE("Parameter groups with their own settings train as torch::optim's do")
                      RMSpropOptions(0.001).centered(true).momentum(0.5).weight_decay(0.1).eps(1e-3)));
 }
 
-TEST_CASE("A parameter group with what its optimizer has not is refused") {
+TEST_CASE("A parameter group with an option that its optimizer lacks is refused") {
   struct Case {
     std::string type;
     ParameterGroup group;

@@ -46,10 +46,10 @@ using Build = std::function<std::function<at::Tensor(int iteration)>(Built&)>;
 /// Makes a module. Its parameters have the same values in each call.
 std::shared_ptr<Built> build(const Build& how);
 
-/// A scalar in which each element of the output has another weight.
+/// A scalar loss in which each element of the output has a different weight.
 at::Tensor loss_of(const at::Tensor& output);
-/// The step on a plain module that the engine's SGD takes: subtracts `lr` times the gradients, and drops the
-/// gradients.
+/// Takes the same step on a plain module as the engine's SGD: subtracts `lr` times the gradients. Then drops
+/// the gradients.
 void plain_step(torch::nn::Module& model, double lr = 1);
 
 /// CHECKs that three iterations and a following evaluation give the bits of the plain module: outputs,
@@ -73,7 +73,7 @@ void expect_released(const torch::nn::Module& model);
 enum class Before {
   nothing,
   write,      // operators on all ranks write the same values to a parameter
-  exception,  // on rank 0 an exception leaves a read-only scope of all ranks, in which rank 0 wrote
+  exception,  // in a scope without modifier rank all ranks write, and rank 0 leaves it by an exception
   both
 };
 /// Performs `before` on `parameter`. The parameter's values are the same afterwards.

@@ -1,4 +1,4 @@
-// Tests stage 3 on the tiny GPT-2. It gives the bits of the other stages under all limits, and the
+// Tests stage 3 on the tiny GPT-2. Under all limits it gives the bits of the other stages, and keeps to the
 // communication volume and memory that the limits promise.
 #include <catch2/catch.hpp>
 
@@ -74,7 +74,7 @@ TEST_CASE("Stage 3 gives the bits of stage 2 with accumulation") {
   }
 }
 
-TEST_CASE("Stage 3 sends what its limits promise") {
+TEST_CASE("Stage 3 sends as many elements as its limits promise") {
   const int world = GENERATE(2, 3, 4);
   const int accumulation = GENERATE(1, 3);
   const int64_t steps = 5;
@@ -87,12 +87,12 @@ TEST_CASE("Stage 3 sends what its limits promise") {
     CHECK(run.residency.departures == 0);
     return run.all_gathered / unit;
   };
-  // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. The
-  // model has 118,528 parameters.
+  // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. All
+  // parameters together have 118,528 elements.
   CHECK(volume({}) == Approx(1).epsilon(0.02));
   for (int64_t prefetch : {0, 20'000, 50'000'000}) {
     CAPTURE(prefetch);
-    // Belady's rule keeps buckets from forward to backward where it can, so each bucket is gathered less than
+    // Belady's rule keeps buckets from forward to backward where it can, so each bucket is gathered at most
     // twice per micro-step.
     CHECK(volume({.max_live = 35'000, .prefetch = prefetch}) <= 2.04);
     const double without_reuse = volume({.max_live = 60'000, .max_reuse_distance = 0, .prefetch = prefetch});
@@ -123,7 +123,7 @@ TEST_CASE("The trace is followed: nothing is allocated for parameters after the 
   }
 }
 
-TEST_CASE("Inference on split parameters between steps: the values of training, by a trace of its own") {
+TEST_CASE("Inference on partitioned parameters between steps uses the trained values and has its own trace") {
   const int64_t max_live = GENERATE(int64_t{0}, int64_t{2'500}, int64_t{1'000'000});
   CAPTURE(max_live);
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -180,7 +180,7 @@ TEST_CASE("Inference on split parameters between steps: the values of training, 
     engine.eval();
     require(torch::equal(infer(model), infer(whole)), "the last inference differs");
     if (max_live > 0) return;
-    // By now the trace of inference is followed, which gathers each of 12 buckets once per pass.
+    // By now inference follows its own trace, and gathers each of the 12 buckets once per forward.
     const int64_t before = engine.residency().gathers;
     infer(model);
     infer(model);

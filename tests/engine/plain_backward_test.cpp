@@ -108,7 +108,7 @@ struct Blocks : torch::nn::Module {
 
 }  // namespace
 
-TEST_CASE("loss.backward() gives the bits and the traffic of engine.backward(loss)") {
+TEST_CASE("loss.backward() gives the bits and the communication volume of engine.backward(loss)") {
   for (const char* precision : {"fp32", "bf16", "fp16"}) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const int accumulation : {1, 2, 4}) {
@@ -134,7 +134,7 @@ TEST_CASE("loss.backward() gives the bits and the traffic of engine.backward(los
   }
 }
 
-TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested backwards end nothing") {
+TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested backwards do not end the pass") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int bucket : {36, 100'000}) {
       INFO("stage " << stage << ", buckets of " << bucket);
@@ -162,7 +162,8 @@ TEST_CASE("Recomputed layers: each bucket is reduced once a step, and nested bac
         const auto expected = run(false, false);
         const double once_each = reduced;
         expect(once_each >= 3 * 4 * 42 / 2, "half of each gradient is sent");
-        if (bucket > 36) expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // little padding
+        if (bucket > 36)
+          expect(once_each < 3 * 4 * 42, "no gradient is sent twice");  // one bucket has little padding
         expect_same(run(true, false), expected, "recomputed");
         expect(reduced == once_each, "traffic, recomputed");
         expect_same(run(true, true), expected, "recomputed, loss.backward()");
@@ -195,7 +196,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
             };
             for (int step = 0; step < 4; ++step) {
               if (fails && step == 2) {
-                backward(model.forward(values({3, 6}, 77), nested));  // dropped too, by the throw below
+                backward(model.forward(values({3, 6}, 77), nested));  // the throw below drops this one too
                 engine.step();
                 at::Tensor x = values({3, 6}, 78).requires_grad_(true);
                 at::Tensor hidden = model.layers[0]->forward(x);
@@ -311,7 +312,7 @@ TEST_CASE("Two engines in one graph: a GAN beside plain LibTorch") {
   }
 }
 
-TEST_CASE("Several losses, given gradients, retained graphs, and inputs that are chosen") {
+TEST_CASE("Several losses, given gradients, retained graphs, and backwards of chosen inputs") {
   for (const int stage : {0, 1, 2, 3}) {
     INFO("stage " << stage);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -390,7 +391,7 @@ TEST_CASE("The program may say where accumulation ends") {
   }
 }
 
-TEST_CASE("What loss.backward() and what comes with it refuse") {
+TEST_CASE("Errors of loss.backward() and related calls") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     auto loss = [&] { return model->forward(sample(0, 0, 0), true).sum(); };

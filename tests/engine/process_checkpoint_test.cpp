@@ -76,7 +76,8 @@ std::string survive(int rank, int port, const std::filesystem::path& folder) {
 
 }  // namespace
 
-TEST_CASE("A rank that dies in a save is heard of in seconds, and the checkpoint before is there") {
+TEST_CASE(
+    "If a rank dies in a save, the other rank fails within seconds, and the previous checkpoint stays") {
   const TemporaryFolder folder;
   const int port = free_port();
   const auto endings = run_processes(2, [&](int rank) { return survive(rank, port, folder / "a"); });
@@ -86,7 +87,7 @@ TEST_CASE("A rank that dies in a save is heard of in seconds, and the checkpoint
   CHECK(latest_tag(local_file_system(), folder / "a") == "global_step1");
 }
 
-TEST_CASE("Processes take over what other processes have saved, and go on with the same bits") {
+TEST_CASE("Processes continue from checkpoints of other processes with the same bits") {
   constexpr int kPairs = 10;
   std::mt19937_64 random(5);
   auto any = [&](int count) { return static_cast<int>(random() % static_cast<uint64_t>(count)); };

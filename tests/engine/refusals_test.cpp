@@ -11,7 +11,7 @@ namespace zerorun::testing {
 using Catch::Matchers::Contains;
 using torch::nn::Linear;
 
-TEST_CASE("What step() and backward() refuse") {
+TEST_CASE("Calls that step() and backward() refuse") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     Engine engine = make_engine(*model, sgd_config(1), communicator);
@@ -60,7 +60,7 @@ TEST_CASE("What step() and backward() refuse") {
   });
 }
 
-TEST_CASE("What initialize() refuses, by name") {
+TEST_CASE("Calls of initialize() that are refused by name") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     auto initialize_with = [&](const std::string& config, InitializeOptions options = {}) {
@@ -104,7 +104,7 @@ TEST_CASE("What initialize() refuses, by name") {
   });
 }
 
-TEST_CASE("Ranks with different models are told apart, not left hanging") {
+TEST_CASE("Ranks with different models get an error and do not hang") {
   CHECK_THROWS_WITH(run_ranks(3,
                               [&](std::shared_ptr<Communicator> communicator) {
                                 Linear model(communicator->rank() == 2 ? 4 : 5, 3);
@@ -113,7 +113,7 @@ TEST_CASE("Ranks with different models are told apart, not left hanging") {
                     Contains("rank 2 has another model"));
 }
 
-TEST_CASE("Ranks with different settings are told apart") {
+TEST_CASE("Ranks with different settings get an error") {
   CHECK_THROWS_WITH(run_ranks(2,
                               [&](std::shared_ptr<Communicator> communicator) {
                                 Net model;
@@ -122,7 +122,7 @@ TEST_CASE("Ranks with different settings are told apart") {
                     Contains("rank 1 has another model or another config"));
 }
 
-TEST_CASE("Ranks that use parameters in another order at stage 3 are told who is where") {
+TEST_CASE("Ranks that use parameters in different orders at stage 3 get an error that shows both uses") {
   std::vector<std::string> errors(2);
   run_ranks(
       2,

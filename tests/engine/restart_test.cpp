@@ -70,7 +70,7 @@ constexpr const char* kSchedule =
 
 }  // namespace
 
-TEST_CASE("A training whose slices and numbers are put back goes on with the same bits") {
+TEST_CASE("A training whose slices and restart items are put back continues with the same bits") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16", "fp16");
   const int ranks = GENERATE(1, 3);
@@ -94,7 +94,7 @@ TEST_CASE("A training whose slices and numbers are put back goes on with the sam
   }
 }
 
-TEST_CASE("Before the first step, too") {
+TEST_CASE("Slices and restart items can be put back before the first step too") {
   for (const StateCase& how : all_state_cases()) {
     CAPTURE(how.name);
     CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -108,7 +108,7 @@ TEST_CASE("Before the first step, too") {
 }
 
 // Uses one rank, since rank-threads share one generator.
-TEST_CASE("What is forgotten shows, random numbers too") {
+TEST_CASE("Training differs if one restart item is not put back") {
   const StateCase adam = all_state_cases().front();
   auto communicator = make_thread_communicators(1, std::chrono::seconds(60)).front();
   for (const std::string forgotten :

@@ -95,7 +95,7 @@ TEST_CASE("A parameter that has left its bucket is named by step()") {
   }));
 }
 
-TEST_CASE("A gradient leaves when all of it has come: three uses, recomputation, late recomputation") {
+TEST_CASE("A gradient is reduced when it is complete: three uses, recomputation, late recomputation") {
   const int kind = GENERATE(0, 1, 2);
   CAPTURE(kind);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -157,7 +157,7 @@ TEST_CASE("Hooks: double backward, create_graph, hooks of the program, sparse gr
   }));
 }
 
-TEST_CASE("Autograd hears of new values from step(), and of nothing else") {
+TEST_CASE("Only step() changes the version counters of parameters") {
   const int world = GENERATE(1, 2);
   CHECK_NOTHROW(run_ranks(world, [](std::shared_ptr<Communicator> communicator) {
     auto model = build(mlp());
@@ -314,7 +314,7 @@ TEST_CASE("Views and operators on sizes alone gather nothing") {
   }));
 }
 
-TEST_CASE("The dispatch key is taken once, of a version that leaves it free") {
+TEST_CASE("The dispatch key is free in this version of LibTorch, and is taken once") {
   CHECK(key_was_free);
   install_interception();
   CHECK_FALSE(interception_key_is_free());

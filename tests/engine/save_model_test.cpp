@@ -93,7 +93,7 @@ TEST_CASE("A saved model has the trained weights to the bit, at every stage, pre
   }
 }
 
-TEST_CASE("A model that cannot be saved is an error on all ranks, and training goes on") {
+TEST_CASE("A save that fails is an error on all ranks, and training continues") {
   const TemporaryFolder folder;
   folder.write("file", "");
   std::mutex mutex;

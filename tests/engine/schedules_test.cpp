@@ -103,7 +103,7 @@ std::pair<double, double> betas_at(int64_t step) {
 }  // namespace
 
 TEST_CASE(
-    "A function of the program sets learning rates and betas by group; a skipped step asks it nothing") {
+    "A function of the program sets learning rates and betas by group; a skipped step does not call it") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   Net plain;
@@ -141,7 +141,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("A function of the program may be the learning rate alone, also where fp16 overflows") {
+TEST_CASE("A function of the program may return only the learning rate, also if fp16 overflows") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     InitializeOptions options;
@@ -164,7 +164,7 @@ TEST_CASE("A function of the program may be the learning rate alone, also where 
   });
 }
 
-TEST_CASE("A torch::optim scheduler of the program is stepped behind each applied step, and no other") {
+TEST_CASE("A torch::optim scheduler of the program is stepped after applied steps only") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   const auto options_of = [](std::vector<OptimizerParamGroup>& groups) {
@@ -203,7 +203,7 @@ TEST_CASE("A torch::optim scheduler of the program is stepped behind each applie
   });
 }
 
-TEST_CASE("A schedule of the config follows its list, and each group's own learning rate") {
+TEST_CASE("A schedule of the config starts from each group's own learning rate") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     InitializeOptions options;
@@ -241,7 +241,7 @@ TEST_CASE("A schedule of the config follows its list, and each group's own learn
   });
 }
 
-TEST_CASE("A cycle moves the betas of a torch::optim optimizer, and leaves one that has none, with a word") {
+TEST_CASE("OneCycle changes the betas of a torch::optim optimizer, and the log says if it has no betas") {
   const std::string cycle = R"("scheduler": {"type": "OneCycle", "params":
       {"cycle_min_lr": 0.25, "cycle_max_lr": 1, "cycle_first_step_size": 2}})";
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
@@ -312,7 +312,7 @@ TEST_CASE("Schedules that do not fit are refused by name") {
   });
 }
 
-TEST_CASE("No step is taken with the values of an earlier one where a schedule throws") {
+TEST_CASE("If a schedule throws, no step uses the values of an earlier step") {
   const bool on_second_group = GENERATE(false, true);
   CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     int refusals = 0;
@@ -356,7 +356,7 @@ TEST_CASE("No step is taken with the values of an earlier one where a schedule t
   }));
 }
 
-TEST_CASE("Ranks with different schedules are told apart") {
+TEST_CASE("Ranks with different schedules get an error") {
   const std::string sgd = R"("optimizer": {"type": "SGD", "params": {"lr": 0.1}})";
   const char* schedules[] = {
       R"({"type": "WarmupLR", "params": {"warmup_num_steps": RANK}})",

@@ -100,7 +100,7 @@ TEST_CASE("A scope gives raw access to the values, also right after a step") {
   });
 }
 
-TEST_CASE("What the modifier rank writes is every rank's") {
+TEST_CASE("All ranks get the values that the modifier rank writes") {
   const int stage = GENERATE(0, 1, 2, 3);
   const int world = GENERATE(1, 2, 3);
   on_ranks(world, stage, [&](Chain& chain, int rank) {
@@ -129,7 +129,7 @@ TEST_CASE("What the modifier rank writes is every rank's") {
   });
 }
 
-TEST_CASE("What all ranks write alike in a scope stays, with no modifier rank") {
+TEST_CASE("Without a modifier rank equal writes of all ranks in a scope are kept") {
   const int stage = GENERATE(0, 2, 3);
   on_ranks(GENERATE(1, 2), stage, [](Chain& chain, int) {
     torch::NoGradGuard no_grad;
@@ -180,7 +180,7 @@ TEST_CASE("A scope that an exception leaves changes nothing, and the ranks stay 
   });
 }
 
-TEST_CASE("In a scope one rank alone may run operators on what it holds, whatever was written before") {
+TEST_CASE("In a scope one rank alone may run operators on the scope's parameters, also after writes") {
   const bool writes = GENERATE(false, true);
   on_ranks(GENERATE(2, 3), GENERATE(1, 2, 3), [&](Chain& chain, int rank) {
     torch::NoGradGuard no_grad;
@@ -195,7 +195,8 @@ TEST_CASE("In a scope one rank alone may run operators on what it holds, whateve
   });
 }
 
-TEST_CASE("An exception on one rank in a scope that reads, caught, changes nothing for the others") {
+TEST_CASE(
+    "An exception that one rank throws and catches around a read-only scope does not affect other ranks") {
   const int thrower = GENERATE(0, 1);
   const bool late = GENERATE(false, true);
   on_ranks(2, GENERATE(0, 1, 3), [&](Chain& chain, int rank) {
@@ -221,7 +222,7 @@ TEST_CASE("An exception on one rank in a scope that reads, caught, changes nothi
   });
 }
 
-TEST_CASE("Raw access that synchronize() has given stays behind a scope") {
+TEST_CASE("Raw access after synchronize() is still possible after a scope") {
   on_ranks(GENERATE(1, 2), GENERATE(0, 1, 2), [](Chain& chain, int rank) {
     const at::Tensor written = values({4, 4}, 65), later = values({4, 4}, 66);
     chain.engine.synchronize();
@@ -243,7 +244,7 @@ TEST_CASE("Raw access that synchronize() has given stays behind a scope") {
   });
 }
 
-TEST_CASE("What only some ranks wrote in a scope without modifier leaves the ranks alike") {
+TEST_CASE("If only some ranks write in a scope without modifier rank, ranks still have equal values") {
   const int writer = GENERATE(0, 1);
   on_ranks(2, 3, [&](Chain& chain, int rank) {
     torch::NoGradGuard no_grad;
@@ -261,7 +262,7 @@ TEST_CASE("What only some ranks wrote in a scope without modifier leaves the ran
   });
 }
 
-TEST_CASE("What a scope refuses") {
+TEST_CASE("Calls that a scope refuses") {
   const int stage = GENERATE(0, 1, 3);
   on_ranks(GENERATE(1, 2), stage, [](Chain& chain, int) {
     auto open = [&](const at::Tensor& tensor, std::optional<int> rank = std::nullopt) {
@@ -282,7 +283,7 @@ TEST_CASE("What a scope refuses") {
   });
 }
 
-TEST_CASE("A step inside a scope is refused at every stage, and possible behind it") {
+TEST_CASE("A step inside a scope is refused at every stage, and possible after it") {
   on_ranks(GENERATE(1, 2), GENERATE(0, 2, 3), [](Chain& chain, int) {
     auto plain = Chain::make();
     loss_of(plain->run(0)).backward();

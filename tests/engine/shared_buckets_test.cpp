@@ -98,7 +98,7 @@ void check_like_own_memory(const Between& between) {
 
 }  // namespace
 
-TEST_CASE("Shared buckets give the bits of buckets that each rank has by itself") {
+TEST_CASE("Shared buckets give the bits of separate buckets on each rank") {
   const int stage = GENERATE(1, 2, 3);
   const int world = GENERATE(2, 3);
   const int accumulation = GENERATE(1, 3);
@@ -126,7 +126,7 @@ TEST_CASE("Parameters of shared buckets count once for all ranks, and are gather
   CHECK(run.all_gathered / (parameters * (n - 1) / n * 5) == Approx(1).epsilon(0.02));
 }
 
-TEST_CASE("Writes by operators are a rank's own until they count") {
+TEST_CASE("Writes by operators are private to a rank until all ranks receive them") {
   SECTION("of all parameters after every step") {
     check_like_own_memory([](Net& model, Engine&, int rank, int step) {
       torch::NoGradGuard no_grad;
@@ -151,7 +151,7 @@ TEST_CASE("Writes by operators are a rank's own until they count") {
   }
 }
 
-TEST_CASE("Scopes read and write like those over buckets that each rank has by itself") {
+TEST_CASE("Scopes over shared buckets read and write like scopes over separate buckets") {
   SECTION("written by one rank") {
     check_like_own_memory([](Net& model, Engine& engine, int rank, int step) {
       const int modifier = step % 2;
@@ -175,7 +175,7 @@ TEST_CASE("Scopes read and write like those over buckets that each rank has by i
   }
 }
 
-TEST_CASE("What one rank writes by operators in a scope is lost at stage 3, and nobody waits for it") {
+TEST_CASE("Writes by operators of one rank in a scope are lost at stage 3, and no rank waits for them") {
   const bool throws = GENERATE(false, true);
   CAPTURE(throws);
   auto body = [&](std::shared_ptr<Communicator> communicator) {
@@ -207,7 +207,7 @@ TEST_CASE("What one rank writes by operators in a scope is lost at stage 3, and 
   CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(20), true));
 }
 
-TEST_CASE("Copies go with the first read by all, in whatever order, and scopes that read leave none") {
+TEST_CASE("Private copies are freed after the first read by all ranks, and read-only scopes leave none") {
   auto body = [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
     Net model;
@@ -239,7 +239,7 @@ TEST_CASE("Copies go with the first read by all, in whatever order, and scopes t
   CHECK_NOTHROW(run_ranks(2, body, std::chrono::seconds(20), true));
 }
 
-TEST_CASE("A rank that has stepped does not change what a slower one still uses") {
+TEST_CASE("A rank that has updated does not change parameters that a slower rank still uses") {
   const int stage = GENERATE(1, 2, 3);
   CAPTURE(stage);
   auto body = [&](std::shared_ptr<Communicator> communicator) {
@@ -290,7 +290,7 @@ TEST_CASE("Raw access to shared parameters throws, and has a copy after synchron
   CHECK_NOTHROW(run_ranks(2, body, std::chrono::seconds(60), true));
 }
 
-TEST_CASE("When the engine goes, parameters keep their values, each rank its own") {
+TEST_CASE("After the engine is destroyed parameters keep their values, and each rank has its own") {
   const int stage = GENERATE(1, 2);
   const bool written = GENERATE(false, true);
   CAPTURE(stage, written);

@@ -60,7 +60,7 @@ TEST_CASE("Runs repeat to the bit") {
   check_same_bits(train_tiny_gpt2(config(2, true, 2), ranks(3)), first);
 }
 
-TEST_CASE("Elements sent are those of the formulas") {
+TEST_CASE("The number of elements sent is that of the formulas") {
   const int world = GENERATE(2, 3, 4);
   const int accumulation = GENERATE(1, 3);
   CAPTURE(world, accumulation);
@@ -72,8 +72,8 @@ TEST_CASE("Elements sent are those of the formulas") {
     for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
     const double unit = parameters * (world - 1) / world * steps;
     const double reductions = stage == 2 ? accumulation : 1;
-    // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. The
-    // model has 118,528 parameters.
+    // The tolerance allows for padding: less than 16 elements per parameter and 16 x ranks per bucket. All
+    // parameters together have 118,528 elements.
     CHECK(run.reduce_scattered / unit == Approx(reductions).epsilon(0.02));
     CHECK(run.reduce_scattered >= reductions * unit);
     CHECK(run.all_gathered / unit == Approx(1).epsilon(0.02));

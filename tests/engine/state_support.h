@@ -29,11 +29,11 @@ StateCase in_files(StateCase how, const std::filesystem::path& folder);
 /// The same case at stage 3, with all slices of parameters in files of `folder`.
 StateCase with_values_in_files(StateCase how, const std::filesystem::path& folder);
 
-/// All optimizers, with momentum if they have that option.
+/// All optimizers, with the options that add state. SGD occurs without momentum too.
 std::vector<StateCase> all_state_cases();
 
-/// Two matrices, a bias and a frozen matrix, with dropout unless `dropout` is 0. No number of ranks divides
-/// their numbers of elements.
+/// Two matrices, a bias and a frozen matrix, with dropout unless `dropout` is 0. At the default width no
+/// parameter has a number of elements that is divisible by 2, 3 or 4 ranks.
 struct StateNetImpl : torch::nn::Module {
   explicit StateNetImpl(double dropout = 0, int64_t width = 61);
   at::Tensor loss(const at::Tensor& x);
@@ -49,7 +49,7 @@ struct StateTraining {
                 std::shared_ptr<Communicator> communicator, const std::string& more = "", double dropout = 0,
                 int64_t bucket_numel = 4096);
 
-  /// Takes step `number` on this rank's part of a batch; the whole batch is the same for every world size.
+  /// Takes step `number` on this rank's part of a batch. The whole batch does not depend on the world size.
   /// Returns the loss before the step.
   float step(int number);
 

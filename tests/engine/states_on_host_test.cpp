@@ -58,7 +58,7 @@ TEST_CASE("states on the host: training goes on to the same bits, and everything
   check_beside_plain({.stage = stage, .ranks = ranks, .precision = precision, .client = client}, program);
 }
 
-TEST_CASE("states on the host: the GPU's memory is free, page-locked memory is taken once") {
+TEST_CASE("states on the host: the GPU's memory is freed, and page-locked memory is allocated once") {
   std::vector<Recording> recordings(1);
   std::vector<int64_t> live, page_locked;
   Program program;
@@ -76,7 +76,7 @@ TEST_CASE("states on the host: the GPU's memory is free, page-locked memory is t
   CHECK(page_locked.front() == page_locked.back());
 }
 
-TEST_CASE("states on the host: forward passes run while they are there") {
+TEST_CASE("states on the host: forward passes run meanwhile") {
   const int stage = GENERATE(1, 3);
   Program program{.steps = 3, .evaluates = true};
   program.before_evaluation = [](Engine& engine) { engine.offload_states(); };

@@ -53,7 +53,7 @@ TEST_CASE("stream checker: a use on another stream needs a wait for a later even
   }
 }
 
-TEST_CASE("stream checker: what a use has to come after") {
+TEST_CASE("stream checker: which uses must be ordered") {
   Fixture test;
   test.hand_over(kA, kB);
   SECTION("reads need no order among them") {
@@ -89,7 +89,7 @@ TEST_CASE("stream checker: order passes through a third stream and through the h
   CHECK(test.checker.violations().empty());
 }
 
-TEST_CASE("stream checker: memory that is gone, and that nobody told of, does not count") {
+TEST_CASE("stream checker: uses of freed or unknown memory do not count") {
   Fixture test;
   test.use(kA, true);
   test.checker.remove_memory(test.memory.data());

@@ -28,7 +28,8 @@ struct DeepNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeepNet);
 
-// Orders two streams as the program must: it writes to parameters on one stream and reads them on another.
+// Makes stream `after` wait for stream `before`. A program that writes to parameters on one stream and reads
+// them on another must do this itself.
 void order(Recording* recording, StreamId before, StreamId after) {
   if (recording) recording->checker.wait(recording->checker.now(before), after);
 }

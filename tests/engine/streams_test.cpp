@@ -34,7 +34,7 @@ TEST_CASE("streams: writes by the program, scopes and late gradients are handed 
   check_beside_plain(setting, {.side_streams = side_streams, .writes = true, .saves_to = folder / "a"});
 }
 
-TEST_CASE("streams: what evaluation gathers between steps is handed over, and stays allocated") {
+TEST_CASE("streams: buckets that evaluation gathers between steps are handed over, and stay allocated") {
   const int ranks = GENERATE(2, 3);
   const int max_live = GENERATE(600, 700, 100000);
   const bool side_streams = GENERATE(false, true);
@@ -57,7 +57,7 @@ TEST_CASE("streams: what evaluation gathers between steps is handed over, and st
   check_same(recorded, run_plain(setting, program));
 }
 
-TEST_CASE("streams: optimizers that look at whole parameters hand over what they send") {
+TEST_CASE("streams: optimizers that need whole parameters hand over the tensors that they send") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16);
   const std::string type = GENERATE(as<std::string>(), "Lamb", "Muon");
@@ -69,7 +69,7 @@ TEST_CASE("streams: optimizers that look at whole parameters hand over what they
   check_beside_plain(setting, {.side_streams = true});
 }
 
-TEST_CASE("streams: without any one kind of hand-over something is out of order") {
+TEST_CASE("streams: every kind of hand-over is necessary") {
   const TemporaryFolder folder;
   for (int handover = 0; handover < kHandovers; ++handover) {
     const auto dropped = static_cast<Handover>(handover);
@@ -99,7 +99,7 @@ TEST_CASE("streams: without any one kind of hand-over something is out of order"
   }
 }
 
-TEST_CASE("streams: a step that is found out later leaves what a step found out at once leaves") {
+TEST_CASE("streams: a skipped step has the same effect whether the host learns of it at once or later") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
   const int infinite_step = GENERATE(1, 5);
@@ -108,7 +108,7 @@ TEST_CASE("streams: a step that is found out later leaves what a step found out 
   check_beside_plain(setting, {.infinite_step = infinite_step});
 }
 
-TEST_CASE("streams: a step waits for no device unless the loss scale does, and allocates nothing") {
+TEST_CASE("streams: only fp16 waits for a step's own results, and a step allocates nothing") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
   CAPTURE(stage, precision);

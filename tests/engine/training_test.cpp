@@ -9,7 +9,7 @@ namespace zerorun::testing {
 
 using torch::nn::Linear;
 
-TEST_CASE("A branch taken on some ranks, in some steps, by none: equal to a plain run") {
+TEST_CASE("A branch that only some ranks take, in only some steps: equal to a plain run") {
   const int stage = GENERATE(0, 1, 2);
   const int accumulation = GENERATE(1, 3);
   CAPTURE(stage, accumulation);
@@ -136,7 +136,7 @@ TEST_CASE("Tied weights are one parameter") {
   });
 }
 
-TEST_CASE("Leaves keep their identity, rank 0's parameters and buffers go everywhere") {
+TEST_CASE("Parameters stay the same leaves, and all ranks get rank 0's parameters and buffers") {
   run_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     fill(*model, 7 * (communicator->rank() + 1));
@@ -180,7 +180,8 @@ TEST_CASE("A non-finite gradient on one rank skips the step on all, at every sta
       engine.backward(poison ? loss * std::numeric_limits<float>::infinity() : loss);
       engine.step();
       const bool same = torch::equal(model->first->weight, before);
-      // In steps 0 and 1 the learning rate is 0. Step 3 must apply what step 2 skipped.
+      // In steps 0 and 1 the learning rate is 0. Step 2 is skipped, so step 3 is the first that changes
+      // values.
       if (engine.was_step_applied() == (step == 2)) throw std::runtime_error("applied or skipped wrongly");
       if (step == 2 && (!same || std::isfinite(engine.get_global_grad_norm()) || engine.get_lr()[0] != lr)) {
         throw std::runtime_error("the skipped step left a trace");
@@ -207,7 +208,7 @@ TEST_CASE("Clipping bounds the update by the norm over all ranks") {
   });
 }
 
-TEST_CASE("Client optimizers train as on whole parameters") {
+TEST_CASE("Optimizers of the program train as on whole parameters") {
   const int stage = GENERATE(0, 1, 2);
   const std::string kind = GENERATE("sgd", "adam", "adamw", "adagrad", "rmsprop");
   CAPTURE(stage, kind);
@@ -253,7 +254,7 @@ TEST_CASE("Client optimizers train as on whole parameters") {
   });
 }
 
-TEST_CASE("Hooks that were there keep running, and stay when the engine has gone") {
+TEST_CASE("Hooks from before initialize() keep running, and stay after the engine is destroyed") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     struct Count : torch::autograd::PostAccumulateGradHook {
       explicit Count(int& calls) : calls(&calls) {}
@@ -275,7 +276,7 @@ TEST_CASE("Hooks that were there keep running, and stay when the engine has gone
   });
 }
 
-TEST_CASE("A second engine takes over a model, and gradients from before are not trained on") {
+TEST_CASE("A second engine can take over a model, and gradients from before are dropped") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
     model->forward(sample(9, 9, 9), true).sum().backward();
@@ -289,14 +290,14 @@ TEST_CASE("A second engine takes over a model, and gradients from before are not
   });
 }
 
-TEST_CASE("Stage 2 never holds whole gradients, not in the first backward either") {
+TEST_CASE("Stage 2 never holds all whole gradients, even in the first backward") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     torch::nn::Sequential model;
     for (int layer = 0; layer < 20; ++layer) model->push_back(Linear(32, 32));
     fill(*model, 3);
     Engine engine = make_engine(*model, sgd_config(2), communicator);
     at::Tensor x = values({4, 32}, 1).requires_grad_(true);
-    int64_t held = 0;  // bytes when the input's gradient arrives, which is the last one
+    int64_t held = 0;  // bytes when the input's gradient arrives, after all others
     x.register_hook([&](const at::Tensor&) { held = engine.bytes_by_category().buckets; });
     engine.backward(model->forward(x).sum());
     engine.step();
@@ -330,7 +331,7 @@ TEST_CASE("A NaN in an early micro-step skips the whole step") {
   });
 }
 
-TEST_CASE("Odd members: empty parameters, buffers of every kind, create_graph") {
+TEST_CASE("Unusual members: empty parameters, buffers of every kind; create_graph") {
   struct Odd : torch::nn::Module {
     Odd() {
       weight = register_parameter("weight", values({3, 3}, 1));

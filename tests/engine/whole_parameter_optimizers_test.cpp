@@ -156,8 +156,8 @@ std::string muon(const std::string& method) {
          method + R"("}})";
 }
 
-// The Newton-Schulz iteration of a matrix, computed on its singular values: it applies its polynomial to each
-// of them.
+// The result of Muon's Newton-Schulz iteration. The iteration applies its polynomial to each singular value
+// of the matrix, so this function computes it on the singular values.
 at::Tensor orthogonal(const at::Tensor& matrix) {
   const auto [u, singular, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
   at::Tensor s = singular / (matrix.norm() + 1e-7);
@@ -243,7 +243,7 @@ TEST_CASE("A step that overflows leaves Muon's momentum and Lamb's moments as th
   check_equal(train_engine(optimizer, stage, 2, precision, 2), train_engine(optimizer, stage, 2, precision));
 }
 
-TEST_CASE("Under Muon a parameter group is two: its matrices, and the rest") {
+TEST_CASE("Muon splits a parameter group into two: its matrices, and the rest") {
   auto lrs = [](const std::string& optimizer, const std::string& more) {
     Shapes model;
     std::vector<double> result;

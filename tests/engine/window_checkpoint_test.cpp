@@ -1,6 +1,6 @@
-// Tests checkpoints between the micro-steps of an optimizer step. They contain the gradients accumulated so
-// far, and only a training with the same ranks, precision and accumulation can continue from them, at stages
-// 0 and 1 or at stages 2 and 3.
+// Tests checkpoints between the micro-steps of an optimizer step, which contain the gradients accumulated so
+// far. Only a training with the same number of ranks, precision and accumulation can continue from them.
+// Stages 0 and 1 can read each other's checkpoints, and so can stages 2 and 3.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/collected_state.h"
@@ -84,12 +84,13 @@ std::string load_error(const Way& way, const std::filesystem::path& folder) {
 
 }  // namespace
 
-TEST_CASE("A checkpoint among micro-steps has their gradients: training goes on with the same bits") {
+TEST_CASE("A checkpoint between micro-steps has their gradients: training continues with the same bits") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE("fp32", "bf16", "fp16");
   const int saved = GENERATE(1, 5);
-  const bool is_infinite = GENERATE(false, true);  // rank 1's last gradients before the save
+  const bool is_infinite =
+      GENERATE(false, true);  // whether rank 1's last gradients before the save are infinite
   const Way writer{.stage = stage, .precision = precision};
   const int infinite = is_infinite ? saved - 1 : -1;
   Outcome written;
@@ -108,7 +109,7 @@ TEST_CASE("A checkpoint among micro-steps has their gradients: training goes on 
   }
 }
 
-TEST_CASE("Another kind of training cannot go on among micro-steps, and is told why") {
+TEST_CASE("A training with other settings cannot continue between micro-steps, and the error says why") {
   const TemporaryFolder folder;
   Outcome written;
   run({.stage = 2, .precision = "bf16"}, 4, -1, folder / "a", false, written);
@@ -125,7 +126,7 @@ TEST_CASE("Another kind of training cannot go on among micro-steps, and is told 
   CHECK(load_error({.stage = 3, .precision = "bf16"}, folder / "a") == "no error");
 }
 
-TEST_CASE("Gradients that another loss scale or precision has scaled are refused") {
+TEST_CASE("Gradients with another loss scale or precision are refused") {
   const TemporaryFolder folder;
   Outcome written;
   run({.stage = 0, .precision = "fp16", .ranks = 1}, 4, -1, folder / "a", false, written);
@@ -140,7 +141,7 @@ TEST_CASE("Gradients that another loss scale or precision has scaled are refused
   });
 }
 
-TEST_CASE("Gradients of a window that no config announced are not saved, and that is told") {
+TEST_CASE("A save between backward() and step() is refused") {
   const TemporaryFolder folder;
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     StateTraining training(all_state_cases().front(), 1, "bf16", communicator, settings_of({}));

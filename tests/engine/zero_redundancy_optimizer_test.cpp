@@ -67,7 +67,8 @@ Plain plain_training(int world) {
 
 }  // namespace
 
-TEST_CASE("A wrapped optimizer trains as the optimizer itself: sums, dropped batches, a scheduler of torch") {
+TEST_CASE(
+    "A wrapped optimizer trains as the optimizer itself: sums, dropped batches, a torch::optim scheduler") {
   for (const int level : {1, 2, 3}) {
     for (const int world : {1, 2, 3}) {
       INFO("level " << level << " on " << world << " ranks");
@@ -158,7 +159,7 @@ TEST_CASE("enable_zero(): training and prediction in turn, as in the plain progr
   }
 }
 
-TEST_CASE("What ZeroRedundancyOptimizer and enable_zero() refuse") {
+TEST_CASE("Calls that ZeroRedundancyOptimizer and enable_zero() refuse") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     auto model = mlp();
     const auto wrapped = [&] {

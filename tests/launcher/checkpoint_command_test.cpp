@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 using nlohmann::json;
 
-constexpr int64_t kNumel = 600'000;  // of h.weight: three blocks of a MiB
+constexpr int64_t kNumel = 600'000;  // elements of h.weight: more than 2 MiB
 
 std::vector<float> ramp(float first) {
   std::vector<float> values(kNumel);
@@ -35,7 +35,7 @@ struct Content {
   std::vector<float> weight = ramp(1);
   std::vector<float> bias = {1.5F, -2.5F};
   int64_t split = 300'000;        // elements of h.weight in the first file
-  std::string link_bias_to = "";  // a tag that has the same bias.safetensors
+  std::string link_bias_to = "";  // the tag whose bias.safetensors is linked; empty: it is written
 };
 
 StateRange range_of(const std::string& parameter, int64_t begin, int64_t numel) {
@@ -233,7 +233,7 @@ TEST_CASE("A hostile manifest is an error, not a crash") {
   CHECK_THAT(folder.run("checkpoint inspect out").err, Contains("\"world_size\": expected 1 or more"));
 }
 
-TEST_CASE("diff compares by parameter, however ranks have divided it, and counts what differs") {
+TEST_CASE("diff compares parameters however files divide them, and counts elements that differ") {
   const CommandFolder folder;
   save(folder / "a", {});
   save(folder / "b", {.split = 123'457});
@@ -273,7 +273,7 @@ TEST_CASE("prune neither counts damaged checkpoints nor touches linked ones or t
   const fs::path out = folder / "out";
   for (const int step : {1, 2, 3, 4, 5, 6})
     save(out,
-         {.tag = "global_step" + std::to_string(step), .generation = 4});  // skipped steps: no difference
+         {.tag = "global_step" + std::to_string(step), .generation = 4});  // equal, as after skipped steps
   folder.write("out/latest", "global_step6\n");
   fs::remove(out / "global_step6/b.safetensors");
   folder.write("out/global_step5/bias.safetensors", "short");
@@ -292,7 +292,7 @@ TEST_CASE("prune neither counts damaged checkpoints nor touches linked ones or t
   }
 }
 
-TEST_CASE("prune keeps the newest, latest, multiples and tags of the program's own") {
+TEST_CASE("prune keeps the newest checkpoints, latest, multiples of K, and tags that the program named") {
   const CommandFolder folder;
   const fs::path out = folder / "out";
   save(out, {.tag = "best", .generation = 1});
@@ -307,7 +307,7 @@ TEST_CASE("prune keeps the newest, latest, multiples and tags of the program's o
   CHECK(plan["removed"] == json({"global_step30", "global_step10"}));
   CHECK(plan["kept"].size() == 4);
   CHECK(tags_in(out) == before);
-  // What kept checkpoints link to is not freed.
+  // bias.safetensors is not freed: checkpoints that are kept link to it.
   int64_t freed = 0;
   for (const char* tag : {"global_step10", "global_step30"}) {
     for (const char* file : {"a.safetensors", "b.safetensors", "manifest.json"})
@@ -328,7 +328,7 @@ TEST_CASE("prune keeps the newest, latest, multiples and tags of the program's o
   CHECK(folder.run("checkpoint prune out --keep 0").exit_code == 2);
 }
 
-TEST_CASE("export writes files that a reader of safetensors takes, rounded and in shards as asked") {
+TEST_CASE("export writes safetensors files with the dtype and the shard size of the options") {
   const CommandFolder folder;
   save(folder / "out", {});
   SECTION("one file in fp32") {
@@ -395,7 +395,7 @@ TEST_CASE("export writes files that a reader of safetensors takes, rounded and i
   CHECK(folder.run("checkpoint export out model --dtype int8").exit_code == 2);
 }
 
-TEST_CASE("import takes a checkpoint of DeepSpeed over, and says what it was") {
+TEST_CASE("import converts a checkpoint of DeepSpeed, and describes it") {
   const CommandFolder folder;
   const std::string source = ZERORUN_SOURCE_DIR "/tests/convert/data/bf16_s3_w2/checkpoint";
   const Outcome outcome = folder.run("checkpoint import '" + source + "' out --tag first");

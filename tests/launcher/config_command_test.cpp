@@ -81,7 +81,7 @@ TEST_CASE("check ends with 0 for clean files, 1 for warnings with --werror, 2 fo
   CHECK(folder.config("check clean.json refused.json warned.json").exit_code == 2);
 }
 
-TEST_CASE("check tells all messages of each file in the order of lines, then their numbers") {
+TEST_CASE("check prints all messages of each file in the order of lines, then their counts") {
   const Outcome outcome = ConfigFolder().config("check refused.json clean.json warned.json");
   CHECK(outcome.err.empty());
   const auto errors = headlines(outcome.out, "error");
@@ -103,7 +103,7 @@ TEST_CASE("check tells all messages of each file in the order of lines, then the
   CHECK(third != std::string::npos);
 }
 
-TEST_CASE("the caret stands under the column, behind tabs and characters of several bytes too") {
+TEST_CASE("the caret is under the column, also after tabs and characters of several bytes") {
   const ConfigFolder folder;
   folder.write("wide.json",
                "{\"train_batch_size\": 1, \"_\": \"\xC3\xA4\xE2\x82\xAC\xF0\x9F\x99\x82\", \"stge\": 1}");
@@ -128,7 +128,7 @@ TEST_CASE("the caret stands under the column, behind tabs and characters of seve
              Contains(" |  \"zero_optimization\": {\"stage\": 4}\n"));
 }
 
-TEST_CASE("check reads a configuration from stdin, however long that goes on") {
+TEST_CASE("check reads a configuration from stdin, and refuses endless input") {
   const ConfigFolder folder;
   const Outcome refused = folder.config("check - <refused.json");
   CHECK(refused.exit_code == 2);
@@ -141,7 +141,7 @@ TEST_CASE("check reads a configuration from stdin, however long that goes on") {
   CHECK(folder.config("check - </dev/null").exit_code == 2);
 }
 
-TEST_CASE("check --json tells everything to machines") {
+TEST_CASE("check --json prints all messages as JSON") {
   const ConfigFolder folder;
   const Outcome outcome = folder.config("check --json clean.json refused.json warned.json");
   CHECK(outcome.exit_code == 2);
@@ -167,7 +167,7 @@ TEST_CASE("check --json tells everything to machines") {
   CHECK(json::parse(folder.config("check --json - <clean.json").out).at("messages").empty());
 }
 
-TEST_CASE("check --json stays JSON whatever bytes the file holds") {
+TEST_CASE("check --json prints valid JSON for a file with any bytes") {
   const ConfigFolder folder;
   folder.write("bytes.json", "{\"\xFF\xFE\x01\": \"\x80\"}");
   const Outcome outcome = folder.config("check --json bytes.json");
@@ -244,7 +244,7 @@ TEST_CASE("what show prints is a clean configuration with the same meaning") {
   }
 }
 
-TEST_CASE("show tells where each value comes from") {
+TEST_CASE("show prints where each value comes from") {
   const std::string out = ConfigFolder().config("show clean.json").out;
   int from_file = 0, defaults = 0;
   for (const std::string& line : lines_of(out)) {
@@ -257,7 +257,7 @@ TEST_CASE("show tells where each value comes from") {
   CHECK(defaults > 10);
 }
 
-TEST_CASE("show tells the dtypes, and loss scaling only where training is or could be in fp16") {
+TEST_CASE("show prints the dtypes, and loss scaling only if training is or could be in fp16") {
   const ConfigFolder folder;
   const auto shown = [&](const std::string& precision) {
     folder.write("precision.json", "{\"train_micro_batch_size_per_gpu\": 2, " + precision + "}");
@@ -285,7 +285,7 @@ TEST_CASE("show tells the dtypes, and loss scaling only where training is or cou
   CHECK(open.at("fp16").at("hysteresis") == 3);
 }
 
-TEST_CASE("diff tells settings that differ, and nothing of spelling, order or defaults written out") {
+TEST_CASE("diff prints settings that differ, and ignores spelling, order and written-out defaults") {
   const ConfigFolder folder;
   folder.write("spelled.json", R"({
   // the same as clean.json
@@ -326,7 +326,7 @@ TEST_CASE("show and diff refuse what check refuses, on stderr") {
   }
 }
 
-TEST_CASE("with --compat leftovers are warnings, and typos stay errors") {
+TEST_CASE("with --compat obsolete keys are warnings, and typos stay errors") {
   const ConfigFolder folder;
   folder.write("old.json", R"({"train_micro_batch_size_per_gpu": 2, "disable_fused_adam": true})");
   CHECK(folder.config("check old.json").exit_code == 2);

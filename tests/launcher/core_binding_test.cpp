@@ -1,5 +1,5 @@
-// How cores are divided among ranks, on topologies described in hwloc's words, and that a bound process runs
-// there.
+// Tests how cores are divided among ranks, on topologies in hwloc's synthetic notation, and that a bound
+// process runs only on its cores.
 #include "launcher/core_binding.h"
 
 #include <linux/mempolicy.h>
@@ -47,7 +47,7 @@ HostCores allowing(const std::string& topology, const std::string& mask) {
 using Shares = std::vector<std::string>;
 
 const std::string kOneSocket = "pack:1 core:8 pu:1";
-const std::string kOneSocketSmt = "pack:1 core:4 pu:2";  // hyperthreads 2i, 2i + 1
+const std::string kOneSocketSmt = "pack:1 core:4 pu:2";  // core i: processors 2i, 2i + 1
 const std::string kUsualNumbers = "pack:1 core:4 pu:2(indexes=0,4,1,5,2,6,3,7)";
 const std::string kTwoSockets = "pack:2 numa:1 core:4 pu:1";
 const std::string kInterleaved = "pack:2 numa:1 core:4 pu:1(indexes=0,2,4,6,1,3,5,7)";
@@ -67,7 +67,7 @@ TEST_CASE("binding: one socket, with and without hyperthreads") {
   CHECK(shares(synthetic_cores("pu:4"), 2) == Shares{"0-1 x2", "2-3 x2"});
 }
 
-TEST_CASE("binding: cores that do not divide stay free") {
+TEST_CASE("binding: cores that cannot be divided evenly stay free") {
   CHECK(shares(synthetic_cores(kOneSocket), 3) == Shares{"0-1 x2", "2-3 x2", "4-5 x2"});
   CHECK(shares(synthetic_cores(kOneSocket), 5) == Shares{"0 x1", "1 x1", "2 x1", "3 x1", "4 x1"});
 }
@@ -77,7 +77,7 @@ TEST_CASE("binding: ranks stay within a NUMA node where all of them can") {
   CHECK(shares(synthetic_cores(kTwoSockets), 2) == Shares{"0-3@0 x4", "4-7@1 x4"});
   CHECK(shares(synthetic_cores(kInterleaved), 2) == Shares{"0,2,4,6@0 x4", "1,3,5,7@1 x4"});
   CHECK(shares(synthetic_cores(kTwoSockets), 4) == Shares{"0-1@0 x2", "2-3@0 x2", "4-5@1 x2", "6-7@1 x2"});
-  // Spread evenly: one rank of two is not on a socket by itself while the other socket is idle.
+  // Ranks are spread evenly over the sockets, also if more of them would fit into the first socket.
   CHECK(shares(synthetic_cores(kTwoSockets), 3) == Shares{"0-1@0 x2", "2-3@0 x2", "4-5@1 x2"});
   CHECK(shares(synthetic_cores("pack:2 numa:1 core:3 pu:1"), 4) ==
         Shares{"0@0 x1", "1@0 x1", "3@1 x1", "4@1 x1"});
@@ -109,10 +109,10 @@ TEST_CASE("binding: threads within the CPU quota") {
   CHECK(shares(synthetic_cores(kOneSocket), 2, "", 1e18) == Shares{"0-3 x4", "4-7 x4"});
 }
 
-TEST_CASE("binding: only what the affinity mask, the cpuset and --bind_core_list leave") {
+TEST_CASE("binding: uses only processors that the affinity mask, the cpuset and --bind_core_list allow") {
   CHECK(shares(allowing(kOneSocket, "2-5"), 2) == Shares{"2-3 x2", "4-5 x2"});
   CHECK(shares(allowing(kTwoSockets, "0-1,4-6"), 2) == Shares{"0-1@0 x2", "4-5@1 x2"});
-  // One hyperthread of a core counts as the core.
+  // A core counts even if only one of its hyperthreads is allowed.
   CHECK(shares(allowing(kOneSocketSmt, "0-2,4"), 3) == Shares{"0-1 x1", "2 x1", "4 x1"});
   CHECK(shares(synthetic_cores(kOneSocket), 2, "0-2,5") == Shares{"0-1 x2", "2,5 x2"});
   CHECK(shares(synthetic_cores(kInterleaved), 2, "0-3") == Shares{"0,2@0 x2", "1,3@1 x2"});
@@ -126,7 +126,7 @@ TEST_CASE("binding: masks as the kernel reads them") {
   CHECK(binding.node_mask == std::vector<unsigned long>{3});
 }
 
-TEST_CASE("binding: errors name the option, what is there and the remedy") {
+TEST_CASE("binding: errors name the option, the host's processors and the remedy") {
   struct Row {
     HostCores host;
     int ranks;
@@ -183,7 +183,7 @@ TEST_CASE("binding: a rank gets the threads of its share, and a dry run shows th
 TEST_CASE("binding: a bound process runs on its share only") {
   const HostCores host = zerorun::read_host_cores();
   REQUIRE_FALSE(host.usable.empty());
-  // The last share, and memory of the first node, which every machine has.
+  // The last processor, and memory of NUMA node 0, which every machine has.
   CoreBinding binding = bind_cores(host, 1, std::to_string(host.usable.back()), {})[0];
   binding.node_mask = {1};
   const pid_t child = ::fork();
@@ -194,7 +194,7 @@ TEST_CASE("binding: a bound process runs on its share only") {
     if (CPU_COUNT(&mask) != 1 || !CPU_ISSET(host.usable.back(), &mask)) ::_exit(2);
     int mode = -1;
     unsigned long nodes[16] = {};
-    // A container may forbid both calls about memory.
+    // A container may forbid set_mempolicy() and get_mempolicy().
     if (::syscall(SYS_get_mempolicy, &mode, nodes, sizeof nodes * 8, nullptr, 0) == 0 &&
         ((mode != MPOL_PREFERRED_MANY && mode != MPOL_PREFERRED && mode != MPOL_DEFAULT) ||
          (mode != MPOL_DEFAULT && nodes[0] != 1)))

@@ -1,4 +1,4 @@
-// How many cores a cgroup's quota leaves, read from folders in place of the system's.
+// Tests that the CPU quota is read from the files of cgroups. The files are fakes in temporary folders.
 #include "base/cores.h"
 
 #include <unistd.h>
@@ -31,7 +31,7 @@ const std::string kMount = "/sys/fs/cgroup";
 
 }  // namespace
 
-TEST_CASE("cores: no limit where there are no cgroups, or none of them has one") {
+TEST_CASE("cores: no quota if there are no cgroups, or none of them has a limit") {
   CHECK_FALSE(quota_with({}));
   CHECK_FALSE(quota_with({{kGroup, "0::/\n"}}));
   CHECK_FALSE(quota_with({{kGroup, "0::/a\n"}, {kMount + "/a/cpu.max", "max 100000\n"}}));
@@ -42,7 +42,7 @@ TEST_CASE("cores: no limit where there are no cgroups, or none of them has one")
   CHECK_FALSE(quota_with({{kGroup, "0::/\n"}, {kMount + "/cpu.max", "100000 0\n"}}));
 }
 
-TEST_CASE("cores: version 2, the least of the folders around") {
+TEST_CASE("cores: version 2 of cgroups, the smallest quota of the cgroup and its ancestors") {
   CHECK(quota_with({{kGroup, "0::/a/b\n"}, {kMount + "/a/b/cpu.max", "150000 100000\n"}}) == 1.5);
   CHECK(quota_with({{kGroup, "0::/a/b\n"},
                     {kMount + "/a/b/cpu.max", "max 100000\n"},
@@ -51,12 +51,12 @@ TEST_CASE("cores: version 2, the least of the folders around") {
                     {kMount + "/a/b/cpu.max", "300000 100000\n"},
                     {kMount + "/a/cpu.max", "200000 100000\n"}}) == 2);
   CHECK(quota_with({{kGroup, "0::/\n"}, {kMount + "/cpu.max", "200000 100000\n"}}) == 2);
-  // In a container that sees its own cgroup folder as the mount.
+  // A container may see its own cgroup's folder as the mount point.
   CHECK(quota_with({{kGroup, "0::/docker/0123\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
   CHECK(quota_with({{kGroup, "0::/../neighbour\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
 }
 
-TEST_CASE("cores: version 1, and both versions at once") {
+TEST_CASE("cores: version 1 of cgroups, and both versions at once") {
   const std::string v1 = kMount + "/cpu,cpuacct/a";
   CHECK(quota_with({{kGroup, "9:memory:/a\n4:cpu,cpuacct:/a\n0::/\n"},
                     {v1 + "/cpu.cfs_quota_us", "300000\n"},
@@ -73,7 +73,7 @@ TEST_CASE("cores: version 1, and both versions at once") {
                     {kMount + "/unified/b/cpu.max", "200000 100000\n"}}) == 2);
 }
 
-TEST_CASE("cores: no more than may be used, and at least one") {
+TEST_CASE("cores: at least one, and no more than the machine has") {
   const int cores = zerorun::count_usable_cores();
   CHECK(cores >= 1);
   CHECK(cores <= sysconf(_SC_NPROCESSORS_CONF));

@@ -1,5 +1,5 @@
-// Runs `zerorun doctor` as users do: on this host, with mistakes, with ranks that cannot connect. Whether
-// this host has problems is not ours to say: the exit code may be 0 or 1 where the ranks work.
+// Runs `zerorun doctor` as users do: on this host, with mistakes, with ranks that cannot connect. The host
+// that runs this test may have problems of its own: so the exit code may be 1 although the ranks work.
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,14 +22,14 @@ std::string text_about(const json& findings, const std::string& subject) {
   return text;
 }
 
-// So that several tests can run at once.
+// Depends on the PID, so that several tests can run at once.
 std::string port() {
   return std::to_string(20000 + ::getpid() % 10000);
 }
 
 }  // namespace
 
-TEST_CASE("doctor: two ranks on the CPU, each line judged") {
+TEST_CASE("doctor: checks this host, and starts two ranks on the CPU") {
   const CommandFolder folder;
   const Outcome outcome = folder.run("doctor --device cpu");
   INFO(outcome.out);
@@ -42,7 +42,7 @@ TEST_CASE("doctor: two ranks on the CPU, each line judged") {
   CHECK_THAT(outcome.out, Contains("slowest link") && Contains("(rank 0) - ") && Contains("B/s over TCP"));
 }
 
-TEST_CASE("doctor: JSON, with as many ranks as are asked for") {
+TEST_CASE("doctor: --json, with the number of ranks that --num_gpus gives") {
   const CommandFolder folder;
   const Outcome outcome = folder.run("doctor --device cpu --num_gpus 3 --comm gloo --json");
   INFO(outcome.out << outcome.err);
@@ -63,7 +63,7 @@ TEST_CASE("doctor: JSON, with as many ranks as are asked for") {
   CHECK(job.at("output").empty());
 }
 
-TEST_CASE("doctor: a launcher on each host, of which the first has the results") {
+TEST_CASE("doctor: with a launcher on each host, the first one has the results") {
   const CommandFolder folder;
   const std::string options =
       " --device cpu --no_ssh --num_nodes 2 --num_gpus 1 --master_addr 127.0.0.1 --master_port " + port();
@@ -92,7 +92,7 @@ TEST_CASE("doctor: a link that does not work is named, and collectives are not t
   CHECK_THAT(text_about(findings, "collectives"), Contains("note: ") && Contains("not tried"));
 }
 
-TEST_CASE("doctor: ranks that fail are a problem, with what they said") {
+TEST_CASE("doctor: ranks that fail are a problem, and their output is shown") {
   const CommandFolder folder;
   ::setenv("ZERORUN_COMM", "nonsense", 1);
   const Outcome mistake = folder.run("doctor --device cpu");
@@ -103,7 +103,7 @@ TEST_CASE("doctor: ranks that fail are a problem, with what they said") {
              Contains("problem  collectives") && Contains("exited with code 2") && Contains("ZERORUN_COMM"));
   CHECK_FALSE(json::parse(as_json.out).at("job").at("output").empty());
 
-  // Which of its waits fails depends on the moment: that of a link or any other.
+  // With this deadline some wait fails: when a rank connects, measures a link or tries collectives.
   const Outcome late = folder.run("doctor --device cpu --timeout 0.001 --json");
   CHECK(late.exit_code == 1);
   const json findings = json::parse(late.out).at("job").at("findings");
@@ -135,7 +135,7 @@ TEST_CASE("doctor: mistakes on its command line") {
   CHECK_THAT(folder.run("doctor --help").out, Contains("Usage: zerorun doctor"));
 }
 
-TEST_CASE("doctor: without its probe it still looks at the host") {
+TEST_CASE("doctor: without zerorun_probe it still checks the host") {
   const CommandFolder folder;
   std::filesystem::copy_file(ZERORUN_BINARY_DIR "/bin/zerorun", folder / "zerorun");
   const Outcome outcome = folder.run("--version >/dev/null; ./zerorun doctor");

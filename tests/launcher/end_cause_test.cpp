@@ -1,4 +1,5 @@
-// Causes of a rank's end, from recorded lines and from folders in place of the system's.
+// Tests the causes that the launcher reports for a rank's end. The kernel's log is recorded; /proc and
+// cgroups are fakes in temporary folders.
 #include "launcher/end_cause.h"
 
 #include <sys/wait.h>
@@ -72,7 +73,7 @@ const Lines kKernelLog = {
 
 }  // namespace
 
-TEST_CASE("end: nothing is said of success, or where only an exit code is known") {
+TEST_CASE("end: no cause is reported for success, or if only an exit code is known") {
   CHECK(cause(exited(0), {"terminate called after throwing an instance of 'int'"}).empty());
   CHECK(cause(exited(1)).empty());
   CHECK(cause(exited(1), {"error: rank 1: the gradient of head.weight is not finite"}).empty());
@@ -87,7 +88,7 @@ TEST_CASE("end: out of memory, by the kernel's counters") {
   CHECK_THAT(cause_of_sigkill({.machine = 7}, {.machine = 8}), StartsWith("probably out of memory"));
   CHECK_THAT(cause_of_sigkill({.machine = 7}, {.machine = 7}), StartsWith("killed from outside: memory"));
   CHECK_THAT(cause_of_sigkill({}, {}), StartsWith("killed from outside, or out of memory"));
-  // A rank in a cgroup other than the launcher's, which only the log tells.
+  // The rank was in another cgroup than the launcher: only the kernel's log shows the kill.
   CHECK_THAT(cause_of_sigkill({.cgroup = 0, .machine = 7}, {.cgroup = 0, .machine = 8},
                               {{.limit = "the memory limit of cgroup /a", .resident_bytes = 3LL << 29}}),
              StartsWith("out of memory: the kernel killed it at the memory limit of cgroup /a, when it used "
@@ -127,7 +128,7 @@ TEST_CASE("end: counters of both versions of cgroups") {
        {"/proc/vmstat", "nr_free_pages 1\noom_kill 12\n"}});
   CHECK(v1.cgroup == 3);
   CHECK(v1.machine == 12);
-  CHECK_FALSE(counts_with({{group, "4:memory:/\n"},  // before Linux 4.13
+  CHECK_FALSE(counts_with({{group, "4:memory:/\n"},  // before Linux 4.13: no oom_kill
                            {mount + "/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 1\n"}})
                   .cgroup);
   const std::string events = "low 0\nhigh 0\nmax 31\noom 5\noom_kill ";
@@ -135,11 +136,11 @@ TEST_CASE("end: counters of both versions of cgroups") {
                      {mount + "/a/memory.events", events + "8\noom_group_kill 0\n"},
                      {mount + "/a/b/memory.events", events + "2\noom_group_kill 0\n"}})
             .cgroup == 2);
-  // A container that sees its own cgroup's folder as the mount point.
+  // A container may see its own cgroup's folder as the mount point.
   CHECK(counts_with({{group, "0::/docker/0123\n"}, {mount + "/memory.events", events + "4\n"}}).cgroup == 4);
 }
 
-TEST_CASE("end: signals named plainly, with what to do") {
+TEST_CASE("end: signals are explained, with what to do") {
   struct Row {
     int signal;
     std::string beginning;

@@ -1,4 +1,4 @@
-// How jobs end: failures, the grace period, interruptions.
+// Tests how jobs end: failures, the grace period, interruptions.
 #include <signal.h>
 
 #include <catch2/catch.hpp>
@@ -50,14 +50,14 @@ TEST_CASE("the report ends with the rank's last lines on stderr") {
            "for i in $(seq 21); do echo line $i >&2; done; echo not this; printf 'partial' >&2; exit 4"});
   Result result = job.finish(kEndDeadline);
   CHECK(result.exit_code == 4);
-  std::string expected;  // 20 lines
+  std::string expected;  // the last 20 lines
   for (int line = 3; line <= 21; ++line) expected += "zerorun:   line " + std::to_string(line) + "\n";
   expected += "zerorun:   partial\n";
   CHECK_THAT(result.err, Catch::Matchers::EndsWith(
                              "zerorun: rank 1 exited with code 4; its last lines on stderr:\n" + expected));
 }
 
-TEST_CASE("exit code 2: the rank has told the mistake itself, and others get no extra time") {
+TEST_CASE("exit code 2: the rank has reported the mistake itself, and the other ranks get no grace") {
   Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
                 .script = kWaitFor + "if [ $RANK = 1 ]; then trap '' TERM; : >$DIR/up; sleep 300; fi\n"
                                      "wait_for up; echo error: no such file >&2; exit 2"});
@@ -67,7 +67,7 @@ TEST_CASE("exit code 2: the rank has told the mistake itself, and others get no 
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("a rank may end early with success, and is no zombie then") {
+TEST_CASE("a rank may end early with success, and leaves no zombie") {
   Launched job(
       {.options = {"--num_gpus", "2"},
        .script = kWaitFor + "if [ $RANK = 0 ]; then : >$DIR/ended; exit 0; fi; wait_for go; echo done"});
@@ -75,7 +75,7 @@ TEST_CASE("a rank may end early with success, and is no zombie then") {
   bool collected = false;
   for (int i = 0; i < 500 && !collected; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    // The guardian, rank 1 and its sleep; rank 0 has gone.
+    // At most three processes are left: the guardian, rank 1 and its `sleep`.
     collected = zerorun::testing::count_zombies(job.pid()) == 0 && job.processes().size() <= 3;
   }
   CHECK(collected);
@@ -96,18 +96,18 @@ TEST_CASE("ranks have time to end by themselves") {
   CHECK_THAT(result.out, Contains("saved"));
 }
 
-TEST_CASE("a rank that ignores SIGTERM is killed after the grace, within 5 s by default") {
+TEST_CASE("a rank that ignores SIGTERM is killed after the grace period, within 5 s by default") {
   Launched job({.options = {"--num_gpus", "2"},
                 .script = kWaitFor + "if [ $RANK = 1 ]; then wait_for up; exit 3; fi\n"
                                      "trap '' TERM; : >$DIR/up; while :; do sleep 0.1; done"});
   job.wait_for_file("up");
   Result result = job.finish(kEndDeadline);
   CHECK(result.exit_code == 3);
-  CHECK_THAT(result.err, !Contains("do not end"));  // killed while the launcher still observed it
+  CHECK_THAT(result.err, !Contains("do not end"));  // SIGKILL has ended it
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("a stopped rank is ended, and can still take SIGTERM") {
+TEST_CASE("a stopped rank is continued when the job ends, so that it can handle SIGTERM") {
   Launched job({.options = {"--num_gpus", "2", "--grace", "4"},
                 .script = kWaitFor +
                           "if [ $RANK = 1 ]; then trap 'echo took SIGTERM; exit 0' TERM; : >$DIR/up\n"
@@ -151,7 +151,7 @@ TEST_CASE("Ctrl-C on the terminal ends the job, ranks that ignore SIGTERM includ
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("a second Ctrl-C kills at once, one sent twice in a row does not") {
+TEST_CASE("a second Ctrl-C kills at once, unless it comes within milliseconds of the first") {
   Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
                 .script = "trap 'echo got it' TERM; : >$DIR/up$RANK; while :; do sleep 0.05; done"});
   job.wait_for_file("up0");
@@ -166,7 +166,7 @@ TEST_CASE("a second Ctrl-C kills at once, one sent twice in a row does not") {
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("exit codes are seen even if whoever starts the launcher ignores SIGCHLD") {
+TEST_CASE("exit codes are seen even if the launcher is started with SIGCHLD ignored") {
   Launched job({.script = "exit 3", .ignored_signals = {SIGCHLD, SIGPIPE}});
   CHECK(job.finish().exit_code == 3);
 }

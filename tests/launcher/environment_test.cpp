@@ -1,4 +1,4 @@
-// What ranks receive: variables, arguments, descriptors; and programs that cannot be started.
+// Tests the variables, arguments and descriptors that ranks receive, and programs that cannot be started.
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
@@ -49,12 +49,12 @@ TEST_CASE("included slots are one rank each and become the visible devices") {
       {.options = {"--include", "localhost:0,2"}, .script = "echo $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES"});
   Result result = job.finish();
   if (result.exit_code == 2 && result.err.find("slot 2 does not exist") != std::string::npos)
-    return;  // one or two GPUs
+    return;  // this machine has one or two GPUs
   CHECK(result.exit_code == 0);
   CHECK_THAT(result.out, Contains("0/2 0,2\n") && Contains("1/2 0,2\n"));
 }
 
-TEST_CASE("threads: cores divided by ranks, at least one, unless set") {
+TEST_CASE("threads of a rank: cores divided by ranks, at least one, unless OMP_NUM_THREADS is set") {
   const int cores = zerorun::count_usable_cores();
   const std::string script = "echo threads=$OMP_NUM_THREADS";
   CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out ==
@@ -71,7 +71,7 @@ TEST_CASE("threads: cores divided by ranks, at least one, unless set") {
   for (int rank = 1; rank < cores + 3; ++rank) CHECK_THAT(result.out, Contains("threads=1\n"));
 }
 
-TEST_CASE("without --num_gpus on a machine without GPUs there is one rank, and it is said") {
+TEST_CASE("without --num_gpus on a machine without GPUs there is one rank, and a message says so") {
   Launched job({.script = "echo $WORLD_SIZE"});
   Result result = job.finish();
   struct stat info {};
@@ -80,7 +80,7 @@ TEST_CASE("without --num_gpus on a machine without GPUs there is one rank, and i
   CHECK(result.err == "zerorun: no GPU found: 1 rank runs on CPU\n");
 }
 
-TEST_CASE("--device reaches the ranks, and the CPU has as many places as are wanted") {
+TEST_CASE("--device reaches the ranks, and a CPU has any number of slots") {
   const std::string script = "echo $RANK/$WORLD_SIZE ${ZERORUN_DEVICE-unset}";
   Result result =
       Launched({.options = {"--device", "cpu", "--include", "localhost:900,901"}, .script = script}).finish();
@@ -89,7 +89,7 @@ TEST_CASE("--device reaches the ranks, and the CPU has as many places as are wan
   CHECK(result.err == "zerorun: 2 ranks run on CPU\n");
   CHECK(Launched({.options = {"--device", "cpu"}, .script = script}).finish().out == "0/1 cpu\n");
   CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out == "0/1 unset\n");
-  // The variable decides if the option is not given.
+  // ZERORUN_DEVICE decides if --device is not given.
   result = Launched({.options = {"--include", "localhost:900"},
                      .script = script,
                      .environment = {{"ZERORUN_DEVICE", "cpu"}}})
@@ -122,7 +122,7 @@ TEST_CASE("ranks inherit no descriptors of the launcher") {
   // 3 is the folder that ls reads; on rank 0 that is 4, and 3 is the socket on which the ranks meet
 }
 
-TEST_CASE("what tells the job from others is the same for all ranks, and another for each job") {
+TEST_CASE("the job's token is the same for all ranks, and differs between jobs") {
   const Setup setup = {.options = {"--num_gpus", "2"}, .script = "echo $ZERORUN_JOB >$DIR/token$RANK"};
   std::set<std::string> tokens;
   for (int number = 0; number < 2; ++number) {
@@ -205,7 +205,7 @@ TEST_CASE("a file that the system cannot run is refused, and nothing is left") {
   }
 }
 
-TEST_CASE("ranks bound to cores: no two on one, a thread for each") {
+TEST_CASE("ranks bound to cores: each core belongs to one rank and has one thread") {
   const std::string script =
       "while read name value; do [ $name = Cpus_allowed_list: ] && echo cores=$value "
       "threads=$OMP_NUM_THREADS; "
@@ -247,7 +247,7 @@ TEST_CASE("binding that cannot be done is refused before a rank starts") {
   CHECK_THAT(empty.err, Contains("--bind_core_list: expected a list such as 0-3,5, found an empty text"));
 }
 
-TEST_CASE("a dry run shows the cores of another machine that hwloc is told of") {
+TEST_CASE("a dry run uses the topology that HWLOC_SYNTHETIC describes") {
   Result result =
       Launched({.options = {"--num_gpus", "2", "--device", "cpu", "--bind_cores_to_rank", "--dry_run"},
                 .script = "echo started",

@@ -1,5 +1,5 @@
-// Hostfiles and filters against DeepSpeed's own parser (data/launcher_parse.json, recorded from DeepSpeed
-// 0.19.8), and where the ranks of a job are placed.
+// Compares the parsing of hostfiles and filters with DeepSpeed's (data/launcher_parse.json, recorded from
+// DeepSpeed 0.19.8), and tests where the ranks of a job are placed.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -46,8 +46,8 @@ Nodes nodes_of(const json& result) {
 
 }  // namespace
 
-TEST_CASE("hostfiles are read as DeepSpeed reads them, and what it guesses is refused") {
-  // DeepSpeed takes the digits in front of other characters, and any number of slots.
+TEST_CASE("hostfiles are read as DeepSpeed reads them, but malformed entries are refused") {
+  // DeepSpeed reads `4x` as 4, takes a colon as part of a host's name, and takes any number of slots.
   const std::set<std::string> refused_here = {"worker-0 slots=4x\n", "worker-0:2 slots=4\n",
                                               "worker-0 slots=99999999999999999999\n"};
   int equal = 0;
@@ -72,7 +72,8 @@ TEST_CASE("mistakes in a hostfile name the file and the line") {
   CHECK_THROWS_WITH(parse("a slots=1\na slots=2\n"), Contains("hosts:2: ") && Contains("listed twice"));
   CHECK_THROWS_WITH(parse("a\n"), Contains("hosts:1: ") && Contains("`HOST slots=N`"));
   CHECK_THROWS_WITH(parse(""), Contains("hosts: no host in it"));
-  // A host's name goes to ssh: it must be neither an option nor anything for a shell.
+  // A host's name is passed to ssh: it must not look like an option, nor have characters that a shell
+  // interprets.
   for (const char* name : {"-oProxyCommand=id", "a;id", "$(id)", "`id`", "a|b", "u@-o", "@a", "u@", "a&b"}) {
     CAPTURE(name);
     CHECK_THROWS_WITH(parse((std::string(name) + " slots=1\n").c_str()),
@@ -86,7 +87,7 @@ TEST_CASE("mistakes in a hostfile name the file and the line") {
 TEST_CASE("--include and --exclude select what DeepSpeed's parser selects") {
   int equal = 0;
   for (const json& row : recorded()["include_exclude"]) {
-    if (row["mode"] == "both" || row["value"] == "") continue;  // the command line's matter
+    if (row["mode"] == "both" || row["value"] == "") continue;  // options_test.cpp tests these
     const std::string filter = row["value"];
     const bool include = row["mode"] == "include";
     CAPTURE(include, filter);
@@ -103,7 +104,7 @@ TEST_CASE("--include and --exclude select what DeepSpeed's parser selects") {
   CHECK(equal == 29);
 }
 
-TEST_CASE("--num_nodes and --num_gpus select what DeepSpeed selects, as far as the hosts have it") {
+TEST_CASE("--num_nodes and --num_gpus select the slots that DeepSpeed selects, if the hosts have them") {
   int equal = 0;
   for (const json& row : recorded()["num_nodes_num_gpus"]) {
     const auto given = [&](const char* name) {
@@ -251,7 +252,7 @@ TEST_CASE("with a hostfile, each launcher runs its host's ranks") {
   CHECK_THROWS_WITH(place(node(1), hosts, 1), Contains("slot 1 does not exist: this machine has 1 GPU,"));
 }
 
-TEST_CASE("without a hostfile but with a node rank, all hosts have as many ranks") {
+TEST_CASE("without a hostfile but with a node rank, all hosts have the same number of ranks") {
   LaunchOptions options = ranks(2);
   options.nodes = 3;
   options.node_rank = 2;

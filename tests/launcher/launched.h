@@ -1,6 +1,5 @@
 // A launcher under test, with shell scripts as its ranks. For one thread. Every process of the job carries a
-// mark in its environment, so a test can list the processes still running, whatever happened to their
-// parents.
+// mark in its environment, so a test can list the processes that still run, even if their parents have ended.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +21,7 @@ struct Setup {
 
 struct Result {
   int exit_code = -1;  // -1: a signal killed the launcher
-  std::string out;     // on a terminal: stdout and stderr
+  std::string out;     // on a terminal: stdout and stderr together
   std::string err;
 };
 
@@ -55,7 +54,7 @@ class Launched {
   Result finish(double seconds = 20);
   /// Waits until this job or `other` has ended; returns whether this one has.
   bool ends_first(Launched& other);
-  /// As finish(), but nobody reads the launcher's output before it ends.
+  /// As finish(), but reads the launcher's output only after the launcher has ended.
   Result finish_unread(double seconds);
   /// Closes the reading end of stdout.
   void close_output();

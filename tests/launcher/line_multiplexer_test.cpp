@@ -87,7 +87,7 @@ TEST_CASE("a carriage return ends a line and passes through") {
   CHECK(out(lines) == "[rank 1] x\n[rank 0] step 2\r[rank 0] step 3\r");
 }
 
-TEST_CASE("\\r\\n is one line end, also in two reads") {
+TEST_CASE("\\r\\n is one line end, even if it arrives in two reads") {
   LineMultiplexer lines(ranks(2), kFiles);
   lines.feed(0, Stream::out, "a\n");
   lines.feed(1, Stream::out, "b\r\nc\r");

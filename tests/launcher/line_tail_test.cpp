@@ -26,7 +26,7 @@ TEST_CASE("the tail keeps the last lines that are not blank") {
   CHECK(tail.lines() == expected);
 }
 
-TEST_CASE("a line drawn over counts with its last text") {
+TEST_CASE("of a line that '\\r' redraws, the last text is kept") {
   LineTail tail;
   tail.feed("10%\r20%\r30%\r\nend\r\n");
   CHECK(tail.lines() == Lines{"30%", "end"});
@@ -38,7 +38,7 @@ TEST_CASE("long lines are cut and control characters made visible") {
   CHECK(tail.lines() == Lines{std::string(LineTail::kLongestLine, 'x') + " ...", "a?[2J\tb"});
 }
 
-TEST_CASE("ends in words and exit codes") {
+TEST_CASE("wait statuses as texts and as exit codes") {
   const int exited_with_3 = 3 << 8;  // the encoding of wait(2) on Linux
   const int exited_with_2 = 2 << 8;
   CHECK(zerorun::describe_end(exited_with_3) == "exited with code 3");

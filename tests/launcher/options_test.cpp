@@ -51,7 +51,7 @@ TEST_CASE("defaults") {
   CHECK(found.command == Words{"prog"});
 }
 
-TEST_CASE("options are read, both spellings") {
+TEST_CASE("options are read in DeepSpeed's and in torchrun's spelling") {
   LaunchOptions found = options({"--num_accelerators=4", "--master_addr", "::1", "--master_port", "2000",
                                  "--timeout", "1.5", "--grace", "0", "prog"});
   CHECK(found.ranks_per_node == 4);
@@ -80,7 +80,7 @@ TEST_CASE("options are read, both spellings") {
   for (const char* comm : {"auto", "shm", "gloo"}) CHECK(options({"--comm", comm, "prog"}).comm == comm);
 }
 
-TEST_CASE("all behind the program's name belongs to the program") {
+TEST_CASE("all words after the program's name belong to the program") {
   const Words command = {"prog", "--num_gpus", "9",  "--help", "two words", "",  "-i",
                          "--",   "-x",         "++", "--a=b",  "[1,2]",     "%", "--version"};
   Words words = {"--num_gpus", "2"};
@@ -90,7 +90,7 @@ TEST_CASE("all behind the program's name belongs to the program") {
   CHECK(options({"--num_gpus", "2", "--", "-prog", "--help"}).command == Words{"-prog", "--help"});
 }
 
-TEST_CASE("help has examples, the version is told") {
+TEST_CASE("--help has examples, --version prints the version") {
   CHECK_THAT(std::get<Information>(parse({"--help"})).text,
              Contains("--num_gpus") && Contains("build/bin/gpt2 --deepspeed ds_config.json"));
   CHECK_THAT(std::get<Information>(parse({"--version"})).text, Catch::Matchers::Matches("zerorun [0-9.]+\n"));

@@ -43,7 +43,7 @@ TEST_CASE("a SIGKILL of the launcher leaves nothing alive, grandchildren include
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("the guardian heeds no signals and has a session and a name of its own") {
+TEST_CASE("the guardian blocks signals, and has a session and a name of its own") {
   Launched job({.options = {"--num_gpus", "2"}, .script = kFamily});
   start_family(job);
   const pid_t guardian = find_guardian(job);
@@ -57,7 +57,7 @@ TEST_CASE("the guardian heeds no signals and has a session and a name of its own
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("without its guardian a job still ends as it should") {
+TEST_CASE("a job whose guardian was killed still ends with success") {
   Launched job({.options = {"--num_gpus", "2"},
                 .script = "echo up $RANK; while [ ! -e $DIR/go ]; do sleep 0.02; done"});
   start_family(job);
@@ -77,7 +77,7 @@ TEST_CASE("ranks that are stopped do not outlive the launcher either") {
   job.wait_until_nothing_is_left();
 }
 
-TEST_CASE("what a rank leaves behind is ended with the job") {
+TEST_CASE("processes that a rank leaves behind are ended with the job") {
   Launched polite({.options = {"--num_gpus", "2"}, .script = "sleep 300 & echo up $RANK"});
   Result result = polite.finish(5);
   CHECK(result.exit_code == 0);
@@ -98,7 +98,7 @@ TEST_CASE("orphans of a rank are collected while the job goes on") {
   CHECK(job.finish().exit_code == 0);
 }
 
-TEST_CASE("the guardian leaves alone what it was told to forget") {
+TEST_CASE("the guardian does not kill a process group that it was told to forget") {
   int announced[2];
   REQUIRE(::pipe(announced) == 0);
   const pid_t launcher = ::fork();
@@ -114,7 +114,8 @@ TEST_CASE("the guardian leaves alone what it was told to forget") {
       ::execl("/bin/sleep", "sleep", "60", nullptr);  // closes the pipe to the guardian
       _exit(99);
     }
-    // The guardian must have their messages before ours: wait until each child is a `sleep`.
+    // The guardian must get the children's messages before that of forget(): wait until each child is a
+    // `sleep`.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     guardian.forget(children[1]);
     if (::write(announced[1], children, sizeof children) != sizeof children) _exit(99);

@@ -1,4 +1,4 @@
-// What the launcher prints of its ranks' output.
+// Tests how the launcher prints the output of its ranks.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <fstream>
@@ -74,7 +74,7 @@ TEST_CASE("a live line passes at once and unchanged") {
   CHECK(job.finish().out == "step 1\rstep 2\r\n");
 }
 
-TEST_CASE("on a terminal ranks are told so, and a live line shows before it ends") {
+TEST_CASE("on a terminal ZERORUN_TERMINAL is set for ranks, and a live line shows before it ends") {
   Launched job({.script =
                     "printf \"[$ZERORUN_TERMINAL]\\rstep 1\"; while [ ! -e $DIR/seen ]; do sleep 0.02; done; "
                     "printf '\\rstep 2\\n'",
@@ -86,7 +86,7 @@ TEST_CASE("on a terminal ranks are told so, and a live line shows before it ends
   CHECK_THAT(result.out, Contains("[1]\rstep 1\rstep 2\n"));
 }
 
-TEST_CASE("a rank finds nothing on stdin, whatever the launcher's is") {
+TEST_CASE("a rank's stdin is /dev/null") {
   Launched job({.script = "cat; readlink /proc/self/fd/0"});
   CHECK(job.finish().out == "/dev/null\n");
 }

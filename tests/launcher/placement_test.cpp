@@ -1,4 +1,4 @@
-// GPUs, programs and the environment of a rank.
+// Tests the count of GPUs, the search for programs, and the environment of a rank.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -120,7 +120,7 @@ TEST_CASE("on several hosts, local variables count the ranks of one host") {
   }
 }
 
-TEST_CASE("a dry run prints commands that a shell takes as they are meant") {
+TEST_CASE("a dry run prints commands that are quoted for a shell") {
   zerorun::JobEnvironment job;
   job.placement = zerorun::Placement({{"a", {0}}, {"b", {0}}});
   job.master_addr = "10.0.0.1";

@@ -1,4 +1,5 @@
-// The port on which ranks meet: the launcher holds it from the moment that it chooses it, then rank 0 does.
+// Tests the port on which ranks meet: the launcher holds it as soon as it has chosen it, and passes it to
+// rank 0.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -26,7 +27,7 @@ using zerorun::testing::Result;
 
 namespace {
 
-// 0, or the error of connecting to the port.
+// Connects to the port. Returns 0, or the error.
 int error_of_connection(const std::string& address, int port) {
   sockaddr_in name{};
   name.sin_family = AF_INET;
@@ -54,7 +55,7 @@ TEST_CASE("listening: a free port, on one address only") {
   CHECK(listen_on("localhost", 0).port > 0);
 }
 
-TEST_CASE("listening: what is taken or not this machine's is named with a remedy") {
+TEST_CASE("listening: errors name a port in use or another machine's address, with a remedy") {
   const ListeningSocket taken = listen_on("127.0.0.1", 0);
   const std::string name = "127.0.0.1:" + std::to_string(taken.port);
   CHECK_THROWS_AS(listen_on("127.0.0.1", taken.port), UserError);
@@ -97,7 +98,7 @@ TEST_CASE("rank 0 holds the job's port") {
   CHECK_THAT(result.out, Contains("0 3 socket\n") && Contains("1 none\n"));
 }
 
-TEST_CASE("a port that is in use is named at once, and whoever has it does not notice") {
+TEST_CASE("a port that is in use is reported at once, and the job does not start") {
   const ListeningSocket taken = listen_on("127.0.0.1", 0);
   Result result =
       Launched({.options = {"--master_port", std::to_string(taken.port)}, .script = "echo ran"}).finish();
@@ -107,7 +108,7 @@ TEST_CASE("a port that is in use is named at once, and whoever has it does not n
                              Contains("the port is in use") && Contains("--master_port"));
 }
 
-TEST_CASE("of two jobs that start together on one port exactly one lives, and the other is told") {
+TEST_CASE("of two jobs that start at once on one port, one runs and the other gets an error") {
   for (int round = 0; round < 20; ++round) {
     CAPTURE(round);
     const std::string port = std::to_string(free_port());

@@ -1,5 +1,6 @@
-// The parts of the launcher that start ranks on other hosts and talk to their agents, without hosts:
-// commands, variables, messages, and connections that show the ticket or do not. tests/cluster has the hosts.
+// Tests the parts of the launcher that start ranks on other hosts and talk to their agents, but without other
+// hosts: commands, variables, messages, and connections with and without the right ticket (handshake.h). The
+// tests in tests/cluster use several hosts.
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
@@ -31,7 +32,7 @@ zerorun::StartPlan plan(zerorun::Starter starter) {
   return {starter, {"--extra", "two words"}, 2222, "/opt/a b/zerorun", {"10.0.0.1", "head"}, 4000, "TICKET"};
 }
 
-// The ends of a connection over TCP, as frame_socket.h needs one.
+// The two ends of a TCP connection.
 std::pair<UniqueFd, UniqueFd> connected() {
   const zerorun::ListeningSocket listening = zerorun::listen_on("127.0.0.1", 0);
   sockaddr_storage address{};
@@ -42,7 +43,7 @@ std::pair<UniqueFd, UniqueFd> connected() {
   return {std::move(client), UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC))};
 }
 
-// Answers whoever connects, until somebody has shown the ticket or all of `connections` have ended.
+// Answers up to `connections` connections, one after another. Returns whether one of them has the ticket.
 bool greets(const zerorun::ListeningSocket& listening, const zerorun::Seal& ticket, int connections) {
   for (int done = 0; done < connections; ++done) {
     zerorun::AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
@@ -106,7 +107,7 @@ TEST_CASE("variables of libraries are forwarded, and .deepspeed_env runs nothing
         zerorun::VariableList{{"B", "2"}, {"A", "3"}});
 }
 
-TEST_CASE("an order arrives as it was sent, whatever bytes it has") {
+TEST_CASE("an order with any bytes is the same after it was encoded and decoded") {
   zerorun::NodeOrder order;
   order.nodes = {{"a", {0, 1}}, {"b", {3}}};
   order.node = 1;
@@ -152,7 +153,7 @@ TEST_CASE("an order arrives as it was sent, whatever bytes it has") {
   CHECK_THROWS(zerorun::decode<zerorun::RankOutput>("abc"));
 }
 
-TEST_CASE("frames arrive whole and in order, and a frame that no peer sends closes the connection") {
+TEST_CASE("frames arrive whole and in order, and an invalid frame closes the connection") {
   auto [first, second] = connected();
   FrameSocket sender(std::move(first));
   FrameSocket receiver(std::move(second));
@@ -184,7 +185,7 @@ TEST_CASE("frames arrive whole and in order, and a frame that no peer sends clos
   CHECK(strict.is_closed());
 }
 
-TEST_CASE("only an agent with the ticket is greeted, and only a launcher with the ticket is believed") {
+TEST_CASE("an agent and a launcher accept each other only if both have the ticket") {
   const zerorun::ListeningSocket listening = zerorun::listen_on("127.0.0.1", 0);
   const zerorun::Seal ticket("the ticket");
   const zerorun::Seal other("another ticket");
@@ -203,7 +204,7 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
     std::thread launcher([&] { known = greets(listening, other, 2); });
     CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
                       Contains("no launcher of this job answers there"));
-    // The launcher's loop ends with this connection, should the agent have tried once only.
+    // The agent may have connected only once. This connection is the second one for which greets() waits.
     auto [client, server] = std::pair(UniqueFd(::socket(AF_INET, SOCK_STREAM, 0)), 0);
     sockaddr_storage address{};
     socklen_t size = sizeof address;
@@ -218,7 +219,7 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
       zerorun::connect_to_launcher({"127.0.0.1"}, 1, ticket, std::chrono::steady_clock::time_point::max(),
                                    [] { return false; }),
       Contains("127.0.0.1:1: Connection refused"));
-  // A stranger with the right first bytes and a code that it made up.
+  // A client that sends the right first bytes and a wrong code.
   auto [client, server] = connected();
   zerorun::AgentGreeting greeting(std::move(server), ticket);
   const std::string hello = "zerorun agent 1\n" + std::string(16, 'n') + std::string(8, 'c');
@@ -232,7 +233,7 @@ TEST_CASE("only an agent with the ticket is greeted, and only a launcher with th
   CHECK_FALSE(open);
 }
 
-TEST_CASE("streams for files are chosen as torchrun's options do") {
+TEST_CASE("the options for streams in files are read as torchrun reads them") {
   CHECK(zerorun::parse_stream_choice("3", "-r").of(7) == 3);
   const auto some = zerorun::parse_stream_choice("0:1,2:3", "-r");
   CHECK(some.of(0) == 1);

@@ -29,12 +29,12 @@ TEST_CASE("a signal that was ignored when the launcher started does not end the 
   }
 }
 
-TEST_CASE("ranks ignore what was ignored, but for SIGTERM, by which the launcher ends them") {
+TEST_CASE("ranks ignore the signals that the launcher ignores, except SIGTERM, which ends them") {
   const std::string script = "grep SigIgn /proc/self/status";
   CHECK_THAT(Launched({.script = script, .ignored_signals = {SIGHUP, SIGINT, SIGTERM}}).finish().out,
              Contains("SigIgn:\t0000000000000003\n"));
   CHECK_THAT(Launched({.script = script}).finish().out, Contains("SigIgn:\t0000000000000000\n"));
-  // Otherwise the second rank would run until it is killed, five minutes later.
+  // If rank 1 ignored SIGTERM, it would run until it is killed, five minutes later.
   Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
                 .script = kWaitFor + "if [ $RANK = 0 ]; then wait_for up; exit 3; fi\n"
                                      ": >$DIR/up; while :; do sleep 0.05; done",
@@ -42,7 +42,7 @@ TEST_CASE("ranks ignore what was ignored, but for SIGTERM, by which the launcher
   CHECK(job.finish().exit_code == 3);
 }
 
-TEST_CASE("a signal that was not ignored ends the job although another was") {
+TEST_CASE("a signal that was not ignored ends the job although another one was ignored") {
   Launched job({.script = "echo up; while :; do sleep 0.05; done", .ignored_signals = {SIGINT}});
   job.wait_for_output("up");
   job.signal(SIGINT);

@@ -263,7 +263,7 @@ class Contract {
   std::array<bool, kSlots> graphs_{};  // by slot: whether backward may use the slot's graph
   bool has_gradients_ = false;
   int micro_steps_ = 0;
-  bool pending_ = false;       // at stage 3: after a write that other ranks may not have received
+  bool pending_ = false;       // at stage 3: other ranks may not have received a write yet
   bool synchronized_ = false;  // raw access is allowed outside of scopes too
   bool may_be_open_ = false;   // the engine need not refuse raw access to whole buckets
   std::vector<Scope> scopes_;

@@ -227,9 +227,10 @@ class EngineRun {
     }
   }
 
-  // A loss.backward() that throws before its first gradient is unknown to the engine. The program must then
-  // drop earlier gradients itself. Stages 0 and 1 are left out, since there the engine prepares for a
-  // backward only after its first gradient, which the plain run does not model.
+  // The engine does not notice a loss.backward() that throws before its first gradient, so the program must
+  // then drop earlier gradients itself. At stages 0 and 1 this uses engine.backward() only: in a
+  // loss.backward() the engine would allocate separate sums at the first gradient, which the plain run does
+  // not model.
   void run_failing_backward(const Operation& operation) {
     const bool plain = operation.how >= 3 && setup_.stage >= 2;
     const at::Tensor loss = loss_that_fails(model_->all, operation.parameters, operation.data, rank_);

@@ -22,8 +22,8 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-// Each ten blocks of seeds have four in threads, four in threads that share memory, one in processes over
-// shared memory and one in processes over Gloo.
+// Of ten consecutive blocks of seeds, four run in threads, four in threads that share memory, one in
+// processes over shared memory and one in processes over Gloo.
 Place place_of(uint64_t block) {
   using enum Place;
   static constexpr Place kPlaces[] = {
@@ -183,9 +183,9 @@ class Operations {
     if (dice_.chance(30)) to.push_back({.kind = Kind::step});
   }
 
-  // One rank reads parameters within a scope, as if to save them, and then throws.
+  // One rank reads parameters within a scope, as if to save them, and often throws then.
   void add_saving(std::vector<Operation>& to) {
-    // Often a write precedes the scope, which other ranks may not have received yet.
+    // Often a write precedes the scope. Other ranks may not have received this write yet.
     if (dice_.chance(60)) {
       to.push_back({.kind = Kind::write, .data = dice_.below(1000), .parameters = some_parameters(3)});
     }

@@ -6,7 +6,7 @@ namespace zerorun::testing {
 namespace {
 
 constexpr int64_t kRows = 2;
-constexpr int64_t kWidth = 8;  // columns of the state; no parameter is wider
+constexpr int64_t kWidth = 8;  // columns of the activations; no parameter is wider
 
 // An operation that copies its input and whose backward throws.
 struct Failing : torch::autograd::Function<Failing> {

@@ -43,7 +43,8 @@ void write_raw(const at::Tensor& parameter, int data);
 /// Copies the parameter's memory without an operator on it.
 at::Tensor copy_raw(const at::Tensor& parameter);
 
-/// A value that both runs compare. A rank's notes are in the order in which it reaches them.
+/// A result of one rank that must be the same in both runs. A Journal has a rank's notes in the order of
+/// execution.
 struct Note {
   std::string what;
   at::Tensor value;  // undefined: the note is `text`

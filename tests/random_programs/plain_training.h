@@ -29,8 +29,8 @@ class PlainTraining {
   int ranks() const { return setup_.ranks; }
 
   /// Models initialize(): all ranks get rank 0's values, and earlier optimizer state and gradients are
-  /// dropped. At stage 3 the previous engine's end has made the values inaccessible, so except the first time
-  /// the model is new.
+  /// dropped. At stage 3 the values become inaccessible when an engine is destroyed, so every call except the
+  /// first makes a new model.
   void begin(bool first);
   /// Runs backward of every rank's loss. `reduces` is false inside a no_sync scope. `plain`: as
   /// loss.backward(), whose gradients the engine divides by the number of micro-steps when it copies them.

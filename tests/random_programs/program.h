@@ -1,5 +1,5 @@
 // A random training program as data: the engine's setup, the model's parameters, and a tree of operations.
-// Does not use LibTorch, since a process that never computes draws, prints, reads and shrinks programs.
+// Does not use LibTorch: programs are drawn, printed, read and shrunk in a process that never computes.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ enum class Kind {
   scope,       // `body` in a GatheredParameters scope; `rank` is the modifier
   rank_write,  // the modifier of the surrounding scope writes `parameters`
   raw_read,
-  raw_write,    // writes the same through pointers on all ranks, after synchronize
+  raw_write,    // all ranks write the same values through pointers, after synchronize()
   raw_refused,  // access through pointers, which must throw
   no_sync,
   attempt,  // catches exceptions of `body`

@@ -42,7 +42,7 @@ at::Tensor recorded_loss(const at::Tensor& leaf) {
 
 }  // namespace
 
-TEST_CASE("buckets: all ranks have rank 0's values, in the leaves that the program has") {
+TEST_CASE("buckets: all ranks have rank 0's values, in the program's own leaves") {
   check_worlds([](Communicator& communicator) {
     RankState state(kMixed, communicator, {.marked = true, .shared = true}, 150);
     for (int index = 0; index < static_cast<int>(kMixed.size()); ++index) {
@@ -82,7 +82,7 @@ TEST_CASE("buckets: unmarked parameters are views into one plain tensor") {
   });
 }
 
-TEST_CASE("buckets: which kind a bucket is of") {
+TEST_CASE("buckets: kinds of buckets") {
   check_worlds([](Communicator& communicator) {
     const std::vector<ParameterSpec> specs = {{{64}, true}, {{64}, false}};
     RankState alone(specs, communicator, {.marked = true, .shared = false});
@@ -152,7 +152,7 @@ TEST_CASE("buckets: strides are kept") {
   });
 }
 
-TEST_CASE("buckets: where parameters lie, and what is between them") {
+TEST_CASE("buckets: positions of parameters, and padding between them") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     // The layout starts with the last parameter: p2 at 0, p1 at 32 and p0 at 96. The bucket is padded to 128
     // elements.
@@ -198,7 +198,7 @@ TEST_CASE("buckets: a parameter that has moved out is found") {
   });
 }
 
-TEST_CASE("buckets: an update is a change that autograd knows of") {
+TEST_CASE("buckets: an update increments the version counters that autograd checks") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     const std::vector<ParameterSpec> specs = {{{4}}, {{4}, false, kFrozen}};
     RankState state(specs, communicator, {}, 1000);
@@ -214,7 +214,7 @@ TEST_CASE("buckets: an update is a change that autograd knows of") {
   });
 }
 
-TEST_CASE("buckets: raw access to what is not there throws, and says what to do") {
+TEST_CASE("buckets: raw access to values that are not in memory throws an error with the remedy") {
   check_both_ways(2, [](Communicator& communicator) {
     RankState state({{{64}, true}, {{64}}}, communicator, {.marked = true, .shared = true});
     auto expect_no_access = [](const at::Tensor& leaf, const std::string& remedy) {
@@ -241,7 +241,7 @@ TEST_CASE("buckets: raw access to what is not there throws, and says what to do"
   });
 }
 
-TEST_CASE("buckets: what parameters have when the buckets have gone") {
+TEST_CASE("buckets: values of parameters after the buckets are destroyed") {
   check_worlds([](Communicator& communicator) {
     const std::vector<ParameterSpec> specs = {{{64}}, {{64}, true}, {{64}}, {{64}}};
     for (const bool marked : {false, true}) {

@@ -173,7 +173,7 @@ TEST_CASE("Computed, tied, shared and copied tensors get the bits of plain const
   for (const DeferredCase& item : deferred_computed()) check_case(item);
 }
 
-TEST_CASE("Initialisation and conversion after the scope are taken down too") {
+TEST_CASE("Initialisation and conversion after the scope are recorded too") {
   auto initialise = [](nn::Module& module) {
     torch::NoGradGuard no_grad;
     for (auto& parameter : module.parameters(/*recurse=*/false)) nn::init::normal_(parameter, 0, 0.02);
@@ -199,7 +199,7 @@ TEST_CASE("Initialisation and conversion after the scope are taken down too") {
   }
 }
 
-TEST_CASE("A made parameter is an ordinary one") {
+TEST_CASE("A parameter whose values are made is an ordinary parameter") {
   torch::manual_seed(3);
   nn::Linear plain(4, 3);
   torch::manual_seed(3);
@@ -231,7 +231,7 @@ TEST_CASE("Plain tensors stay plain") {
   CHECK(torch::tensor(std::vector<float>{1, 2}).sum().item<float>() == 3);
 }
 
-TEST_CASE("What needs values that are not made yet is refused") {
+TEST_CASE("Operations that need values that are not made yet are refused") {
   nn::Linear linear{nullptr};
   at::Tensor probabilities;
   {
@@ -272,7 +272,7 @@ TEST_CASE("What needs values that are not made yet is refused") {
   CHECK_THAT(refusal([&] { torch::ones({6}).add_(probabilities); }), Catch::Contains("another DeferredInit"));
 }
 
-TEST_CASE("A mistake in the model is LibTorch's error, and unwinds the scope") {
+TEST_CASE("A mistake in the model gives LibTorch's error, which ends the scope") {
   CHECK_THAT(error_of([] {
                DeferredInit deferred;
                torch::zeros({3}).copy_(torch::ones({4}));
@@ -281,7 +281,7 @@ TEST_CASE("A mistake in the model is LibTorch's error, and unwinds the scope") {
   CHECK_FALSE(is_deferred(torch::zeros({3})));
 }
 
-TEST_CASE("A tensor that was written since an operator read it is refused by the operator's name") {
+TEST_CASE("If a tensor was written after a recorded operator read it, the error names the operator") {
   at::Tensor table = torch::rand({5});
   at::Tensor w, kept;
   {
@@ -319,7 +319,7 @@ TEST_CASE("Rank threads make values at the same time, from one default generator
   }
 }
 
-TEST_CASE("Sizes of a trial forward can be asked for within the scope") {
+TEST_CASE("A trial forward within the scope gives the right sizes") {
   DeferredInit deferred;
   nn::Linear linear(4, 3);
   CHECK(torch::relu(linear(torch::zeros({2, 4}))).sizes() == at::IntArrayRef({2, 3}));

@@ -72,7 +72,7 @@ std::optional<GradientReducer::NotFinite> find_not_finite(Run& run) {
 
 }  // namespace
 
-TEST_CASE("hooks of the program run as before, and are what is left when the reducer has gone") {
+TEST_CASE("hooks of the program run as before, and only they remain after the reducer is destroyed") {
   check_on_ranks(2, false, [](Communicator& communicator) {
     int calls = 0;
     RankState state(kSpecs, communicator, {}, 1000);
@@ -101,7 +101,7 @@ TEST_CASE("hooks of the program run as before, and are what is left when the red
   });
 }
 
-TEST_CASE("hooks that come after the reducer's stay when it goes") {
+TEST_CASE("hooks that are added after the reducer's hooks stay when the reducer is destroyed") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     int calls = 0;
     Run run(communicator);
@@ -114,7 +114,7 @@ TEST_CASE("hooks that come after the reducer's stay when it goes") {
   });
 }
 
-TEST_CASE("hooks that take a gradient away are named by its parameter") {
+TEST_CASE("the error about a hook that removes a gradient names the parameter") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     int calls = 0;
     RankState state(kSpecs, communicator, {}, 1000);
@@ -126,7 +126,7 @@ TEST_CASE("hooks that take a gradient away are named by its parameter") {
   });
 }
 
-TEST_CASE("gradients: what was there before the reducer is no part of its sums") {
+TEST_CASE("gradients: gradients from before the reducer are not part of its sums") {
   check_on_ranks(2, false, [](Communicator& communicator) {
     RankState state(kSpecs, communicator, {}, 1000);
     (state.leaves[0] * 100).sum().backward();
@@ -140,7 +140,7 @@ TEST_CASE("gradients: what was there before the reducer is no part of its sums")
   });
 }
 
-TEST_CASE("gradients: the observer sees those from outside of a backward, and may start one for them") {
+TEST_CASE("gradients: the observer sees gradients outside of a pass, and may start a pass for them") {
   for (int stage = 0; stage < 3; ++stage) {
     check_on_ranks(1, false, [&](Communicator& communicator) {
       Run run(communicator, {.policy = policy_of(stage)});
@@ -171,7 +171,7 @@ TEST_CASE("gradients: the observer sees those from outside of a backward, and ma
   }
 }
 
-TEST_CASE("gradients: what is discarded leaves no trace, after a backward that was abandoned too") {
+TEST_CASE("gradients: discarded gradients have no effect, also after an abandoned backward") {
   for (int stage = 0; stage < 3; ++stage) {
     check_on_ranks(2, false, [&](Communicator& communicator) {
       Run run(communicator, {.policy = policy_of(stage)});
@@ -192,7 +192,8 @@ TEST_CASE("gradients: what is discarded leaves no trace, after a backward that w
   }
 }
 
-TEST_CASE("gradients: the first that is not finite is named, with whether its type was too narrow") {
+TEST_CASE(
+    "gradients: the report has the first one that is not finite, and whether its dtype was too narrow") {
   struct Scenario {
     std::string name;
     std::vector<std::pair<int, double>> backwards;  // parameter, and value of its gradient

@@ -95,8 +95,8 @@ struct Part {
   int step;
 };
 
-// Expects gradient() to be `factor` times the sum of the gradients of all `parts`: the losses of a rank in a
-// step.
+// Expects gradient() to be `factor` times the sum of the gradients of all `parts`. A part is the loss of one
+// rank in one step.
 void expect_sums(const Run& run, const std::vector<Part>& parts, const std::string& what, double factor = 1) {
   const Buckets& buckets = run.state.buckets;
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
@@ -155,7 +155,7 @@ void check_ways(const Body& body, float factor = 1) {
 
 }  // namespace
 
-TEST_CASE("gradients: sums over ranks and micro-steps; a window starts from zero; what is unused is zero") {
+TEST_CASE("gradients: sums over ranks and micro-steps; windows start from zero; unused parameters get zero") {
   check_ways([](Run& run, const ReducerOptions& options) {
     int step = 0;
     for (int window = 0; window < 3; ++window) {
@@ -183,7 +183,7 @@ TEST_CASE("gradients: sums over ranks and micro-steps; a window starts from zero
   });
 }
 
-TEST_CASE("gradients: those that come after their bucket has left are added in") {
+TEST_CASE("gradients: gradients that arrive after their bucket's reduction has started are added") {
   check_ways([](Run& run, const ReducerOptions&) {
     for (int window = 0; window < 3; ++window) {
       const std::string where = "window " + std::to_string(window);
@@ -205,7 +205,7 @@ TEST_CASE("gradients: those that come after their bucket has left are added in")
       expect_sums(run, parts, where);
       run.reducer->start_window();
     }
-    // Runs two backwards that are both accumulation boundaries before one step.
+    // Runs two backwards before one step, and both are accumulation boundaries.
     run.backward(true, loss_of(run, 50));
     run.backward(true, loss_of(run, 51));
     run.reducer->finish_window();
@@ -214,7 +214,7 @@ TEST_CASE("gradients: those that come after their bucket has left are added in")
   });
 }
 
-TEST_CASE("gradients: a window whose last backward was no boundary sends all it has when it is finished") {
+TEST_CASE("gradients: the end of a window reduces the rest if its last backward was no boundary") {
   check_ways([](Run& run, const ReducerOptions&) {
     for (int window = 0; window < 2; ++window) {
       run.backward(false, loss_of(run, 2 * window));
@@ -226,7 +226,7 @@ TEST_CASE("gradients: a window whose last backward was no boundary sends all it 
   });
 }
 
-TEST_CASE("gradients: the factor is multiplied in once, late gradients included") {
+TEST_CASE("gradients: every gradient is multiplied by the factor once, late gradients included") {
   auto body = [](Run& run, const ReducerOptions&) {
     for (int window = 0; window < 2; ++window) {
       run.backward(false, loss_of(run, 0));
@@ -242,7 +242,7 @@ TEST_CASE("gradients: the factor is multiplied in once, late gradients included"
   check_ways(body, 0.5);
 }
 
-TEST_CASE("gradients: sparse ones, and those with other strides") {
+TEST_CASE("gradients: sparse gradients, and gradients with other strides") {
   check_ways([](Run& run, const ReducerOptions&) {
     const int bucket = run.state.buckets.bucket_of(1);
     const int ranks = run.communicator.world_size();
@@ -265,13 +265,13 @@ TEST_CASE("gradients: sparse ones, and those with other strides") {
   });
 }
 
-TEST_CASE("gradients: where they are rounded follows from the types that they travel and are added up in") {
+TEST_CASE("gradients: the dtypes of communication and accumulation decide where sums are rounded") {
   struct Expected {
     int stage;
     Dtype accumulation;
     bool accumulates;
     Dtype dtype;
-    double of_two;    // the sum over 2 ranks with gradients 1 and 2^-8 each
+    double of_two;    // the sum over 2 ranks, each with gradients 1 and 2^-8
     double of_three;  // the same with gradients 1, 2^-8 and 2^-8
   };
   // In bf16, 1 + 2^-8 and 2 + 2^-7 lie half-way between two numbers and round to the even one; 1 + 2^-7 and 2

@@ -236,7 +236,7 @@ TEST_CASE("layout: nothing to lay out, and nothing but empty parameters") {
   CHECK(layout.buckets[0].parameters.size() == 3);
 }
 
-TEST_CASE("layout: an element size that does not divide the alignment is refused") {
+TEST_CASE("layout: an alignment or a world size of 0 is refused") {
   CHECK_THROWS_AS(make_layout(of_group_0({1}), 2, 0, 100), InternalError);
   CHECK_THROWS_AS(make_layout(of_group_0({1}), 0, 16, 100), InternalError);
 }

@@ -105,7 +105,7 @@ TEST_CASE("master weights: fp32 parameters have none") {
   });
 }
 
-TEST_CASE("master weights: take over what was written, and keep the rest as precise as it was") {
+TEST_CASE("master weights: written elements are taken over, and the others keep their precision") {
   check_precisions(false, [](Communicator& communicator, RankState& state, const Precision& precision) {
     torch::NoGradGuard no_grad;
     const at::Tensor start = precision.from_fp32 ? thirds(1, 0) : rounded(thirds(1, 0), precision.dtype);

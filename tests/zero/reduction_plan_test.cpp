@@ -42,7 +42,7 @@ void backward(ReductionPlan& plan, const std::vector<int>& arrivals) {
 
 }  // namespace
 
-TEST_CASE("departure plan: before there is a plan buckets go from the last parameter on, when complete") {
+TEST_CASE("departure plan: without a plan complete buckets depart in order from the last parameter") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
     ReductionPlan plan(state.buckets);
@@ -64,8 +64,7 @@ TEST_CASE("departure plan: before there is a plan buckets go from the last param
   });
 }
 
-TEST_CASE(
-    "departure plan: a bucket of first and last parameters holds back no other before there is a plan") {
+TEST_CASE("departure plan: without a plan a bucket of first and last parameters does not delay others") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}, false, 1}, {{1}}, {{1}}, {{1}, false, 1}}, communicator, {}, 1000);
     expect(state.buckets.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");
@@ -81,7 +80,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("departure plan: a bucket is complete when each of its parameters has had its gradient") {
+TEST_CASE("departure plan: a bucket is complete when each of its parameters has a gradient") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     // There is one bucket, which holds parameters 2, 1 and 0.
     RankState state({{{1}}, {{1}}, {{1}}}, communicator, {}, 1000);
@@ -97,7 +96,7 @@ TEST_CASE("departure plan: a bucket is complete when each of its parameters has 
   });
 }
 
-TEST_CASE("departure plan: frozen buckets have no part in it") {
+TEST_CASE("departure plan: frozen buckets are not in the plan") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}}, {{1}}, {{1}, false, kFrozen}}, communicator, {});
     expect(state.buckets.count() == 3, "the test needs three buckets");
@@ -107,7 +106,7 @@ TEST_CASE("departure plan: frozen buckets have no part in it") {
   });
 }
 
-TEST_CASE("departure plan: all ranks go by rank 0's order of completion") {
+TEST_CASE("departure plan: all ranks use the order in which buckets were complete on rank 0") {
   for (int ranks = 1; ranks <= 3; ++ranks) {
     check_on_ranks(ranks, false, [](Communicator& communicator) {
       RankState state(kFour, communicator, {});
@@ -142,7 +141,7 @@ TEST_CASE("departure plan: a bucket completes with the last gradient of its para
   });
 }
 
-TEST_CASE("departure plan: what some rank left unused, or used twice, departs last") {
+TEST_CASE("departure plan: buckets that a rank did not use, or used twice, depart last") {
   struct Scenario {
     std::string name;
     std::vector<std::vector<int>> arrivals;  // by rank
@@ -172,7 +171,7 @@ TEST_CASE("departure plan: what some rank left unused, or used twice, departs la
   }
 }
 
-TEST_CASE("departure plan: as many gradients are expected as any backward has brought") {
+TEST_CASE("departure plan: a bucket expects the largest number of gradients that it got in one backward") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
     ReductionPlan plan(state.buckets);
@@ -192,8 +191,8 @@ TEST_CASE("departure plan: as many gradients are expected as any backward has br
       expect_order(take_complete(plan), {0, 1}, "all three");
       plan.finish_backward();
 
-      // A backward with fewer gradients does not lower the expected number. The bucket departs when backward
-      // ends.
+      // A backward with fewer gradients does not lower the expected number of gradients. The bucket departs
+      // when backward ends.
       plan.begin_again();
       backward(plan, {0});
       expect_order(take_complete(plan), {}, "one of three");

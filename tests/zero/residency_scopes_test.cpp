@@ -29,7 +29,7 @@ void end_modified(Model& model) {
 
 }  // namespace
 
-TEST_CASE("residency: what is held is there in memory, until the last scope ends") {
+TEST_CASE("residency: held buckets are in memory until the last scope ends") {
   check_kinds(kKinds, 1, [](Model& model) {
     model.residency.hold(kHeld);
     expect_equal(raw_values(model.leaves[0]), model.given(0), "in memory");
@@ -62,7 +62,7 @@ TEST_CASE("residency: a scope that only reads leaves everything as it is, again 
   });
 }
 
-TEST_CASE("residency: what all ranks wrote by operators in a scope that reads stays") {
+TEST_CASE("residency: writes of all ranks by operators in a read-only scope are kept") {
   check_kinds(kKinds, 1, [](Model& model) {
     for (const bool nested : {false, true}) {
       model.residency.hold(kHeld);
@@ -79,7 +79,7 @@ TEST_CASE("residency: what all ranks wrote by operators in a scope that reads st
   });
 }
 
-TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket in a scope is lost") {
+TEST_CASE("residency: writes of one rank alone to a shared, partitioned bucket in a scope are lost") {
   check_kinds({kKinds[3], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
@@ -96,7 +96,7 @@ TEST_CASE("residency: what one rank alone wrote to a shared, partitioned bucket 
   });
 }
 
-TEST_CASE("residency: a scope right behind another one sees what stays of that") {
+TEST_CASE("residency: a scope directly after another one sees the writes that are kept") {
   check_kinds({kKinds[0], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     at::Tensor(model.leaves[0]).mul_(2);
@@ -115,7 +115,7 @@ TEST_CASE("residency: a scope right behind another one sees what stays of that")
   });
 }
 
-TEST_CASE("residency: what is held stays also where the limits have no room for more") {
+TEST_CASE("residency: held buckets stay in memory even if the limits have no room for others") {
   auto body = [](Model& model) {
     for (int iteration = 0; iteration < 3; ++iteration) {
       model.residency.hold(kHeld);
@@ -128,7 +128,7 @@ TEST_CASE("residency: what is held stays also where the limits have no room for 
   check_kinds(kKinds, 1, body, {.max_live = 0, .max_reuse_distance = 0, .prefetch = 0});
 }
 
-TEST_CASE("residency: what one rank wrote in a scope that writes is there for all") {
+TEST_CASE("residency: all ranks get the writes of the modifier rank in a scope") {
   check_kinds(kKinds, 1, [](Model& model) {
     for (int round = 1; round <= 2; ++round) {
       model.residency.hold(kHeld);
@@ -148,7 +148,8 @@ TEST_CASE("residency: what one rank wrote in a scope that writes is there for al
   });
 }
 
-TEST_CASE("residency: of a scope that was abandoned nothing stays where writes go elsewhere") {
+TEST_CASE(
+    "residency: raw writes in an abandoned scope are lost, except in whole buckets that are not shared") {
   check_kinds({kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     fill_raw(model.leaves[0], -1);
@@ -166,8 +167,7 @@ TEST_CASE("residency: of a scope that was abandoned nothing stays where writes g
   });
 }
 
-TEST_CASE(
-    "residency: of a scope that was abandoned operators leave nothing where values are spread or shared") {
+TEST_CASE("residency: writes by operators in an abandoned scope are lost, with the same exception") {
   check_kinds({kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
@@ -178,7 +178,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("residency: what all ranks wrote before a scope stays where it was abandoned") {
+TEST_CASE("residency: writes of all ranks before an abandoned scope are kept") {
   check_kinds({kKinds[0], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     at::Tensor(model.leaves[0]).add_(1);
     model.residency.hold(kHeld);
@@ -188,8 +188,7 @@ TEST_CASE("residency: what all ranks wrote before a scope stays where it was aba
   });
 }
 
-TEST_CASE(
-    "residency: after a scope that was abandoned in the middle of an iteration all ranks gather alike") {
+TEST_CASE("residency: ranks start the same gathers after a scope that is abandoned in an iteration") {
   check_kinds(kKinds, 2, [](Model& model) {
     for (int iteration = 0; iteration < 3; ++iteration) {
       model.expect_values(model.all_given(), "in an iteration");
@@ -204,7 +203,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("residency: an exception of an operator in a scope leaves what is held as it is") {
+TEST_CASE("residency: an exception of an operator in a scope leaves held buckets unchanged") {
   check_kinds(kKinds, 1, [](Model& model) {
     model.residency.hold(kHeld);
     expect_throws<c10::Error>([&] { (void)(model.leaves[0] + at::zeros({95})); }, {"size"}, "sizes");
@@ -215,7 +214,7 @@ TEST_CASE("residency: an exception of an operator in a scope leaves what is held
   });
 }
 
-TEST_CASE("residency: a scope sees what was written before it") {
+TEST_CASE("residency: a scope sees earlier writes") {
   check_kinds(kKinds, 1, [](Model& model) {
     at::Tensor(model.leaves[0]).add_(1);
     model.residency.hold(kHeld);
@@ -229,7 +228,7 @@ TEST_CASE("residency: a scope sees what was written before it") {
   });
 }
 
-TEST_CASE("residency: what the program writes to 16-bit parameters reaches the master weights") {
+TEST_CASE("residency: writes of the program to 16-bit parameters reach the master weights") {
   for (const Kind& kind : kKinds) {
     for (int ranks = 1; ranks <= 3; ++ranks) {
       INFO(kind.name);
@@ -262,7 +261,7 @@ TEST_CASE("residency: what the program writes to 16-bit parameters reaches the m
   }
 }
 
-TEST_CASE("residency: the last update arrives also where nothing uses the parameters any more") {
+TEST_CASE("residency: the last update reaches parameters that are not used afterwards") {
   for (const Kind& kind : {kKinds[1], kKinds[2]}) {
     for (const bool synchronized : {false, true}) {
       INFO(kind.name << (synchronized ? ", synchronized" : ""));

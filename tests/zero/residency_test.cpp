@@ -13,7 +13,7 @@
 
 namespace zerorun::testing {
 
-TEST_CASE("residency: values are there while an operator runs, and only then") {
+TEST_CASE("residency: values are in memory while an operator runs, and only then") {
   // With the first limits all buckets may stay in memory, with the second none, and with the third two, and
   // gathers start early.
   for (const GatherLimits limits : {GatherLimits{}, GatherLimits{0, 0, 0}, GatherLimits{192, 100, 192}}) {
@@ -37,7 +37,7 @@ TEST_CASE("residency: values are there while an operator runs, and only then") {
   }
 }
 
-TEST_CASE("residency: backward finds the values too") {
+TEST_CASE("residency: backward uses the right values too") {
   check_kinds(kKinds, 1, [](Model& model) {
     torch::AutoGradMode grad(true);
     for (int iteration = 0; iteration < 3; ++iteration) {
@@ -52,7 +52,7 @@ TEST_CASE("residency: backward finds the values too") {
   });
 }
 
-TEST_CASE("residency: an iteration that departs from the trace has its values too") {
+TEST_CASE("residency: an iteration that departs from the trace uses the right values too") {
   auto body = [](Model& model) {
     for (const std::vector<int>& uses : std::vector<std::vector<int>>{
              {0, 1, 2}, {0, 1, 2}, {2, 0, 1, 0}, {2, 0, 1, 0}, {1}, {}, {0, 1, 2}}) {
@@ -64,7 +64,7 @@ TEST_CASE("residency: an iteration that departs from the trace has its values to
   check_kinds(kKinds, 1, body, {.max_live = 100, .max_reuse_distance = 100, .prefetch = 100});
 }
 
-TEST_CASE("residency: evaluation between iterations of training has its values, and so has training") {
+TEST_CASE("residency: evaluation between iterations of training, and training itself, use the right values") {
   auto body = [](Model& model) {
     for (int round = 0; round < 3; ++round) {
       model.in_training = true;
@@ -109,7 +109,7 @@ TEST_CASE("residency: an operator that throws leaves nothing pinned") {
   });
 }
 
-TEST_CASE("residency: what all ranks write in place is there at once, and stays") {
+TEST_CASE("residency: in-place writes of all ranks are visible at once, and are kept") {
   check_kinds(kKinds, 1, [](Model& model) {
     model.expect_values(model.all_given(), "before");
     at::Tensor leaf = model.leaves[0];
@@ -134,9 +134,9 @@ TEST_CASE("residency: what all ranks write in place is there at once, and stays"
   });
 }
 
-// Each rank writes another value, so the values show which rank each slice comes from: it must be the slice's
-// owner.
-TEST_CASE("residency: of what is written each owner's slice reaches all ranks") {
+// Each rank writes a different value, so the values show which rank each slice comes from: it must be the
+// slice's owner.
+TEST_CASE("residency: if ranks write different values, all ranks get each owner's slice") {
   check_kinds(kKinds, 1, [](Model& model) {
     at::Tensor(model.leaves[0]).fill_(model.communicator.rank() + 1);
     model.residency.finish_iteration();
@@ -170,7 +170,7 @@ TEST_CASE("residency: threads of a rank may use the same parameter at the same t
   });
 }
 
-TEST_CASE("residency: what owners write in an update is there for all ranks") {
+TEST_CASE("residency: all ranks get the values that owners write in an update") {
   check_kinds(kKinds, 1, [](Model& model) {
     for (int step = 1; step <= 4; ++step) {
       const std::string where = "step " + std::to_string(step);
@@ -190,7 +190,7 @@ TEST_CASE("residency: what owners write in an update is there for all ranks") {
   });
 }
 
-TEST_CASE("residency: raw access between an update and the first use throws, and says what to do") {
+TEST_CASE("residency: raw access between an update and the first use throws an error with the remedy") {
   check_kinds({kKinds[1], kKinds[2]}, 2, [](Model& model) {
     model.update(3);
     for (int index = 0; index < 3; ++index) {
@@ -253,7 +253,7 @@ TEST_CASE("residency: the report counts gathers") {
   }
 }
 
-TEST_CASE("residency: moves that no bucket may make are named by their states") {
+TEST_CASE("residency: the error about a forbidden change of state names both states") {
   check_kinds({kKinds[1], kKinds[2], kKinds[3]}, 2, [](Model& model) {
     const int bucket = Model::bucket_of(0);
     model.update(1);

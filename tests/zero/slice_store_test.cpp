@@ -48,7 +48,7 @@ void collect(const SliceStore& store, int parameter, const std::string& name, at
 
 }  // namespace
 
-TEST_CASE("slice store: what is put for a bucket or a slice is there, with this rank's slice of it") {
+TEST_CASE("slice store: put() stores tensors of a bucket or a slice, with this rank's slice") {
   SliceStore store = three_ranks_store(1);
   CHECK(store.count() == 1);
   CHECK(store.rank() == 1);
@@ -83,7 +83,7 @@ TEST_CASE("slice store: what is put for a bucket or a slice is there, with this 
   CHECK(list(whole.narrow(0, 7, 2)) == std::vector<float>{7, -1});
 }
 
-TEST_CASE("slice store: mistakes are InternalErrors that say where and what") {
+TEST_CASE("slice store: mistakes are InternalErrors that name bucket and tensor") {
   SliceStore store = three_ranks_store(1);
   auto put = [&](const std::string& name, Extent extent, const at::Tensor& memory) {
     store.put(0, StateKind::moment, name, extent, memory);
@@ -107,7 +107,7 @@ TEST_CASE("slice store: mistakes are InternalErrors that say where and what") {
   check_throws([&] { store.slice(0, "exp_avg", 2); }, {"\"exp_avg\"", "this rank's slice"});
 }
 
-TEST_CASE("slice store: what put returned stays in place when more names come") {
+TEST_CASE("slice store: the result of put() stays valid when more tensors are added") {
   SliceStore store = three_ranks_store(0);
   const StateTensor& first = store.put(0, StateKind::value, kValue, Extent::bucket, positions(12));
   const at::Tensor& own = first.own;
@@ -145,7 +145,7 @@ TEST_CASE("slice store: ranges and pieces of parameters that span slices, by han
     store.put(0, StateKind::moment, "exp_avg", Extent::slice, positions(4) + 4 * rank);
     CHECK(store.range_in_slice(parameter, rank).numel == range.numel);
     if (range.numel > 0) CHECK(store.range_in_slice(parameter, rank).begin == range.begin);
-    // Any rank can compute the range of any other.
+    // Any rank can compute the range of any other rank.
     CHECK(three_ranks_store(0).range_in_slice(parameter, rank).numel == range.numel);
 
     int pieces = 0;
@@ -161,7 +161,7 @@ TEST_CASE("slice store: ranges and pieces of parameters that span slices, by han
   }
 }
 
-TEST_CASE("slice store: over all ranks the pieces have every element of every parameter once") {
+TEST_CASE("slice store: the pieces of all ranks have every element of every parameter once") {
   const std::vector<ParameterSpec> specs = {{{7}}, {{0}}, {{129}},    {{1}}, {{3, 11}},
                                             {{5}}, {{0}}, {{64, 16}}, {{2}}, {{31}, true}};
   for (const int64_t alignment : {1, 4, 32}) {
@@ -206,7 +206,7 @@ TEST_CASE("slice store: over all ranks the pieces have every element of every pa
   }
 }
 
-TEST_CASE("slice store: of shared memory a rank pays its part") {
+TEST_CASE("slice store: a rank counts only its part of shared memory") {
   SliceStore store = three_ranks_store(2);
   const auto bytes = [&](const char* name, Extent extent, const at::Tensor& memory, Home home) {
     return store.bytes(store.put(0, StateKind::value, name, extent, memory, home));
@@ -218,7 +218,7 @@ TEST_CASE("slice store: of shared memory a rank pays its part") {
 }
 
 // The same queries of the store work whether ranks share memory or not.
-TEST_CASE("slice store: the buckets of a rank put their values where they lie") {
+TEST_CASE("slice store: Buckets record extent and home of their values") {
   for (const bool shares_memory : {false, true}) {
     check_on_ranks(2, shares_memory, [&](Communicator& communicator) {
       const std::vector<ParameterSpec> specs = {{{64}, false}, {{128}, true}};
