@@ -183,7 +183,7 @@ int run_rank(const Options& options) {
         "fio, reading and writing at once   %8.2f GB/s; the step takes %.3f of computation + bytes / that\n",
         median(rates) / 1e6, median(of_bound));
   } else {
-    std::printf("fio is not installed: no figure of the disk alone\n");
+    std::printf("fio fails, or is not installed: no figure of the disk alone\n");
   }
   return 0;
 }

@@ -74,8 +74,14 @@ Publication::~Publication() {
   }
 }
 
+void Publication::mark(const std::string& save_id) {
+  write_text(*files_, partial_ / kSaveIdName, save_id);
+  marked_ = true;
+}
+
 void Publication::publish(const std::string& manifest, bool save_latest) {
   write_text(*files_, partial_ / kManifestName, manifest);
+  if (marked_) check_done(files_->remove_file(partial_ / kSaveIdName), partial_ / kSaveIdName, "removed");
   check_done(files_->sync_folder(partial_), partial_, "synced");
   const fs::path folder = directory_ / tag_;
   if (files_->list(folder)) {

@@ -13,6 +13,8 @@
 namespace zerorun {
 
 inline constexpr const char* kManifestName = "manifest.json";
+/// The file in a tag's folder that tells ranks which save the folder is for, until the tag is published.
+inline constexpr const char* kSaveIdName = ".save_id";
 
 /// Throws UserError unless `tag` can be the name of a checkpoint's folder.
 void check_tag(const std::string& tag);
@@ -38,6 +40,8 @@ class Publication {
   Publication& operator=(const Publication&) = delete;
 
   const std::filesystem::path& folder() const { return partial_; }
+  /// Writes `save_id` into the folder, in the file kSaveIdName. Throws UserError.
+  void mark(const std::string& save_id);
   /// Adds the manifest and publishes the tag, replacing an earlier tag of the same name. All files of the tag
   /// must be written and synced before. When it returns, no crash can undo the publication. With
   /// `save_latest`, the file `latest` then names this tag.
@@ -55,6 +59,7 @@ class Publication {
   std::filesystem::path directory_;
   std::string tag_;
   std::filesystem::path partial_;
+  bool marked_ = false;
   bool published_ = false;
   bool replaced_ = false;  // partial_ holds the tag that was replaced
 };

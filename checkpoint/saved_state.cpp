@@ -59,7 +59,15 @@ StateFileReader& SavedState::reader_of(const std::string& file) {
     readers_.erase(readers_.begin());
   }
   auto& reader = readers_[file];
-  if (!reader) reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
+  if (reader) return *reader;
+  const auto names = files_->list(folder_);
+  if (names && std::ranges::find(*names, file) == names->end()) {
+    throw UserError(
+        (folder_ / file).string() +
+        ": missing. If the hosts saved to folders of their own (checkpoint.use_node_local_storage), copy the "
+        "checkpoint's files of all hosts into one folder");
+  }
+  reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
   return *reader;
 }
 

@@ -84,6 +84,10 @@ class Communicator {
   int world_size() const { return world_size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
+  /// Whether this is the first of the ranks on its host. For ranks that are threads: rank 0.
+  bool is_first_on_host() const { return is_first_on_host_; }
+  /// To be called by whoever makes the communicator and knows the ranks' hosts.
+  void set_first_on_host(bool is_first) { is_first_on_host_ = is_first; }
 
   /// Allocates a zero-filled 1-D tensor on the device, in the memory from which this communicator sends
   /// fastest. All ranks must allocate the same sizes in the same order.
@@ -163,6 +167,7 @@ class Communicator {
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;
+  bool is_first_on_host_;
   Device* device_;
   HomeProcess home_;
   std::recursive_mutex

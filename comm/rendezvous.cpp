@@ -130,6 +130,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     const auto control = std::move(communicator);
     cuda_library().connect(environment, control, store, communicator);
   }
+  communicator->set_first_on_host(environment.local_rank == 0);
   return kept_by_forks(std::move(communicator));
 }
 

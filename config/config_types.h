@@ -240,6 +240,7 @@ struct Config {
   double gradient_clipping = 1.0;  // 0: no clipping; 1.0 is also DeepSpeed's default
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
+  bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
   bool prescale_gradients = false;
   bool managed_gradient_accumulation = true;  // false: every step() is an optimizer step
   double gradient_predivide_factor = 1.0;

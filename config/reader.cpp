@@ -159,6 +159,7 @@ class Reader {
         Severity::warning, member.key_at, path,
         "old form of " + in_quotes(name_of(fact.target)) + R"(: {"device": ")" + device + "\"}");
     tell_status(section, row, member.value, device, path);
+    settings_.put({&present, {}, Source::file, member.value.at, path});
     settings_.put({&row, device, Source::file, member.value.at, path});
   }
 

@@ -136,7 +136,6 @@ class Exporter {
   }
 
   void write_converted(const Source& source, std::span<const std::byte> elements, SafetensorsFolder& output) {
-    written_ += static_cast<int64_t>(elements.size());
     const auto from = training_dtype(source.dtype);
     if (!from || *from == options_.dtype) {
       output.write(elements);
@@ -148,7 +147,6 @@ class Exporter {
       narrow(wide_.data(), narrow_.data(), options_.dtype, numel);
       output.write(narrow_);
     }
-    options_.progress(written_);
   }
 
   SavedState& saved_;
@@ -156,7 +154,6 @@ class Exporter {
   std::vector<TensorToStore> tensors_;
   std::vector<Source> sources_;  // one per tensor
   ExportedModel result_;
-  int64_t written_ = 0;
   std::vector<std::byte> read_;
   std::vector<float> wide_;
   std::vector<std::byte> narrow_;

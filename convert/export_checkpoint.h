@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,6 @@ namespace zerorun {
 struct ExportOptions {
   Dtype dtype = Dtype::fp32;  // for tensors in fp32, bf16 and fp16; other tensors keep their dtype
   int64_t max_shard_bytes = int64_t{5'000'000'000};
-  /// Called with the bytes exported so far, counted in the dtypes of the checkpoint.
-  std::function<void(int64_t)> progress = [](int64_t) {};
 };
 
 struct ExportedModel {

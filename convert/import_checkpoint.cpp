@@ -21,9 +21,8 @@ int64_t numel_of(const SourceState& state) {
 // Writes the states one after the other into files of at most kImportFileBytes.
 class FileWriter {
  public:
-  FileWriter(FileSystem& files, const std::filesystem::path& folder, const ImportOptions& options,
-             Manifest& manifest)
-      : files_(files), folder_(folder), options_(options), manifest_(manifest) {}
+  FileWriter(FileSystem& files, const std::filesystem::path& folder, Manifest& manifest)
+      : files_(files), folder_(folder), manifest_(manifest) {}
 
   void add(const std::string& parameter, const std::string& name, const SourceState& state) {
     const int64_t size = element_bytes(state.dtype);
@@ -60,7 +59,6 @@ class FileWriter {
     file_.metadata = {{"format", "zerorun"}, {"version", "1"}};
     manifest_.files[file_.name] = write_state_file(files_, folder_, file_);
     bytes_ += manifest_.files[file_.name].bytes;
-    options_.progress(bytes_);
     file_ = {};
     file_bytes_ = 0;
     memory_.clear();
@@ -75,7 +73,6 @@ class FileWriter {
 
   FileSystem& files_;
   const std::filesystem::path& folder_;
-  const ImportOptions& options_;
   Manifest& manifest_;
   FileToWrite file_ = {};
   int64_t file_bytes_ = 0;
@@ -87,8 +84,8 @@ class FileWriter {
 }  // namespace
 
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
-                                     const std::filesystem::path& directory, const ImportOptions& options) {
-  const std::string tag = options.tag.empty() ? source.tag : options.tag;
+                                     const std::filesystem::path& directory, const std::string& given_tag) {
+  const std::string tag = given_tag.empty() ? source.tag : given_tag;
   Publication publication(files, directory, tag);
   Manifest manifest{.tag = tag,
                     .generation = source.facts.generation,
@@ -101,7 +98,7 @@ ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoin
                     .numbers = std::vector<RestartValues>(static_cast<size_t>(source.facts.world_size),
                                                           source.facts.numbers),
                     .client_state = source.facts.client_state};
-  FileWriter writer(files, publication.folder(), options, manifest);
+  FileWriter writer(files, publication.folder(), manifest);
   for (const auto& [name, parameter] : source.parameters) {
     manifest.parameters[name] = parameter.facts;
     for (const auto& [state_name, state] : parameter.states) writer.add(name, state_name, state);

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 
 #include "checkpoint/file_system.h"
@@ -14,21 +13,15 @@ namespace zerorun {
 
 inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file, which is held in memory
 
-struct ImportOptions {
-  std::string tag;  // empty: use the source's tag
-  /// Called with the bytes written so far.
-  std::function<void(int64_t)> progress = [](int64_t) {};
-};
-
 struct ImportedCheckpoint {
   std::filesystem::path folder;
   int64_t bytes = 0;
   int64_t files = 0;
 };
 
-/// Publishes `source` as a tag in `directory`, and makes the file `latest` name this tag. Throws UserError.
-/// If writing the files fails, `directory` has no new tag.
+/// Publishes `source` in `directory` as `tag` (empty: the source's tag), and makes the file `latest` name
+/// this tag. Throws UserError. If writing the files fails, `directory` has no new tag.
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
-                                     const std::filesystem::path& directory, const ImportOptions& options);
+                                     const std::filesystem::path& directory, const std::string& tag);
 
 }  // namespace zerorun

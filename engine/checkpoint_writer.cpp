@@ -5,72 +5,15 @@
 #include <chrono>
 #include <exception>
 #include <map>
-#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "base/log.h"
 #include "base/program.h"
-#include "checkpoint/publication.h"
 #include "comm/agreement.h"
-#include "engine/save_agreement.h"
 #include "zero/slice_store.h"
 
 namespace zerorun {
-namespace {
-
-constexpr char kPart = 'p';  // the first character of a part's text; texts of failures start with another
-
-// Adds the rank to a failure if there are several ranks.
-std::string with_rank(std::string failure, int rank, int world_size) {
-  if (failure.empty() || world_size == 1) return failure;
-  return failure.insert(1, "rank " + std::to_string(rank) + ": ");
-}
-
-// Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
-// the ranks have saved different states.
-void check_complete(const Manifest& manifest) {
-  std::map<std::string, int64_t> elements;
-  for (const auto& [name, file] : manifest.files) {
-    for (const StateRange& range : file.ranges) {
-      if (range.state == kValue) elements[range.parameter] += range.numel;
-    }
-  }
-  for (const auto& [name, parameter] : manifest.parameters) {
-    int64_t numel = 1;
-    for (const int64_t size : parameter.shape) numel *= size;
-    const int64_t expected = parameter.excluded ? 0 : numel;
-    if (elements[name] == expected) continue;
-    throw UserError("the ranks' files have " + std::to_string(elements[name]) + " elements of " + name +
-                    ", expected " + std::to_string(expected));
-  }
-}
-
-// Called on rank 0. Waits until all ranks have written, then writes the manifest and publishes the tag.
-// Returns the failure, or an empty text.
-std::string publish(Publication& publication, const CheckpointPart& part, SaveAgreement& agreement,
-                    int world_size) {
-  std::string of_a_rank;
-  const std::string own = failure_of([&] {
-    Manifest manifest = part.manifest;
-    manifest.numbers.clear();
-    for (int rank = 0; rank < world_size; ++rank) {
-      const std::string text = agreement.await_part(rank);
-      if (text.front() == kPart) {
-        add_part(manifest, text.substr(1), "checkpoint " + manifest.tag);
-      } else if (of_a_rank.empty()) {
-        of_a_rank = with_rank(text, rank, world_size);
-      }
-    }
-    if (!of_a_rank.empty()) return;
-    check_complete(manifest);
-    publication.publish(to_json(manifest), part.save_latest);
-  });
-  return of_a_rank.empty() ? with_rank(own, 0, world_size) : of_a_rank;
-}
-
-}  // namespace
-
 CheckpointWriter::CheckpointWriter(Communicator& communicator)
     : communicator_(&communicator),
       pins_(communicator.device()),
@@ -120,63 +63,48 @@ void CheckpointWriter::start(CheckpointPart part, FileSystem& files) {
 
 void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t number,
                              std::promise<std::string>& outcome) {
-  const int rank = communicator_->rank();
-  const int world_size = communicator_->world_size();
   SaveAgreement agreement(*notices_, *communicator_, number, part.manifest.tag, patience_ends_);
-  std::optional<Publication> publication;  // on rank 0 only
+  CheckpointPublisher publisher(files, part, agreement, *communicator_);
   std::string failure;
   const std::string own = failure_of([&] {
-    if (rank == 0) {
-      const std::string made =
-          failure_of([&] { publication.emplace(files, part.directory, part.manifest.tag); });
-      agreement.say_ready(with_rank(made, 0, world_size));
-    }
-    failure = agreement.await_ready();
-    if (failure.empty()) agreement.say_part(write_files(part, files, agreement));
+    failure = publisher.open();
+    std::string text;
+    std::string no_part = part.failure;
+    if (failure.empty() && no_part.empty())
+      no_part = failure_of([&] { text = write_files(part, files, publisher.folder(), agreement); });
     part.files.clear();  // also frees the copies that keep() made
     reads_state_ = false;
-    if (!failure.empty()) return;
-    if (rank == 0) {
-      failure = publish(*publication, part, agreement, world_size);
-      agreement.say_outcome(failure);
-    } else {
-      failure = agreement.await_outcome();
-    }
+    if (failure.empty()) failure = publisher.publish(text, no_part);
   });
   reads_state_ = false;
   if (failure.empty()) failure = own;
   if (!failure.empty()) forget_published();
-  if (!failure.empty() && rank == 0)
+  if (!failure.empty() && communicator_->rank() == 0)
     log_warning("checkpoint " + part.manifest.tag + " was not saved: " + failure.substr(1));
   outcome.set_value(failure);
 
-  if (publication && failure.empty()) publication->remove_old(part.keep_last);
-  publication.reset();
+  if (failure.empty()) publisher.remove_old();
+  publisher.close();
   failure_of([&] { agreement.leave(); });  // a failure is ignored, because the outcome is known
 }
 
-// Returns the text of this rank's part (starting with kPart), or the failure.
-std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& files, SaveAgreement& agreement) {
-  if (!part.failure.empty()) return part.failure;
-  std::string text;
-  const std::string failure = failure_of([&] {
-    pins_.await(communicator_->timeout());
-    const auto folder = partial_folder(part.directory, part.manifest.tag);
-    std::map<std::string, StateFileFacts> facts;
-    for (const FileToWrite& file : part.files) {
-      facts[file.name] = write_state_file(files, folder, file, [&](int64_t bytes) {
-        written_ += bytes;
-        agreement.note_progress();
-      });
-      if (!file.is_frozen) continue;
-      const std::lock_guard lock(mutex_);
-      published_[file.name] = {.path = part.directory / part.manifest.tag / file.name,
-                               .facts = facts[file.name],
-                               .digest = file.digest};
-    }
-    text = kPart + to_json(facts, part.manifest.numbers.front());
-  });
-  return failure.empty() ? text : failure;
+// Returns the facts about this rank's files, as JSON.
+std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& files,
+                                          const std::filesystem::path& folder, SaveAgreement& agreement) {
+  pins_.await(communicator_->timeout());
+  std::map<std::string, StateFileFacts> facts;
+  for (const FileToWrite& file : part.files) {
+    facts[file.name] = write_state_file(files, folder, file, [&](int64_t bytes) {
+      written_ += bytes;
+      agreement.note_progress();
+    });
+    if (!file.is_frozen) continue;
+    const std::lock_guard lock(mutex_);
+    published_[file.name] = {.path = part.directory / part.manifest.tag / file.name,
+                             .facts = facts[file.name],
+                             .digest = file.digest};
+  }
+  return to_json(facts, part.manifest.numbers.front());
 }
 
 void CheckpointWriter::check_not_forked() const {

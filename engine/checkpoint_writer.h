@@ -20,24 +20,18 @@
 #include <vector>
 
 #include "base/process.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/state_file.h"
 #include "comm/communicator.h"
 #include "comm/notices.h"
+#include "engine/checkpoint_publisher.h"
 #include "engine/state_pins.h"
 
 namespace zerorun {
 
-class SaveAgreement;
-
 /// This rank's part of a checkpoint.
-struct CheckpointPart {
-  std::filesystem::path directory;
-  bool save_latest = true;
-  int64_t keep_last = 0;  // number of checkpoints to keep; 0: all
-  std::vector<FileToWrite> files;
-  Manifest manifest;  // without files; `numbers` of this rank only
-  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned;  // by bucket
+struct CheckpointPart : SavedTag {
+  std::vector<FileToWrite> files = {};
+  std::vector<std::vector<std::weak_ptr<MemorySnapshot>>> pinned = {};  // by bucket
   std::string failure = {};  // why this part could not be made, as failure_of() returns it; else empty
 };
 
@@ -85,7 +79,8 @@ class CheckpointWriter {
   void check_not_forked() const;
   void copy_unwritten(int bucket);
   void write(CheckpointPart& part, FileSystem& files, int64_t number, std::promise<std::string>& outcome);
-  std::string write_files(CheckpointPart& part, FileSystem& files, SaveAgreement& agreement);
+  std::string write_files(CheckpointPart& part, FileSystem& files, const std::filesystem::path& folder,
+                          SaveAgreement& agreement);
 
   Communicator* communicator_;
   HomeProcess home_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -300,6 +301,19 @@ std::string tag_to_load(const fs::path& directory, const std::string& tag, FileS
                   (there.empty() ? ", and no checkpoint" : "; name one of these:" + there));
 }
 
+// Hosts without a common folder may have different checkpoints under the same name.
+void check_same_everywhere(const Manifest& manifest, const fs::path& folder, Communicator& communicator) {
+  const std::string own = std::to_string(std::hash<std::string>()(to_json(manifest)));
+  const auto all = exchange_texts(own, communicator, "comparing manifests");
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw UserError(
+        folder.string() + ": rank " + std::to_string(rank) +
+        " sees another checkpoint there than rank 0: copy one to all hosts, or load from a folder that "
+        "they share");
+  }
+}
+
 }  // namespace
 
 RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory, const std::string& tag,
@@ -333,6 +347,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     restore->check_model();
     restore->check_window();
   });
+  check_same_everywhere(saved->manifest(), folder, communicator);
 
   open_slices(state, state.residency != nullptr, label);
   if (state.host_update) state.host_update->await_arrival();

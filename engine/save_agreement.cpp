@@ -1,7 +1,6 @@
 #include "engine/save_agreement.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "base/error.h"
 
@@ -27,6 +26,18 @@ SaveAgreement::SaveAgreement(Notices& notices, const Communicator& communicator,
       patience_ends_(&patience_ends),
       is_missing_(communicator.world_size()),
       progress_(communicator.world_size()) {}
+
+void SaveAgreement::say_published(const std::string& failure) {
+  post(of("published", communicator_->rank()), failure);
+}
+
+std::string SaveAgreement::await_published(int rank) {
+  return await(of("published", rank), rank);
+}
+
+std::optional<std::string> SaveAgreement::broken() {
+  return notices_->await(prefix_ + "broken", Deadline(std::chrono::milliseconds(1)));
+}
 
 void SaveAgreement::say_part(const std::string& text) {
   post(of("part", communicator_->rank()), text);
@@ -54,10 +65,11 @@ void SaveAgreement::leave() {
   }
   const Deadline deadline(communicator_->timeout());
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const char* name : {"part", "progress", "heard"})
+    for (const char* name : {"part", "progress", "heard", "published"})
       notices_->remove(prefix_ + of(name, rank), deadline);
   }
-  for (const char* name : {"ready", "outcome"}) notices_->remove(prefix_ + name, deadline);
+  for (const char* name : {"ready", "broken", "manifest", "outcome"})
+    notices_->remove(prefix_ + name, deadline);
 }
 
 void SaveAgreement::post(const std::string& name, const std::string& text) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,18 @@ class SaveAgreement {
   void say_outcome(const std::string& failure) { post("outcome", failure); }
   std::string await_ready() { return await("ready", 0); }
   std::string await_outcome() { return await("outcome", 0); }
+
+  // For hosts without a common folder: rank 0 posts the manifest, or an empty text if the save has failed.
+  // Each rank that has a folder to publish posts the result.
+  void say_manifest(const std::string& text) { post("manifest", text); }
+  std::string await_manifest() { return await("manifest", 0); }
+  void say_published(const std::string& failure);
+  std::string await_published(int rank);
+
+  /// Posts why a rank has no part, for ranks that wait for what it would have done.
+  void say_broken(const std::string& failure) { post("broken", failure); }
+  /// Returns the text of say_broken(), once a rank has called it.
+  std::optional<std::string> broken();
 
   // Each rank posts the text of its part; rank 0 waits for it.
   void say_part(const std::string& text);

@@ -232,21 +232,21 @@ RestartValues numbers_of(EngineState& state) {
 
 CheckpointPart make_part(EngineState& state, const fs::path& directory, const std::string& tag,
                          const CheckpointOptions& options) {
-  CheckpointPart part{.directory = directory,
-                      .save_latest = options.save_latest,
-                      .keep_last = options.keep_last,
-                      .files = {},
-                      .manifest = {.tag = tag,
-                                   .generation = state.counts.applied(),
-                                   .world_size = state.communicator->world_size(),
-                                   .stage = state.config.zero.stage,
-                                   .precision = name_of(state.config.precision.training),
-                                   .optimizer = state.optimizer_name,
-                                   .parameters = saved_parameters(state),
-                                   .files = {},
-                                   .numbers = {numbers_of(state)},
-                                   .client_state = options.client_state},
-                      .pinned = {}};
+  CheckpointPart part;
+  part.directory = directory;
+  part.save_latest = options.save_latest;
+  part.keep_last = options.keep_last;
+  part.node_local = state.config.node_local_checkpoints;
+  part.manifest = {.tag = tag,
+                   .generation = state.counts.applied(),
+                   .world_size = state.communicator->world_size(),
+                   .stage = state.config.zero.stage,
+                   .precision = name_of(state.config.precision.training),
+                   .optimizer = state.optimizer_name,
+                   .parameters = saved_parameters(state),
+                   .files = {},
+                   .numbers = {numbers_of(state)},
+                   .client_state = options.client_state};
   std::optional<WindowSoFar> window;
   if (state.counts.micro > 0) {
     window = state.reducer.window_so_far();
@@ -306,6 +306,7 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     part.files.clear();
     part.directory = directory;
     part.manifest.tag = tag;
+    part.node_local = state.config.node_local_checkpoints;
     part.failure = failure;
     part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   }

@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A launcher that gets SIGTERM ends its ranks within the grace period and a second.
-constexpr std::chrono::milliseconds kTimeToEnd(6000);
+// A launcher that gets SIGTERM ends within 7 s: the grace of 3 s, and then its waits for reports and readers.
+constexpr std::chrono::milliseconds kTimeToEnd(8000);
 
 struct Pipe {
   UniqueFd read_end, write_end;

@@ -170,7 +170,7 @@ int run_export(const CheckpointArguments& arguments) {
 int run_import(const CheckpointArguments& arguments) {
   const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
   const ImportedCheckpoint imported =
-      import_checkpoint(local_file_system(), source, arguments.paths.at(1), {.tag = arguments.tag});
+      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag);
   const DeepSpeedFacts& facts = source.facts;
   if (arguments.json) {
     print_json({{"folder", imported.folder.string()},

@@ -8,6 +8,7 @@
 // it, and creates a replacement file for the slot. A lent file is written again only if no checkpoint gave it
 // a name and all borrowers have released it. Files without a name disappear when the process ends, even if it
 // is killed.
+#pragma once
 
 #include <atomic>
 #include <chrono>

@@ -15,10 +15,9 @@ static constexpr KeyFact rows[] = {
         .no_effect("where ranks name different tags nothing is saved, and all are told"),
     boolean(".load_universal", "false", "load a checkpoint of any number of ranks")
         .no_effect("every checkpoint can be loaded by any number of ranks"),
-    boolean(".use_node_local_storage", "false", "each node writes to its own disk")
-        .filled_by(program)
-        .not_offered(
-            "all ranks write to one folder; where they are on one host that is its own disk if you like"),
+    boolean(".use_node_local_storage", "false",
+            "each host writes the files of its ranks to a folder of its own")
+        .filled_by(program),
     section("checkpoint.parallel_write", "which ranks write").no_effect(every_rank),
     boolean(".pipeline_stage", "false", "write pipeline stages side by side"),
     boolean("checkpoint.checkpoint_serialization", "true", "write zip files")

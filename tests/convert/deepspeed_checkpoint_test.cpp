@@ -106,7 +106,7 @@ TEST_CASE("An imported checkpoint has the same bits, whatever its pieces are rea
     INFO(one.name());
     const TemporaryFolder folder;
     const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), one.checkpoint());
-    const ImportedCheckpoint imported = import_checkpoint(local_file_system(), source, folder / "out", {});
+    const ImportedCheckpoint imported = import_checkpoint(local_file_system(), source, folder / "out", "");
     CHECK(latest_tag(local_file_system(), folder / "out") == source.tag);
     SavedState saved(local_file_system(), imported.folder);
     CHECK(saved.manifest().generation == source.facts.generation);
@@ -187,7 +187,7 @@ TEST_CASE(
   stream.close();
   const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), folder / "x");
   const std::string message =
-      user_error([&] { import_checkpoint(local_file_system(), source, folder / "out", {}); });
+      user_error([&] { import_checkpoint(local_file_system(), source, folder / "out", ""); });
   CHECK_THAT(message, Contains("zero_pp_rank_1") && Contains("CRC-32"));
   CHECK(published_tags(local_file_system(), folder / "out").empty());
   CHECK_FALSE(fs::exists(partial_folder(folder / "out", "global_step5")));

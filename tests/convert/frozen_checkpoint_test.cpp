@@ -111,7 +111,7 @@ TEST_CASE("Frozen parameters and buffers of DeepSpeed's checkpoints are read and
     const TemporaryFolder folder;
     const DeepSpeedCheckpoint source =
         read_deepspeed_checkpoint(local_file_system(), folder_of(name) / "checkpoint");
-    const ImportedCheckpoint imported = import_checkpoint(local_file_system(), source, folder / "out", {});
+    const ImportedCheckpoint imported = import_checkpoint(local_file_system(), source, folder / "out", "");
     SavedState saved(local_file_system(), imported.folder);
     const auto all = expected_of(facts_of(name), source.facts.precision);
     CHECK(all.size() == 9);

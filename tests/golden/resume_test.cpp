@@ -53,7 +53,7 @@ const json& steps_at(const json& facts, int world_size) {
 void resume(const DeepSpeedCase& one, const json& ds_config, int world_size) {
   const TemporaryFolder folder;
   import_checkpoint(local_file_system(), read_deepspeed_checkpoint(local_file_system(), one.checkpoint()),
-                    folder / "imported", {});
+                    folder / "imported", "");
   const json& expected = steps_at(one.facts, world_size);
   RunOptions options{
       .world_size = world_size,

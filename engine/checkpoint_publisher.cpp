@@ -1,0 +1,180 @@
+#include "engine/checkpoint_publisher.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/agreement.h"
+
+namespace zerorun {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The first character of a text that is no failure. Texts of failures start with another.
+constexpr char kReady = 'r';
+constexpr char kPart = 'p';
+constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish
+
+// A network file system may show a new folder to other hosts some seconds late.
+constexpr milliseconds kLongestDelay(5000);
+constexpr milliseconds kPoll(10);
+
+// Adds the rank to a failure if there are several ranks.
+std::string with_rank(std::string failure, int rank, int world_size) {
+  if (failure.empty() || world_size == 1) return failure;
+  return failure.insert(1, "rank " + std::to_string(rank) + ": ");
+}
+
+std::string random_id() {
+  std::random_device device;
+  return std::to_string(device()) + "-" + std::to_string(device());
+}
+
+// Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
+// the ranks have saved different states.
+void check_complete(const Manifest& manifest) {
+  std::map<std::string, int64_t> elements;
+  for (const auto& [name, file] : manifest.files) {
+    for (const StateRange& range : file.ranges) {
+      if (range.state == kValue) elements[range.parameter] += range.numel;
+    }
+  }
+  for (const auto& [name, parameter] : manifest.parameters) {
+    int64_t numel = 1;
+    for (const int64_t size : parameter.shape) numel *= size;
+    const int64_t expected = parameter.excluded ? 0 : numel;
+    if (elements[name] == expected) continue;
+    throw UserError("the ranks' files have " + std::to_string(elements[name]) + " elements of " + name +
+                    ", expected " + std::to_string(expected));
+  }
+}
+
+}  // namespace
+
+CheckpointPublisher::CheckpointPublisher(FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
+                                         const Communicator& communicator)
+    : files_(&files), tag_(&tag), agreement_(&agreement), communicator_(&communicator) {}
+
+std::string CheckpointPublisher::open() {
+  if (communicator_->rank() == 0) {
+    const std::string id = random_id();
+    const std::string failure = failure_of([&] {
+      publication_.emplace(*files_, tag_->directory, tag_->manifest.tag);
+      if (tag_->node_local) publication_->mark(id);
+    });
+    agreement_->say_ready(failure.empty() ? kReady + id : with_rank(failure, 0, communicator_->world_size()));
+  }
+  const std::string text = agreement_->await_ready();
+  if (text.front() != kReady) return text;
+  save_id_ = text.substr(1);
+  return "";
+}
+
+std::filesystem::path CheckpointPublisher::folder() {
+  const auto folder = partial_folder(tag_->directory, tag_->manifest.tag);
+  if (publication_) return folder;
+  if (!tag_->node_local) {
+    wait_until([&] { return files_->list(folder).has_value(); },
+               std::min(kLongestDelay, communicator_->timeout()));
+    if (files_->list(folder)) return folder;
+    throw UserError(
+        "this host does not see " + folder.string() +
+        ", which rank 0 has made: save to a folder that all hosts share, or let each host save to a "
+        "folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
+  }
+  const auto is_of_this_save = [&] { return read_text(*files_, folder / kSaveIdName) == save_id_; };
+  if (communicator_->is_first_on_host() && !is_of_this_save()) {
+    publication_.emplace(*files_, tag_->directory, tag_->manifest.tag);
+    publication_->mark(save_id_);
+    return folder;
+  }
+  wait_until(is_of_this_save, communicator_->timeout());
+  if (is_of_this_save()) return folder;
+  throw UserError("the first rank of this host has not made " + folder.string() + " in time");
+}
+
+void CheckpointPublisher::wait_until(const std::function<bool()>& is_there, milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (!is_there() && std::chrono::steady_clock::now() < end) {
+    throw_failure(agreement_->broken().value_or(""), -1);
+    agreement_->note_progress();
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+std::string CheckpointPublisher::publish(const std::string& part, const std::string& failure) {
+  if (!failure.empty()) agreement_->say_broken(failure);
+  const bool publishes = publication_ && communicator_->rank() > 0;
+  agreement_->say_part(failure.empty() ? (publishes ? kPartAndFolder : kPart) + part : failure);
+  if (communicator_->rank() == 0) {
+    const std::string outcome = publish_for_all();
+    agreement_->say_outcome(outcome);
+    return outcome;
+  }
+  if (publishes && failure.empty()) {
+    const std::string manifest = agreement_->await_manifest();
+    if (!manifest.empty())
+      agreement_->say_published(failure_of([&] { publication_->publish(manifest, tag_->save_latest); }));
+  }
+  return agreement_->await_outcome();
+}
+
+// Called on rank 0.
+std::string CheckpointPublisher::publish_for_all() {
+  const int world_size = communicator_->world_size();
+  std::string failure;
+  std::string manifest;
+  std::vector<int> others;
+  const std::string own = failure_of([&] {
+    Manifest whole = tag_->manifest;
+    others = collect_parts(whole, failure);
+    if (!failure.empty()) return;
+    check_complete(whole);
+    manifest = to_json(whole);
+  });
+  if (failure.empty()) failure = with_rank(own, 0, world_size);
+  if (tag_->node_local) {
+    const std::string on_others = failure_of([&] {
+      agreement_->say_manifest(failure.empty() ? manifest : "");
+      if (failure.empty()) failure = await_other_hosts(others);
+    });
+    if (failure.empty()) failure = with_rank(on_others, 0, world_size);
+  }
+  if (!failure.empty()) return failure;
+  return with_rank(failure_of([&] { publication_->publish(manifest, tag_->save_latest); }), 0, world_size);
+}
+
+// Returns the ranks that have a folder to publish. `failure`: the first that a rank has posted as its part.
+std::vector<int> CheckpointPublisher::collect_parts(Manifest& manifest, std::string& failure) {
+  std::vector<int> others;
+  manifest.numbers.clear();
+  for (int rank = 0; rank < communicator_->world_size(); ++rank) {
+    const std::string text = agreement_->await_part(rank);
+    if (text.front() == kPart || text.front() == kPartAndFolder) {
+      add_part(manifest, text.substr(1), "checkpoint " + manifest.tag);
+      if (text.front() == kPartAndFolder) others.push_back(rank);
+    } else if (failure.empty()) {
+      failure = with_rank(text, rank, communicator_->world_size());
+    }
+  }
+  return others;
+}
+
+std::string CheckpointPublisher::await_other_hosts(const std::vector<int>& ranks) {
+  std::string failure;
+  for (const int rank : ranks) {
+    const std::string text = agreement_->await_published(rank);
+    if (failure.empty()) failure = with_rank(text, rank, communicator_->world_size());
+  }
+  return failure;
+}
+
+void CheckpointPublisher::remove_old() noexcept {
+  if (publication_) publication_->remove_old(tag_->keep_last);
+}
+
+}  // namespace zerorun

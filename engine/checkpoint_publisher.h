@@ -1,0 +1,66 @@
+// One rank's side of publishing a checkpoint: where its files are written, and how the ranks agree that the
+// tag is complete. Made for one save; used by the writer's thread.
+//
+// Without `node_local` all ranks write to the folder that rank 0 makes. With it, the first rank of a host
+// that does not see this folder makes one on its own host, under the same path, for the ranks of that host.
+// Such a rank publishes its folder before rank 0 publishes the tag, so rank 0's folder, which decides which
+// tag is loaded, is last. Every folder gets the whole manifest: the folders of all hosts copied into one are
+// a checkpoint as any other.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/publication.h"
+#include "comm/communicator.h"
+#include "engine/save_agreement.h"
+
+namespace zerorun {
+
+/// The tag that is saved, the same on all ranks except for `manifest`.
+struct SavedTag {
+  std::filesystem::path directory;
+  bool save_latest = true;
+  int64_t keep_last = 0;    // number of checkpoints to keep; 0: all
+  bool node_local = false;  // hosts may have no common folder
+  Manifest manifest;        // without files; `numbers` of this rank only
+};
+
+class CheckpointPublisher {
+ public:
+  /// All arguments must outlive this object.
+  CheckpointPublisher(FileSystem& files, const SavedTag& tag, SaveAgreement& agreement,
+                      const Communicator& communicator);
+
+  /// Rank 0 makes the tag's folder. Returns rank 0's failure as failure_of() does, on all ranks.
+  std::string open();
+  /// Returns the folder for this rank's files, once it is there. Throws UserError if this host does not see
+  /// it.
+  std::filesystem::path folder();
+  /// Posts this rank's part and publishes the tag. `part`: the facts about this rank's files as JSON, or
+  /// `failure` if it has none. Returns the first failure of any rank, on all ranks.
+  std::string publish(const std::string& part, const std::string& failure);
+  /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.
+  void remove_old() noexcept;
+  /// Removes the folder that this rank has made, unless it is published.
+  void close() { publication_.reset(); }
+
+ private:
+  std::string publish_for_all();
+  std::vector<int> collect_parts(Manifest& manifest, std::string& failure);
+  std::string await_other_hosts(const std::vector<int>& ranks);
+  void wait_until(const std::function<bool()>& is_there, std::chrono::milliseconds patience);
+
+  FileSystem* files_;
+  const SavedTag* tag_;
+  SaveAgreement* agreement_;
+  const Communicator* communicator_;
+  std::string save_id_;                     // rank 0's
+  std::optional<Publication> publication_;  // on rank 0, and on ranks that have made a folder for their host
+};
+
+}  // namespace zerorun

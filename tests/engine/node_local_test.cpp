@@ -1,0 +1,229 @@
+// Tests checkpoints of hosts without a common folder: rank-threads whose file systems show the same path in
+// different folders, one for each host.
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/publication.h"
+#include "engine/checkpoints.h"
+#include "tests/checkpoint/faulty_file_system.h"
+#include "tests/engine/collected_state.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+
+const fs::path kDirectory = "/runs/1";  // as the ranks name it
+constexpr char kNodeLocal[] = R"(, "checkpoint": {"use_node_local_storage": true})";
+
+// The file system of one host: its `root` holds what the host's ranks see under "/".
+class HostFileSystem : public FaultyFileSystem {
+ public:
+  explicit HostFileSystem(fs::path root, Fault fault = {})
+      : FaultyFileSystem(local_file_system(), std::move(fault)), root_(std::move(root)) {
+    fs::create_directories(root_);
+  }
+  int create(const fs::path& file, Caching caching) override {
+    return FaultyFileSystem::create(real(file), caching);
+  }
+  int open(const fs::path& file) override { return FaultyFileSystem::open(real(file)); }
+  int create_nameless(const fs::path& folder) override {
+    return FaultyFileSystem::create_nameless(real(folder));
+  }
+  int link_open(int file, const fs::path& name) override {
+    return FaultyFileSystem::link_open(file, real(name));
+  }
+  int make_folder(const fs::path& folder) override { return FaultyFileSystem::make_folder(real(folder)); }
+  int sync_folder(const fs::path& folder) override { return FaultyFileSystem::sync_folder(real(folder)); }
+  int rename(const fs::path& from, const fs::path& to) override {
+    return FaultyFileSystem::rename(real(from), real(to));
+  }
+  int link(const fs::path& file, const fs::path& name) override {
+    return FaultyFileSystem::link(real(file), real(name));
+  }
+  int exchange(const fs::path& one, const fs::path& other) override {
+    return FaultyFileSystem::exchange(real(one), real(other));
+  }
+  int remove_file(const fs::path& file) override { return FaultyFileSystem::remove_file(real(file)); }
+  int remove_folder(const fs::path& folder) override { return FaultyFileSystem::remove_folder(real(folder)); }
+  std::optional<std::vector<std::string>> list(const fs::path& folder) override {
+    return FaultyFileSystem::list(real(folder));
+  }
+  fs::path real(const fs::path& path) const { return root_ / path.relative_path(); }
+
+ private:
+  fs::path root_;
+};
+
+// Two hosts with two ranks each.
+struct Hosts {
+  explicit Hosts(const TemporaryFolder& folder, Fault of_second = {})
+      : first(folder / "host0"), second(folder / "host1", std::move(of_second)) {}
+  HostFileSystem& of(const Communicator& communicator) { return communicator.rank() < 2 ? first : second; }
+
+  HostFileSystem first, second;
+};
+
+// Runs four ranks, the first two on one host and the others on the next, and calls `body` with each rank's
+// training.
+template <typename Body>
+void on_hosts(Hosts& hosts, int stage, const std::string& more, const Body& body,
+              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  run_ranks(
+      4,
+      [&](std::shared_ptr<Communicator> communicator) {
+        communicator->set_first_on_host(communicator->rank() % 2 == 0);
+        StateTraining training(all_state_cases().front(), stage, "bf16", communicator, more);
+        body(training, hosts.of(*communicator));
+      },
+      timeout);
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("Hosts without a common folder save their parts, which load there, and together anywhere") {
+  const TemporaryFolder folder;
+  const int stage = GENERATE(0, 1, 2, 3);
+  CAPTURE(stage);
+  Hosts hosts(folder);
+  CollectedState expected, loaded, merged;
+  on_hosts(hosts, stage, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+    for (const int step : {0, 1}) {
+      training.step(step);
+      save_checkpoint(*training.state, kDirectory, "", {.keep_last = 1, .asynchronous = false}, files);
+    }
+    expected.add(training);
+  });
+  const std::set<std::string> of_first = names_in(hosts.first.real(kDirectory / "global_step2"));
+  const std::set<std::string> of_second = names_in(hosts.second.real(kDirectory / "global_step2"));
+  for (const HostFileSystem* host : {&hosts.first, &hosts.second})
+    CHECK(names_in(host->real(kDirectory)) == std::set<std::string>{"global_step2", "latest"});
+  for (const std::string& name : of_second) {
+    CAPTURE(name);
+    CHECK((of_first.count(name) == 0) == (name != kManifestName));
+    CHECK(name != kSaveIdName);
+  }
+  CHECK(of_second.size() > 1);
+
+  on_hosts(hosts, stage, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+    load_checkpoint(*training.state, kDirectory, "", {}, files);
+    loaded.add(training);
+  });
+  check_same(expected.whole(), loaded.whole());
+
+  // Two ranks of one host read files of all ranks.
+  const auto load_on_first = [&] {
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      StateTraining training(all_state_cases().front(), stage, "bf16", communicator);
+      load_checkpoint(*training.state, kDirectory, "", {}, hosts.first);
+      merged.add(training);
+    });
+  };
+  CHECK_THAT(error_of(load_on_first),
+             Contains("rank-00002.safetensors: missing") &&
+                 Contains("copy the checkpoint's files of all hosts into one folder"));
+  fs::copy(hosts.second.real(kDirectory), hosts.first.real(kDirectory),
+           fs::copy_options::recursive | fs::copy_options::skip_existing);
+  load_on_first();
+  check_same(expected.whole(), merged.whole());
+}
+
+TEST_CASE("With a common folder, use_node_local_storage changes nothing") {
+  const TemporaryFolder folder;
+  HostFileSystem files(folder / "common");
+  CollectedState expected, loaded;
+  run_ranks(4, [&](std::shared_ptr<Communicator> communicator) {
+    communicator->set_first_on_host(communicator->rank() % 2 == 0);
+    StateTraining training(all_state_cases().front(), 2, "bf16", communicator, kNodeLocal);
+    training.step(0);
+    save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+    expected.add(training);
+    StateTraining resumed(all_state_cases().front(), 2, "bf16", communicator);
+    load_checkpoint(*resumed.state, kDirectory, "", {}, files);
+    loaded.add(resumed);
+  });
+  check_same(expected.whole(), loaded.whole());
+  CHECK(names_in(files.real(kDirectory)) == std::set<std::string>{"global_step1", "latest"});
+  CHECK(names_in(files.real(kDirectory / "global_step1")).count(kSaveIdName) == 0);
+}
+
+TEST_CASE("Without use_node_local_storage, a host that does not see rank 0's folder is an error") {
+  const TemporaryFolder folder;
+  Hosts hosts(folder);
+  const std::string error = error_of([&] {
+    on_hosts(
+        hosts, 2, "",
+        [&](StateTraining& training, FileSystem& files) {
+          save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files);
+        },
+        std::chrono::seconds(3));
+  });
+  CHECK_THAT(error, Contains("rank 2: this host does not see /runs/1/.global_step0.partial") &&
+                        Contains("\"use_node_local_storage\": true"));
+  CHECK(names_in(hosts.first.real(kDirectory)).empty());
+}
+
+TEST_CASE("A host that cannot save its part fails the save on all hosts, soon and without remains") {
+  const TemporaryFolder folder;
+  // Its calls up to the publication of its folder, and one that it does not reach.
+  const int64_t call = GENERATE(range<int64_t>(0, 60, 4));
+  CAPTURE(call);
+  Hosts hosts(folder, {.call = call, .error = EIO});
+  CollectedState expected, loaded;
+  bool failed = false;
+  on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+    training.step(0);
+    const std::string error =
+        error_of([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files); });
+    if (training.state->communicator->rank() == 0) failed = !error.empty();
+    if (!error.empty()) CHECK_THAT(error, Contains("Input/output error"));
+  });
+  // Rank 0's folder decides which tag is loaded.
+  CHECK(names_in(hosts.first.real(kDirectory)).empty() == failed);
+  CHECK(names_in(hosts.second.real("/")).count("runs") <= 1);
+  if (fs::exists(hosts.second.real(kDirectory)))
+    CHECK(names_in(hosts.second.real(kDirectory)).count(".global_step1.partial") == 0);
+}
+
+TEST_CASE("Hosts that see different checkpoints under one name are told") {
+  const TemporaryFolder folder;
+  Hosts hosts(folder);
+  on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+    for (const char* tag : {"one", "other"}) {
+      training.step(0);
+      save_checkpoint(*training.state, kDirectory, tag, {.asynchronous = false}, files);
+    }
+  });
+  fs::remove_all(hosts.second.real(kDirectory / "other"));
+  fs::rename(hosts.second.real(kDirectory / "one"), hosts.second.real(kDirectory / "other"));
+  const std::string error = error_of([&] {
+    on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
+      load_checkpoint(*training.state, kDirectory, "", {}, files);
+    });
+  });
+  CHECK_THAT(error, Contains("/runs/1/other: rank 2 sees another checkpoint there than rank 0"));
+}
+
+}  // namespace zerorun::testing
