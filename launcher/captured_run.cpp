@@ -21,7 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A launcher that gets SIGTERM ends its ranks within the grace period and a second.
+// The time between SIGTERM and SIGKILL to the launcher. It is longer than the launcher's default grace of 3 s
+// for its ranks.
 constexpr std::chrono::milliseconds kTimeToEnd(6000);
 
 struct Pipe {
