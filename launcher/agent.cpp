@@ -49,7 +49,8 @@ std::string read_ticket() {
   return ticket;
 }
 
-// The number of this agent among those that one mpirun has started; srun's agents go by their host's name.
+// This agent's number if mpirun has started it, else -1. The launcher finds srun's agents by their host's
+// name.
 int number_by_starter() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     if (const std::string text = variable(name); !text.empty() && variable("SLURMD_NODENAME").empty()) {
@@ -59,8 +60,8 @@ int number_by_starter() {
   return -1;
 }
 
-// The launcher's addresses as it knows them, then the one that sshd saw: the launcher may know this host by a
-// name of ssh's configuration only.
+// The addresses that the launcher gave, then the one that sshd saw: if only ssh's configuration knows this
+// host's name, the launcher cannot find out by which of its addresses this host reaches it.
 std::vector<std::string> launcher_addresses(const std::string& given) {
   std::vector<std::string> addresses = split_list(given);
   const std::string connection = variable("SSH_CONNECTION");
@@ -121,7 +122,8 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   return {ended_by_others ? 1 : exit_code, job.interrupted_by().value_or(0)};
 }
 
-// Errors of this host are reported by the launcher, and here if the user has started this process.
+// Sends an error of this host to the launcher, which reports it. Also reports it on `console`, if there is
+// one.
 template <typename Run>
 NodeResult or_trouble(AgentLink& link, JobOutput* console, Run run) {
   AgentTrouble trouble;
@@ -148,8 +150,7 @@ int run_agent_command(int argc, char** argv) {
     throw UserError(std::string("zerorun ") + kAgentCommand +
                     " is zerorun's own: it starts it on each host of a job");
   }
-  std::signal(SIGPIPE,
-              SIG_IGN);  // ssh's pipe that nobody reads any more must not end the agent before its ranks
+  std::signal(SIGPIPE, SIG_IGN);  // a write to ssh's closed pipe must not end the agent before its ranks
   const std::string ticket_text = read_ticket();
   const Seal ticket(ticket_text);
   const int node = argc == 5 ? whole_number(argv[4]) : number_by_starter();
@@ -159,15 +160,15 @@ int run_agent_command(int argc, char** argv) {
                                                  deadline, is_output_read)));
   link.send(FrameType::hello,
             encode(AgentHello{ZERORUN_VERSION, node, slurm_name.empty() ? this_hostname() : slurm_name, ""}));
-  // The launcher gives up by --timeout, and then closes the connection.
+  // No deadline here: after --timeout the launcher gives up and closes the connection.
   const auto no_deadline = Clock::time_point::max();
   const auto order =
       decode<NodeOrder>(link.wait_for(FrameType::order, no_deadline, "the order for this host"));
   const NodeResult result =
       or_trouble(link, nullptr, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
   link.finish(result);
-  // The launcher knows the result. mpirun would end the agents of other hosts after an exit code that is not
-  // 0.
+  // 0 even if ranks failed: the launcher has the result, and after another exit code mpirun would end the
+  // agents of other hosts.
   return link.is_lost() ? 1 : 0;
 }
 

@@ -1,6 +1,6 @@
-// The agent of one host in a job on several: runs the host's ranks for the launcher. It is the hidden command
-// `zerorun --agent ADDRESS,... PORT [NODE]`, which ssh, pdsh, mpirun or srun start, or the launcher that a
-// user has started on each host (--node_rank, --rdzv_endpoint).
+// In a job on several hosts, the agent of one host: it runs the ranks of its host for the launcher. An agent
+// is either the hidden command `zerorun --agent ADDRESS,... PORT [NODE]`, which ssh, pdsh, mpirun or srun
+// starts, or a launcher that the user has started on its host (--node_rank, --rdzv_endpoint).
 #pragma once
 
 #include <string>
@@ -12,31 +12,31 @@
 namespace zerorun {
 
 inline constexpr char kAgentCommand[] = "--agent";
-/// The environment variable with the ticket that an agent shows to the launcher; without it the ticket is the
-/// first line on stdin.
+/// The environment variable with the ticket, the secret by which the launcher and its agents recognise each
+/// other (handshake.h). If it is not set, the ticket is the first line on stdin.
 inline constexpr char kTicketVariable[] = "ZERORUN_TICKET";
-/// The environment variable with the descriptor of a socket that listens where the ranks meet, for the agent
-/// of node 0 on the launcher's own host.
+/// The environment variable with the descriptor of the socket on which the ranks meet. It is set only for the
+/// agent of node 0, if that runs on the launcher's own host and the launcher has opened the socket.
 inline constexpr char kMeetingVariable[] = "ZERORUN_MEETING_FD";
 
 bool is_agent_command(int argc, const char* const* argv);
 /// Returns the exit code.
 int run_agent_command(int argc, char** argv);
 
-/// What a launcher that joins the launcher on another host brings.
+/// The plan of a launcher that joins the launcher on another host.
 struct JoinPlan {
-  std::vector<std::string> addresses;  // where that one listens
+  std::vector<std::string> addresses;  // where the other launcher listens
   int port = 0;
   std::string ticket;
   AgentHello hello;
-  // This host's own, whatever the other launcher's order says:
+  // These values replace those in the other launcher's order.
   std::vector<std::string> arguments;
   LogOptions logs;
   std::chrono::milliseconds grace, failure_grace, timeout;
   bool quiet = false;
 };
 
-/// Runs the ranks of this host, whose output is printed here. Returns the exit code.
+/// Runs the ranks of this host and prints their output here. Returns the exit code.
 int join_job(const JoinPlan& plan, int argc, char** argv);
 
 }  // namespace zerorun

@@ -11,12 +11,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Output that may be under way. The launcher confirms what it has printed, so a stalled terminal holds up the
-// ranks and not the heartbeats.
+// The most bytes of output that may be sent but not confirmed. The launcher confirms the bytes that it has
+// printed. So a stalled terminal holds up the ranks, but never the heartbeats.
 constexpr size_t kMostUntaken = 1 << 20;
-// For ranks whose launcher is lost: nobody waits for what they still do.
+// The grace period of ranks whose launcher is lost: nobody waits for their results.
 constexpr milliseconds kLostGrace(1000);
-// A pause this long means that this process itself did not run: the other end may have been heard meanwhile.
+// If two calls of service() are this far apart, this process itself was stopped, and the silence of the
+// launcher does not count.
 constexpr milliseconds kOwnPause(2000);
 
 }  // namespace

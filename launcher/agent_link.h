@@ -1,5 +1,5 @@
-// An agent's end of its connection to the launcher: the Job's control, and the way of its ranks' output.
-// Owned by the agent, used on the main thread.
+// An agent's end of its connection to the launcher. It passes the launcher's orders to the Job (JobControl),
+// and the ranks' output and failures to the launcher. Owned by the agent, used on the main thread.
 #pragma once
 
 #include <optional>
@@ -31,10 +31,11 @@ class AgentLink : public JobControl {
   }
 
   void send(FrameType type, std::string_view payload = {}) { socket_.send(type, payload); }
-  /// Waits for a frame of this type, before the ranks run. Throws UserError with the launcher's refusal,
-  /// Error if the launcher is lost or ends the job, or at the deadline, naming `purpose`.
+  /// Waits for a frame of this type, before the ranks run. Throws UserError if the launcher refuses the
+  /// agent, and Error if the launcher is lost or ends the job, or if the frame does not arrive by `deadline`.
+  /// `purpose`: what is waited for, for the message.
   std::string wait_for(FrameType type, Clock::time_point deadline, const std::string& purpose);
-  /// Sends the last frames, and waits until the launcher closes the connection.
+  /// Sends `result`, the last frame, and waits until the launcher closes the connection.
   void finish(const NodeResult& result);
 
   bool is_lost() const { return lost_; }
@@ -56,7 +57,7 @@ class AgentLink : public JobControl {
   Clock::time_point last_service_ = Clock::now();
 };
 
-/// The ranks' output on its way to the launcher. `first_rank`: of this host.
+/// Sends the ranks' output to the launcher. `first_rank`: the first rank of this host.
 class LinkOutput : public JobOutput {
  public:
   LinkOutput(AgentLink& link, int first_rank) : link_(link), first_rank_(first_rank) {}
@@ -70,7 +71,7 @@ class LinkOutput : public JobOutput {
   void notice(const std::string& message) override { link_.send(FrameType::notice, message); }
   bool takes_more(Stream) const override { return link_.takes_output(); }
   bool is_flushed() const override { return link_.is_lost() || link_.unsent() == 0; }
-  void append_poll_entries(std::vector<pollfd>&) const override {}  // the control's entry is the same socket
+  void append_poll_entries(std::vector<pollfd>&) const override {}  // AgentLink appends the socket
   void write_some() override {}
   bool is_gone() const override { return false; }
 

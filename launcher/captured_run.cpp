@@ -21,7 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A launcher that gets SIGTERM ends within 7 s: the grace of 3 s, and then its waits for reports and readers.
+// The time between SIGTERM and SIGKILL to the launcher, which ends within 7 s: its default grace of 3 s for
+// the ranks, and then its waits for reports and readers.
 constexpr std::chrono::milliseconds kTimeToEnd(8000);
 
 struct Pipe {

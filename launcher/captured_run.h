@@ -10,7 +10,7 @@ namespace zerorun {
 
 struct CapturedRun {
   int wait_status = 0;     // from waitpid()
-  bool timed_out = false;  // it was ended because it ran longer than it may
+  bool timed_out = false;  // it ran longer than `limit` and was ended
   std::string out, err;
 };
 

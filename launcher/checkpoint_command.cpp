@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kEqual = 0;
-constexpr int kDifferent = 1;  // diff; verify: damaged
+constexpr int kDifferent = 1;  // for `diff`; for `verify`: damaged
 
 struct CheckpointArguments {
   std::vector<std::string> paths;
@@ -77,7 +77,7 @@ int inspect(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
-// Reports an unreadable manifest as damage instead of throwing, so that verify() goes on to the next one.
+// Reports an unreadable manifest as damage instead of throwing: verify() goes on to the next checkpoint.
 Verification verified(const fs::path& folder) {
   try {
     return verify_checkpoint(local_file_system(), folder);

@@ -73,7 +73,7 @@ std::string settings_text(const Manifest& manifest) {
          count(manifest.world_size, "rank") + ", " + manifest.optimizer;
 }
 
-// By parameter, then by state and dtype ("value F32"): the bytes that the state has in the files.
+// The bytes of each state in the files: by parameter, then by state and dtype ("value F32").
 std::map<std::string, std::map<std::string, int64_t>> state_bytes(const Manifest& manifest) {
   std::map<std::string, std::map<std::string, int64_t>> bytes;
   for (const auto& [name, file] : manifest.files) {

@@ -1,4 +1,4 @@
-// What `zerorun checkpoint` prints, as text for people and as JSON. Pure; any thread.
+// Formats the results of `zerorun checkpoint` as text and as JSON. Pure; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-/// "1.50 GB", by powers of 1000.
+/// Text such as "1.50 GB". The units are powers of 1000.
 std::string readable_bytes(int64_t bytes);
 
 std::string to_text(const std::vector<InventoryTag>& tags);

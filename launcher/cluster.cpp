@@ -20,13 +20,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After the grace, agents kill their ranks and report; then this process stops waiting for them.
+// The time after the grace in which agents kill their ranks and send their results.
 constexpr milliseconds kReportPatience(2500);
 constexpr milliseconds kFlushPatience(500);
 constexpr milliseconds kTick(50);
 // As in job.cpp: a second SIGINT within this time is the same one.
 constexpr milliseconds kSameInterruption(100);
-// A pause this long means that this process itself did not run.
+// If two rounds of the main loop are this far apart, this process itself was stopped, and the silence of
+// agents does not count.
 constexpr milliseconds kOwnPause(2000);
 
 }  // namespace
@@ -99,7 +100,7 @@ int Cluster::node_of(const AgentHello& hello, std::string& refusal) const {
     const std::string name = host(number).substr(host(number).find('@') + 1);
     if (agents_[number].state == AgentState::awaited && is_this_machine(name, hello.host)) node = number;
   }
-  // A launcher that joined without a number gets the next one.
+  // A launcher that joins without a number gets the first node that has no agent yet.
   for (int number = 0; node < 0 && !hello.layout.empty() && number < nodes; ++number) {
     if (agents_[number].state == AgentState::awaited && number != plan_.own_node) node = number;
   }
@@ -127,7 +128,7 @@ void Cluster::greet(NewAgent agent) {
     refusal = "host " + hello.host + " (" + address + ") cannot take part: " + refusal;
     socket.send(FrameType::refusal, refusal);
     console_.notice(refusal);
-    // An agent that this launcher has started is needed; one that joins may be a stranger's.
+    // The job needs an agent that this launcher has started; one that joins may belong to another job.
     if (!plan_.commands.empty() && phase_ == Phase::starting) fail({{refusal}, 1}, milliseconds(0));
     return;
   }
@@ -146,8 +147,7 @@ void Cluster::service_agents() {
     if (!agent.socket) continue;
     if (beat) agent.socket->send(FrameType::heartbeat);
     agent.socket->service();
-    // A console whose reader has stalled takes no more: then agents stop sending after what they may send
-    // unread.
+    // Agents stop sending output while kMostUntaken bytes (agent_link.cpp) of it are not confirmed.
     while (agent.socket) {
       std::optional<Frame> frame = agent.socket->next();
       if (!frame) break;
@@ -228,7 +228,7 @@ void Cluster::start_ranks(int port) {
 }
 
 // Node 0's address in the connection to this host. If node 0 is this host, that is a loopback address: then
-// the one by which others have reached this host.
+// this returns the address by which agents of other hosts have reached this host.
 std::string Cluster::reachable_address_of_node_0() const {
   if (!is_loopback(agents_[0].address)) return agents_[0].address;
   for (const Agent& agent : agents_) {
@@ -242,7 +242,7 @@ void Cluster::enter_phase_that_is_due() {
   const bool late = Clock::now() >= deadline_;
   if (phase_ == Phase::starting && all_connected()) {
     phase_ = Phase::opening;
-    // Rank 0 may take over the socket, and hears what connects from now on.
+    // Rank 0 may take over the socket: from now on all connections are for rank 0.
     listener_.close();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
@@ -309,17 +309,17 @@ void Cluster::handle_interruption(int signal) {
   }
 }
 
-// pdsh goes on without a host that it could not reach.
+// pdsh continues without a host that it could not reach.
 void Cluster::look_for_missing_host() {
   if (phase_ != Phase::starting) return;
   const std::optional<std::string> line = starters_.find_line(kPdshFailure);
   if (line) fail({{*line + ", before the agent there had connected"}, 1}, milliseconds(0));
 }
 
-// A process that starts agents lasts as long as they do.
+// A process that has started an agent runs as long as the agent: if it ends earlier, the job fails.
 void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   if (phase_ >= Phase::ending) return;
-  service_agents();  // an agent may have said before that it is over
+  service_agents();  // an agent may have reported its end just before
   bool needed = false;
   for (int node = 0; node < static_cast<int>(agents_.size()); ++node) {
     if (starter.node >= 0 && starter.node != node) continue;
@@ -370,8 +370,7 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
 
 void Cluster::finish() {
   listener_.close();
-  agents_.clear();  // closes the connections, so that agents which are over exit, and with them what started
-                    // them
+  agents_.clear();  // closes the connections: agents that are over then exit, and so do their starters
   const Clock::time_point patience = Clock::now() + milliseconds(1000);
   while (starters_.any_runs() && Clock::now() < patience) {
     pollfd entry = {signals_.fd(), POLLIN, 0};
@@ -393,7 +392,7 @@ void Cluster::finish() {
     while (const std::optional<int> signal = signals_.next()) {
       if (*signal == SIGCHLD) continue;
       if (!failure_ && !interrupted_by_) interrupted_by_ = *signal;
-      return;  // whoever reads the output is too slow for the user
+      return;  // the user does not wait for the slow reader of the output
     }
   }
 }

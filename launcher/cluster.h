@@ -1,9 +1,9 @@
 // The launcher's part of a job on several hosts: waits for an agent of each host, gives it its ranks, prints
-// what they print, and ends the job everywhere when a rank, an agent, a host or a connection fails. Made and
-// run once, on the main thread.
+// their output, and ends the job everywhere when a rank, an agent, a host or a connection fails. Made and run
+// once, on the main thread.
 //
-// One tree: the launcher holds a connection to each agent, each agent its ranks. Whoever loses its parent
-// ends.
+// The processes form a tree: the launcher has a connection to each agent, and each agent starts the ranks of
+// its host. An agent that loses the launcher, and a rank that loses its agent, ends.
 #pragma once
 
 #include <sys/types.h>
@@ -27,14 +27,14 @@
 namespace zerorun {
 
 struct ClusterPlan {
-  NodeOrder order;                          // for every host; `node` and `port` are filled in
+  NodeOrder order;                          // for every host; Cluster sets `node` and `port`
   std::string master_addr;                  // empty: node 0's address as the connections show it
   int master_port = 0;                      // 0: a free one, that node 0 chooses
   ListeningSocket listening;                // where agents connect; moved to the AgentListener
   bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
   std::string ticket;
-  std::vector<StartCommand> commands;  // that start agents; none if launchers on the hosts join by themselves
-  std::optional<int> own_node;         // this machine's number, whose agent runs here
+  std::vector<StartCommand> commands;     // start agents; none if the user starts a launcher on each host
+  std::optional<int> own_node;            // this machine's number, if this launcher starts an agent on it
   std::string own_address = "localhost";  // where that agent finds the launcher
   std::string own_program;                // zerorun's path, for that agent
   std::chrono::milliseconds timeout{0};   // until all agents have connected
@@ -44,7 +44,7 @@ struct ClusterPlan {
 class Cluster {
  public:
   Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian);
-  /// Kills what this process has started and still runs, which is only the case after an exception.
+  /// Kills the processes that it has started and that still run, which is only the case after an exception.
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
@@ -64,7 +64,7 @@ class Cluster {
     AgentState state = AgentState::awaited;
     std::optional<FrameSocket> socket;
     std::string address;  // as this host sees it
-    size_t untaken = 0;   // bytes of output whose taking it has not been told
+    size_t untaken = 0;   // bytes of its output that this launcher has not confirmed yet
   };
   /// The first thing that went wrong.
   struct Failure {
@@ -109,7 +109,7 @@ class Cluster {
   StarterProcesses starters_;
   std::vector<Agent> agents_;  // by node
   Phase phase_ = Phase::starting;
-  Clock::time_point deadline_;  // of starting and ending
+  Clock::time_point deadline_;  // of the phases starting and ending
   std::optional<Failure> failure_;
   std::vector<std::string> stopped_;  // reports about stopped ranks
   std::optional<int> interrupted_by_;

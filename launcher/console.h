@@ -17,15 +17,15 @@ namespace zerorun {
 
 class Console : public JobOutput {
  public:
-  /// `labels`: the names of the sources of output, which stand in front of their lines once several print. In
-  /// the methods, sources are numbered from 0. `quiet`: only failures are reported.
+  /// `labels`: the names of the sources of output, numbered from 0. Once several sources have printed, each
+  /// line begins with its source's name. `quiet`: information() prints nothing.
   explicit Console(const std::vector<std::string>& labels, bool quiet = false);
 
   void feed(int source, Stream stream, std::string_view bytes) override;
   void close(int source, Stream stream) override;
   /// Prints "zerorun: `message`" on stderr, also if the console is quiet.
   void notice(const std::string& message) override;
-  /// The same, but not if the console is quiet.
+  /// As notice(), but prints nothing if the console is quiet.
   void information(const std::string& message);
 
   bool takes_more(Stream stream) const override;

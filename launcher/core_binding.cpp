@@ -58,7 +58,7 @@ std::vector<int> listed_processors(const HostCores& host, const std::string& lis
   return listed;
 }
 
-// The cores with those of their processors that are in `processors`.
+// Returns `cores` without processors that are not in `processors`, and without cores that have none left.
 Cores restrict_cores(const Cores& cores, const std::vector<int>& processors) {
   Cores left;
   for (ProcessorCore core : cores) {
@@ -79,8 +79,8 @@ std::vector<Cores> grouped(const Cores& cores, Key key) {
   return groups;
 }
 
-// How many of `ranks` ranks with `each` cores go to which group, as evenly as the groups' sizes allow. Empty
-// if they do not all fit into groups.
+// The number of ranks in each group, if `ranks` ranks with `each` cores are spread as evenly as the groups'
+// sizes allow. Empty if some rank would need cores of two groups.
 std::vector<int> spread(const std::vector<Cores>& groups, int ranks, int each) {
   std::vector<int> counts(groups.size());
   for (int rank = 0; rank < ranks; ++rank) {
@@ -108,8 +108,9 @@ std::vector<Cores> groups_at(Level level, const Cores& cores) {
   }
 }
 
-// Appends the cores of `ranks` ranks with `each` cores: group by group if no rank has to be in two groups,
-// else in the order of the topology.
+// Appends the cores of `ranks` ranks with `each` cores. If no rank needs cores of two groups of `level`,
+// divides the cores of each group, else divides all of them by the next level. At level `core`, ranks get the
+// cores in order.
 void divide(const Cores& cores, int ranks, int each, Level level, std::vector<Cores>& shares) {
   if (level == Level::core) {
     for (int rank = 0; rank < ranks; ++rank)

@@ -1,9 +1,10 @@
 // Divides the cores of this host among its ranks, and binds a rank to its share. Pure except for
-// apply_binding(). Plain values, made by launch() before the ranks start.
+// apply_binding(). Plain values, made before the ranks start.
 //
-// Every rank gets equally many whole cores, with all their usable hyperthreads, and no two ranks share one;
-// cores that do not divide stay free for the system. Ranks stay within a package, NUMA node and L3 cache
-// where all of them can, and are then spread evenly over these.
+// Every rank gets the same number of whole cores, with all of their usable hyperthreads. No two ranks share a
+// core, and the remainder of the division stays free for the system. If every rank can have its cores in a
+// single package, ranks stay within packages and are spread evenly over them; likewise for NUMA nodes and L3
+// caches.
 #pragma once
 
 #include <optional>
@@ -16,10 +17,11 @@ namespace zerorun {
 
 /// The share of one rank.
 struct CoreBinding {
-  std::vector<int> processors;  // rising
-  std::vector<int> nodes;       // NUMA nodes to take memory from, rising; empty on a host with one node
-  int threads = 1;  // for OMP_NUM_THREADS: its cores, or its part of the CPU quota if that is less
-  // The same as bit masks, which a forked child passes to the kernel without allocating memory.
+  std::vector<int> processors;  // ascending
+  std::vector<int> nodes;       // NUMA nodes to take memory from, ascending; empty on a host with one node
+  int threads = 1;  // for OMP_NUM_THREADS: its number of cores, or its part of the CPU quota if that is less
+  // `processors` and `nodes` as bit masks. A forked child passes these to the kernel without allocating
+  // memory.
   std::vector<unsigned long> processor_mask, node_mask;
 };
 
@@ -29,8 +31,8 @@ struct CoreBinding {
 std::vector<CoreBinding> bind_cores(const HostCores& host, int ranks, const std::string& core_list,
                                     std::optional<double> quota);
 
-/// Throws UserError if the user's environment ("NAME=value" each) binds threads to processors itself, which
-/// would put the threads of all ranks on the same ones.
+/// Throws UserError if a variable of the user's environment ("NAME=value" each) binds threads to processors:
+/// it would put the threads of all ranks on the same processors.
 void refuse_other_bindings(const std::vector<std::string>& environment);
 
 /// Binds the calling process, and what it will run, to the share. Async-signal-safe, for a forked child

@@ -72,7 +72,8 @@ LaunchOptions parse(const std::vector<std::string>& arguments) {
   throw UserError("doctor: --version is an option of zerorun alone");
 }
 
-// What the user says, with defaults where nothing says which ranks are to run.
+// The user's arguments, with defaults for the number of ranks, the device and the timeout if they are not
+// given.
 Request parse_request(int argc, const char* const* argv) {
   Request request;
   std::vector<std::string>& arguments = request.arguments;
@@ -104,7 +105,7 @@ Request parse_request(int argc, const char* const* argv) {
   return request;
 }
 
-/// What came of the job that runs the probe.
+/// The result of the job that runs the probe.
 struct Trial {
   std::optional<JobReport> report;
   Findings findings;
@@ -120,7 +121,7 @@ std::vector<std::string> last_lines(const std::string& text) {
   return lines;
 }
 
-// The launcher may have put "[rank 0] " in front of the line.
+// Searches for kProbeMark within lines, because the launcher may have put "[rank 0] " in front of it.
 std::optional<JobReport> find_report(const std::string& out) {
   const size_t start = out.find(kProbeMark);
   if (start == std::string::npos) return std::nullopt;
@@ -136,7 +137,8 @@ Trial try_job(const Request& request) {
                        "build ZeroRun with LibTorch"}};
     return trial;
   }
-  // Connecting, the collectives and each round of links have a deadline each; the hosts' starts another one.
+  // The deadline (--timeout) applies separately to the start of the hosts, to connecting, to the collectives,
+  // and to each round of links.
   const double limit = request.options.timeout_seconds * (4 + request.hosts);
   const CapturedRun run =
       run_launcher(request.arguments, seconds(static_cast<int64_t>(std::ceil(std::min(limit, 1e6)))));

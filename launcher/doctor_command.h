@@ -1,5 +1,5 @@
-// `zerorun doctor`: says what a bug report needs to know of this host, and tries collectives between ranks or
-// hosts. Called once from main, in its thread.
+// `zerorun doctor`: prints the facts about this host that a bug report needs, and tries collectives between
+// ranks or hosts. Called once from main, in its thread.
 #pragma once
 
 namespace zerorun {

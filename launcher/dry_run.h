@@ -1,4 +1,4 @@
-// What --dry_run prints. Pure.
+// The text that --dry_run prints, and quoting for a POSIX shell. Pure.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@
 namespace zerorun {
 
 /// A line for each rank of the job: its host, then the command with the variables that the launcher sets,
-/// quoted for a POSIX shell. Leaves out variables that are chosen when the job starts (ZERORUN_JOB,
-/// ZERORUN_LISTEN_FD, and MASTER_ADDR and MASTER_PORT unless they are given), and for ranks of other hosts
-/// than `node` those that depend on the host's cores and GPUs.
+/// quoted for a POSIX shell. Leaves out variables that are chosen when the job starts: ZERORUN_JOB,
+/// ZERORUN_LISTEN_FD, and MASTER_ADDR and MASTER_PORT unless they are given. For ranks on hosts other than
+/// `node`, also leaves out variables that depend on the host's cores and GPUs.
 std::string describe_job(const JobEnvironment& job, int node, const std::vector<std::string>& inherited,
                          const NodeOrder& order);
 

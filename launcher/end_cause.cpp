@@ -122,7 +122,8 @@ std::string describe_cause(const EndEvidence& evidence) {
   if (succeeded(evidence.wait_status)) return {};
   const int signal = signal_of(evidence.wait_status);
   if (signal == SIGKILL) return cause_of_kill(evidence);
-  // A program that notices its trouble exits or aborts. Its lines say more than how it ended.
+  // A program that detects an error itself exits or calls abort(): its last lines say more than its wait
+  // status.
   const bool gave_up = signal == 0 || signal == SIGABRT;
   if (gave_up || signal == SIGBUS) {
     const std::string cause = cause_of_disk(evidence);

@@ -1,6 +1,6 @@
 // Says in one sentence why a rank ended, and what to do about it: out of memory, a full disk, an uncaught
-// exception, a segmentation fault, a signal from outside. Pure; any thread. end_evidence.h collects what it
-// needs.
+// exception, a segmentation fault, a signal from outside. Pure; any thread. end_evidence.h collects the
+// evidence.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@ namespace zerorun {
 struct EndEvidence {
   int wait_status = 0;                       // from waitpid()
   std::vector<std::string> last_lines = {};  // of the rank's stderr, oldest first
-  OomCounts before = {}, after = {};         // the rank's start, and after its end
+  OomCounts before = {}, after = {};         // counted before the rank's start, and after its end
   std::optional<OomKill> oom_kill = {};      // what the kernel's log says about the rank
-  std::vector<std::string> full_disks = {};  // those of the folders in use that have no space left
+  std::vector<std::string> full_disks = {};  // folders that the rank may write to and whose disk is full
 };
 
 /// For example "segmentation fault: it used memory that is not its own; ...". Empty if the rank ended with
-/// success, or with an exit code and lines that do not tell the cause.
+/// success, or if neither its exit code nor its last lines show the cause.
 std::string describe_cause(const EndEvidence& evidence);
 
 }  // namespace zerorun

@@ -32,7 +32,7 @@ EndEvidence collect_evidence(pid_t pid, int wait_status, std::vector<std::string
                              const OomCounts& before, const std::vector<std::string>& folders) {
   EndEvidence evidence{.wait_status = wait_status, .last_lines = std::move(last_lines), .before = before};
   evidence.after = read_oom_counts();
-  // Without a new kill, an entry in the log belongs to an older process of the same number.
+  // If no counter has grown, an entry in the log with this PID is about an older process.
   if (has_grown(before, evidence.after)) evidence.oom_kill = find_oom_kill(read_kernel_log(), pid);
   for (const std::string& folder : folders) {
     if (is_full(folder)) evidence.full_disks.push_back(folder);

@@ -1,5 +1,5 @@
-// Collects from the system what describe_cause() needs to know about a rank that has ended, and says whether
-// a rank that runs is stopped. Used by the job on the main thread.
+// Collects the evidence about a rank that has ended, for describe_cause(), and finds out whether a rank is
+// stopped by a signal or a debugger. Used by the Job on the main thread.
 #pragma once
 
 #include <sys/types.h>
@@ -11,13 +11,13 @@
 
 namespace zerorun {
 
-/// Call soon after the rank's end. `before` was read before the rank started; `folders` are those that it
-/// may write to (those that do not exist are passed over).
+/// Call soon after the rank's end. `before`: read before the rank started. `folders`: where the rank may
+/// write; folders that do not exist are skipped.
 EndEvidence collect_evidence(pid_t pid, int wait_status, std::vector<std::string> last_lines,
                              const OomCounts& before, const std::vector<std::string>& folders);
 
-/// What a process that SIGSTOP, a terminal or a debugger has stopped needs to go on; empty if it is not
-/// stopped or does not exist. `root` replaces "/" (for tests).
+/// Says how process `pid` was stopped (SIGSTOP, a terminal, a debugger) and how to continue it. Empty if it
+/// is not stopped or does not exist. `root` replaces "/" (for tests).
 std::string describe_stop(pid_t pid, const std::string& root = "");
 
 }  // namespace zerorun

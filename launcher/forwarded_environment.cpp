@@ -64,7 +64,8 @@ VariableList parse_environment_file(std::string_view text, const std::string& fi
 VariableList read_environment_files() {
   const char* named = std::getenv("DS_ENV_FILE");
   const std::string name = named != nullptr && *named != '\0' ? named : ".deepspeed_env";
-  // A path is the file itself; a bare name is looked for in both folders.
+  // A path names the file itself; a name without '/' is searched for in the home folder and the working
+  // folder.
   if (name.find('/') != std::string::npos) return read_file(name);
   VariableList variables;
   const char* home = std::getenv("HOME");

@@ -1,5 +1,5 @@
-// The variables of the launcher that ranks on other hosts get too: those of communication libraries and
-// Python, as with DeepSpeed, and the file .deepspeed_env.
+// The variables that the launcher passes on to ranks on other hosts: those of its own environment that belong
+// to communication libraries and Python, as DeepSpeed does, and those in the file .deepspeed_env.
 #pragma once
 
 #include <string>
@@ -11,20 +11,21 @@ namespace zerorun {
 
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
-/// Those of `environment` ("NAME=value" each) whose name begins with NCCL, PYTHON, MV2, UCX or MLFLOW, which
-/// DeepSpeed forwards, or GLOO_, TORCH_, OMP_ or ZERORUN_, which ZeroRun and LibTorch read. Pure.
+/// The variables of `environment` ("NAME=value" each) whose names begin with NCCL, PYTHON, MV2, UCX or
+/// MLFLOW, which DeepSpeed forwards, or with GLOO_, TORCH_, OMP_ or ZERORUN_, which ZeroRun and LibTorch
+/// read. Pure.
 VariableList forwarded_variables(const std::vector<std::string>& environment);
 
-/// Parses `text`, the content of `file`: a line NAME=VALUE each, without the file's own syntax: no quotes,
-/// nothing is expanded or run. Blank lines and lines that begin with # do not count. Throws UserError naming
-/// file and line. Pure.
+/// Parses `text`, the content of `file`: one NAME=VALUE per line. Values are taken literally: quotes belong
+/// to them, and nothing is expanded or run. Blank lines and lines that begin with # are skipped. Throws
+/// UserError naming file and line. Pure.
 VariableList parse_environment_file(std::string_view text, const std::string& file);
 
 /// The variables of .deepspeed_env in the home folder and then in the working folder (later ones win), or of
 /// the file that DS_ENV_FILE names instead. Throws UserError.
 VariableList read_environment_files();
 
-/// `first`, with the values of `second` where both have a name.
+/// The variables of both lists. If both have a name, the value in `second` wins.
 VariableList merge_variables(VariableList first, const VariableList& second);
 
 }  // namespace zerorun

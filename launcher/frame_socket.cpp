@@ -17,7 +17,7 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kHead = sizeof(uint32_t) + sizeof(uint8_t);
-// More than any frame has. A longer one does not come from an agent or a launcher.
+// In bytes; no frame has so many. A longer frame does not come from an agent or a launcher.
 constexpr uint32_t kLongestPayload = 1 << 26;
 constexpr size_t kReadSize = 1 << 16;
 // Bounds read_some(), so that one fast sender cannot hold up all others.
@@ -50,7 +50,7 @@ void FrameSocket::write_some() {
     const ssize_t size = ::send(fd_.get(), outgoing_.data() + sent_, unsent(), MSG_NOSIGNAL);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) return;
-    if (size < 0) return;  // read_some() will find the end, after the last frames that have arrived
+    if (size < 0) return;  // read_some() finds the end, after the frames that have arrived
     sent_ += size;
   }
   outgoing_.clear();

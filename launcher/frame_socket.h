@@ -27,7 +27,7 @@ enum class FrameType : uint8_t {
   read,        // launcher: how many bytes of output it has taken
   notice,      // agent: a line to print
   failure,     // agent: its first rank that failed
-  stopped,     // agent: a rank that does not run although it has not ended
+  stopped,     // agent: a rank that a signal or a debugger has stopped
   trouble,     // agent: why it cannot start its ranks
   end,         // launcher: end the ranks
   over,        // agent: all ranks have ended
@@ -57,7 +57,7 @@ class FrameSocket {
   size_t unsent() const { return outgoing_.size() - sent_; }
   void append_poll_entry(std::vector<pollfd>& entries) const;
   Clock::time_point last_heard() const { return last_heard_; }
-  /// Counts as a sign of life: this process itself did not run for a while.
+  /// Restarts the time of silence. Call after this process itself was stopped for a while.
   void forgive_silence() { last_heard_ = Clock::now(); }
   /// Whether the other host's kernel has acknowledged all that was sent.
   bool is_acknowledged() const;

@@ -17,8 +17,9 @@
 namespace zerorun {
 namespace {
 
-// Each message through the pipe is one pid_t, so that writes are atomic: the number of a process group to
-// guard, its negative to forget the group, or kGoodbye, which is no group: group numbers are at least 2.
+// Each message through the pipe is one pid_t, so that writes are atomic. The number of a process group means
+// to guard the group, its negative means to forget the group, and kGoodbye, which is no group's number, ends
+// the guardian.
 constexpr pid_t kGoodbye = 0;
 constexpr char kName[] = "zr-guardian";
 
@@ -43,7 +44,7 @@ void leave_the_launchers_world(int pipe_end) {
   for (int fd : {0, 1}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
   ::close_range(pipe_end + 1, ~0U, 0);
-  if (::chdir("/") != 0) return;  // not needed, only lets the launcher's folder be unmounted
+  if (::chdir("/") != 0) return;  // may fail: it only lets the launcher's folder be unmounted
 }
 
 [[noreturn]] void guard(int pipe_end, std::string_view message_at_end) {

@@ -1,6 +1,6 @@
-// How an agent and the launcher show each other that they know the job's ticket before either believes
-// anything else: each answers the other's random number with a code that only the ticket gives. Nothing is
-// encrypted.
+// An agent and the launcher prove to each other that they know the job's ticket, a secret text, before they
+// accept any message: each answers the other's random number with a code that only a process with the ticket
+// can compute. Nothing is encrypted.
 //
 //   agent -> launcher   kGreeting, 16 random bytes
 //   launcher -> agent   16 random bytes, code of both numbers
@@ -25,7 +25,7 @@ class AgentGreeting {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `ticket`: must live as long.
+  /// `ticket` must outlive this object.
   AgentGreeting(UniqueFd fd, const Seal& ticket);
 
   /// Reads and answers. Returns false once the connection is of no use: closed, too slow, or without the

@@ -12,8 +12,8 @@
 namespace zerorun {
 
 /// The slots that `filter`, NODE[:SLOT[,SLOT...]][@NODE...], names: `worker-0` is all of worker-0, and slots
-/// named for a host take precedence over its bare name. Hosts in the pool's order, slots rising. Throws
-/// UserError naming a host or slot that does not exist, or the part with bad syntax.
+/// named for a host take precedence over its bare name. Hosts are in the pool's order, slots in ascending
+/// order. Throws UserError naming a host or slot that does not exist, or the part with bad syntax.
 std::vector<Node> include_slots(const std::vector<Host>& pool, std::string_view filter);
 
 /// All slots but those that `filter` names. Hosts without a slot left are dropped. Throws as include_slots(),
@@ -21,7 +21,7 @@ std::vector<Node> include_slots(const std::vector<Host>& pool, std::string_view 
 std::vector<Node> exclude_slots(const std::vector<Host>& pool, std::string_view filter);
 
 /// The first `per_node` slots (all, if not given) of the first `nodes` hosts (all, if not given). Hosts
-/// without slots do not count. Throws UserError if there are fewer.
+/// without slots do not count. Throws UserError if there are fewer hosts, or fewer slots on one of them.
 std::vector<Node> first_slots(const std::vector<Host>& pool, std::optional<int> nodes,
                               std::optional<int> per_node);
 

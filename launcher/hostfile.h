@@ -9,7 +9,7 @@ namespace zerorun {
 
 struct Host {
   std::string name;
-  int slots = 0;  // ranks that it runs at most; on machines with GPUs one per GPU
+  int slots = 0;  // the largest number of ranks on it; with GPUs, the number of its GPUs
 
   bool operator==(const Host&) const = default;
 };

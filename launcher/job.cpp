@@ -22,11 +22,11 @@ constexpr milliseconds kKillPatience(1000);
 constexpr milliseconds kFlushPatience(500);
 // The interval for polling groups: no SIGCHLD comes when a group ends whose processes are not our children.
 constexpr milliseconds kTick(50);
-// Within this time, a second SIGINT is the same one: `timeout -s INT` and shell wrappers send SIGINT twice.
+// A second SIGINT within this time counts as the same one: `timeout -s INT` and shell wrappers send two.
 constexpr milliseconds kSameInterruption(100);
 constexpr size_t kReadSize = 1 << 16;
-// Bounds drain() for a pipe that is filled as fast as it is emptied. With default limits, a pipe holds no
-// more than this many reads.
+// Bounds drain() for a pipe that is filled as fast as it is emptied. Together these reads empty the largest
+// pipe that the system's default limits allow (1 MiB).
 constexpr int kReadsPerDrain = 16;
 
 }  // namespace
@@ -227,7 +227,8 @@ void Job::handle_rank_end(int rank) {
   begin_ending(was_user_mistake(status) ? milliseconds(0) : plan_.failure_grace);
 }
 
-// A stopped rank is the reason why the others wait. SIGCONT would hide that it was stopped.
+// A stopped rank may be the reason why the other ranks failed. Call before SIGCONT is sent, which continues
+// the rank.
 void Job::report_stopped_ranks() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_[rank].status) continue;

@@ -40,7 +40,7 @@ struct JobPlan {
 
 class Job {
  public:
-  /// `control`: the launcher of a job on several hosts; null if this launcher has the whole job.
+  /// `control`: the connection to the launcher of a job on several hosts; null if the job has this host only.
   Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guardian,
       JobControl* control = nullptr);
   /// Kills the ranks that are still running, which is only the case after an exception.
@@ -67,7 +67,7 @@ class Job {
     RankProcess process;
     LineTail last_lines;
     std::optional<int> status;  // from waitpid(), once the rank has ended
-    bool group_exists = true;   // false: no longer signal its number, which may be reused
+    bool group_exists = true;   // false: do not signal the group, its number may be reused
   };
 
   void move_to(Phase phase);
@@ -93,7 +93,7 @@ class Job {
 
   bool all_ranks_ended() const;
   bool all_groups_gone() const;
-  /// The number in the job of this host's rank number `rank`.
+  /// The number in the job, as text, of the rank that has number `rank` on this host.
   std::string name_of(size_t rank) const;
   void report_survivors();
   void report_failure();

@@ -1,4 +1,4 @@
-// What the Job of one host of several exchanges with the launcher of the whole job: reports of failures, and
+// In a job on several hosts, the messages between one host's Job and the launcher: reports of failures, and
 // orders to end. Used by the Job on the main thread.
 #pragma once
 
@@ -21,11 +21,11 @@ class JobControl {
   virtual void append_poll_entries(std::vector<pollfd>& entries) const = 0;
   /// Reads and writes without blocking, and sends heartbeats. Called at least every kControlTick.
   virtual void service() = 0;
-  /// An order to end the ranks of this host, if one has arrived: the time between SIGTERM and SIGKILL. Also
-  /// given when the launcher is lost.
+  /// If an order to end the ranks of this host has arrived, or the launcher is lost: the time between SIGTERM
+  /// and SIGKILL. Each order is returned once.
   virtual std::optional<std::chrono::milliseconds> take_order_to_end() = 0;
   virtual void report(const RankFailure& failure) = 0;
-  /// `description`: why the rank does not run although it has not ended.
+  /// Reports a rank that a signal or a debugger has stopped. `description`: from describe_stop().
   virtual void report_stopped(int rank, const std::string& description) = 0;
 };
 

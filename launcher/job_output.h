@@ -16,7 +16,7 @@ class JobOutput {
  public:
   virtual ~JobOutput() = default;
 
-  // `rank`: among the ranks of this host.
+  // `rank`: the rank's number on this host.
   virtual void feed(int rank, Stream stream, std::string_view bytes) = 0;
   /// The rank writes no more to this stream.
   virtual void close(int rank, Stream stream) = 0;

@@ -44,13 +44,13 @@ std::vector<Node> this_machine_only(LaunchOptions options, const ThisMachine& ma
                              : split_list(machine.visible_devices).size();
   const int usual = std::max<int>(1, visible);
   if (!names_slots(options)) {
-    // More ranks than GPUs are no mistake: such a job trains on the CPU, which the engine says.
+    // More ranks than GPUs are no mistake: such a job trains on the CPU, and the engine says so.
     return first_slots({{kLocalhost, options.ranks_per_node.value_or(usual)}}, 1, options.ranks_per_node);
   }
   options.include = with_localhost(options.include, machine.hostname);
   options.exclude = with_localhost(options.exclude, machine.hostname);
-  // Without GPUs, --include may name any slot. A host without slots, and --exclude, refer to the one slot
-  // that is used by default.
+  // Without GPUs, --include may name any slot number, but `--include localhost` and --exclude refer to the
+  // one slot that is used by default.
   const bool bare = options.include == kLocalhost;
   const int slots = machine.gpus > 0 ? machine.gpus : bare || !options.exclude.empty() ? usual : kMostSlots;
   return select(options, {{kLocalhost, slots}});

@@ -11,16 +11,16 @@
 
 namespace zerorun {
 
-/// What the decision needs to know of the machine that the launcher runs on.
+/// The facts about the launcher's machine on which the placement depends.
 struct ThisMachine {
   std::string hostname;
-  int gpus = 0;                 // that ranks may use; 0 if they train on the CPU
+  int gpus = 0;                 // GPUs that ranks may use; 0 if they train on the CPU
   std::string visible_devices;  // CUDA_VISIBLE_DEVICES; empty if not set
 };
 
 struct JobPlacement {
   Placement placement;
-  std::optional<int> node;  // this machine's place among the placement's nodes; absent: it runs no rank
+  std::optional<int> node;  // this machine's index among the placement's nodes; absent: it runs no rank
 };
 
 /// Whether --include or --exclude chooses the slots.

@@ -67,7 +67,7 @@ std::string time_text() {
   return text;
 }
 
-/// The file of --save_pid, as long as the job runs.
+/// The file of --save_pid, which exists as long as the job runs.
 class PidFile {
  public:
   explicit PidFile(bool wanted) {
@@ -91,8 +91,8 @@ class PidFile {
 enum class Part {
   alone,   // all ranks run here
   starts,  // starts agents on the job's hosts
-  first,   // the user has started a launcher on each host: waits for those of the others
-  joins,   // joins the first one
+  first,   // the user has started a launcher on each host: this one waits for the others
+  joins,   // the user has started a launcher on each host: this one joins the first one
 };
 
 struct Endpoint {
@@ -122,7 +122,7 @@ bool is_own_address(const std::string& address) {
   return is_loopback(route.remote) || route.local == route.remote;
 }
 
-// Where the launchers that a user has started on each host meet.
+// The address and port where the launchers meet, if the user has started one on each host.
 Endpoint choose_endpoint(const LaunchOptions& options, const Placement& placement) {
   if (!options.rdzv_endpoint.empty()) return parse_endpoint(options.rdzv_endpoint);
   std::string host = options.master_addr;
@@ -149,12 +149,13 @@ Part choose_part(const LaunchOptions& options, const JobPlacement& place, const 
   return starts ? Part::starts : Part::alone;
 }
 
-// Launchers that a user starts on each host know the same text without talking to each other.
+// The job's secret if the user starts a launcher on each host. Each launcher finds the same text, without a
+// connection to the others.
 std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint) {
   const std::string job = variable("ZERORUN_JOB");
   if (!job.empty()) return job;
   if (!options.rdzv_id.empty()) return options.rdzv_id;
-  return "port-" + std::to_string(endpoint.port);  // each may know the address by another name
+  return "port-" + std::to_string(endpoint.port);  // hosts may have different names for the address
 }
 
 NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
@@ -178,7 +179,7 @@ NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
   return order;
 }
 
-// For the ranks of other hosts: this folder and these variables.
+// Adds the working folder and the forwarded variables, for ranks on other hosts.
 void add_surroundings(NodeOrder& order) {
   order.folder = std::filesystem::current_path();
   order.variables = merge_variables(forwarded_variables(inherited_environment()), read_environment_files());
@@ -204,7 +205,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   return Job(std::move(plan), console, signals, guardian).run();
 }
 
-// The addresses by which `hosts` may reach this one.
+// The addresses by which `hosts` may reach this host.
 std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
   std::set<std::string> addresses;
   for (const std::string& host : hosts) {
@@ -212,7 +213,7 @@ std::vector<std::string> own_addresses(const std::vector<std::string>& hosts) {
       const std::string local = route_to(host.substr(host.find('@') + 1)).local;
       if (!is_loopback(local)) addresses.insert(local);
     } catch (const CommError&) {
-      continue;  // a name that only ssh's configuration knows: its agent finds us by sshd's variables
+      continue;  // only ssh's configuration knows the name: the agent there takes our address from sshd
     }
   }
   addresses.insert(this_hostname());
@@ -260,7 +261,7 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   return plan;
 }
 
-// Absent if another launcher of this machine has been first.
+// Absent if another launcher on this machine already listens: then this one joins it.
 std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
                                       const NodeOrder& order) {
   try {
@@ -277,7 +278,7 @@ int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char**
   std::vector<std::string> labels = rank_labels(plan.order.nodes);
   for (const StartCommand& command : plan.commands) labels.push_back(command.name);
   labels.emplace_back("agent");
-  // A launcher that is stopped cannot answer its agents, which would end their ranks.
+  // Ctrl-Z must not stop the launcher: it could not send heartbeats, and its agents would end their ranks.
   std::signal(SIGTSTP, SIG_IGN);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
@@ -308,7 +309,8 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   return join_job(plan, argc, argv);
 }
 
-// What would run where: without agents, ports and secrets, which are chosen when the job starts.
+// Prints the command of each rank, without values that are chosen when the job starts, such as ports and
+// secrets.
 int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint, NodeOrder order,
                bool here) {
   const ThisMachine machine = inspect_machine(options.device);
@@ -336,7 +338,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   const bool here = part != Part::starts || place.node.has_value();
   if (here && options.venv_script.empty()) {
     const std::string program = find_program(arguments.front());
-    // Other hosts have another PATH: they run what this one would.
+    // Other hosts may have another PATH: they run the file that this host has found.
     if (part == Part::starts && arguments.front().find('/') == std::string::npos) arguments.front() = program;
   }
   NodeOrder order = make_order(options, place, std::move(arguments));

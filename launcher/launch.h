@@ -1,4 +1,4 @@
-// Runs a job on this machine with the given options. Called once, on the main thread.
+// Runs a job with the given options, on this machine or on several hosts. Called once, on the main thread.
 #pragma once
 
 #include "launcher/launch_options.h"

@@ -17,8 +17,8 @@ struct LaunchOptions {
   std::optional<int> nodes;           // --num_nodes: hosts
   std::optional<int> ranks_per_node;  // --num_gpus
   std::optional<int> node_rank;       // the launcher runs once on each host; this is the number of this host
-  std::string rdzv_endpoint;          // HOST[:PORT] of the first of such launchers, which numbers the others
-  std::string rdzv_id;                // a text that such launchers share; empty if not given
+  std::string rdzv_endpoint;          // HOST[:PORT] where the launchers of all hosts meet; empty if not given
+  std::string rdzv_id;                // a text that the launchers of one job share; empty if not given
   std::string launcher;               // --launcher: what starts ranks on other hosts; empty: ssh
   std::vector<std::string> launcher_args;
   std::optional<int> ssh_port;
@@ -29,7 +29,7 @@ struct LaunchOptions {
   std::string comm;                // --comm: auto, shm or gloo; empty if not given
   double timeout_seconds = 600;
   std::chrono::milliseconds grace{3000};
-  std::chrono::milliseconds failure_grace{1000};  // --grace if given: after a failure there is little to save
+  std::chrono::milliseconds failure_grace{1000};  // equals --grace if that is given
   LogOptions logs;
   std::string venv_script;
   bool save_pid = false;
@@ -43,7 +43,7 @@ struct LaunchOptions {
   std::vector<std::string> command;  // the program and its arguments, untouched
 };
 
-/// Where ranks meet when the launcher runs once on each host, which therefore cannot agree on a free port.
+/// The port where ranks meet if the user starts a launcher on each host: these cannot agree on a free port.
 inline constexpr int kDefaultPort = 29500;
 
 /// The text that the user requests with --help or --version instead of a job.

@@ -26,7 +26,7 @@ struct Display {
 
 class LineMultiplexer {
  public:
-  /// A longer line is written in pieces; '\n' ends a piece if another rank's line comes before the next one.
+  /// A longer line is written in pieces; '\n' ends a piece if a line of another rank follows it.
   static constexpr size_t kLongestLine = 1 << 20;
 
   /// Lines of source s, counted from 0, are marked with `labels`[s].

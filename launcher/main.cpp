@@ -1,6 +1,6 @@
 // zerorun: starts the ranks of a training job and supervises them until the last one has ended. `zerorun
-// config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` looks at the
-// machine.
+// config` handles configurations, `zerorun checkpoint` handles checkpoints, `zerorun doctor` checks hosts and
+// the links between them.
 #include <cstdio>
 #include <exception>
 #include <string>

@@ -52,7 +52,7 @@ ThisMachine inspect_machine(const std::string& device) {
 }
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
-  // The name of a host may have another address on this host than on the others.
+  // With several hosts use all interfaces: other hosts may resolve `address` differently than this host.
   return reserve_port(one_host || is_loopback(address) ? address : "", port);
 }
 

@@ -1,5 +1,5 @@
-// The Job of one host, from the order of the launcher. Used on the main thread of the launcher or of an
-// agent.
+// Turns the launcher's order for one host into the plan of a Job. Used on the main thread of the launcher or
+// of an agent.
 #pragma once
 
 #include "base/listening.h"
@@ -16,22 +16,22 @@ bool gpus_wanted(const std::string& device);
 /// This machine as the ranks of a job with this --device see it.
 ThisMachine inspect_machine(const std::string& device);
 
-/// Reserves the port where the ranks meet: on all interfaces, or with one host or a loopback address on that
-/// alone. Whoever comes first in rank 0 listens: the engine, or the program's own torch.distributed. Throws
-/// UserError.
+/// Reserves the port where the ranks meet: on `address` if the job has one host or `address` is a loopback
+/// address, else on all interfaces. Does not listen yet: in rank 0 either the engine or the program's own
+/// torch.distributed does, whichever is first. Throws UserError.
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host);
 
-/// The variables that the ranks of this host have in common. Throws UserError naming a GPU that it does not
-/// have.
+/// The variables that the ranks of this host have in common. Throws UserError naming a GPU that this host
+/// does not have.
 JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
                                 int listening_fd);
 
 /// Changes into the order's folder and finds the program there. `listening`: the socket for rank 0, if it
-/// runs here. Throws UserError naming what this host does not have.
+/// runs here. Throws UserError naming a folder, program or GPU that this host does not have.
 JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
                   UniqueFd listening);
 
-/// The variables of this process.
+/// The environment variables of this process, without the ticket.
 std::vector<std::string> inherited_environment();
 
 }  // namespace zerorun

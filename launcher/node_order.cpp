@@ -16,7 +16,8 @@ std::string to_bytes(const json& message) {
   return bytes;
 }
 
-// Throws if the message is nested deeper than any of ours: the parser calls itself for every level.
+// Makes the parser fail if a message is nested deeper than any real one: the parser recurses at every level,
+// and could use up the stack.
 class DepthCheck : public nlohmann::json_sax<json> {
  public:
   bool null() override { return true; }

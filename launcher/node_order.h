@@ -1,5 +1,5 @@
-// What the launcher tells the agent of a host, and the messages of an agent, as payloads of frames (CBOR:
-// arguments and variables may be any bytes). Plain values; any thread.
+// The messages between the launcher and the agent of a host, as payloads of frames. They are CBOR, because
+// arguments and variables may contain any bytes. Plain values; any thread.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ struct NodeOrder {
   LogOptions logs;
   bool bind_cores = false;     // --bind_cores_to_rank
   std::string bind_core_list;  // --bind_core_list
-  std::optional<int> port;     // node 0: open the port where the ranks meet (0: a free one)
+  std::optional<int> port;     // for node 0 only: the port to open, where the ranks meet (0: a free one)
 
   bool operator==(const NodeOrder&) const = default;
 };
@@ -50,7 +50,7 @@ struct AgentHello {
   std::string version;  // of zerorun
   int node = -1;        // its number in the job; -1: the launcher finds it by the name, or chooses
   std::string host;     // the host's own name
-  std::string layout;   // of the job as the agent knows it (describe_layout()); empty: it does not
+  std::string layout;   // the job's, as the agent knows it (describe_layout()); empty: it does not know it
 
   bool operator==(const AgentHello&) const = default;
 };
@@ -71,7 +71,7 @@ struct NodeResult {
   bool operator==(const NodeResult&) const = default;
 };
 
-/// A rank that does not run although it has not ended.
+/// A rank that a signal or a debugger has stopped. `description`: from describe_stop().
 struct StoppedRank {
   int rank = 0;
   std::string description;
@@ -79,7 +79,7 @@ struct StoppedRank {
   bool operator==(const StoppedRank&) const = default;
 };
 
-/// Bytes that a rank has printed. `rank`: in the job.
+/// Bytes that a rank has printed. `rank`: its number in the job.
 struct RankOutput {
   int rank = 0;
   Stream stream = Stream::out;
@@ -99,7 +99,8 @@ std::string encode(const RankOutput& output);
 template <typename Message>
 Message decode(std::string_view payload);
 
-/// The hosts and numbers of ranks of a job, to compare what two launchers were started with.
+/// Text with each host of a job and its number of ranks: shows whether two launchers were started for the
+/// same job.
 std::string describe_layout(const std::vector<Node>& nodes);
 
 }  // namespace zerorun

@@ -26,7 +26,7 @@ std::optional<int64_t> counter(const std::string& path, std::string_view name) {
   return std::nullopt;
 }
 
-// The text between `before` and the next comma, or nothing.
+// The text from the end of `before` to the next comma or space. Absent if the line does not contain `before`.
 std::optional<std::string> field(const std::string& line, const std::string& before) {
   const size_t start = line.find(before);
   if (start == std::string::npos) return std::nullopt;
@@ -52,8 +52,8 @@ std::string limit_of(const std::string& line) {
 
 OomCounts read_oom_counts(const std::string& root) {
   OomCounts counts;
-  // The longest path is the process's own cgroup. Counters of the cgroups around it (version 2) also count
-  // the kills of its neighbours.
+  // The longest path is the process's own cgroup. In version 2, the counters of its ancestors include kills
+  // in other cgroups.
   std::vector<std::string> folders = cgroup_folders("memory", root);
   std::ranges::stable_sort(folders, std::ranges::greater(), &std::string::size);
   for (const std::string& folder : folders) {

@@ -1,5 +1,5 @@
-// What the kernel reports about processes that it killed because memory ran out: counters of cgroups and of
-// the machine, and its log. Each call asks the system anew; any thread.
+// The kernel's reports about processes that it killed because memory ran out: counters of cgroups and of the
+// machine, and the kernel's log. Each call asks the system anew; any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -11,13 +11,14 @@
 
 namespace zerorun {
 
-/// How many processes the kernel has killed for lack of memory; absent where the system does not say.
+/// The number of processes that the kernel has killed for lack of memory; absent if the system does not count
+/// them.
 struct OomCounts {
-  std::optional<int64_t> cgroup = {};   // of this process's cgroup, whichever limit was reached
-  std::optional<int64_t> machine = {};  // of the whole machine, since it started
+  std::optional<int64_t> cgroup = {};   // in this process's cgroup, at any memory limit
+  std::optional<int64_t> machine = {};  // in the whole machine, since it started
 };
 
-/// One such kill, as the kernel's log describes it.
+/// One kill for lack of memory, as the kernel's log describes it.
 struct OomKill {
   /// "the memory limit of cgroup /a", "the machine's memory", ...
   std::string limit;
@@ -30,8 +31,8 @@ OomCounts read_oom_counts(const std::string& root = "");
 /// The kernel's messages, oldest first; empty if this process may not read them.
 std::vector<std::string> read_kernel_log();
 
-/// The last kill of process `pid` in the kernel's messages. Pure. In a container the kernel's numbers of
-/// processes differ from ours: then nothing is found.
+/// The last kill of process `pid` in the kernel's messages. Pure. The kernel's messages have the host's PIDs:
+/// in a container with PIDs of its own nothing is found.
 std::optional<OomKill> find_oom_kill(const std::vector<std::string>& kernel_log, pid_t pid);
 
 }  // namespace zerorun

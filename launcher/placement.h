@@ -1,5 +1,5 @@
 // Which ranks of a job run on which host and slot. Plain values; any thread. Ranks are numbered host by host,
-// in the order of the hostfile, and within a host by rising slot.
+// in the order of the hostfile, and within a host in the order of slots.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace zerorun {
 
-/// A host of the job and the slots that are used of it: numbers of GPUs, or plain numbers without GPUs.
+/// A host of the job, and its slots that the job uses. On a host with GPUs a slot is the number of a GPU.
 struct Node {
   std::string host;
   std::vector<int> slots;
@@ -33,7 +33,7 @@ class Placement {
 
  private:
   std::vector<Node> nodes_;
-  std::vector<int> first_ranks_;  // by node; then the world size
+  std::vector<int> first_ranks_;  // of each node; the last element is the world size
 };
 
 }  // namespace zerorun

@@ -58,7 +58,7 @@ std::vector<ProcessorCore> cores_of(hwloc_topology_t topology) {
 HostCores read_host_cores() {
   const Topology topology = new_topology();
   load(topology);
-  // A topology of another machine has no affinity mask.
+  // If HWLOC_SYNTHETIC describes another machine, this process's affinity mask does not apply.
   const Bitmap usable(::hwloc_bitmap_dup(::hwloc_topology_get_allowed_cpuset(topology.get())),
                       ::hwloc_bitmap_free);
   if (::hwloc_topology_is_thissystem(topology.get()) == 1) {

@@ -15,7 +15,7 @@ struct RankFailure {
   bool operator==(const RankFailure&) const = default;
 };
 
-/// The report about `failure` of the rank called `name` ("rank 3 on worker-1"), a line each.
+/// The lines of the report about `failure`. `name`: how the report calls the rank ("rank 3 on worker-1").
 std::vector<std::string> report_lines(const RankFailure& failure, const std::string& name);
 
 }  // namespace zerorun

@@ -1,4 +1,4 @@
-// The names of ranks in front of their lines, and in reports. Pure.
+// The names of ranks that are printed in front of their lines. Pure.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace zerorun {
 
-/// "rank 3", in a job of several hosts "worker-1 rank 3": of all ranks, or of those of `node` only.
+/// The names of all ranks, or of the ranks of `node` only: "rank 3", or "worker-1 rank 3" in a job on several
+/// hosts.
 std::vector<std::string> rank_labels(const std::vector<Node>& nodes, int node = -1);
 
 }  // namespace zerorun

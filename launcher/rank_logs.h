@@ -1,6 +1,5 @@
-// Files with what ranks print: DeepSpeed's --enable_each_rank_log and torchrun's --log_dir, --redirects,
-// --tee and
-// --local_ranks_filter. Owned by the Job, used on the main thread.
+// Files with the output of ranks: DeepSpeed's --enable_each_rank_log and torchrun's --log_dir, --redirects,
+// --tee and --local_ranks_filter. Owned by the Job, used on the main thread.
 #pragma once
 
 #include <array>
@@ -14,9 +13,9 @@
 
 namespace zerorun {
 
-/// Which streams, by local rank; ranks that the text does not name have none.
+/// The streams of each local rank that an option such as --tee chooses.
 struct StreamChoice {
-  int all = 0;                            // of every rank: bit 0 stdout, bit 1 stderr
+  int all = 0;                            // for ranks not in `some`: bit 0 stdout, bit 1 stderr
   std::vector<std::pair<int, int>> some;  // local rank, streams
 
   int of(int local_rank) const;
@@ -35,7 +34,7 @@ struct LogOptions {
   StreamChoice redirects;       // into the folder, not printed
   StreamChoice tee;             // into the folder, and printed
   std::optional<std::vector<int>> printed;  // the local ranks whose output is printed; absent: all
-  std::string run;                          // names the files of this run: the time when it started
+  std::string run;                          // part of the files' names: the time when the run started
 
   bool operator==(const LogOptions&) const = default;
 };

@@ -58,7 +58,7 @@ StartCommand by_pdsh(const StartPlan& plan, const std::string& hosts) {
   }
   append(command.arguments, plan.extra);
   const std::string assignment = std::string(kTicketVariable) + "=" + plan.ticket;
-  // %n: the host's number, by pdsh.
+  // pdsh replaces %n by the host's number.
   append(command.arguments, {"-w", hosts, "exec env " + assignment + agent_line(plan, "").substr(4) + " %n"});
   return command;
 }

@@ -14,7 +14,8 @@ inline constexpr char kPdshFailure[] = ": ssh exited with exit code ";
 
 enum class Starter { ssh, pdsh, openmpi, mpich, slurm };
 
-/// --launcher's names. Throws UserError for others, saying which of DeepSpeed's are not offered.
+/// The starter that --launcher names. Throws UserError for other names; the message says if only DeepSpeed
+/// has it.
 Starter parse_starter(const std::string& name);
 
 struct StartPlan {
@@ -24,20 +25,20 @@ struct StartPlan {
   std::string zerorun;                 // the program's path on every host
   std::vector<std::string> addresses;  // of the launcher, as the hosts may reach it
   int port = 0;                        // where the launcher listens
-  std::string ticket;                  // what agents show to the launcher
+  std::string ticket;                  // the job's secret (handshake.h)
 };
 
 /// One process that starts agents.
 struct StartCommand {
   std::string name;                     // "ssh to worker-1", for messages
   int node = -1;                        // the agent's number; -1: it starts all agents
-  std::vector<std::string> candidates;  // names of the program, the first in PATH is run; arguments[0] is one
+  std::vector<std::string> candidates;  // names of the program; the first one that is in PATH runs
   std::vector<std::string> arguments;   // argv
-  std::vector<std::pair<std::string, std::string>> variables;  // added to its environment unless set there
+  std::vector<std::pair<std::string, std::string>> variables;  // set unless its environment has them
   std::string input;                                           // for its stdin
 };
 
-/// `hosts`: by node. `nodes`: the numbers of those to start; all, except under ssh.
+/// `hosts`: the host of each node. `nodes`: the nodes to start with ssh; other starters start all nodes.
 std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vector<std::string>& hosts,
                                          const std::vector<int>& nodes);
 

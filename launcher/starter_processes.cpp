@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kReadSize = 1 << 16;
 
-// The ticket for an agent's stdin.
+// A pipe that contains `text`, the ticket, for an agent's stdin.
 UniqueFd pipe_with(const std::string& text) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("no pipe for the ticket of an agent");

@@ -26,23 +26,23 @@ class StarterProcesses {
  public:
   struct Ended {
     std::string name;
-    int node;         // whose agent it started; -1: all
+    int node;         // the node whose agent it started; -1: all nodes
     int wait_status;  // from waitpid()
     std::vector<std::string> last_lines;
   };
 
-  /// Their output has the sources of `console` from `first_source` on.
+  /// The first process prints as source `first_source` of `console`, the next one as `first_source` + 1, ...
   /// Raises this process's limit of open files to what the system allows: each ssh takes two descriptors, and
   /// its agent a third.
   StarterProcesses(Console& console, size_t first_source, const Signals& signals, const Guardian& guardian);
 
-  /// Starts `command`: `file`, or the first of the command's candidates if that is empty. `inherited`: a
-  /// descriptor that the process keeps; -1: none. Throws UserError.
+  /// Runs `file` with the arguments of `command`; if `file` is empty, the first of the command's candidates
+  /// that exists. `inherited`: a descriptor that the process keeps; -1: none. Throws UserError.
   void start(const StartCommand& command, const std::string& file = {}, int inherited = -1);
 
   /// Appends entries for the output that the console can take now.
   void append_poll_entries(std::vector<pollfd>& entries);
-  /// Reads what is there of the entries that the last append_poll_entries() appended from `first` on.
+  /// Reads available output. `first`: index of the first entry that the last append_poll_entries() appended.
   void read(const std::vector<pollfd>& entries, size_t first);
   /// Collects processes that have ended. Call after SIGCHLD.
   std::vector<Ended> reap();
@@ -68,7 +68,7 @@ class StarterProcesses {
   const Guardian& guardian_;
   rlimit open_files_;  // as the user has set it
   std::list<Process> processes_;
-  std::vector<std::pair<Process*, Stream>> polled_;  // by entry
+  std::vector<std::pair<Process*, Stream>> polled_;  // in the order of the entries
   std::string buffer_;
 };
 

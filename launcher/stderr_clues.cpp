@@ -82,7 +82,8 @@ std::optional<std::string> find_uncaught_exception(const Lines& lines) {
 }
 
 std::optional<std::string> find_failed_assertion(const Lines& lines) {
-  // assert(), glibc's heap and stack checks, libstdc++'s assertions, LibTorch's.
+  // The messages of assert(), of glibc's heap and stack checks, of libstdc++'s assertions, of LibTorch and
+  // Python.
   return last_with(lines, {"Assertion `", "free(): ", "malloc(): ", "double free or corruption",
                            "corrupted size vs. prev_size", "malloc_consolidate(): ", "realloc(): ",
                            "stack smashing detected", "buffer overflow detected", "Assertion '",

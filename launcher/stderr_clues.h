@@ -1,5 +1,5 @@
-// What the last lines that a program wrote to stderr say about its end: C++'s and Python's messages of
-// uncaught exceptions, failed assertions, a full disk, failed allocations. Pure; any thread.
+// Searches the last lines that a program wrote to stderr for the reason of its end: an uncaught exception of
+// C++ or Python, a failed assertion, a full disk, a failed allocation. Pure; any thread.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,4 @@
-// The extension module zerorun._core: what zerorun's Python files call. Its users are those files, no
-// programs.
+// The extension module zerorun._core. Only the Python files of the package zerorun call it, programs do not.
 
 #include "base/program.h"
 #include "python/src/engine_binding.h"

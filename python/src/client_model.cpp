@@ -5,8 +5,8 @@
 namespace zerorun::python {
 namespace {
 
-// Whether the tensor is of a class whose operators run in Python (DTensor, quantised weights): it has no
-// memory that the engine could partition.
+// Whether the operators of the tensor's class run in Python (DTensor, quantised weights). Such a tensor has
+// no memory that the engine could partition.
 bool runs_in_python(const at::Tensor& tensor) {
   return tensor.key_set().has(c10::DispatchKey::Python);
 }

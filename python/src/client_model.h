@@ -1,6 +1,6 @@
-// A Python module as the engine takes it: names, tensors and a mode. The engine asks for the mode on any
-// thread with its locks held, and a thread that holds the GIL may wait for those locks: so the mode is a flag
-// that Python sets, and the engine never calls into Python.
+// Describes a Python module to the engine: names, tensors and a mode (training or evaluation). The engine
+// reads the mode on any thread while it holds its locks, and a thread that holds the GIL may wait for these
+// locks. To avoid deadlocks the engine never calls into Python: the mode is a flag that Python sets.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

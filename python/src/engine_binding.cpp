@@ -25,8 +25,8 @@ struct Given {
   Model::NamedTensors parameters;
   Model::NamedTensors buffers;
   std::string config;     // the text of a ds_config.json
-  std::string origin;     // what it is called in messages
-  std::string optimizer;  // a ds_config.json with the program's own optimizer alone; empty: none
+  std::string origin;     // the config's name in messages
+  std::string optimizer;  // a ds_config.json that has only the program's optimizer; empty: none
   std::vector<ParameterGroup> groups;
   Arguments arguments;
   bool has_schedule = false;  // the program sets learning rates
@@ -216,7 +216,7 @@ void bind_facts(Class& engine) {
           "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
 }
 
-// The ranks of this job on the CPU, for what they have to tell each other before they train.
+// Connects the job's ranks on the CPU, so that they can exchange numbers before training.
 class Meeting {
  public:
   int64_t from_rank_0(int64_t number) {
@@ -236,7 +236,7 @@ class Meeting {
   std::shared_ptr<Communicator> ranks_ = connect_on_cpu();
 };
 
-// A schedule of ds_config.json that the program steps by itself.
+// A schedule of ds_config.json that the program steps, not the engine.
 class ProgramSchedule {
  public:
   explicit ProgramSchedule(const std::string& block)

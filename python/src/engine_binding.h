@@ -1,5 +1,5 @@
-// The class zerorun._core.Engine: Engine (engine/engine.h) as Python calls it. Every call that may wait
-// releases the GIL. Owned by the Python engine; one thread at a time.
+// The class zerorun._core.Engine, by which Python calls the Engine of engine/engine.h. Every call that may
+// wait releases the GIL. Owned by the Python class zerorun.Engine, used by one thread at a time.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -27,13 +27,13 @@ class CoreEngine {
   std::shared_ptr<Mode> mode_;
 };
 
-/// Destroys without the GIL: the engine waits for its threads.
+/// Destroys the engine without the GIL: the destructor may wait, and other Python threads can run meanwhile.
 struct WithoutGil {
   void operator()(CoreEngine* engine) const;
 };
 
 void bind_engine(pybind11::module_& module);
-/// Scopes of gathered parameters, states of parameters, models without memory.
+/// Binds scopes of gathered parameters, access to the states of a parameter, and deferred initialisation.
 void bind_parameter_access(pybind11::module_& module);
 
 }  // namespace zerorun::python

@@ -30,7 +30,7 @@ void set(PyObject* type, const std::exception& exception) {
   PyErr_SetString(type, exception.what());
 }
 
-// LibTorch appends its C++ backtrace to what().
+// Leaves out LibTorch's C++ backtrace, which is part of what().
 void set_torch(PyObject* type, const c10::Error& exception) {
   PyErr_SetString(type, exception.what_without_backtrace());
 }
@@ -50,10 +50,10 @@ void translate(std::exception_ptr exception) {
   } catch (const Error& held) {
     set(error, held);
   } catch (py::error_already_set&) {
-    throw;  // pybind11's own are left to it
+    throw;  // pybind11 translates its own exceptions
   } catch (const py::builtin_exception&) {
     throw;
-  } catch (python_error& held) {  // of Python code that LibTorch called: autograd's functions and hooks
+  } catch (python_error& held) {  // thrown by Python code that LibTorch called: autograd functions, hooks
     held.restore();
   } catch (const c10::OutOfMemoryError& held) {
     set_torch(py::module_::import("torch").attr("OutOfMemoryError").ptr(), held);

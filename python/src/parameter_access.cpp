@@ -15,8 +15,7 @@ namespace py = pybind11;
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// DeferredInit as a scope that Python opens and closes. One at a time on a thread, which is the one that
-// closes it.
+// A DeferredInit that Python opens and closes. A thread has at most one open scope, and must close it itself.
 class DeferredScope {
  public:
   void enter() {

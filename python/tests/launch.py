@@ -1,4 +1,4 @@
-"""Runs a program on several ranks: under `zerorun` of the wheel, under torchrun, or by hand."""
+"""Runs a program: on several ranks with the wheel's `zerorun` or with torchrun, or directly on one rank."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def free_port():
 
 
 def run(program, *arguments, ranks=2, kind="zerorun", expect=0, timeout=240, **more):
-    """Returns what the program wrote. `expect`: its exit code; None: any but 0."""
+    """Returns the program's output. `expect`: its exit code; None: any except 0."""
     command = [str(PROGRAMS / program), *map(str, arguments)]
     command = launcher(kind, ranks) + command if ranks > 1 else [sys.executable, *command]
     done = subprocess.run(command, env=environment(**more), timeout=timeout, stdout=subprocess.PIPE,

@@ -31,7 +31,7 @@ def difference(found, expected):
 
 
 def with_norms(trace):
-    """The trace of a run with the same norms, where DeepSpeed reports none."""
+    """`trace`, or, if DeepSpeed reports no norms in it, the trace of a run with the same norms."""
     if trace["steps"][0]["grad_norm"] is not None:
         return trace
     run_name = trace["name"].removeprefix("fp32_s0_")
@@ -40,7 +40,7 @@ def with_norms(trace):
 
 
 def norm_of(trace, step):
-    """DeepSpeed's stage 3 divides the norm by the loss scale after the step."""
+    """The expected norm. DeepSpeed's stage 3 divides it by the loss scale after the step, ZeroRun by the scale before."""
     steps = trace["steps"]
     norm = number(with_norms(trace)["steps"][step]["grad_norm"])
     if trace["ds_config"]["zero_optimization"]["stage"] == 3 and step and "loss_scale" in steps[step]:
@@ -51,7 +51,7 @@ def norm_of(trace, step):
 def check(trace, found, model):
     name, allowed = trace["name"], tolerance(trace["name"])
     if model == "transformers" and not name.startswith("fp32_"):
-        allowed["matrix"] = 5e-4  # its operators round in another order than those of the recorded runs: 3.1e-4 in one matrix
+        allowed["matrix"] = 5e-4  # operators of transformers round in another order: one matrix differs by 3.1e-4
     for index, step in enumerate(trace["steps"]):
         place = f"{name}, step {index}"
         losses = found["losses"][index]

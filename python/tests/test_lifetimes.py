@@ -1,4 +1,4 @@
-"""Memory, files and threads stay; objects may go in any order."""
+"""Memory, open files and threads do not grow, for any order in which objects are destroyed."""
 
 import pytest
 from launch import run

@@ -1,4 +1,4 @@
-"""Bad input: one Python exception each, which names the remedy; the engine lives on where it can."""
+"""Each kind of bad input gives one Python exception that names the remedy. The engine stays usable where that is possible."""
 
 import pytest
 import torch

@@ -122,14 +122,14 @@ std::string first_fault(const Operations& operations, const std::vector<Save>& s
 
 }  // namespace
 
-TEST_CASE("After a crash at any moment what was published is there, whole") {
+TEST_CASE("After a crash at any moment every published checkpoint is complete") {
   MemoryFileSystem files;
   const std::vector<Save> saves = save_some(files);
   CHECK(fault(files, saves, files.operations().size()) == "");
   CHECK(first_fault(files.operations(), saves, 200) == "");
 }
 
-TEST_CASE("No sync can be left out") {
+TEST_CASE("Every sync is necessary") {
   MemoryFileSystem files;
   const std::vector<Save> saves = save_some(files);
   const Operations& all = files.operations();
@@ -145,7 +145,7 @@ TEST_CASE("No sync can be left out") {
   CHECK(syncs >= 3 * 7);
 }
 
-TEST_CASE("No renaming can be left out") {
+TEST_CASE("Every rename is necessary") {
   MemoryFileSystem files;
   const std::vector<Save> saves = save_some(files);
   const Operations& all = files.operations();
@@ -158,7 +158,7 @@ TEST_CASE("No renaming can be left out") {
   }
 }
 
-TEST_CASE("A run that comes after a crash saves as if there had been none") {
+TEST_CASE("A run after a crash saves as if there had been no crash") {
   MemoryFileSystem files;
   const std::vector<Save> saves = save_some(files);
   for (size_t count = 0; count <= files.operations().size(); ++count) {

@@ -10,7 +10,7 @@
 namespace zerorun::testing {
 
 struct Fault {
-  int64_t call = -1;                     // index among the calls that modify, except removals; -1: no call
+  int64_t call = -1;                     // index among the calls that modify files, except removals; -1: none
   int error = 0;                         // the errno with which the call fails; 0: the call succeeds
   bool is_short = false;                 // every write transfers 1000 bytes at most
   std::function<void()> meanwhile = {};  // runs before the call, to delay it

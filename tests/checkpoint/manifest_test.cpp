@@ -110,7 +110,7 @@ TEST_CASE("Parts of ranks make one manifest") {
   CHECK(joined.numbers == whole.numbers);
 }
 
-TEST_CASE("A manifest that was changed is found, whichever digit it is") {
+TEST_CASE("A change of any digit of a manifest is detected") {
   const std::string text = to_json(some_manifest());
   int changed = 0;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -126,7 +126,7 @@ TEST_CASE("A manifest that was changed is found, whichever digit it is") {
   CHECK(changed > 60);
 }
 
-TEST_CASE("What is wrong with a manifest is told") {
+TEST_CASE("Errors say what is wrong with a manifest") {
   CHECK_THAT(user_error([] { parse_manifest("{", "m.json"); }), Contains("m.json"));
   CHECK_THAT(error_of([](json& value) { value["version"] = 2; }),
              Contains("version 1, found") && Contains("version 2"));

@@ -18,7 +18,7 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("Pinned bytes stay what they were, wherever their reader is when they change") {
+TEST_CASE("A reader of pinned bytes gets their original values, wherever it is when they change") {
   constexpr size_t kBytes = 10'000;
   for (size_t change_at = 0; change_at <= kBytes; change_at += 1000) {
     std::vector<std::byte> live = random_bytes(kBytes, change_at);
@@ -37,7 +37,7 @@ TEST_CASE("Pinned bytes stay what they were, wherever their reader is when they 
   }
 }
 
-TEST_CASE("Pinned bytes are taken by one thread while another changes them") {
+TEST_CASE("One thread reads pinned bytes while another thread changes them") {
   constexpr size_t kBytes = 1'000'000;
   for (uint64_t seed = 0; seed < 50; ++seed) {
     std::vector<std::byte> live = random_bytes(kBytes, seed);
@@ -56,7 +56,7 @@ TEST_CASE("Pinned bytes are taken by one thread while another changes them") {
   }
 }
 
-TEST_CASE("Pinned bytes are taken from front to back") {
+TEST_CASE("Pinned bytes are read from front to back") {
   std::vector<std::byte> live(100);
   MemorySnapshot pinned(live);
   std::vector<std::byte> into(10);

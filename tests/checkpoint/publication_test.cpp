@@ -25,7 +25,7 @@ void publish(FileSystem& files, const fs::path& directory, const std::string& ta
 
 }  // namespace
 
-TEST_CASE("Tags are published, replaced, and named by latest when that is asked for") {
+TEST_CASE("Tags are published, replaced, and named in latest if the caller asks for it") {
   const TemporaryFolder folder;
   FileSystem& files = local_file_system();
   const fs::path directory = folder / "a/b";
@@ -45,7 +45,7 @@ TEST_CASE("Tags are published, replaced, and named by latest when that is asked 
   CHECK(published_tags(files, folder / "elsewhere").empty());
 }
 
-TEST_CASE("What a run that died has left is no checkpoint, and in nobody's way") {
+TEST_CASE("Files that a killed run has left are no checkpoint, and do not disturb later saves") {
   const TemporaryFolder folder;
   FileSystem& files = local_file_system();
   fs::create_directories(folder / ".one.partial");
@@ -72,7 +72,7 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
   CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
 }
 
-TEST_CASE("The last checkpoints stay, those that others have named too") {
+TEST_CASE("keep_last keeps the tags of the last steps, the tag in latest, and tags with other names") {
   MemoryFileSystem files;
   publish(files, "/a", "global_step7", "7");
   publish(files, "/a", "global_step100", "100", false);
@@ -95,7 +95,7 @@ TEST_CASE("A tag is the name of a folder") {
   CHECK_NOTHROW(check_tag("global_step100"));
 }
 
-TEST_CASE("Whichever call fails, the tag before it stays, and a second try succeeds") {
+TEST_CASE("If any call fails, the previous tag stays, and a second try succeeds") {
   bool all_tried = false;
   for (int64_t call = 0; !all_tried; ++call) {
     CAPTURE(call);

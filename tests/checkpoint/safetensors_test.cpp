@@ -45,7 +45,7 @@ TEST_CASE("a file of another writer is read by name") {
   }
 }
 
-TEST_CASE("what is written is read back") {
+TEST_CASE("written tensors are read back") {
   const TemporaryFolder folder;
   const std::string floats = "0123456789abcdefghijklmn", halves = "xyz!";
   const std::map<std::string, TensorToWrite> tensors = {
@@ -129,7 +129,7 @@ TEST_CASE("a folder of shards is read by its index, which must be right") {
              Contains("tensor 'a' is in") && Contains("too"));
 }
 
-TEST_CASE("files that are none name the path") {
+TEST_CASE("errors about files that are not safetensors name the path") {
   const TemporaryFolder folder;
   CHECK_THAT(user_error([&] { SafetensorsReader{folder / "absent"}; }), Contains("absent: no such file"));
   CHECK_THAT(user_error([&] { SafetensorsReader{folder / ""}; }),

@@ -89,8 +89,8 @@ std::string outcome_of(const CheckedConfig& checked) {
   return outcome;
 }
 
-using Table =
-    std::map<std::pair<std::string, std::string>, int>;  // number of configurations by label and outcome
+// The number of configurations by label and outcome.
+using Table = std::map<std::pair<std::string, std::string>, int>;
 
 std::string in_words(const Table& table) {
   std::string text;

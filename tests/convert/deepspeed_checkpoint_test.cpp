@@ -101,7 +101,7 @@ TEST_CASE("Counters, rates, tied names and client state of DeepSpeed's checkpoin
   }
 }
 
-TEST_CASE("An imported checkpoint has the same bits, whatever its pieces are read in") {
+TEST_CASE("An imported checkpoint has the same bits, for any pieces in which it is read") {
   for (const DeepSpeedCase& one : deepspeed_cases()) {
     INFO(one.name());
     const TemporaryFolder folder;

@@ -176,7 +176,7 @@ TEST_CASE("Without ds_config the module's dtype is the precision, and AdamW is a
   CHECK(read_with({{"ds_config", enabled_as_1}}).facts.precision == "bf16");
 }
 
-TEST_CASE("Client state that JSON cannot have is listed, and the rest is taken over") {
+TEST_CASE("Client state that JSON cannot express is listed, and the rest is imported") {
   const DeepSpeedCheckpoint small = read_with({{"epoch", pk::integer(3)}});
   CHECK(small.facts.left_out.empty());
   CHECK(json::parse(small.facts.client_state) == json({{"epoch", 3}}));

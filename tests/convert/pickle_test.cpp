@@ -81,7 +81,7 @@ TEST_CASE("Values that pickle protocols 2 and 4 write are read") {
                      "e.")) == R"([[1,2],"00ff","0x400000000000000000"])");
 }
 
-TEST_CASE("An ordered dictionary is a dictionary, and its attributes are kept beside") {
+TEST_CASE("An ordered dictionary is read as a dictionary, and its attributes are kept") {
   const std::string bytes = text(
       "\x80\x02"
       "ccollections\nOrderedDict\nq\x00)Rq\x01X\x01\x00\x00\x00kq\x02K\x07s}X\x01\x00\x00\x00mK\x01sb.");
@@ -91,7 +91,7 @@ TEST_CASE("An ordered dictionary is a dictionary, and its attributes are kept be
   CHECK(pickle.root().state()->find("m")->integer() == 1);
 }
 
-TEST_CASE("Calls and classes are kept by name and never carried out") {
+TEST_CASE("Calls and classes are kept by name and never executed") {
   const TemporaryFolder folder;
   const std::string victim = (folder / "victim").string();
   // The pickle that pickle.dumps writes for an object whose __reduce__ returns os.system and "touch VICTIM".
@@ -137,7 +137,8 @@ TEST_CASE("Values that contain themselves, or share values without end, are refu
   CHECK_THAT(refusal(text("\x80\x02]q\x00h\x00"
                           "a.")),
              Contains("contains itself"));
-  std::string doubling = text("\x80\x02]q\x00");  // each value is a pair of the previous value: 2^60 in all
+  std::string doubling =
+      text("\x80\x02]q\x00");  // each value is a pair of twice the previous value: 2^60 in all
   for (int level = 0; level < 60; ++level) doubling += text("h\x00h\x00\x86q\x00");
   CHECK_THAT(refusal(doubling + "."), Contains("another stack"));
   doubling = text("\x80\x02]q\x00");
@@ -148,7 +149,7 @@ TEST_CASE("Values that contain themselves, or share values without end, are refu
 }
 
 #ifndef __SANITIZE_ADDRESS__
-TEST_CASE("A pickle takes no more memory than the stated factor, whatever it is made of") {
+TEST_CASE("A pickle of any contents takes no more memory than the stated factor") {
   constexpr size_t kRepeats = 300'000;
   const std::vector<std::pair<std::string, std::string>> shapes = {
       {"values on the stack", "N"},

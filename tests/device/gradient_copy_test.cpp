@@ -89,7 +89,7 @@ TEST_CASE("gradient copy: sums of every pair of dtypes are float32 sums rounded 
   }
 }
 
-TEST_CASE("gradient copy: a slice is written from end to end and nothing beside it") {
+TEST_CASE("gradient copy: a whole slice is written, and nothing outside of it") {
   for (at::ScalarType dtype : kDtypes) {
     const at::Tensor source = random_values(1100, dtype, 5);
     at::Tensor target = at::zeros({1200}, dtype);
@@ -102,7 +102,7 @@ TEST_CASE("gradient copy: a slice is written from end to end and nothing beside 
   }
 }
 
-TEST_CASE("gradient copy: one infinity or NaN at any place is noticed, and arrives") {
+TEST_CASE("gradient copy: one infinity or NaN at any place is noticed, and is copied") {
   constexpr int64_t kNumel = 1100;
   for (at::ScalarType from : kDtypes) {
     for (at::ScalarType to : kDtypes) {
@@ -134,7 +134,7 @@ TEST_CASE("gradient copy: one infinity or NaN at any place is noticed, and arriv
   }
 }
 
-TEST_CASE("gradient copy: what the target is too small for is noticed, what just fits is not") {
+TEST_CASE("gradient copy: values too large for the target dtype are noticed, the largest that fit are not") {
   const float largest = std::numeric_limits<float>::max();
   struct Case {
     at::ScalarType to;

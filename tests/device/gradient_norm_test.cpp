@@ -71,7 +71,7 @@ TEST_CASE("sum of squares: right to a few units in the last place for every size
   }
 }
 
-TEST_CASE("sum of squares: wherever the memory starts") {
+TEST_CASE("sum of squares: the same bits for memory that starts at any element") {
   std::mt19937_64 random(8);
   const std::vector<float> values = random_values(random, 300);
   for (size_t start = 0; start < 40; ++start) {
@@ -90,7 +90,7 @@ TEST_CASE("sum of squares: the largest and smallest float32 neither overflow nor
   CHECK(sum_of({}) == 0);
 }
 
-TEST_CASE("sum of squares: one infinity or NaN anywhere shows") {
+TEST_CASE("sum of squares: one infinity or NaN at any place makes the sum infinite or NaN") {
   std::mt19937_64 random(9);
   const float infinity = std::numeric_limits<float>::infinity();
   for (size_t count : {1, 15, 16, 17, 33, 100}) {

@@ -1,5 +1,5 @@
-// Tests device/step_facts.h: the gradient norm, the clipping divisor, and the exchange of the numbers of
-// gradients that are not finite.
+// Tests device/step_facts.h: the gradient norm, the clipping divisor, and the exchange between ranks that
+// shows which gradients are not finite.
 #include "device/step_facts.h"
 
 #include <catch2/catch.hpp>
@@ -44,7 +44,7 @@ TEST_CASE("step facts: a norm beyond float32 is kept as it is") {
   CHECK(decide(squares.data(), 1, {.scale = 1, .clipping = 0}).norm == 1e40);
 }
 
-TEST_CASE("step facts: what is not finite is not applied, and its norm is infinite") {
+TEST_CASE("step facts: a gradient that is not finite is not applied, and its norm is infinite") {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
     const std::vector<double> squares = {1, bad, 1};
     const StepFacts facts = decide(squares.data(), 3, {.scale = 1, .clipping = 1});
@@ -53,7 +53,7 @@ TEST_CASE("step facts: what is not finite is not applied, and its norm is infini
   }
 }
 
-TEST_CASE("findings: the smallest number told stays, and zeros mean none") {
+TEST_CASE("slots: the smallest reported number wins, and 0 means that nothing was reported") {
   CHECK(number_in(0) == 0);
   for (const int64_t number : {int64_t{1}, int64_t{2}, int64_t{1} << 52}) {
     CHECK(number_in(slot_of(number)) == number);
@@ -62,7 +62,7 @@ TEST_CASE("findings: the smallest number told stays, and zeros mean none") {
   }
 }
 
-TEST_CASE("exchange: each rank fills in its own places, so that the sum has everyone's") {
+TEST_CASE("exchange: each rank fills in its own elements, so that the sum has those of all ranks") {
   constexpr int kRanks = 3;
   std::vector<double> sum(exchanged_numel(kRanks));
   for (int rank = 0; rank < kRanks; ++rank) {

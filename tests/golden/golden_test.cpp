@@ -13,7 +13,7 @@ TEST_CASE("DeepSpeed's traces are reproduced") {
 }
 
 // With DeepSpeed's default persistence threshold, all parameters of this small model would stay gathered.
-TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter comes and goes") {
+TEST_CASE("DeepSpeed's stage 3 traces are reproduced when every parameter is gathered and released") {
   for (json trace : traces()) {
     if (trace["ds_config"]["zero_optimization"]["stage"] != 3) continue;
     json& zero = trace["ds_config"]["zero_optimization"];

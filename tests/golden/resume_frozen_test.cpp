@@ -125,7 +125,7 @@ TEST_CASE("Frozen parameters and buffers that DeepSpeed saved load at every stag
   }
 }
 
-TEST_CASE("The loss scale goes on as DeepSpeed's did after it saved") {
+TEST_CASE("The loss scale continues as in DeepSpeed after its save") {
   for (const std::string name : {"frozen_fp16_s2_w2", "frozen_fp16_s3_w2"}) {
     INFO(name);
     const DeepSpeedCheckpoint source = source_of(name);

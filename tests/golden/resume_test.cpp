@@ -85,7 +85,7 @@ void resume(const DeepSpeedCase& one, const json& ds_config, int world_size) {
 
 }  // namespace
 
-TEST_CASE("Training goes on from DeepSpeed's checkpoints as DeepSpeed's own does") {
+TEST_CASE("Training continues from DeepSpeed's checkpoints as in DeepSpeed") {
   for (const DeepSpeedCase& one : deepspeed_cases()) {
     INFO(one.name());
     resume(one, one.facts["ds_config"], one.facts["world_size"]);
@@ -106,7 +106,7 @@ TEST_CASE("Training goes on from DeepSpeed's checkpoints at other world sizes wi
   }
 }
 
-TEST_CASE("A universal checkpoint goes on at the world size at which DeepSpeed took it up too") {
+TEST_CASE("Training continues from a universal checkpoint at the world size at which DeepSpeed resumed it") {
   const DeepSpeedCase one = deepspeed_case("universal_fp32_s2_w2");
   resume(one, one.facts["ds_config"], 3);
 }

@@ -25,7 +25,7 @@ SliceContents adam(int64_t numel, int64_t parameters) {
 
 }  // namespace
 
-TEST_CASE("Chunks cover the slice, lie one behind the other, and begin where a checksum does") {
+TEST_CASE("Chunks cover the slice, follow one another, and begin at blocks with a checksum") {
   const auto [numel, parameters, chunk] =
       GENERATE(table<int64_t, int64_t, int64_t>({{16, 1, kMiB},
                                                  {80'000, 3, kMiB},
@@ -59,7 +59,7 @@ TEST_CASE("Chunks cover the slice, lie one behind the other, and begin where a c
   if (numel >= 1'000'000 && parameters < 10) CHECK(layout.bytes <= 1.005 * 12.0 * static_cast<double>(numel));
 }
 
-TEST_CASE("Ranges have every element of every part once, where its chunk has it") {
+TEST_CASE("Ranges have every element of every part once, at its position in its chunk") {
   const SliceContents contents = adam(700'000, 7);
   const SlotLayout layout = make_slot_layout(contents, kMiB, 16);
   REQUIRE(layout.chunks.size() > 5);

@@ -167,7 +167,7 @@ TEST_CASE("State in files is the same as in memory, through io_uring and threads
   }
 }
 
-TEST_CASE("A disk that fails ends it, and never gives another number") {
+TEST_CASE("A disk that fails causes an error, and never wrong values") {
   const TemporaryFolder folder;
   int ended = 0;
   const char* asked_for = std::getenv("ZERORUN_FAULTS");
@@ -205,7 +205,7 @@ TEST_CASE("A disk that fails ends it, and never gives another number") {
   CHECK(ended > faults / 4);
 }
 
-TEST_CASE("Two generations take turns, and a lent one is not written any more") {
+TEST_CASE("Two generations take turns, and a lent generation is not written any more") {
   const TemporaryFolder folder;
   StateFiles files(local_file_system(), options_in(folder), some_slices());
   Model model(files);
@@ -231,7 +231,7 @@ TEST_CASE("Two generations take turns, and a lent one is not written any more") 
   CHECK_FALSE(at_first.is_in(folder / "second", 1));
 }
 
-TEST_CASE("Where there is no room for what takes a slot's place it is not lent, and nothing is lost") {
+TEST_CASE("A slot is not lent if there is no room for a file in its place, and no state is lost") {
   const TemporaryFolder folder;
   int refused = 0;
   bool all_tried = false;
@@ -264,7 +264,7 @@ TEST_CASE("Where there is no room for what takes a slot's place it is not lent, 
   CHECK(refused > 10);
 }
 
-TEST_CASE("A lent slot is copied to another file system, and found damaged there") {
+TEST_CASE("A lent slot is copied to another file system, and damage of the copy is detected") {
   if (!std::filesystem::exists("/dev/shm")) return;
   const TemporaryFolder folder;
   StateFiles files(local_file_system(), options_in(folder), some_slices());
@@ -286,7 +286,7 @@ TEST_CASE("A lent slot is copied to another file system, and found damaged there
   std::filesystem::remove_all(other);
 }
 
-TEST_CASE("Bytes read and written are those of the state, but for what stays in buffers") {
+TEST_CASE("A step reads and writes the bytes of the state, except chunks that stay in buffers") {
   const TemporaryFolder folder;
   StateFiles files(local_file_system(), options_in(folder), some_slices());
   Model model(files);
@@ -308,7 +308,7 @@ TEST_CASE("Bytes read and written are those of the state, but for what stays in 
   CHECK(files.read_bytes() >= state - files.buffer_bytes());
 }
 
-TEST_CASE("A folder that has no room, or is none, fails at the start") {
+TEST_CASE("A folder that has no room or does not exist is an error at the start") {
   const TemporaryFolder folder;
   StateFilesOptions options = options_in(folder);
   options.folder = folder / "nowhere";

@@ -89,7 +89,7 @@ void check_transfers(Transfers& transfers, OpenFile& file) {
 
 }  // namespace
 
-TEST_CASE("What is written is read again, and errors are told") {
+TEST_CASE("Written bytes are read back, and errors are reported") {
   const TemporaryFolder folder;
   OpenFile file = OpenFile::create(local_file_system(), folder / "x");
   const auto threads = open_transfer_threads(local_file_system(), 3);
@@ -102,14 +102,14 @@ TEST_CASE("What is written is read again, and errors are told") {
   }
 }
 
-TEST_CASE("Where io_uring is forbidden there are threads") {
+TEST_CASE("If io_uring is forbidden, threads make the transfers") {
   CHECK(exit_code_of([] {
           return forbid_io_uring() &&
                  std::string(open_transfers(local_file_system(), 8, 2)->name()) == "threads";
         }) == 0);
 }
 
-TEST_CASE("Where a process may lock no memory it works all the same") {
+TEST_CASE("Transfers work in a process that may not lock memory") {
   const TemporaryFolder folder;
   CHECK(exit_code_of([&] {
           if (!forbid_locked_memory()) return false;

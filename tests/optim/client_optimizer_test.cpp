@@ -168,7 +168,7 @@ TEST_CASE("client: groups keep their own options") {
   });
 }
 
-TEST_CASE("client Adagrad: the accumulators start as LibTorch starts them, whatever a group says") {
+TEST_CASE("client Adagrad: the accumulators start as in LibTorch, also if a group has another value") {
   using torch::optim::AdagradOptions;
   check_same_bits([](std::vector<OptimizerParamGroup> groups) {
     groups[1].set_options(
@@ -214,7 +214,7 @@ TEST_CASE("client: betas read and set by group, of optimizers that have them") {
   CHECK(!make_client_optimizer(rmsprop, two_groups().shards(), testing::lend())->betas(0));
 }
 
-TEST_CASE("client: each shard is told of once, in order, when it is final") {
+TEST_CASE("client: the callback gets each shard once, in order, when the shard is final") {
   Tensors tensors = two_groups();
   torch::optim::Adam optimizer(groups_of(two_groups()), torch::optim::AdamOptions(0.5));
   const std::vector<Shard> shards = tensors.shards(2);
@@ -230,7 +230,7 @@ TEST_CASE("client: each shard is told of once, in order, when it is final") {
 }
 
 TEST_CASE(
-    "client: an optimizer that outlives the shards has its parameters again, and none of their memory") {
+    "client: an optimizer that outlives the shards has its parameters again, and no memory of the shards") {
   const Tensors given = two_groups();
   torch::optim::Adam optimizer(groups_of(given), torch::optim::AdamOptions(0.5));
   Tensors tensors = two_groups();
@@ -252,7 +252,7 @@ TEST_CASE(
   CHECK_NOTHROW(check_client_optimizer(optimizer));
 }
 
-TEST_CASE("client: state lies where it is borrowed, as many bytes as the optimizer's formula has") {
+TEST_CASE("client: state is in borrowed memory, with as many bytes as the optimizer's formula says") {
   constexpr int64_t kBytes = 3 * 16 * 6 * 4;  // one moment of every parameter
   using namespace torch::optim;
   CHECK(borrowed_bytes(maker<Adam>(AdamOptions(0.01))) == 2 * kBytes);
@@ -266,7 +266,7 @@ TEST_CASE("client: state lies where it is borrowed, as many bytes as the optimiz
   CHECK(borrowed_bytes(maker<RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true))) == 3 * kBytes);
 }
 
-TEST_CASE("client: an optimizer that is given back steps like one that was never lent") {
+TEST_CASE("client: an optimizer that is given back steps like one that no engine has used") {
   const Tensors given = two_groups();
   const auto make = maker<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.5));
   auto optimizer = make(groups_of(given));
@@ -287,7 +287,7 @@ TEST_CASE("client: an optimizer that is given back steps like one that was never
   for (size_t i = 0; i < given.values.size(); ++i) CHECK(at::equal(given.values[i], plain.values[i]));
 }
 
-TEST_CASE("client: an optimizer that looks at whole parameters is refused by name") {
+TEST_CASE("client: an optimizer that needs whole parameters is refused by name") {
   const Tensors tensors = two_groups();
   torch::optim::LBFGS lbfgs(tensors.values, torch::optim::LBFGSOptions(1));
   CHECK_THROWS_AS(check_client_optimizer(lbfgs), UserError);

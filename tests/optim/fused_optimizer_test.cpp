@@ -176,7 +176,7 @@ TEST_CASE("fused: the slices of 1, 2, 3 or 6 ranks get the same bits as the whol
   }
 }
 
-TEST_CASE("fused: shards without elements are fine, and each is told of once, in order, when it is final") {
+TEST_CASE("fused: shards may be empty, and the callback gets each shard once, in order, when it is final") {
   Tensors tensors;
   tensors.add(32);
   tensors.add(0);
@@ -214,7 +214,7 @@ TEST_CASE("fused: borrows the moments of its formula, and nothing else") {
   CHECK(borrowed(testing::rmsprop(0.9, false), testing::rmsprop(0, true)) == 80 * 8);
 }
 
-TEST_CASE("fused: moments have torch.optim's names, and lie where they are borrowed") {
+TEST_CASE("fused: moments have torch.optim's names, and are in borrowed memory") {
   Tensors tensors;
   tensors.add(32);
   std::map<std::string, at::Tensor> moments;
@@ -260,7 +260,7 @@ TEST_CASE("fused: learning rates read and set by group") {
 }
 
 // Like DeepSpeed's Adam, torch::optim computes the bias correction from the betas of the current step.
-TEST_CASE("fused: betas that change from step to step, as torch::optim.AdamW has them") {
+TEST_CASE("fused: betas that change between steps give the values of torch::optim::AdamW") {
   Tensors tensors;
   tensors.add(100);
   at::Tensor plain = tensors.values[0].clone();

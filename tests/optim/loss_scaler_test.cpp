@@ -65,7 +65,7 @@ std::string first_difference(const json& item, const std::string& overflows,
 
 }  // namespace
 
-TEST_CASE("loss scale: DeepSpeed's state after every update of its 112 runs") {
+TEST_CASE("loss scale: DeepSpeed's state after every update of 112 recorded runs") {
   const json table = load_table();
   REQUIRE(table["cases"].size() == 112);
   int raised = 0;
@@ -82,7 +82,7 @@ TEST_CASE("loss scale: DeepSpeed's state after every update of its 112 runs") {
   CHECK(updates == 7214);
 }
 
-TEST_CASE("loss scale: a fixed one stays as it is, and the run goes on") {
+TEST_CASE("loss scale: a fixed scale does not change, and training continues") {
   LossScaler scaler({.fixed = 128.0, .initial = 4, .window = 1, .hysteresis = 1});
   for (bool overflow : {true, false, true, true, false, false}) {
     CHECK(scaler.update(overflow));
@@ -91,7 +91,7 @@ TEST_CASE("loss scale: a fixed one stays as it is, and the run goes on") {
   CHECK(scaler.state().updates == 6);
 }
 
-TEST_CASE("loss scale: at its minimum it says so in the update that cannot lower it, not before") {
+TEST_CASE("loss scale: update() fails only if it must lower a scale that is at its minimum") {
   LossScaler scaler({.fixed = {}, .initial = 4, .window = 1000, .hysteresis = 2, .minimum = 2});
   CHECK(scaler.update(true));  // the hysteresis allows one overflow without a lower scale
   CHECK(scaler.scale() == 4);

@@ -197,7 +197,7 @@ TEST_CASE("16-bit shards: the number of threads changes no bit") {
   at::set_num_threads(threads_before);
 }
 
-TEST_CASE("16-bit shards: what is too large for fp16 becomes infinite in the parameter, not in the master") {
+TEST_CASE("16-bit shards: values beyond fp16 become infinite in the parameter, not in the master weight") {
   at::Tensor master = at::full({9}, 65519.0F);
   at::Tensor rounded = at::zeros({9}, at::kHalf);
   SgdConfig config = sgd(0);
@@ -212,7 +212,7 @@ TEST_CASE("16-bit shards: what is too large for fp16 becomes infinite in the par
   CHECK(at::isinf(rounded).all().item<bool>());
 }
 
-TEST_CASE("16-bit shards: a client's own optimizer gets float32 gradients, and its result is rounded") {
+TEST_CASE("16-bit shards: a torch::optim optimizer gets float32 gradients, and its result is rounded") {
   check_client([](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
     return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
   });

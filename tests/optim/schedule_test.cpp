@@ -92,7 +92,8 @@ TEST_CASE("schedules: DeepSpeed's learning rates and betas in every step, at 12 
   CHECK(schedules == 34);
 }
 
-TEST_CASE("schedules: what DeepSpeed refuses is refused with its key, and so is an unknown shape") {
+TEST_CASE(
+    "schedules: values that DeepSpeed refuses, and an unknown warmup_type, are refused with their key") {
   const json table = load_table();
   int refused = 0;
   for (const json& item : table["cases"]) {

@@ -44,7 +44,7 @@ std::string line_with(const std::string& output, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("gpt2: a saved folder has the model and its tokenizer, which go on alone") {
+TEST_CASE("gpt2: a saved folder has the model and its tokenizer, and needs no other file") {
   const Trainings trainings;
   const std::string eval = "--eval " + trainings.path("other");
   const Outcome saved = trainings.train(
@@ -70,7 +70,7 @@ TEST_CASE("gpt2: a saved folder has the model and its tokenizer, which go on alo
              Contains("has 16 positions"));
 }
 
-TEST_CASE("gpt2: samples are the same at every world size, and go on where a checkpoint was made") {
+TEST_CASE("gpt2: samples are the same at every world size, and continue after a checkpoint") {
   const Trainings trainings;
   for (const int ranks : {1, 2, 4}) {
     const std::string name = std::to_string(ranks);

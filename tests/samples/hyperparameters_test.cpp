@@ -26,7 +26,7 @@ Hyperparameters parse(std::vector<std::string> flags) {
   return parsed;
 }
 
-TEST_CASE("flags become what the config says \"auto\" for") {
+TEST_CASE("flags give the values for \"auto\" in the config") {
   const Hyperparameters flags = parse(
       {"--batch", "3", "--accumulation", "4", "--lr", "0.25", "--weight-decay", "0.5", "--warmup", "6"});
   const Config config =
@@ -75,7 +75,7 @@ TEST_CASE("--precision auto is bf16 where /proc/cpuinfo lists instructions for i
   CHECK_THAT(user_error([&] { parse({"--precision", "fp8"}); }), Contains("--precision"));
 }
 
-TEST_CASE("there is a value for every setting that trains and that only a program can give") {
+TEST_CASE("there is a value for every setting that affects training and that only a program can give") {
   const Arguments arguments = Hyperparameters().arguments(0);
   std::vector<std::string> asked_for;
   for (const KeyFact* fact : key_facts()) {
@@ -89,7 +89,7 @@ TEST_CASE("there is a value for every setting that trains and that only a progra
   }
 }
 
-TEST_CASE("numbers that cannot be meant are refused with the flag") {
+TEST_CASE("impossible numbers are refused, and the message names the flag") {
   const std::pair<std::string, std::string> mistakes[] = {
       {"--batch", "0"},  {"--batch", "1.5"}, {"--accumulation", "-1"}, {"--accumulation", "99999999999"},
       {"--lr", "-0.1"},  {"--lr", "inf"},    {"--lr", "much"},         {"--weight-decay", "-1"},

@@ -82,7 +82,7 @@ std::string gpt2(const TemporaryFolder& folder) {
 
 }  // namespace
 
-TEST_CASE("a disk that gives back something else ends the job, and the checkpoint from before resumes") {
+TEST_CASE("wrong bytes from a disk end the job, and training resumes from the previous checkpoint") {
   const TemporaryFolder folder;
   const std::string saves = folder / "saves";
   REQUIRE(run(folder, gpt2(folder) + "--steps 3 --save-dir " + saves).exit_code == 0);
@@ -106,7 +106,7 @@ TEST_CASE("a disk that gives back something else ends the job, and the checkpoin
   CHECK_THAT(resumed.out, Contains("resumed from " + saves + "/global_step3"));
 }
 
-TEST_CASE("a rank that is killed in mid-step, with a save every step, costs nothing that was saved") {
+TEST_CASE("if a rank is killed in the middle of a step, no saved step is lost") {
   const TemporaryFolder folder;
   const fs::path saves = folder / "saves", csv = folder / "log.csv", straight = folder / "straight.csv";
   constexpr int kSteps = 60;

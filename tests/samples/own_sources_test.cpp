@@ -30,7 +30,7 @@ TEST_CASE("the sources of this checkout are found") {
         files.end());
 }
 
-TEST_CASE("sources that are gone ask for --data") {
+TEST_CASE("if the sources are missing, the error asks for --data") {
   const TemporaryFolder folder;
   CHECK_THAT(user_error([&] { own_sources(folder / "gone"); }), Contains("--data FILE") && Contains("gone"));
   CHECK_THAT(user_error([&] { own_sources(folder / ""); }), Contains("--data FILE"));

@@ -49,7 +49,7 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
   }
 }
 
-TEST_CASE("a mistake that all ranks share is told once, and the launcher's exit code is 2") {
+TEST_CASE("a mistake that all ranks share is reported once, and the launcher's exit code is 2") {
   const TemporaryFolder folder;
   const Outcome outcome =
       run(folder, kBin + "zerorun --num_gpus 2 " + kBin + "gpt2 --deepspeed " + write_config(folder, 40, 1) +
@@ -68,7 +68,7 @@ TEST_CASE("--help lists the flags and succeeds") {
   }
 }
 
-TEST_CASE("two ranks train, and rank 0 alone tells about it") {
+TEST_CASE("two ranks train, and only rank 0 prints") {
   const TemporaryFolder folder;
   const std::string csv = folder / "log.csv";
   const std::string command = kBin + "zerorun --num_gpus 2 " + kBin + "gpt2 --deepspeed --deepspeed_config " +
@@ -119,7 +119,7 @@ TEST_CASE("the batches, and so the losses, do not depend on how many ranks share
   }
 }
 
-TEST_CASE("two launchers, one for each host, train what one launcher trains, to the bit") {
+TEST_CASE("two launchers, one for each host, give the bits of one launcher") {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 2, 2, R"({"stage": 3})"), text = write_text(folder);
   const auto train = [&](const std::string& launcher, const std::string& csv) {
@@ -145,7 +145,7 @@ TEST_CASE("two launchers, one for each host, train what one launcher trains, to 
   }
 }
 
-TEST_CASE("the stage is the config's alone to say: the same losses, weights and text at each") {
+TEST_CASE("only the config names the stage; losses, weights and text are the same at each stage") {
   const TemporaryFolder folder;
   const std::string csv = folder / "log.csv", saved = folder / "saved.safetensors";
   auto outputs = [&](const std::string& zero, const std::string& comm = "auto") {
@@ -183,7 +183,7 @@ TEST_CASE("saved weights are a starting point: loading and saving them gives the
   CHECK(read_file(copy).size() > 1000);
 }
 
-TEST_CASE("a run that is resumed goes on with the same losses and weights, at other stages and ranks too") {
+TEST_CASE("a resumed run continues with the same losses and weights, at other stages and ranks too") {
   const TemporaryFolder folder;
   const std::string text = write_text(folder);
   auto train = [&](int ranks, int stage, const std::string& flags) {
@@ -244,7 +244,7 @@ TEST_CASE("oneflow_mlp learns with the same losses at every stage, on 1, 2 and 4
   }
 }
 
-TEST_CASE("SIGTERM to the launcher: all ranks save the same step, which a next run goes on from") {
+TEST_CASE("SIGTERM to the launcher: all ranks save the same step, and the next run resumes from it") {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 2, 1);
   const std::string gpt2 = kBin + "zerorun --num_gpus 2 --grace 20 " + kBin + "gpt2" + kTiny +
@@ -286,7 +286,8 @@ TEST_CASE("on a terminal there is one live line of at most 100 columns") {
   }
 }
 
-// Writes auto_stage2.json or auto_stage3.json with the values that "auto" has for two ranks and kAutoFlags.
+// Writes the config of auto_stage2.json or auto_stage3.json, with each "auto" replaced by its value for two
+// ranks and kAutoFlags.
 std::string write_written_out(const TemporaryFolder& folder, int stage) {
   const std::string schedule = stage == 3 ? R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 6, )"
                                           : R"({"type": "WarmupLR", "params": {)";

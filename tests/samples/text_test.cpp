@@ -19,12 +19,12 @@ TEST_CASE("numbers are grouped by thousands") {
   CHECK(with_commas(-1234) == "-1,234");
 }
 
-TEST_CASE("bytes that a terminal would act on are spelled out") {
+TEST_CASE("control characters and other special bytes are written as escapes") {
   CHECK(printable("a\tb\n ~") == "a\tb\n ~");
   CHECK(printable(std::string("\0\x1b[2J\r\x7f\xc3\xa9", 9)) == "\\x00\\x1b[2J\\x0d\\x7f\\xc3\\xa9");
 }
 
-TEST_CASE("the csv file holds every double exactly, and each line at once") {
+TEST_CASE("the csv file has every double exactly, and each line as soon as it is written") {
   const TemporaryFolder folder;
   const std::string file = folder / "log.csv";
   CsvLog log(file);

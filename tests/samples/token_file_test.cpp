@@ -56,7 +56,7 @@ TEST_CASE("token file: texts of a field are rows, cut off or filled up") {
   CHECK(file.row_tokens(1) == 2);
 }
 
-TEST_CASE("token file: it is made once, and anew for whatever its tokens depend on") {
+TEST_CASE("token file: it is made once, and again if something that its tokens depend on changes") {
   const TemporaryFolder folder;
   const fs::path text = folder.write("text", "some text");
   const auto make = [&](const Tokenizer& tokenizer) {

@@ -55,7 +55,7 @@ std::string load_error(const TemporaryFolder& folder) {
 
 }  // namespace
 
-TEST_CASE("tokenizer: bytes have printable characters, and these stand for bytes") {
+TEST_CASE("tokenizer: each byte has a printable character, and each of these characters has its byte") {
   CHECK(to_characters("\n a!\x7f\xad") == "ĊĠa!ġŃ");
   std::string all;
   for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
@@ -133,7 +133,7 @@ TEST_CASE("tokenizer: a word of a million bytes is merged in less than quadratic
   CHECK(tokens == std::vector<int32_t>(333'333, 257));
 }
 
-TEST_CASE("tokenizer: what is saved is loaded, from either kind of file") {
+TEST_CASE("tokenizer: a saved tokenizer can be loaded from either kind of file") {
   const TemporaryFolder folder;
   const std::string text = "the cat sat on the mat, the cat sat\n";
   TokenizerTrainer trainer;

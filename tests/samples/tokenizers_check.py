@@ -1,4 +1,4 @@
-"""Encodes files with the Python package `tokenizers`: the tests' independent opinion.
+"""Encodes files with the Python package `tokenizers`. The tests compare its tokens with those of ZeroRun.
 
 usage: tokenizers_check.py encode VOCAB MERGES FILE...  each FILE (UTF-8) into FILE.tokens, int32
        tokenizers_check.py folder TOKENIZER_JSON FILE...  the same, with a tokenizer.json

@@ -1,4 +1,4 @@
-"""What transformers computes, for transformers_test.
+"""Computes logits and trains models with transformers. transformers_test compares the results with ZeroRun's.
 
 usage: transformers_check.py logits FOLDER
          Loads the GPT-2 in FOLDER/model and writes FOLDER/logits.safetensors; then makes another GPT-2 and writes it

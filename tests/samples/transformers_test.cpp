@@ -72,7 +72,7 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("Logits of an exported model are those that transformers computes, and the other way round") {
+TEST_CASE("transformers and ZeroRun compute the same logits, each for a model that the other one wrote") {
   const std::string python = find_python();
   const TemporaryFolder folder;
   const std::string root = (folder / "").string();

@@ -34,7 +34,7 @@ struct Recording {
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
                                                           Recording& recording);
 
-/// A second stream that tests use as the program's, besides the compute stream (0).
+/// A stream that test programs use besides the compute stream (0).
 inline constexpr StreamId kSideStream = 5;
 
 }  // namespace zerorun::testing

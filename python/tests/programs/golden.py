@@ -1,5 +1,5 @@
-"""Replays the golden traces of one world size with a Python loop: python golden.py MODEL OUT [NAME...]. Rank 0 writes to
-OUT, as JSON, what each run computed; test_golden.py judges it."""
+"""Replays the golden traces of one world size with a Python loop: python golden.py MODEL OUT FOLDER [NAME...]. Rank 0
+writes the results of each run to OUT as JSON, and test_golden.py checks them. FOLDER is for offloaded state."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ def replay(trace, kind, tokens, folder):
         result["betas"].append(engine.get_mom())
         result["scales"].append(engine.loss_scale)
         result["skipped"].append(engine.skipped_steps)
-    # Each of these operators gathers on all ranks.
+    # Each of these operators gathers a parameter, so all ranks run them.
     result["final"] = {name: float(p.detach().double().norm()) for name, p in model.named_parameters()}
     engine.destroy()
     return result

@@ -69,7 +69,7 @@ class Gpt2(nn.Module):
         self.transformer = Transformer(layers, hidden, heads, vocab, positions)
 
     def forward(self, tokens):
-        """The loss of predicting each token from those before it."""
+        """The loss of predicting each token from the earlier tokens."""
         body = self.transformer
         x = body.wte(tokens) + body.wpe(torch.arange(tokens.size(1)))
         for block in body.h:

@@ -1,4 +1,4 @@
-"""A DeepSpeed training program, written for DeepSpeed: only the import differs. plain_loop.py STAGE PRECISION OUT"""
+"""A training program that was written for DeepSpeed; only its import differs. Usage: plain_loop.py STAGE PRECISION OUT"""
 
 import argparse
 import json

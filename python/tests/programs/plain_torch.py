@@ -1,4 +1,4 @@
-"""What plain_loop.py trains, without any engine, in one process: the average of both ranks' gradients by hand."""
+"""The training of plain_loop.py with plain torch in one process, which averages the gradients of both ranks itself."""
 
 import torch
 
