@@ -64,7 +64,11 @@ void Volume::add(const CollectiveCall& call, int rank, int world_size) {
 }
 
 Communicator::Communicator(int rank, int world_size, std::chrono::milliseconds timeout, Device& device)
-    : rank_(rank), world_size_(world_size), timeout_(timeout), device_(&device), is_first_on_host_(rank == 0) {
+    : rank_(rank),
+      world_size_(world_size),
+      timeout_(timeout),
+      device_(&device),
+      is_first_on_host_(rank == 0) {
   ZR_CHECK(world_size >= 1 && rank >= 0 && rank < world_size,
            "rank " + std::to_string(rank) + " of " + std::to_string(world_size));
 }

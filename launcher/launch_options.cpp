@@ -160,8 +160,9 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
   app.add_flag("--no_ssh", values.no_ssh, "Start ranks on this host only; needs --node_rank")
       ->needs(node_rank);
   CLI::Option* endpoint =
-      app.add_option("--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
-                     "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
+      app.add_option(
+             "--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
+             "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
           ->type_name("HOST[:PORT]");
   app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "A text that the launchers of one job share")
       ->type_name("TEXT");

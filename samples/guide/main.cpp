@@ -44,7 +44,7 @@ void train(Engine& engine, Net& model, int steps) {
 void plain_backward() {
   Net model(256);
   Engine engine = zerorun::initialize(*model, "stage3.json");
-  model->loss(inputs(engine)).backward();  // as engine.backward(loss)
+  model->loss(inputs(engine)).backward();  // does the same as engine.backward(loss)
   engine.step();
 
   model->loss(inputs(engine)).backward();
@@ -70,7 +70,7 @@ void wrapped_optimizer() {
 
 void stage3() {
   std::optional<zerorun::DeferredInit> deferred(std::in_place);
-  Net model(4096);   // built as ever, and no memory is taken
+  Net model(4096);   // built as usual, but allocates no memory
   deferred.reset();  // initialize() makes the values, bucket by bucket
   Engine engine = zerorun::initialize(*model, "stage3.json");
   train(engine, model, 3);
@@ -106,7 +106,7 @@ void accumulation() {
   Engine engine = zerorun::initialize(*model, "accumulation.json");
   for (int micro_step = 0; micro_step < 8; ++micro_step) {
     engine.backward(model->loss(inputs(engine)));
-    engine.step();  // every fourth one updates
+    engine.step();  // every fourth step() updates
   }
   {
     auto scope = engine.no_sync();  // several backwards before one step()
@@ -127,7 +127,7 @@ void checkpoints() {
   engine.wait_for_checkpoint();  // from here on no crash can lose it
 
   Net other(256);
-  Engine resumed = zerorun::initialize(*other, "stage3.json");  // another stage; other ranks would do too
+  Engine resumed = zerorun::initialize(*other, "stage3.json");  // another stage; another number of ranks works too
   auto restored = resumed.load_checkpoint("runs/1");
   if (engine.communicator().rank() == 0)
     std::printf("checkpoints: resumed at step %lld, %s\n", static_cast<long long>(resumed.global_steps()),
