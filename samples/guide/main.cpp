@@ -127,7 +127,7 @@ void checkpoints() {
   engine.wait_for_checkpoint();  // from here on no crash can lose it
 
   Net other(256);
-  Engine resumed = zerorun::initialize(*other, "stage3.json");  // another stage; another number of ranks works too
+  Engine resumed = zerorun::initialize(*other, "stage3.json");  // another stage; other world sizes work too
   auto restored = resumed.load_checkpoint("runs/1");
   if (engine.communicator().rank() == 0)
     std::printf("checkpoints: resumed at step %lld, %s\n", static_cast<long long>(resumed.global_steps()),
