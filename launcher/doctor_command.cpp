@@ -138,8 +138,9 @@ Trial try_job(const Request& request) {
     return trial;
   }
   // The deadline (--timeout) applies separately to the start of the hosts, to connecting, to the collectives,
-  // and to each round of links.
-  const double limit = request.options.timeout_seconds * (4 + request.hosts);
+  // and to each round of links, of which there are about as many as hosts (on one host: ranks).
+  const int members = request.hosts > 1 ? request.hosts : request.local_ranks;
+  const double limit = request.options.timeout_seconds * (4 + members);
   const CapturedRun run =
       run_launcher(request.arguments, seconds(static_cast<int64_t>(std::ceil(std::min(limit, 1e6)))));
   if (succeeded(run.wait_status) && !run.timed_out) {
