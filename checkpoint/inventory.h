@@ -23,10 +23,11 @@ struct InventoryTag {
   std::string tag;
   std::filesystem::path folder;
   TagState state = TagState::complete;
-  std::optional<Manifest> manifest = {};         // absent if unreadable or unfinished
-  std::string problem = {};                      // why the tag is damaged
-  int64_t bytes = 0;                             // total size of the files in the folder
-  std::filesystem::file_time_type written = {};  // last write to the manifest, or to the folder without one
+  std::optional<Manifest> manifest = {};  // absent if unreadable or unfinished
+  std::string problem = {};               // why the tag is damaged
+  int64_t bytes = 0;                      // total size of the files in the folder
+  /// The last write to the manifest; if there is none, to the folder.
+  std::filesystem::file_time_type written = {};
   bool is_latest = false;
 };
 

@@ -31,9 +31,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
   /// tensor is destroyed. A forked child releases nothing.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
-  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages without
-  /// such writes stay shared, so afterwards a rank may write to the block only if it has called make_own()
-  /// too.
+  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that
+  /// this rank has not written stay shared, and show it the writes of other ranks. So a rank must not write to
+  /// the block any more unless it has called make_own() too.
   void make_own(const at::Tensor& tensor);
   /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;

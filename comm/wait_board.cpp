@@ -56,7 +56,7 @@ std::optional<std::string> WaitBoard::disagreement(const CollectiveCall& call,
   try {
     found = compare(pending_collective_of(call, call.input.numel()), ranks);
   } catch (const CommError&) {
-    // The store is gone, because rank 0 has ended, or it does not answer.
+    // The store does not answer, or is gone because rank 0 has ended.
   }
   if (found && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
   return found;

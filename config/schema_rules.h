@@ -17,8 +17,8 @@ nlohmann::ordered_json asks_for_nothing(const KeyFact& refused);
 /// Whether a section that contains the key has the switch `enabled`.
 bool has_outer_switch(const KeyFact& fact);
 
-/// Returns a regular expression that matches `words`, which are choices of the key. Choices that the row
-/// matches case-insensitively match in upper and lower case.
+/// Returns a regular expression that matches any of `words`, which are choices of the key `choice`. If the
+/// reader ignores the case of a choice, so does the expression.
 std::string choice_pattern(const KeyFact& choice, std::string_view words);
 
 /// Returns schemas that a section must all satisfy; "" is the top level. They require one name for each key,

@@ -24,9 +24,9 @@ class ParameterStates {
   /// Returns a copy of the state on the engine's device, in the parameter's shape, the same on all ranks.
   /// Throws UserError if there is no state of this name.
   at::Tensor read(const at::Tensor& parameter, const std::string& name) const;
-  /// `values`: in the parameter's shape, the same on all ranks. Writing "master" does not change the 16-bit
-  /// values in which the model computes until the next update. So write the new values to the parameter
-  /// first.
+  /// `values`: in the parameter's shape, the same on all ranks. Writing "master" leaves the model's 16-bit
+  /// values as they are until the next update. To change both at once, write the parameter in place too, with
+  /// the same values: others would replace "master" (zero/buckets.h, [Note: master weights]).
   void write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values);
 
  private:

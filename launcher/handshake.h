@@ -33,7 +33,7 @@ class AgentGreeting {
   bool service();
   /// True once the agent has shown that it knows the ticket.
   bool is_done() const { return stage_ == Stage::done; }
-  /// The connection, from which everything up to the agent's code has been read.
+  /// The connection. The agent's greeting and its code have been read from it, and nothing after them.
   UniqueFd take();
   int fd() const { return fd_.get(); }
 

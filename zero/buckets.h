@@ -60,7 +60,7 @@ struct BucketOptions {
   bool master_from_fp32 = false;  // master weights start from the given parameters, not from the rounded ones
   bool whole_master = false;      // this rank keeps master weights of all slices, not only its own
   bool master_on_host = false;    // master weights are in host memory; see has_master() for fp32 values
-  bool shards_on_host = false;    // slices of partitioned buckets are in host memory too
+  bool shards_on_host = false;    // the values of partitioned buckets are in host memory, not on the GPU
 };
 
 /// Whether a bucket has master weights. A trained bucket has them if its values are 16-bit, or if the host

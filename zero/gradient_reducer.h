@@ -220,7 +220,7 @@ class GradientReducer {
   std::mutex hooks_;  // locked while a hook handles a gradient
   std::function<void()> observer_;
   bool in_backward_ = false;
-  bool is_observed_ = false;  // the observer has started this backward
+  bool is_observed_ = false;  // a call of `observer_` has started this backward
   bool is_abandoned_ = false;
   float scale_ = 1;  // of this backward's gradients
   bool reducing_ = false;

@@ -21,8 +21,8 @@ class OperatorListener;
 class OperatorRecorder;
 
 /// The owner of the storage of marked tensors, set as the storage's allocator although it allocates nothing.
-/// The allocator is the only field of a storage that one thread may read while another thread gives the
-/// storage memory.
+/// The allocator is the only field of a storage that one thread may read while another thread assigns memory
+/// to the storage.
 struct StorageOwner : c10::Allocator {
   // Exactly one of `listener` and `recorder` is set.
   OperatorListener* listener = nullptr;

@@ -36,7 +36,7 @@ void ReductionPlan::finish_backward() {
 void ReductionPlan::note_gradient(int parameter) {
   ParameterState& state = parameters_[parameter];
   BucketState& bucket = states_[buckets_->bucket_of(parameter)];
-  bucket.completed_at = ++arrivals_;
+  bucket.last_arrival = ++arrivals_;
   if (++state.arrivals == state.expected) --bucket.missing;
 }
 
@@ -56,7 +56,7 @@ void ReductionPlan::make(Communicator& communicator) {
   std::iota(own_order.begin(), own_order.end(), 0);
   std::stable_sort(own_order.begin(), own_order.end(), [&](int a, int b) {
     auto key = [&](int bucket) {
-      const int64_t at = states_[bucket].completed_at;
+      const int64_t at = states_[bucket].last_arrival;
       return at > 0 ? at : std::numeric_limits<int64_t>::max();
     };
     return key(a) < key(b);

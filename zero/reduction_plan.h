@@ -38,7 +38,7 @@ class ReductionPlan {
  private:
   struct BucketState {
     int missing = 0;           // parameters that are expected to get more gradients
-    int64_t completed_at = 0;  // number of the bucket's last gradient in this backward, from 1; 0: none yet
+    int64_t last_arrival = 0;  // position of its latest gradient among all of this backward, from 1; 0: none
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward

@@ -201,7 +201,7 @@ class Residency final : public OperatorListener {
   std::vector<WriterQuery> writer_queries_;
   std::vector<ChunkOfSlice> reads_;  // shards in the order in which the plan reads them
   int64_t clock_ = 0;
-  int64_t live_numel_ = 0;  // elements of the buckets that come and go and are not sharded
+  int64_t live_numel_ = 0;  // elements of partitioned buckets that are gathered or being gathered
   Event shard_copied_;      // recorded after a copy to or from the buffer of a slice in files
   CopyWatch escaped_copies_;
   ResidencyReport report_;

@@ -43,7 +43,7 @@ class SharedGathers {
   void release(int bucket);
   /// Gives the pages of this rank's slices back to the system, except slices that a rank still uses.
   void give_back_pages();
-  /// Whether every rank has released the last gather of the bucket that this rank has started.
+  /// Whether every rank has released the bucket's gather that this rank started last.
   bool is_free(int bucket) const;
 
  private:

@@ -87,6 +87,26 @@ for file in second fourth; do
 done
 pass "checkpoints move between two hosts and one"
 
+# Checkpoints without a common folder: each host has a /run of its own.
+sed '1s/{/{"checkpoint": {"use_node_local_storage": true},/' "$source/samples/gpt2/ds_config.json" >local.json
+common=("${gpt2[@]}")
+gpt2=("${gpt2[@]/$source\/samples\/gpt2\/ds_config.json/$work\/local.json}")
+train worker-0:0@worker-1:0 save_local.log --steps 3 --save-dir /run/two --save-every 3 --csv first.csv
+train worker-0:0@worker-1:0 resume_local.log --steps 6 --resume /run/two --csv fifth.csv
+on 0 cp -r /run/two merged
+on 1 cp -rn /run/two/. merged/
+gpt2=("${common[@]}")
+train worker-0:0,1 resume_merged.log --steps 6 --resume "$work/merged" --csv sixth.csv
+for host in 0 1; do on "$host" cp -r one /run/one; done
+train worker-0:0@worker-1:0 resume_copies.log --steps 6 --resume /run/one --csv seventh.csv
+for file in fifth sixth seventh; do
+  diff <(tail -n 3 steady.csv) <(tail -n 3 "$file.csv") || fail "$file.csv: other losses after resuming"
+done
+on 0 timeout 100 "${hosts[@]}" --include worker-0:0@worker-1:0 "${gpt2[@]}" --steps 3 --save-dir /run/three --save-every 3 \
+  >unshared.log 2>&1 && fail "a save to a folder that the hosts do not share"
+grep -q 'rank 1: this host does not see /run/three/.*use_node_local_storage' unshared.log || fail "the remedy is not named"
+pass "checkpoints without a common folder"
+
 for host in 0 1 2; do
   [[ -z $(processes_on "$host" 'bin/gpt2|bin/zerorun|zr-guardian') ]] || fail "processes are left on host $host"
 done

@@ -194,7 +194,8 @@ class Script {
     comm_.barrier("volume")->wait();
     const int others = world_ - 1;
     const bool root = rank_ == world_ - 1;
-    // A rank sends (N-1)/N of the N x 30 elements of `whole`, that is, (N-1) x 30.
+    // A rank sends (N-1)/N of the N x 30 elements of `whole`, that is, (N-1) x 30. There were two
+    // reduce-scatters. `part` has 30 elements, which are sent to N-1 ranks.
     expect_volume(Collective::reduce_scatter, 2 * others * 30);
     expect_volume(Collective::all_gather, others * 30);
     expect_volume(Collective::all_reduce, others * 30);

@@ -260,7 +260,7 @@ TEST_CASE("nccl requests: an NCCL call that does not return delays neither the w
   const auto start = std::chrono::steady_clock::now();
   std::thread other([&] { rank.comms->forget_memory(&memory[0]); });
   wait_until([&] { return rank.watchdog.broken(); });
-  other.join();  // the abort has ended the call of this thread
+  other.join();  // returns, because the abort has ended the call in which `other` was blocked
   CHECK(std::chrono::steady_clock::now() - start < 10s);
   CHECK_THROWS_WITH(rank.watchdog.check(), StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
   rank.comms->forget_memory(&memory[1]);  // makes no NCCL call after the abort

@@ -41,8 +41,8 @@ Hashes weights_of(torch::nn::Module& model) {
   return hashes;
 }
 
-// Returns the expected steps: those of the run that DeepSpeed resumed at this other world size if there is
-// one (universal checkpoints, with another global batch), else those of the uninterrupted run.
+// Returns the expected steps. If DeepSpeed resumed the run at `world_size`, and the saved run had another one
+// (universal checkpoints, with another global batch), these are that run's; else the uninterrupted run's.
 const json& steps_at(const json& facts, int world_size) {
   for (const json& resumed : facts["resumed"]) {
     if (world_size != facts["world_size"] && resumed["world_size"] == world_size) return resumed["steps"];

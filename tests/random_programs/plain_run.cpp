@@ -153,8 +153,8 @@ class PlainRun {
       note_text("step()", training_.report());
       return Flow::on;
     }
-    // If the schedule threw, the step was taken. At the next call of the engine, the engine calls the
-    // schedule again.
+    // If the schedule threw, the update has been applied all the same. When the program uses the engine next,
+    // the engine calls the schedule again.
     const bool over = ending == PlainTraining::Ending::scale_at_minimum;
     note_text("step() throws", over ? kScaleAtMinimum : kScheduleThrows);
     return over ? Flow::over : Flow::on;
