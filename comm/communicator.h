@@ -167,8 +167,8 @@ class Communicator {
   int rank_;
   int world_size_;
   std::chrono::milliseconds timeout_;
-  bool is_first_on_host_;
   Device* device_;
+  bool is_first_on_host_;
   HomeProcess home_;
   std::recursive_mutex
       issue_;  // held by count_and_start() and by a group, whose calls lock it again: so it is recursive
