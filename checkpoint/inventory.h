@@ -26,7 +26,7 @@ struct InventoryTag {
   std::optional<Manifest> manifest = {};  // absent if unreadable or unfinished
   std::string problem = {};               // why the tag is damaged
   int64_t bytes = 0;                      // total size of the files in the folder
-  /// The last write to the manifest; if there is none, to the folder.
+  /// The time of the last write to the manifest or, if the tag has no manifest, to the folder.
   std::filesystem::file_time_type written = {};
   bool is_latest = false;
 };
