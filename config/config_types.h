@@ -146,7 +146,7 @@ struct OneCycle {
   PerGroup min_lr = 0.0;
   PerGroup max_lr = 0.0;
   int64_t first_step_size = 2000;                // optimizer steps in which the learning rate rises
-  std::optional<int64_t> second_step_size = {};  // optimizer steps in which it falls; absent: first_step_size
+  std::optional<int64_t> second_step_size = {};  // optimizer steps in which lr falls; absent: first_step_size
   int64_t first_stair_count = 0;                 // discrete steps of the rise; 0 or less: linear
   std::optional<int64_t> second_stair_count = {};  // discrete steps of the fall; absent: first_stair_count
   int64_t decay_step_size = 0;                     // optimizer steps per decay step; 0: no decay
