@@ -272,8 +272,8 @@ TEST_CASE("prune neither counts damaged checkpoints nor touches linked ones or t
   const CommandFolder folder;
   const fs::path out = folder / "out";
   for (const int step : {1, 2, 3, 4, 5, 6})
-    save(out,
-         {.tag = "global_step" + std::to_string(step), .generation = 4});  // equal, as after skipped steps
+    save(out, {.tag = "global_step" + std::to_string(step),
+               .generation = 4});  // all equal, as after skipped steps
   folder.write("out/latest", "global_step6\n");
   fs::remove(out / "global_step6/b.safetensors");
   folder.write("out/global_step5/bias.safetensors", "short");

@@ -1,4 +1,4 @@
-// No process outlives a job, neither after its normal end nor after a SIGKILL of the launcher.
+// Tests that no process outlives a job, neither after its normal end nor after a SIGKILL of the launcher.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
