@@ -37,7 +37,7 @@ struct InventoryTag {
 std::vector<InventoryTag> list_tags(FileSystem& files, const std::filesystem::path& directory);
 
 struct PruneOptions {
-  int64_t keep = 1;        // number of tags with the highest steps to keep
+  int64_t keep = 1;        // how many tags to keep: those with the highest steps
   int64_t keep_every = 0;  // if above 0: also keep tags whose step is a multiple of keep_every
 };
 
