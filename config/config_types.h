@@ -204,7 +204,7 @@ struct ZeroConfig {
 
   // The rest is for stage 3 only. All values are in elements.
   int64_t max_live_parameters = 1'000'000'000;    // gathered parameters at a time, at most
-  int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is further ahead
+  int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is farther away
   int64_t prefetch_bucket_size = 50'000'000;      // parameters gathered ahead of their use, at most
   int64_t param_persistence_threshold = 100'000;  // parameters of at most this size stay gathered
   /// Total size, at most, of the parameters that stay gathered because of param_persistence_threshold.
