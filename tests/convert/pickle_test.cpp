@@ -138,7 +138,7 @@ TEST_CASE("Values that contain themselves, or share values without end, are refu
                           "a.")),
              Contains("contains itself"));
   std::string doubling =
-      text("\x80\x02]q\x00");  // each value is a pair of twice the previous value: 2^60 in all
+      text("\x80\x02]q\x00");  // each tuple has the previous value twice: 2^60 values in all
   for (int level = 0; level < 60; ++level) doubling += text("h\x00h\x00\x86q\x00");
   CHECK_THAT(refusal(doubling + "."), Contains("another stack"));
   doubling = text("\x80\x02]q\x00");
