@@ -28,8 +28,8 @@ namespace zerorun {
 
 struct ClusterPlan {
   NodeOrder order;                          // for every host; Cluster sets `node` and `port`
-  std::string master_addr;                  // empty: node 0's address as the connections show it
-  int master_port = 0;                      // 0: a free one, that node 0 chooses
+  std::string master_addr;                  // empty: the address from which node 0's agent connects
+  int master_port = 0;                      // 0: node 0 chooses a free port
   ListeningSocket listening;                // where agents connect; moved to the AgentListener
   bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
   std::string ticket;

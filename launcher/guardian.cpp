@@ -44,7 +44,7 @@ void leave_the_launchers_world(int pipe_end) {
   for (int fd : {0, 1}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
   ::close_range(pipe_end + 1, ~0U, 0);
-  if (::chdir("/") != 0) return;  // may fail: it only lets the launcher's folder be unmounted
+  if (::chdir("/") != 0) return;  // harmless: chdir() only lets the launcher's folder be unmounted
 }
 
 [[noreturn]] void guard(int pipe_end, std::string_view message_at_end) {

@@ -155,7 +155,7 @@ std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint
   const std::string job = variable("ZERORUN_JOB");
   if (!job.empty()) return job;
   if (!options.rdzv_id.empty()) return options.rdzv_id;
-  return "port-" + std::to_string(endpoint.port);  // hosts may have different names for the address
+  return "port-" + std::to_string(endpoint.port);  // no address: hosts may know it by different names
 }
 
 NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
