@@ -28,7 +28,7 @@ namespace zerorun {
 
 struct ClusterPlan {
   NodeOrder order;                          // for every host; Cluster sets `node` and `port`
-  std::string master_addr;                  // empty: the address from which node 0's agent connects
+  std::string master_addr;                  // empty: node 0's address, found from the agents' connections
   int master_port = 0;                      // 0: node 0 chooses a free port
   ListeningSocket listening;                // where agents connect; moved to the AgentListener
   bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
