@@ -22,7 +22,7 @@ std::string port() {
   return std::to_string(next++);
 }
 
-// One of two launchers, with one rank each. `options`: how it finds the other.
+// One of two launchers, with one rank each. `options`: how it finds the other launcher.
 Setup setup(const std::vector<std::string>& options, const std::string& script) {
   Setup result = {.options = {"--nnodes", "2", "--nproc_per_node", "1", "--grace", "0.5"}, .script = script};
   result.options.insert(result.options.end(), options.begin(), options.end());
