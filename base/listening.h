@@ -1,6 +1,6 @@
-// The socket on which the ranks of a job meet: the process that listens owns the port. The launcher opens the
-// socket and passes it to rank 0; without the launcher rank 0 opens the socket. Rank 0's program may also
-// open a store of torch.distributed on the same port: the first of the two to be opened listens. Any thread.
+// The socket on which the ranks of a job meet. The launcher binds it, which reserves the port, and passes it
+// to rank 0, which listens. Without the launcher rank 0 opens the socket itself. Rank 0's program may also
+// open a store of torch.distributed on the same port: whichever store is opened first listens. Any thread.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ inline constexpr char kListenVariable[] = "ZERORUN_LISTEN_FD";
 struct ListeningSocket {
   UniqueFd fd;  // closed by exec
   int port = 0;
-  UniqueFd claim;  // of reserve_port(): as long as it is open, no other call reserves the port
+  UniqueFd claim;  // set by reserve_port(): no other call reserves the port while this is open
 };
 
 /// Listens on `port` (0: a free port) of `address`, a host name or IP address of this machine (empty: all of

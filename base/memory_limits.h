@@ -14,8 +14,8 @@ struct MemoryLimit {
   int64_t bytes;      // memory and swap together
 };
 
-/// The machine's memory, and the limits of this process's cgroup and its ancestors that are lower. `root`
-/// replaces "/" (for tests).
+/// The machine's memory, and each limit of this process's cgroup and its ancestors that is lower than the
+/// machine's memory. `root` replaces "/" (for tests).
 std::vector<MemoryLimit> memory_limits(const std::string& root = "");
 
 }  // namespace zerorun

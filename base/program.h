@@ -8,7 +8,7 @@ namespace zerorun {
 
 /// Runs `body` and turns an exception into one message: UserError gives exit code 2, anything else 1.
 /// Errors that all ranks throw (UserError, TrainingError) are printed once: ranks other than 0 wait two
-/// seconds before they print theirs, and the launcher ends them in that time, once rank 0 has ended.
+/// seconds before they print theirs. In that time the launcher ends them, because rank 0 has failed.
 int run_program(const std::function<int()>& body);
 
 /// From now on SIGTERM does not end the program; the program asks termination_requested() instead. A further

@@ -36,7 +36,7 @@ std::string numeric_address(const sockaddr* address, socklen_t size) {
   std::array<char, NI_MAXHOST> text{};
   if (getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return "";
   const std::string numeric = text.data();
-  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on a socket of both families
+  constexpr std::string_view kMapped = "::ffff:";  // prefix of an IPv4 address on a dual-stack socket
   return numeric.starts_with(kMapped) ? numeric.substr(kMapped.size()) : numeric;
 }
 

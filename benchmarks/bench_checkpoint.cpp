@@ -96,7 +96,7 @@ struct Block {
   double cpu_ms = 0;   // CPU time per step, sum over ranks
   double call_ms = 0;  // time per step in the call of save_checkpoint(), on the slowest rank
   double copy_ms = 0;  // time per step in which step() copies state that is not in the file yet
-  double kept_mb = 0;  // the largest amount that one rank copied in this way for one save
+  double kept_mb = 0;  // the largest number of megabytes that step() copied on one rank for one save
   double peak_mb = 0;  // peak memory, maximum over ranks
 };
 

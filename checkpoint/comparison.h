@@ -10,8 +10,8 @@
 
 namespace zerorun {
 
-/// A member of the manifests whose values differ. A value is empty if its checkpoint does not have the
-/// member.
+/// A member of the manifest whose values in the two checkpoints differ. A value is empty if its checkpoint
+/// does not have the member.
 struct SettingDifference {
   std::string name;  // "world_size", "numbers.steps.global"
   std::string first;

@@ -1,5 +1,5 @@
 // The operating system's file operations that checkpoints use, as one small interface, so that tests can
-// inject errors, short counts and crashes. Any thread, but only one at a time may write to a file.
+// inject errors, short counts and crashes. Any thread, but only one thread at a time may write to a file.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ enum class Caching {
 };
 inline constexpr int64_t kPageBytes = 4096;
 
-/// The functions behave like the system calls of the same names, but return -errno on failure. The numbers of
-/// open files are those that create(), open() and create_nameless() return. A name is durable once its folder
-/// is synced, and a file's bytes are durable once the file is synced.
+/// The functions behave like the system calls of the same names, but return -errno on failure. `int file` is
+/// the number of an open file, which create(), open() or create_nameless() returned. A name is durable once
+/// its folder is synced, and a file's bytes are durable once the file is synced.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;

@@ -26,7 +26,7 @@ struct InventoryTag {
   std::optional<Manifest> manifest = {};  // absent if unreadable or unfinished
   std::string problem = {};               // why the tag is damaged
   int64_t bytes = 0;                      // total size of the files in the folder
-  /// The last write to the manifest; if there is none, to the folder.
+  /// The time of the last write to the manifest or, if the tag has no manifest, to the folder.
   std::filesystem::file_time_type written = {};
   bool is_latest = false;
 };
@@ -37,7 +37,7 @@ struct InventoryTag {
 std::vector<InventoryTag> list_tags(FileSystem& files, const std::filesystem::path& directory);
 
 struct PruneOptions {
-  int64_t keep = 1;        // number of tags with the highest steps to keep
+  int64_t keep = 1;        // how many tags to keep: those with the highest steps
   int64_t keep_every = 0;  // if above 0: also keep tags whose step is a multiple of keep_every
 };
 

@@ -117,8 +117,8 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
   return place;
 }
 
-// Slurm's PMI sets PMI_RANK too, but no variables for the ranks of a host. In that case this returns nothing,
-// and Slurm's own variables are read.
+// Slurm's PMI also sets PMI_RANK, but not MPI_LOCALRANKID. In that case this function returns nothing, and
+// the caller reads Slurm's own variables.
 std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFacts& host) {
   if (!variables.has(kMpich.rank) || !variables.has(kMpich.local_rank)) return std::nullopt;
   ClusterRank place = read_rank(variables, kMpich);

@@ -22,12 +22,12 @@ struct ClusterRank {
   std::string job;  // identifies the job: all of its ranks have the same text; empty: not known
 };
 
-/// Facts about this host that no environment variable tells.
+/// Facts about this host that are not in environment variables.
 struct HostFacts {
   /// Whether `address` is an address of this host.
   std::function<bool(const std::string& address)> has_address;
-  /// Returns the PID of the process that made the socket pair of which `descriptor`, inherited by this
-  /// process, is one end. Returns 0 if `descriptor` is no such socket.
+  /// Returns the PID of the process that created the socket pair to which the inherited `descriptor` belongs;
+  /// 0 if `descriptor` is not such a socket.
   std::function<int(int descriptor)> maker_of_socket;
 
   static HostFacts of_this_host();

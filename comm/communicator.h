@@ -84,9 +84,9 @@ class Communicator {
   int world_size() const { return world_size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
-  /// Whether this is the first of the ranks on its host. For ranks that are threads: rank 0.
+  /// Whether this rank is the first on its host. Of ranks that are threads, only rank 0 is.
   bool is_first_on_host() const { return is_first_on_host_; }
-  /// To be called by whoever makes the communicator and knows the ranks' hosts.
+  /// Called by the function that creates the communicator, if it knows the ranks' hosts.
   void set_first_on_host(bool is_first) { is_first_on_host_ = is_first; }
 
   /// Allocates a zero-filled 1-D tensor on the device, in the memory from which this communicator sends
@@ -113,8 +113,8 @@ class Communicator {
 
   // Collectives take 1-D, contiguous tensors.
 
-  /// output = sum over all ranks of slice `rank` of their input. The output has numel / N elements and may be
-  /// that slice of this rank's `input`.
+  /// output = the sum over all ranks r of slice `rank` of rank r's input. The output is as long as one slice,
+  /// and may be slice `rank` of this rank's `input`.
   [[nodiscard]] std::unique_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, std::string label);
   /// Slice r of `output` = the input of rank r. `input` may be slice `rank` of `output`.
   [[nodiscard]] std::unique_ptr<Work> all_gather(at::Tensor output, at::Tensor input, std::string label,

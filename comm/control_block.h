@@ -1,10 +1,11 @@
 // The progress of the ranks of one host, in a shared segment. Each rank writes its own part and reads the
 // others'.
 //
-// Every rank has a ring of slots for each kind of collective. In slot n it posts its part of collective
-// number n of that kind, and marks the slot finished when it has read everything that it needs from other
-// ranks. The last rank to post or finish wakes the ranks that sleep, each on its own futex word (its bell).
-// So a rank that sleeps is woken once when all ranks have posted or finished, and not by every single rank.
+// Every rank has a ring of slots for each kind of collective. For collective number n of that kind the rank
+// posts its part in slot n % kSlots, and marks the slot finished when it has read everything that it needs
+// from other ranks. The last rank to post or finish wakes the ranks that sleep, each on its own futex word
+// (its bell). So a rank that sleeps is woken once when all ranks have posted or finished, and not by every
+// single rank.
 //
 // Owned by the communicator. Thread-safe, but only one thread at a time may post.
 #pragma once

@@ -50,8 +50,8 @@ std::string job_of_variables(const Variables& variables) {
   return name_of_slurm_job(variables);
 }
 
-// Returns whether all ranks are known to be on this host. A host name other than localhost does not show it,
-// because other hosts may resolve it to another address.
+// Returns whether all ranks are known to be on this host. A host name other than localhost does not prove it,
+// because each host may resolve the name to another address.
 bool is_one_host(const Environment& environment, const Variables& variables) {
   if (is_loopback(environment.master_addr)) return true;
   return variables.has("LOCAL_WORLD_SIZE") && environment.local_world_size == environment.world_size;
@@ -105,7 +105,7 @@ Environment Environment::read(const Variables& variables, const HostFacts& host)
   } else if (const auto place = read_cluster_rank(variables, host)) {
     take(*place, variables, environment);
   } else if (variables.has("WORLD_SIZE") || variables.has("LOCAL_RANK")) {
-    read_torchrun(variables, environment);  // reports what is missing
+    read_torchrun(variables, environment);  // throws an error that names the missing variable
   }
   return environment;
 }

@@ -17,7 +17,7 @@ enum class DeviceChoice {
   cuda,  // GPUs, or an error
 };
 
-/// What carries collectives between ranks on CPUs.
+/// The transport of collectives between ranks on CPUs.
 enum class CommChoice {
   automatic,      // shared memory where all ranks are on one host, else Gloo
   shared_memory,  // shared memory, or an error
@@ -32,7 +32,7 @@ enum class CommChoice {
 struct Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;        // number among the ranks of this machine; also selects the rank's GPU
+  int local_rank = 0;        // index among the ranks of this machine, from 0; also selects the rank's GPU
   int local_world_size = 1;  // number of ranks of this machine
   DeviceChoice device = DeviceChoice::automatic;
   CommChoice comm = CommChoice::automatic;

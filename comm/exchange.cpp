@@ -17,7 +17,7 @@ std::vector<std::string> keys_of_ranks(const std::string& name, int first, int e
   return keys;
 }
 
-// The result of an exchange: the words by rank, and the ranks that have brought none.
+// The result of an exchange: the words by rank, and the ranks that have posted no word.
 struct Finding {
   std::vector<std::string> words;
   std::vector<int> missing;

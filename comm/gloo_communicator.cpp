@@ -31,7 +31,8 @@ constexpr std::chrono::milliseconds kPatienceWithDropped(10'000);
 using Gloo = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using Message = c10::intrusive_ptr<c10d::Work>;
 
-// Receive buffers, which are kept for reuse. There are never more of them than were in use at once.
+// Receive buffers, which are kept for reuse. Their count never exceeds the largest count that was in use at
+// the same time.
 class Scratch {
  public:
   at::Tensor take(int64_t numel, at::ScalarType dtype) {
@@ -69,7 +70,7 @@ class Scratch {
 
  private:
   std::mutex mutex_;
-  std::vector<at::Tensor> free_;  // whole storages, as bytes
+  std::vector<at::Tensor> free_;  // each covers its whole storage, as bytes
   int64_t bytes_ = 0;
 };
 
@@ -88,7 +89,7 @@ class GlooWork : public Work {
     start();
   }
 
-  // Waits for the messages, because an unfinished one would keep later ones from arriving.
+  // Waits for the messages, because an unfinished message would block later messages.
   ~GlooWork() override {
     if (wait_board_->broken()) return;
     timeout_ = std::min(timeout_, kPatienceWithDropped);
@@ -286,7 +287,7 @@ class GlooCommunicator : public Communicator {
   // differ only between collectives of one kind that are in flight. The hash covers the sizes and labels of
   // all collectives of this kind so far. So ranks that are out of step do not receive each other's messages,
   // and report an error at their deadline. If different histories have the same 19 bits of hash by chance,
-  // those of the next collective almost certainly differ.
+  // the hashes at the next collective almost certainly differ.
   int tag_of(const CollectiveCall& call) {
     const auto kind = static_cast<size_t>(call.kind);
     const int number = number_[kind] = (number_[kind] + 1) & 0x1ff;

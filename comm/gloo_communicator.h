@@ -1,4 +1,4 @@
-// Ranks as processes on one or several hosts, over TCP with LibTorch's Gloo.
+// The communicator of ranks that are processes on one or several hosts. It uses LibTorch's Gloo over TCP.
 //
 // Only Gloo's point-to-point messages are used: its reduce-scatter sends twice the necessary volume and adds
 // in an order of its own. Each rank sends slice j directly to rank j, which adds the received slices in rank

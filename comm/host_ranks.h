@@ -23,9 +23,9 @@ struct HostRanks {
   ProcessWatch processes;
 };
 
-/// Connects the ranks of `environment` (world size > 1) after all of them have `joined`. If they cannot share
-/// memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError naming the ranks
-/// that do not take part.
+/// Connects the ranks of `environment` (world size > 1), all of which have joined the store of `joined`. If
+/// they cannot share memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError
+/// naming the ranks that do not take part.
 std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Joined& joined,
                                         const Deadline& deadline, std::string& obstacle);
 

@@ -34,11 +34,12 @@ class StoreError : public CommError {
   bool is_silent_;
 };
 
-/// How long after a deadline a call still waits for the store's own timeout error.
+/// The extra time that a call waits after its deadline, in which the store's own timeout error can arrive.
+/// Calls that need not wait for other ranks use it as their deadline.
 inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
-/// How long rank 0, which keeps the store, gives the other ranks to read what it has published before it
-/// reports its own error and perhaps exits.
+/// The time that rank 0, which keeps the store, waits after it has published a failure and before it throws
+/// its own error. The other ranks need this time to read the store, because rank 0 may exit after its error.
 inline constexpr std::chrono::milliseconds kTimeToRead(250);
 
 class JobStore {
@@ -55,10 +56,11 @@ class JobStore {
   void set(const std::string& key, const std::string& value, const Deadline& deadline) const;
   /// Waits until the key has a value. Returns nothing if it has none by the deadline.
   std::optional<std::string> await(const std::string& key, const Deadline& deadline) const;
-  /// The same for all keys at once, in two messages; nothing if any value is missing at the deadline.
+  /// Like await(), for all keys at once: sends two messages to the store in total. Returns nothing if any
+  /// value is missing at the deadline.
   std::optional<std::vector<std::string>> await_all(const std::vector<std::string>& keys,
                                                     const Deadline& deadline) const;
-  /// The value, if there is one now.
+  /// Returns the key's value if it has one now. Does not wait for one.
   std::optional<std::string> find(const std::string& key, const Deadline& deadline) const;
   /// Stores `value` if the key has no value yet, and returns the key's value. So exactly one of the ranks
   /// that claim a key gets its own value back.
@@ -94,7 +96,7 @@ struct Answer {
 /// Returns the message of a Gloo or c10d error without its backtrace.
 std::string first_line(const char* message);
 
-/// Runs `talk` in a detached thread and returns its future answer. A caller that reaches its deadline
+/// Runs `talk` in a detached thread and returns a future of its result. A caller that reaches its deadline
 /// abandons the thread, so `talk` must own everything that it uses.
 template <typename Talk>
 std::future<Answer<std::invoke_result_t<Talk>>> run_detached(Talk talk) {

@@ -35,7 +35,7 @@ class StoreNotices : public Notices {
     store_->set(name, text, deadline);
   }
 
-  // Polls, because a blocking JobStore::await() would keep other callers from the connection, and c10d logs a
+  // Polls, because a blocking JobStore::await() would block other callers of the connection, and c10d logs a
   // warning for each wait that times out.
   std::optional<std::string> await(const std::string& name, const Deadline& deadline) override {
     constexpr std::chrono::microseconds kLongestPause(10'000);

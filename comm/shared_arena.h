@@ -41,7 +41,7 @@ class SharedArena : public std::enable_shared_from_this<SharedArena> {
   SharedSegment segment_;
   HomeProcess home_;
   std::mutex mutex_;
-  std::map<int64_t, int64_t> free_;  // free ranges, merged: offset -> bytes, whole pages
+  std::map<int64_t, int64_t> free_;  // free ranges of whole pages, never adjacent: offset -> bytes
 };
 
 /// Returns the size in bytes of each of `world_size` arenas, within the system's limits for a process.

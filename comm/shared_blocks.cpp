@@ -93,8 +93,8 @@ bool SharedBlocks::map(const Block& block, int sharing) const {
   return true;
 }
 
-// If the block cannot be mapped as shared again, it stays reserved for ever, because other ranks could not
-// see this rank's writes to it.
+// If the block cannot be mapped as shared again, it stays reserved for ever: if it were reused, other ranks
+// would not see this rank's writes to it.
 void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {

@@ -1,7 +1,7 @@
 // Memory to which all ranks of a host write: blocks of one segment, which every rank maps as a whole. Rank 0
 // allocates the blocks. When every rank has released a block, its pages return to the system and it is free
-// again. Owned by the communicator and by every tensor in it. Any thread, but only one at a time may call
-// reserve().
+// again. Owned by the communicator and by every tensor in a block. Any thread, but only one at a time may
+// call reserve().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +31,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// Returns a 1-D tensor on a reserved block. Each rank opens the block once, and releases it when the
   /// tensor is destroyed. A forked child releases nothing.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
-  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that
-  /// this rank has not written stay shared, and show it the writes of other ranks. So a rank must not write to
-  /// the block any more unless it has called make_own() too.
+  /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that this
+  /// rank has not written stay shared, and show it the writes of other ranks. So once any rank has called
+  /// make_own(), a rank must not write to the block before it has called make_own() too.
   void make_own(const at::Tensor& tensor);
   /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;

@@ -23,7 +23,7 @@ class SharedMemoryWork : public Work {
       : rank_(rank), transfers_(std::move(transfers)), transfer_(std::move(transfer)) {}
 
   void wait() override {
-    check_not_forked(home_, rank_, "a collective");  // a forked child would act as its parent
+    check_not_forked(home_, rank_, "a collective");  // a forked child must not act for its parent
     transfers_->wait(*transfer_);
   }
 

@@ -1,4 +1,4 @@
-// Ranks as processes on the CPUs of one host, with collectives through shared memory.
+// The communicator of ranks that are processes on the CPUs of one host. Collectives use shared memory.
 //
 // Memory from allocate() is in the rank's arena, where other ranks read it directly: a reduce-scatter reads
 // this rank's slice of every input once and writes the sum, and an all-gather copies each slice once. Other
@@ -18,8 +18,8 @@
 
 namespace zerorun {
 
-/// Connects the ranks of `environment` (world size > 1) after all of them have `joined`. If they cannot share
-/// memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError.
+/// Connects the ranks of `environment` (world size > 1), all of which have joined the store of `joined`. If
+/// they cannot share memory, returns null on all ranks and sets `obstacle` to the reason. Throws CommError.
 std::shared_ptr<Communicator> make_shared_memory_communicator(const Environment& environment,
                                                               const Joined& joined, const Deadline& deadline,
                                                               std::string& obstacle);

@@ -1,6 +1,6 @@
 // Memory shared by processes of one host: a memfd, which other processes open through /proc/PID/fd/FD. It has
 // no name and does not use /dev/shm, so the kernel frees it when the last process that maps it ends, even if
-// it is killed. Owned by the code that maps it. One thread.
+// that process is killed. Owned by the code that maps it. One thread.
 #pragma once
 
 #include <sys/types.h>

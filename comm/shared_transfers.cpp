@@ -78,7 +78,7 @@ SharedTransfers::~SharedTransfers() {
       if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kPatienceWithDropped));
     }
   } catch (const std::exception&) {
-    // The other ranks' waits for this rank fail and report it.
+    // The other ranks' waits for this rank fail, and they report the error.
   }
 }
 
@@ -151,7 +151,8 @@ void SharedTransfers::lend(Transfer& transfer) {
 }
 
 // Takes the smallest free block that is large enough. If there is none, frees the largest free block and
-// allocates a new one, so the arena never holds more blocks than were in use at once.
+// allocates a new one, so the arena's count of blocks never exceeds the largest count that was in use at the
+// same time.
 SharedTransfers::Block SharedTransfers::take_scratch(int64_t bytes) {
   std::lock_guard lock(mutex_);
   auto best = scratch_.end();

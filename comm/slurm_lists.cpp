@@ -7,7 +7,8 @@
 namespace zerorun {
 namespace {
 
-// More than any cluster has; keeps a malformed range from filling the memory.
+// The largest number of entries of a list. No cluster has so many hosts; the limit keeps a malformed range
+// from filling the memory.
 constexpr size_t kMostEntries = size_t{1} << 20;
 
 using Texts = std::vector<std::string>;
@@ -58,7 +59,7 @@ std::optional<Texts> expand_ranges(std::string_view text) {
   return numbers;
 }
 
-// One entry of a host list, which may have several ranges: "rack[1-2]n[1-4]". The last one varies fastest.
+// One entry of a host list, which may have several ranges: "rack[1-2]n[1-4]". The last range varies fastest.
 std::optional<Texts> expand_entry(std::string_view entry) {
   Texts hosts{""};
   while (!entry.empty()) {

@@ -20,7 +20,7 @@
 namespace zerorun {
 namespace {
 
-// The key under which rank 0 publishes, unsealed, which job the store serves.
+// The key under which rank 0 publishes the job that the store serves. Its value has no seal.
 constexpr char kJobKey[] = "zerorun/job";
 
 std::string address_of(const Environment& environment) {
@@ -118,7 +118,7 @@ Opened reach_store(const Environment& environment, c10d::TCPStoreOptions options
     try {
       options.timeout = deadline.remaining();
       auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-      if (environment.agent_store) return {store, own};  // has no kJobKey, because it also serves others
+      if (environment.agent_store) return {store, own};  // torchrun's agent does not publish kJobKey
       store->wait({kJobKey}, deadline.remaining());
       return {store, store->get_to_str(kJobKey)};
     } catch (const c10::DistNetworkError&) {

@@ -17,7 +17,7 @@ class Variables {
   /// Returns the environment variables of this process.
   static Variables of_process();
 
-  /// The value; an empty one counts as not set.
+  /// Returns the variable's value. An empty value counts as not set.
   std::optional<std::string> find(const std::string& name) const;
   bool has(const std::string& name) const { return find(name).has_value(); }
 

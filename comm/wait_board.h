@@ -21,7 +21,7 @@ struct PendingCollective {
 /// `numel` is the number of elements of this rank's part.
 PendingCollective pending_collective_of(const CollectiveCall& call, int64_t numel);
 
-/// By rank, the collectives that the rank waits for. No value if the store is gone.
+/// For each rank, the collectives that it waits for. No value if the store is gone.
 using PendingCollectives = std::optional<std::vector<std::vector<PendingCollective>>>;
 
 class WaitBoard {
@@ -36,8 +36,8 @@ class WaitBoard {
   /// s, plus kTimeToAnswer if the store does not answer, plus kTimeToRead on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
-  /// Publishes the collectives that this rank waits for, replacing its earlier list. Never throws, because
-  /// the store may be gone with rank 0.
+  /// Publishes the collectives that this rank waits for, replacing its earlier list. Never throws: it ignores
+  /// errors, because rank 0 may have ended and the store with it.
   void publish(const std::vector<PendingCollective>& waiting) const;
   /// Returns the lists that the ranks have published, by rank. This rank's own list is left empty.
   PendingCollectives read_all(int world_size) const;

@@ -146,7 +146,7 @@ struct OneCycle {
   PerGroup min_lr = 0.0;
   PerGroup max_lr = 0.0;
   int64_t first_step_size = 2000;                // optimizer steps in which the learning rate rises
-  std::optional<int64_t> second_step_size = {};  // optimizer steps in which it falls; absent: first_step_size
+  std::optional<int64_t> second_step_size = {};  // optimizer steps in which lr falls; absent: first_step_size
   int64_t first_stair_count = 0;                 // discrete steps of the rise; 0 or less: linear
   std::optional<int64_t> second_stair_count = {};  // discrete steps of the fall; absent: first_stair_count
   int64_t decay_step_size = 0;                     // optimizer steps per decay step; 0: no decay
@@ -204,7 +204,7 @@ struct ZeroConfig {
 
   // The rest is for stage 3 only. All values are in elements.
   int64_t max_live_parameters = 1'000'000'000;    // gathered parameters at a time, at most
-  int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is further ahead
+  int64_t max_reuse_distance = 1'000'000'000;     // release a bucket if its next use is farther away
   int64_t prefetch_bucket_size = 50'000'000;      // parameters gathered ahead of their use, at most
   int64_t param_persistence_threshold = 100'000;  // parameters of at most this size stay gathered
   /// Total size, at most, of the parameters that stay gathered because of param_persistence_threshold.

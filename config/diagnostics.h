@@ -37,7 +37,7 @@ std::string_view name_of(Severity severity);
 
 struct Diagnostic {
   Severity severity = Severity::error;
-  Mistake mistake;   // messages of add_message() set only `at` and `path`
+  Mistake mistake;   // add_message() sets only `at` and `path`
   std::string text;  // the message after the path
 
   const Position& at() const { return mistake.at; }

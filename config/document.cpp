@@ -65,8 +65,8 @@ std::string remedy_for_word(std::string_view word, Place place) {
   return "write a number, true, false, or text in double quotes";
 }
 
-/// Extracts the reason why a string is malformed from nlohmann/json's message, without the message's prefix
-/// and without the quoted input.
+/// Returns the part of nlohmann/json's message that says why a string is malformed, without the message's
+/// prefix and the quoted input.
 std::string inner_reason(std::string_view reason) {
   const auto begin = reason.find(" - ");
   if (begin != std::string_view::npos) reason.remove_prefix(begin + 3);

@@ -71,7 +71,7 @@ struct KeyFact {
   bool accepts_true = false;  // `true` is read as 1
   bool per_group = false;     // accepts a number, or a list with one number per parameter group
   Automatic automatic = Automatic::nobody;
-  bool auto_inside = false;               // section: its keys accept "auto" for their defaults
+  bool auto_inside = false;               // section: its keys accept "auto", which means their defaults
   bool never_auto = false;                // exempts this key from the section's auto_inside
   std::string_view other_name = {};       // a second valid name in the same section
   std::string_view choices = {};          // space-separated

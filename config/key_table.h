@@ -30,8 +30,8 @@ std::vector<std::string_view> keys_of(std::string_view section);
 /// The paths of all keys named `name`, in any section.
 std::vector<std::string> paths_of(std::string_view name);
 
-/// A key may have several names. Returns those that take precedence over `name`, which is one of them. A file
-/// may not use `name` together with a returned name. Names are relative to the key's section. If an old
+/// `name` is one of the names of a key. Returns the key's names that take precedence over `name`. A file may
+/// not use `name` together with a returned name. Names are relative to the key's section. If an old
 /// name's key has moved to a subsection, its present name is a path: "offload_optimizer.pin_memory".
 std::vector<std::string> better_names(const KeyFact& fact, std::string_view name);
 

@@ -239,7 +239,7 @@ class Reader {
     return type && fact ? match_choice(*fact, type->text) : "";
   }
 
-  /// `row` is the row of the key's present name, if the file uses an old name.
+  /// `row` is the key's row. If the file uses an old name, it is the row of the present name.
   void read_value(const Section& section, const KeyFact& row, const Value& value, const std::string& path) {
     ValueCheck check = check_value(row, value);
     if (check.fit == Fit::nothing) return;

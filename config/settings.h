@@ -26,7 +26,7 @@ enum class Source {
   program,   // "auto" in the file; the value is from the program's arguments
   model,     // "auto" in the file; the value is from the model's hidden size
   fallback,  // "auto" in the file; the value is the table's default
-  derived,   // not in the file or "auto"; the value follows from other settings
+  derived,   // absent or "auto" in the file; the value follows from other settings
   open,      // "auto" in the file; there is no value yet
   refused    // the value in the file is wrong, which has been reported
 };
@@ -69,8 +69,8 @@ class Settings {
     return held ? std::optional<T>(*held) : std::nullopt;
   }
 
-  /// The position for a message about `path`: that of its value, or else of the innermost section around it
-  /// that the file has.
+  /// The position for a message about `path`: the position of its value or, if the file does not have the
+  /// key, of the innermost section around the key that the file has.
   Position place(std::string_view path) const;
   /// The path as the file spells it.
   std::string written(std::string_view path) const;

@@ -122,7 +122,7 @@ bool can_mean(const KeyFact& fact, const Value& value) {
   return std::ranges::any_of(members.first(std::min(members.size(), max_tried_members)), is_in_it);
 }
 
-/// Returns a remark that a run refuses the key, if it does.
+/// Returns a text in parentheses that says that a run refuses the key; empty if a run accepts it.
 std::string caution(const KeyFact& fact) {
   return fact.changes_result ? " (" + status_in_words(fact) + ")" : "";
 }

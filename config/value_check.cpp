@@ -192,7 +192,8 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
   Diagnostics diagnostics("argument", text);
   const auto document = read_document("{\"value\": " + text + "}", diagnostics);
   if (document) return check_value(fact, document->members.front().value);
-  // A list with a number that is not finite has no JSON form, so it is checked as an empty list.
+  // A list with a number that is not finite has no JSON form. So an empty list is checked instead: no key
+  // that may be "auto" accepts it.
   Value empty;
   empty.kind = ValueKind::array;
   return check_value(fact, empty);

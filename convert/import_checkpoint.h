@@ -11,7 +11,7 @@
 
 namespace zerorun {
 
-inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file, which is held in memory
+inline constexpr int64_t kImportFileBytes = int64_t{32} << 20;  // data per file; held in memory
 
 struct ImportedCheckpoint {
   std::filesystem::path folder;

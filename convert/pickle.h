@@ -44,7 +44,7 @@ class PickleValue {
 
   PickleKind kind() const;
   bool is(PickleKind expected) const { return kind() == expected; }
-  /// Each of these requires a value of its kind.
+  /// Each of these functions requires a value of its kind.
   bool boolean() const;
   int64_t integer() const;
   double real() const;

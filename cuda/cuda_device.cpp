@@ -204,8 +204,8 @@ void CudaDevice::follow_written(const at::Tensor& master, const at::Tensor& valu
   ZR_CUDA(cuda::follow_written(launch(), master.mutable_data_ptr<float>(), source(values), values.numel()));
 }
 
-// Returns the stream's scratch memory, so that sums on different streams do not use the same one. Creates it
-// at the stream's first sum.
+// Each stream has scratch memory of its own, because sums on different streams may overlap. The stream's
+// first sum creates it.
 cuda::SquaresScratch* CudaDevice::scratch_of(cudaStream_t stream) {
   const std::lock_guard lock(scratch_mutex_);
   for (const auto& [owner, scratch] : scratch_) {

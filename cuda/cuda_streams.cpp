@@ -142,7 +142,7 @@ void CudaStreams::end_range() {
 }
 
 // A thread that has never set a GPU uses GPU 0. LibTorch's threads and the constructor's thread have the
-// right GPU, so this only checks it, which takes nanoseconds, instead of setting it.
+// right GPU, so this function does not set the current GPU. It only checks it, which takes nanoseconds.
 cudaStream_t CudaStreams::handle(StreamId stream) const {
   const c10::DeviceIndex chosen = c10::cuda::current_device();
   if (chosen != device_.index()) {

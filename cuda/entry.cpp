@@ -10,7 +10,7 @@ namespace zerorun {
 namespace {
 
 // Assigns the machine's GPUs to its ranks round-robin. If ranks then share a GPU, check_peers() in
-// cuda/peers.h decides whether they can.
+// cuda/peers.h decides whether that is allowed.
 int device_of(const Environment& environment) {
   const int count = c10::cuda::device_count();
   if (count == 0) throw UserError("training on GPUs: LibTorch's CUDA library finds none that the driver has");

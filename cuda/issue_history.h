@@ -31,7 +31,7 @@ class IssueHistory {
   struct Checkpoint {
     int64_t count = 0;  // number of collectives of this kind so far
     uint64_t hash = 0;  // hash of their labels and sizes
-    std::string words;  // description of the last of them
+    std::string words;  // description of the last of these collectives
   };
   struct OfKind {
     int64_t count = 0;

@@ -4,8 +4,8 @@
 //
 // The arithmetic on each element is the CPU's, so results have the same bits except in two cases: the bit
 // pattern of a computed NaN, and the order in which add_squares adds float64 numbers. Each thread reports
-// only its own values that are not finite. A slot keeps the report with the smallest number ([Note: finite
-// checks] in device/step_facts.h), so the final report is the CPU's.
+// only its own values that are not finite. Values have numbers, and a slot keeps the smallest number that any
+// thread reports ([Note: finite checks] in device/step_facts.h). So the final report is the CPU's.
 #pragma once
 
 #include <cmath>
@@ -125,7 +125,7 @@ struct CopyScaled {
       result.values[i] = narrow<To>(value);
     }
     if constexpr (kSameNarrow) {
-      if (factor == 1) result = taken;  // copies the bits, to keep those of NaN too
+      if (factor == 1) result = taken;  // copies the bits, because rounding would change those of a NaN
     }
     store<N>(to + index, result);
     if (!finite) find(taken);

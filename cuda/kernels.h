@@ -1,6 +1,6 @@
 // The kernels of a CUDA device as functions on raw memory; device/device.h defines their results. For
-// cuda_device.cpp and tests. They run on the given stream, whose GPU must be the calling thread's current
-// one. Thread-safe. No LibTorch.
+// cuda_device.cpp and tests. The kernels run on the given stream, whose GPU must be the calling thread's
+// current GPU. Thread-safe. No LibTorch.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -103,7 +103,7 @@ NcclComms::Ids NcclComms::make_ids(size_t count) {
 
 template <typename Body>
 ncclResult_t NcclComms::call(size_t which, const Body& body) {
-  if (!comms_[which]) return ncclInvalidUsage;  // before the lock, which a hanging call may hold
+  if (!comms_[which]) return ncclInvalidUsage;  // before locking: a hanging call may hold the lock
   const std::lock_guard lock(mutex_);
   const ncclComm_t comm = comms_[which];
   return comm ? body(comm) : ncclInvalidUsage;
@@ -174,7 +174,7 @@ ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStrea
   for (const CollectiveCall& call : calls) {
     if (reduces(call)) type_of(call.output.scalar_type());  // throws before a group is open
   }
-  if (!comms_[0]) return ncclInvalidUsage;  // before the lock, as in call()
+  if (!comms_[0]) return ncclInvalidUsage;  // before locking, as in call()
   const std::lock_guard lock(mutex_);
   if (!comms_[0]) return ncclInvalidUsage;
   if (calls.size() == 1) return enqueue_one(calls.front(), comm_for(calls.front()), stream);
@@ -307,7 +307,7 @@ bool NcclComms::leave(const std::list<Registration>& registrations) {
     std::unique_lock lock(mutex_);
     const ncclComm_t comm = one.exchange(nullptr);
     lock.unlock();
-    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, so not under the lock
+    if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, so mutex_ is not locked
   }
   return true;
 }

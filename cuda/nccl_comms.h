@@ -34,7 +34,7 @@ namespace zerorun {
 
 /// The longest times to wait for NCCL calls that may never return.
 struct NcclPatience {
-  std::chrono::milliseconds with_calls = std::chrono::seconds(5);  // before an abort: for a call in progress
+  std::chrono::milliseconds with_calls = std::chrono::seconds(5);    // abort() waits for a call in progress
   std::chrono::milliseconds with_memory = std::chrono::seconds(10);  // for deregistering memory
   std::chrono::milliseconds with_close = std::chrono::seconds(10);
   std::chrono::milliseconds with_abort = std::chrono::seconds(10);
@@ -65,7 +65,7 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   /// connect() does.
   void issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog, size_t slot);
   /// Registers `bytes` bytes at `memory`, which is from ncclMemAlloc(), with NCCL. All ranks call it. With
-  /// `windows`, registers them as a symmetric window. Throws as connect() does.
+  /// `windows`, registers the memory as a symmetric window. Throws as connect() does.
   void register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog, size_t slot);
   /// Deregisters `memory`, which this rank no longer uses. Takes operate() itself. Aborts the communicators
   /// if the other ranks' processes do not answer in time.
@@ -105,7 +105,7 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   std::mutex operation_;
   std::timed_mutex mutex_;                              // held during each call to NCCL
   size_t count_ = 0;                                    // number of communicators
-  std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: aborted
+  std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: not connected, or aborted
   std::array<ncclComm_t, kMost> written_{};             // the threads of NCCL may write here at any time
   std::list<Registration> registrations_;               // the threads of NCCL write to its elements
   std::mutex words_mutex_;

@@ -6,8 +6,8 @@
 namespace zerorun {
 
 /// Sets NCCL_LAUNCH_ORDER_IMPLICIT ([Note: two communicators] in cuda/nccl_comms.h) and
-/// NCCL_MULTI_RANK_GPU_ENABLE, unless the user has set them. The second one allows ranks to share a GPU, and
-/// otherwise has no effect. Must not be called while other threads exist.
+/// NCCL_MULTI_RANK_GPU_ENABLE, unless the user has set them. The second variable allows ranks to share a GPU,
+/// and has no other effect. Must not be called while other threads exist.
 void complete_nccl_environment();
 
 /// Whether NCCL orders launches across communicators. The user may have disabled that.

@@ -15,7 +15,7 @@ struct Peer {
   std::string boot;  // boot id of the kernel, which differs between machines with the same host name
   std::string gpu;   // PCI address, such as "0000:3b:00.0"
   int nccl_version = 0;
-  bool several_communicators = false;  // whether it can use two communicators at once
+  bool several_communicators = false;  // whether the rank can use two communicators at once
   bool nccl_mem_alloc = false;         // whether ncclMemAlloc() works
 };
 

@@ -83,7 +83,7 @@ void StreamTimer::end(size_t span) {
   }
 }
 
-// Adds the times of finished spans, whose end events have passed, to their totals.
+// Adds the time of each finished span whose end event has passed to the span's total.
 void StreamTimer::collect() {
   size_t kept = 0;
   for (const size_t index : finished_) {

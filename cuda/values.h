@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "device/host_device.h"
 
-// Put this before loops that index local arrays. On a GPU it unrolls them, which keeps the arrays in
-// registers.
+// Put ZERORUN_UNROLL before a loop that indexes local arrays. On a GPU it unrolls the loop, which keeps the
+// arrays in registers.
 #if defined(__CUDA_ARCH__)
 #define ZERORUN_UNROLL _Pragma("unroll")
 #else
@@ -30,7 +30,7 @@ ZERORUN_HOST_DEVICE To bits_as(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
-// These convert single values with the same bits as base/narrow_floats.h, NaN included.
+// The functions below convert single values. They give the same bits as base/narrow_floats.h, also for NaN.
 
 inline constexpr uint32_t kInfinity = 0x7f800000;  // float32 infinity, as bits
 inline constexpr uint32_t kQuiet = 0x00400000;     // quiet bit of a float32 NaN

@@ -1,5 +1,5 @@
-// The interface of a rank's device: memory, streams and kernels. The CPU implementation is in this folder and
-// static, the CUDA implementation is in cuda/ and owned by its communicator. Any thread may call a device.
+// The interface of a rank's device: memory, streams and kernels. The CPU's device is a static object of this
+// folder; a GPU's device (in cuda/) belongs to its communicator. Any thread may call a device.
 //
 // Kernels run on the calling thread's current stream (streams.h). Their tensors are 1-D, contiguous and on
 // this device; values are float32, bfloat16 or float16 unless stated otherwise. All devices give the same
@@ -33,7 +33,7 @@ using UpdateRule = std::variant<AdamUpdate, SgdUpdate, MomentumUpdate, LionUpdat
 struct UpdateTensors {
   at::Tensor gradient;
   at::Tensor values;  // float32
-  at::Tensor first;   // float32 moments: first, second, third, as many as the rule has
+  at::Tensor first;   // first to third: float32 moments; undefined if the rule has fewer moments
   at::Tensor second;
   at::Tensor third;
   at::Tensor rounded;  // bfloat16 or float16: receives `values` rounded; undefined: not written

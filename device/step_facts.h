@@ -36,7 +36,7 @@ struct StepFacts {
   double norm;     // of the whole gradient; infinite when a value is not finite
   double divisor;  // all gradients are divided by it: StepRule::scale times the clip divisor
   float factor;    // 1 / divisor
-  int32_t apply;   // 1: all gradients are finite, update; 0: skip the step
+  int32_t apply;   // 1: all gradients are finite, so update; 0: skip the step
 };
 
 // [Note: exchange] The ranks all-reduce one float64 tensor per step. It has three parts, each with one

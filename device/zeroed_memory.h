@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-/// A zero-filled 1-D CPU tensor, aligned to 64 bytes. Tensors from 1 MiB on have pages of their own, which
+/// A zero-filled 1-D CPU tensor, aligned to 64 bytes. Tensors of 1 MiB or more have pages of their own, which
 /// the system provides at first touch and reclaims when the tensor is freed. Throws Error when out of memory.
 at::Tensor zeroed_memory(int64_t numel, at::ScalarType dtype);
 

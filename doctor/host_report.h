@@ -5,7 +5,7 @@
 
 namespace zerorun {
 
-/// `local_ranks` of `world_size` ranks of a job run on this host.
+/// Of the `world_size` ranks of a job, `local_ranks` run on this host.
 Findings examine_host(int local_ranks, int world_size);
 
 }  // namespace zerorun

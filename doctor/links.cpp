@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostLinesOfLinks = 28;  // all links of eight hosts
+constexpr size_t kMostLinesOfLinks = 28;  // eight hosts have 28 links
 constexpr double kGigabit = 1e9 / 8;      // bytes per second
 constexpr double kClockTolerance = 1;     // seconds
 

@@ -27,7 +27,7 @@ struct Link {
   int first = 0, second = 0;  // indices into JobReport::members
   double latency_us = 0;      // of a message of 4 bytes, one way
   double bandwidth = 0;       // bytes per second, of the slower direction
-  std::string error = {};     // why it could not be measured; empty if it was
+  std::string error = {};     // why the link could not be measured; empty if it was
 };
 
 struct JobReport {

@@ -21,7 +21,7 @@ struct Network {
   std::vector<NetworkInterface> interfaces;     // those that are up
   std::vector<std::string> rdma_cards;          // InfiniBand and RoCE
   bool meeting_port_free = true;                // kMeetingPort
-  int first_free_port = 0, last_free_port = 0;  // the range of ports that the system gives out; 0: not known
+  int first_free_port = 0, last_free_port = 0;  // the system's ephemeral ports; 0: not known
   bool free_port_found = true;
 };
 

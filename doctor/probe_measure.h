@@ -7,11 +7,12 @@
 
 namespace zerorun {
 
-/// Fills in what `report` says about collectives of all ranks. Throws CommError, also if a sum is wrong.
+/// Measures collectives of all ranks and stores the results in `report`. Throws CommError if a collective
+/// fails or a sum is wrong.
 void measure_collectives(Communicator& communicator, JobReport& report);
 
-/// Latency and bandwidth between the two ranks of `communicator`, whose tensors are on the CPU. Throws
-/// CommError, also if data arrives changed.
+/// Measures latency and bandwidth between the two ranks of `communicator`, whose tensors are on the CPU, and
+/// stores them in `link`. Throws CommError if a transfer fails or data arrives changed.
 void measure_link(Communicator& communicator, Link& link);
 
 }  // namespace zerorun

@@ -69,8 +69,8 @@ int64_t threads_of_ranks(const ResourceLimits& limits, const Demand& demand) {
   return int64_t{demand.local_ranks} * 32 + 2 * limits.processors;
 }
 
-// An estimate that fits a rank (one connection to each other rank) and the launcher (three pipes for each
-// rank).
+// An estimate of open files that is enough for a rank (one connection to each other rank) and for the
+// launcher (three pipes for each rank).
 int64_t files_of_rank(const Demand& demand) {
   return 128 + 4 * int64_t{demand.world_size};
 }

@@ -25,7 +25,7 @@ struct ResourceLimits {
   int processors = 1;                       // processors in the affinity mask
 };
 
-/// What a job needs of one host.
+/// The facts about a job from which its need of threads, files and locked memory on one host follows.
 struct Demand {
   int local_ranks = 2;
   int world_size = 2;

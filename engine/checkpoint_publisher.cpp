@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The first character of a text that is no failure. Texts of failures start with another.
+// A text that is not a failure starts with one of these characters. A failure starts with another character.
 constexpr char kReady = 'r';
 constexpr char kPart = 'p';
 constexpr char kPartAndFolder = 'f';  // the rank also has a folder to publish
@@ -148,7 +148,8 @@ std::string CheckpointPublisher::publish_for_all() {
   return with_rank(failure_of([&] { publication_->publish(manifest, tag_->save_latest); }), 0, world_size);
 }
 
-// Returns the ranks that have a folder to publish. `failure`: the first that a rank has posted as its part.
+// Returns the ranks that have a folder to publish. `failure` receives the first failure that a rank has
+// posted instead of its part.
 std::vector<int> CheckpointPublisher::collect_parts(Manifest& manifest, std::string& failure) {
   std::vector<int> others;
   manifest.numbers.clear();

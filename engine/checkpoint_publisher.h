@@ -4,8 +4,8 @@
 // Without `node_local` all ranks write to the folder that rank 0 makes. With it, the first rank of a host
 // that does not see this folder makes one on its own host, under the same path, for the ranks of that host.
 // Such a rank publishes its folder before rank 0 publishes the tag, so rank 0's folder, which decides which
-// tag is loaded, is last. Every folder gets the whole manifest: the folders of all hosts copied into one are
-// a checkpoint as any other.
+// tag is loaded, is last. Every folder gets the whole manifest. So if the folders of all hosts are copied
+// into one folder, that folder is an ordinary checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -41,8 +41,9 @@ class CheckpointPublisher {
   /// Returns the folder for this rank's files, once it is there. Throws UserError if this host does not see
   /// it.
   std::filesystem::path folder();
-  /// Posts this rank's part and publishes the tag. `part`: the facts about this rank's files as JSON, or
-  /// `failure` if it has none. Returns the first failure of any rank, on all ranks.
+  /// Posts this rank's part and publishes the tag. `part`: the facts about this rank's files as JSON.
+  /// `failure`: why this rank has no such part, else empty. Returns the first failure of any rank, on all
+  /// ranks.
   std::string publish(const std::string& part, const std::string& failure);
   /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.
   void remove_old() noexcept;
@@ -59,7 +60,7 @@ class CheckpointPublisher {
   const SavedTag* tag_;
   SaveAgreement* agreement_;
   const Communicator* communicator_;
-  std::string save_id_;                     // rank 0's
+  std::string save_id_;                     // identifies this save; rank 0 chooses it
   std::optional<Publication> publication_;  // on rank 0, and on ranks that have made a folder for their host
 };
 

@@ -34,7 +34,7 @@ struct BytesByCategory {
   int64_t gradients = 0;
   int64_t master = 0;    // fp32 master weights (under fp32 training the parameters are the master weights)
   int64_t moments = 0;   // optimizer state
-  int64_t buckets = 0;   // buffers of gradients being sent, of optimizers, and between files and memory
+  int64_t buckets = 0;   // buffers for sending gradients, for optimizers, and between files and memory
   int64_t buffers = 0;   // the module's own buffers and frozen parameters
   int64_t gathered = 0;  // memory of partitioned parameters while they are in use
   int64_t on_host = 0;   // host memory of a rank that computes on a GPU; not the GPU's memory
@@ -69,7 +69,8 @@ class Engine {
   // reduced meanwhile. Under fp16 training call scale(loss).backward(). If a backward throws, the gradients
   // since the last optimizer step are dropped, and training may continue if that backward threw on all ranks.
 
-  /// Under fp16 training `loss` multiplied by the loss scale, for LibTorch's backward; else `loss` itself.
+  /// Returns the loss for LibTorch's backward: `loss` times the loss scale under fp16 training, else `loss`
+  /// itself.
   at::Tensor scale(const at::Tensor& loss);
   /// Drops the gradients of all micro-steps since the last optimizer step. model.zero_grad() cannot do this,
   /// because parameters' grad() is always empty. A collective only if a backward threw.
@@ -118,11 +119,12 @@ class Engine {
   /// call this function, run_program() returns exit code 1.
   void wait_for_checkpoint();
   CheckpointProgress checkpoint_progress() const;
-  /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision; bit
-  /// for bit if all three are the same now. If `tag` is empty, restores the checkpoint that `latest` names. A
-  /// collective, allowed where save_checkpoint() is, but not between micro-steps. Throws UserError on all
-  /// ranks, naming the parameter, file or block. After an error during reading some parameters already have
-  /// the checkpoint's values: load another checkpoint, or end the run.
+  /// Restores a checkpoint that save_checkpoint() wrote with any number of ranks, stage and precision. The
+  /// restored state is bit-identical to the saved state if all three are the same now. If `tag` is empty,
+  /// restores the checkpoint that `latest` names. A collective, allowed where save_checkpoint() is, but not
+  /// between micro-steps. Throws UserError on all ranks, naming the parameter, file or block. After an error
+  /// during reading some parameters already have the checkpoint's values: load another checkpoint, or end the
+  /// run.
   RestoredCheckpoint load_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                      const RestoreOptions& options = {});
 
@@ -179,9 +181,9 @@ class Engine {
   std::vector<double> get_lr() const;
   /// Betas of each parameter group in the next optimizer step; absent if the optimizer has no betas.
   std::vector<std::optional<std::pair<double, double>>> get_betas() const;
-  /// Set values of a parameter group from the next optimizer step on, the same on all ranks. A checkpoint
-  /// restores them. Throw UserError if the config or the options name a schedule, or if the optimizer has no
-  /// betas.
+  /// Set the learning rate or the betas of a parameter group, beginning with the next optimizer step. All
+  /// ranks must set the same values. A checkpoint restores them. Throw UserError if the config or the options
+  /// name a schedule, or if the optimizer has no betas.
   void set_lr(int group, double lr);
   void set_betas(int group, std::pair<double, double> betas);
   /// Norm of the averaged gradients over all parameters and ranks before clipping, in the last optimizer step

@@ -110,7 +110,7 @@ struct EngineState {
   Buckets buckets;
   std::unique_ptr<Residency> residency;  // null if buckets are not marked
   GradientReducer reducer;
-  std::unique_ptr<HostUpdate> host_update;  // null unless the host updates for a GPU
+  std::unique_ptr<HostUpdate> host_update;  // null unless the host updates a GPU's parameters
   StatesOnHost states_on_host;
   ShardStates shard_states;
   std::vector<int> shard_bucket;      // by shard of the optimizer: its bucket
@@ -125,19 +125,18 @@ struct EngineState {
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 
   StepCounts counts;
-  bool should_stop = false;      // a rank has received SIGTERM, as of the last optimizer step
+  bool should_stop = false;      // some rank had received SIGTERM by the last optimizer step
   int64_t backwards = 0;         // number of backwards since the last step()
   bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
-  bool dropped_failed =
-      false;  // the gradients of a backward that threw have been dropped since the last step()
+  bool dropped_failed = false;   // a backward threw since the last step(); its gradients are dropped
   bool is_loss_scaled = false;   // scale() was called since the last step()
   std::optional<bool> boundary;  // set by set_gradient_accumulation_boundary()
   BackwardPasses passes;
   bool is_updating = false;  // an update has begun and not ended; stays true if it throws
-  int open_scopes = 0;       // scopes of GatheredParameters
+  int open_scopes = 0;       // number of open GatheredParameters scopes
   int open_no_syncs = 0;
 
-  CheckpointWriter checkpoints;  // last member: its thread must end before the state that it reads is gone
+  CheckpointWriter checkpoints;  // last member, so destroyed first: its thread reads the other members
 };
 
 }  // namespace zerorun

@@ -20,10 +20,11 @@
 
 namespace zerorun {
 
-/// Whether the host updates for `device`: a GPU, at stages 1 to 3, with offload_optimizer, and without Muon.
+/// Whether the host updates the parameters of `device`. True for a GPU at stages 1 to 3 with
+/// offload_optimizer, except with Muon.
 bool updates_on_host(const Config& config, Device& device);
 
-/// Whether slices of parameters too are on the host or in files, and not in GPU memory (offload_param).
+/// Whether slices of parameters are in host memory or files instead of GPU memory (offload_param).
 bool shards_off_gpu(const Config& config, Device& device);
 
 class HostUpdate {

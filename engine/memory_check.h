@@ -25,14 +25,14 @@ struct NeededMemory {
   int64_t master = 0;
   int64_t moments = 0;
   int64_t buffers = 0;   // buffers between files and memory
-  int64_t gathered = 0;  // values from files that are gathered at one time
+  int64_t gathered = 0;  // values from files that are gathered at the same time
 
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }
 };
 
 /// Counts host memory. `store` must already know which states go to files. From stage 1 on, counts only the
-/// rank's slice of the values, because the ranks of a host may share one copy. Counts page-locked memory if
-/// the host updates for a GPU.
+/// rank's slice of the values, because the ranks of a host may share one copy. If the host updates a GPU's
+/// parameters, counts the page-locked memory for that.
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                            const BucketOptions& kinds);
 

@@ -133,8 +133,8 @@ void allow_open_files(const std::string& section, int64_t count) {
 }
 
 // Runs `keep` on all ranks. If a disk is full, the error says how much room `section` takes in `folder`. Each
-// of the `slots` has two files open. A save opens a replacement for the file that its checkpoint links: if
-// the next save comes before both files are written again, the slot has four files open.
+// of `slots` slices has two files open. A save opens a replacement for the file that its checkpoint links: if
+// the next save comes before both files are written again, the slice has four files open.
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {

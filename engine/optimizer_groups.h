@@ -8,9 +8,9 @@
 
 namespace zerorun {
 
-/// Returns for each parameter group in the options the config's optimizer with the group's overrides. Without
-/// groups, returns the config's optimizer alone. With Muon, splits each result in two (split_for_muon()).
-/// Throws UserError for an override that the optimizer does not have.
+/// Returns one config for each parameter group in the options: the config's optimizer with the group's
+/// overrides. Without groups, returns the config's optimizer alone. With Muon, splits each result in two
+/// (split_for_muon()). Throws UserError for an override that the optimizer does not have.
 std::vector<OptimizerConfig> group_configs(const OptimizerConfig& base, const InitializeOptions& options);
 
 }  // namespace zerorun

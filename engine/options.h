@@ -33,17 +33,17 @@ enum class OffloadedState { moments, master_weights, gradients };
 
 struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // default: connect(), from the environment
-  /// The program's own optimizer: element-wise, and without a step so far. It must outlive the engine, whose
-  /// destructor gives its parameters and state back to it, but not its learning rates and betas.
+  /// The program's own optimizer: element-wise, and without a step so far. It must outlive the engine. The
+  /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
 
   // The program's own schedule: at most one of `schedule` and `lr_scheduler`, and only if the config has no
   // "scheduler". A skipped step does not advance the schedule.
 
-  /// Returns the learning rate by step and group, `[](int64_t step, int group) { return 1e-3; }`, or a
-  /// ScheduledValues, to set betas too. The engine's thread calls it once for each applied step and each
-  /// group, in order (for step 0 in initialize()). It must return the same on every rank, and what it
+  /// Returns the learning rate for a step and a group, `[](int64_t step, int group) { return 1e-3; }`, or a
+  /// ScheduledValues, which may also set betas. The engine's thread calls it once for each applied step and
+  /// each group, in order (for step 0 in initialize()). It must return the same on every rank, and what it
   /// captures must outlive the engine. If it throws, step() passes the exception on after the update, and the
   /// next backward(), step() or get_lr() calls it again before anything else, so that no step uses values of
   /// an earlier step. On a GPU the schedule is called in the first of these functions that runs when the
@@ -51,7 +51,7 @@ struct InitializeOptions {
   Schedule schedule;
   /// A torch::optim scheduler of `optimizer`. It must outlive the engine, which calls its step() once after
   /// each applied step. Do not pass a scheduler that needs a loss (ReduceLROnPlateauScheduler): the program
-  /// steps it if engine.was_step_applied().
+  /// itself must step such a scheduler, after each step() for which engine.was_step_applied() is true.
   torch::optim::LRScheduler* lr_scheduler = nullptr;
 
   std::optional<int64_t> bucket_numel;  // largest bucket, in elements; default: chosen by the layout
@@ -67,8 +67,8 @@ struct InitializeOptions {
 };
 
 struct CheckpointOptions {
-  std::string client_state = "null";  // the program's own JSON, of rank 0; load_checkpoint() returns it
-  bool save_latest = true;            // `latest` then names this checkpoint
+  std::string client_state = "null";  // JSON of the program; rank 0's is saved, load_checkpoint() returns it
+  bool save_latest = true;            // the file `latest` will name this checkpoint
   /// If true, leaves out frozen parameters, and load_checkpoint() does not change them. If false, writes them
   /// once per run: later checkpoints hard-link the same file, unless the program has written to frozen
   /// parameters.
@@ -85,7 +85,7 @@ struct RestoreOptions {
   /// buffers that only one of the two has are left as they are.
   bool strict = true;
   bool optimizer_states = true;  // if false, the optimizer starts anew
-  bool counters = true;          // step counts, schedule, loss scale, random generators
+  bool counters = true;  // if false, step counts, schedule, loss scale and random generators stay as they are
 };
 
 struct RestoredCheckpoint {

@@ -14,8 +14,8 @@
 namespace zerorun {
 
 // A rank waits for another rank at most for the communicator's timeout, which starts anew whenever that rank
-// reports progress. The texts of say_ready() and say_outcome() are results of failure_of(), empty for
-// success. The caller defines the texts of parts.
+// reports progress. The text of say_outcome() is a result of failure_of(), empty for success. The caller
+// defines the texts of say_ready() and say_part().
 class SaveAgreement {
  public:
   /// All arguments must outlive this object. `number`: identifies the save, the same on all ranks.
@@ -36,7 +36,7 @@ class SaveAgreement {
   void say_published(const std::string& failure);
   std::string await_published(int rank);
 
-  /// Posts why a rank has no part, for ranks that wait for what it would have done.
+  /// Posts why this rank has no part, so that other ranks stop waiting for its work.
   void say_broken(const std::string& failure) { post("broken", failure); }
   /// Returns the text of say_broken(), once a rank has called it.
   std::optional<std::string> broken();

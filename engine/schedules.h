@@ -18,8 +18,8 @@ namespace zerorun {
 void check_schedules(const Config& config, const InitializeOptions& options);
 
 /// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'
-/// initial learning rates and is not kept. A result that calls the program's function throws UserError for a
-/// learning rate that is negative or not finite, and for betas if the optimizer has none. The config's
+/// initial learning rates and is not kept. If the result calls the program's function, it throws UserError
+/// for a learning rate that is negative or not finite, and for betas if the optimizer has none. The config's
 /// schedule leaves betas out if the optimizer has none, with a warning if `logs`.
 Schedule make_schedule(const Config& config, const InitializeOptions& options,
                        const ShardOptimizer& optimizer, bool logs);

@@ -13,7 +13,7 @@ namespace {
 // The parameters that belong to a ZeroRedundancyOptimizer of this process.
 std::mutex registry_mutex;
 std::set<const void*>& registry() {
-  // Never destroyed, because static optimizers may outlive it.
+  // Never destroyed, because destructors of static optimizers may still use it at the end of the process.
   static auto* const parameters = new std::set<const void*>();
   return *parameters;
 }

@@ -45,7 +45,8 @@ class ZeroRedundancyOptimizer {
 
   /// Updates the parameters. Throws UserError if no backward has reached one of them since the last step.
   void step();
-  /// Throws UserError for a closure: it may recompute the loss within a step, and not equally on all ranks.
+  /// Throws UserError for a closure, because optimizers may call it to recompute the loss within a step, and
+  /// not equally often on all ranks.
   void step(const torch::optim::Optimizer::LossClosure& closure);
   /// Drops the gradients since the last step, for example of a batch to be ignored. model->zero_grad() cannot
   /// do this, because the parameters' grad() is always empty.

@@ -49,8 +49,8 @@ std::string read_ticket() {
   return ticket;
 }
 
-// This agent's number if mpirun has started it, else -1. The launcher finds srun's agents by their host's
-// name.
+// The number of this agent's node if mpirun has started the agent, else -1. For agents that srun has started,
+// the launcher finds the node by the host's name.
 int number_by_starter() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     if (const std::string text = variable(name); !text.empty() && variable("SLURMD_NODENAME").empty()) {
@@ -60,8 +60,9 @@ int number_by_starter() {
   return -1;
 }
 
-// The addresses that the launcher gave, then the one that sshd saw: if only ssh's configuration knows this
-// host's name, the launcher cannot find out by which of its addresses this host reaches it.
+// The addresses that the launcher passed, followed by the launcher's address as sshd saw it. The launcher may
+// not have passed that address: it cannot look up its route to a host whose name only ssh's configuration
+// knows.
 std::vector<std::string> launcher_addresses(const std::string& given) {
   std::vector<std::string> addresses = split_list(given);
   const std::string connection = variable("SSH_CONNECTION");
@@ -70,7 +71,8 @@ std::vector<std::string> launcher_addresses(const std::string& given) {
   return addresses;
 }
 
-// False once ssh, or what else started this agent, has ended: nobody reads its output.
+// False once the process that started this agent, such as ssh, has ended: then nobody reads the agent's
+// output.
 bool is_output_read() {
   pollfd entry = {STDOUT_FILENO, 0, 0};
   return ::poll(&entry, 1, 0) == 0;
@@ -106,7 +108,7 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   JobPlan plan = plan_node(order, point, inspect_machine(order.device), std::move(listening.fd));
 
   plan.reports_failure = console != nullptr;
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // as in launch.cpp
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans of ranks become children of this process
   Signals signals;
   Guardian guardian(argc, argv, console != nullptr ? Guarded::launcher : Guarded::agent);
   LinkOutput remote(link, first_rank);

@@ -1,6 +1,6 @@
-// Where agents connect to the launcher: takes connections until all agents of the job are there, and hands on
-// those that have shown the ticket and said which node they are. Owned by the Cluster, used on the main
-// thread.
+// Accepts the agents' connections to the launcher until all agents of the job have connected. Hands on the
+// connections of agents that have shown the ticket and said which node they are. Owned by the Cluster, used
+// on the main thread.
 #pragma once
 
 #include <poll.h>
@@ -26,7 +26,7 @@ struct NewAgent {
 
 class AgentListener {
  public:
-  /// `ticket`: must live as long.
+  /// `ticket` must outlive this object.
   AgentListener(ListeningSocket listening, const Seal& ticket, Console& console);
 
   int fd() const { return listening_.fd.get(); }
@@ -51,7 +51,7 @@ class AgentListener {
   const Seal& ticket_;
   Console& console_;
   std::list<std::pair<AgentGreeting, std::string>> greetings_;  // with the other end's address
-  std::list<Greeted> greeted_;                                  // have the ticket, not yet a number
+  std::list<Greeted> greeted_;  // have shown the ticket; their node is unknown
   Clock::time_point accepts_again_{};
 };
 

@@ -128,7 +128,8 @@ void Cluster::greet(NewAgent agent) {
     refusal = "host " + hello.host + " (" + address + ") cannot take part: " + refusal;
     socket.send(FrameType::refusal, refusal);
     console_.notice(refusal);
-    // The job needs an agent that this launcher has started; one that joins may belong to another job.
+    // If this launcher has started the agents, the job cannot run without this one. An agent that joins may
+    // belong to another job.
     if (!plan_.commands.empty() && phase_ == Phase::starting) fail({{refusal}, 1}, milliseconds(0));
     return;
   }
@@ -392,7 +393,7 @@ void Cluster::finish() {
     while (const std::optional<int> signal = signals_.next()) {
       if (*signal == SIGCHLD) continue;
       if (!failure_ && !interrupted_by_) interrupted_by_ = *signal;
-      return;  // the user does not wait for the slow reader of the output
+      return;  // a signal ends the wait for a slow reader
     }
   }
 }

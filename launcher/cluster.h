@@ -28,15 +28,15 @@ namespace zerorun {
 
 struct ClusterPlan {
   NodeOrder order;                          // for every host; Cluster sets `node` and `port`
-  std::string master_addr;                  // empty: node 0's address as the connections show it
-  int master_port = 0;                      // 0: a free one, that node 0 chooses
+  std::string master_addr;                  // empty: node 0's address, found from the agents' connections
+  int master_port = 0;                      // 0: node 0 chooses a free port
   ListeningSocket listening;                // where agents connect; moved to the AgentListener
   bool listening_is_meeting_point = false;  // rank 0, on this host, takes over `listening`
   std::string ticket;
   std::vector<StartCommand> commands;     // start agents; none if the user starts a launcher on each host
-  std::optional<int> own_node;            // this machine's number, if this launcher starts an agent on it
-  std::string own_address = "localhost";  // where that agent finds the launcher
-  std::string own_program;                // zerorun's path, for that agent
+  std::optional<int> own_node;            // this machine's node, if this launcher starts an agent on it
+  std::string own_address = "localhost";  // where the agent of this machine finds the launcher
+  std::string own_program;                // zerorun's path, to start the agent of this machine
   std::chrono::milliseconds timeout{0};   // until all agents have connected
   std::string version;
 };

@@ -68,7 +68,7 @@ Cores restrict_cores(const Cores& cores, const std::vector<int>& processors) {
   return left;
 }
 
-// Consecutive cores for which `key` has the same value.
+// Divides the cores into groups of consecutive cores for which `key` has the same value.
 template <typename Key>
 std::vector<Cores> grouped(const Cores& cores, Key key) {
   std::vector<Cores> groups;
@@ -108,9 +108,9 @@ std::vector<Cores> groups_at(Level level, const Cores& cores) {
   }
 }
 
-// Appends the cores of `ranks` ranks with `each` cores. If no rank needs cores of two groups of `level`,
-// divides the cores of each group, else divides all of them by the next level. At level `core`, ranks get the
-// cores in order.
+// Divides `cores` among `ranks` ranks, `each` cores for each rank, and appends the ranks' shares. If no rank
+// needs cores of two groups of `level`, spreads the ranks over the groups and divides each group by the next
+// level, else divides all cores by the next level. At level `core`, ranks get the cores in order.
 void divide(const Cores& cores, int ranks, int each, Level level, std::vector<Cores>& shares) {
   if (level == Level::core) {
     for (int rank = 0; rank < ranks; ++rank)

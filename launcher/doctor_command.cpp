@@ -48,7 +48,7 @@ constexpr size_t kShownLines = 20;
 struct Request {
   bool json = false;
   std::vector<std::string> arguments;  // of the launcher that starts the probe
-  LaunchOptions options;               // the same, parsed
+  LaunchOptions options;               // `arguments`, parsed
   int local_ranks = 1, hosts = 1;
 };
 
@@ -110,7 +110,7 @@ struct Trial {
   std::optional<JobReport> report;
   Findings findings;
   std::vector<std::string> output;  // the last lines on stderr, if it failed
-  bool mistake = false;             // of the user: exit code 2
+  bool mistake = false;             // the user made a mistake: exit code 2
 };
 
 std::vector<std::string> last_lines(const std::string& text) {

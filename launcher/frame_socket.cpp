@@ -17,7 +17,8 @@ namespace zerorun {
 namespace {
 
 constexpr size_t kHead = sizeof(uint32_t) + sizeof(uint8_t);
-// In bytes; no frame has so many. A longer frame does not come from an agent or a launcher.
+// In bytes; longer than any payload that an agent or a launcher sends. So a frame with a longer payload comes
+// from another program.
 constexpr uint32_t kLongestPayload = 1 << 26;
 constexpr size_t kReadSize = 1 << 16;
 // Bounds read_some(), so that one fast sender cannot hold up all others.

@@ -20,7 +20,7 @@ enum class FrameType : uint8_t {
   refusal,     // launcher: why it does not take the agent
   order,       // launcher: what to run (NodeOrder)
   open,        // launcher: all agents have connected; node 0 opens the port where the ranks meet
-  port,        // agent of node 0: that port
+  port,        // agent of node 0: the port where the ranks meet
   start,       // launcher: the address where the ranks meet; start them
   output,      // agent: bytes that a rank has printed
   output_end,  // agent: a rank will print no more
@@ -57,7 +57,7 @@ class FrameSocket {
   size_t unsent() const { return outgoing_.size() - sent_; }
   void append_poll_entry(std::vector<pollfd>& entries) const;
   Clock::time_point last_heard() const { return last_heard_; }
-  /// Restarts the time of silence. Call after this process itself was stopped for a while.
+  /// Measures the other end's silence from now on. Call after this process itself was stopped for a while.
   void forgive_silence() { last_heard_ = Clock::now(); }
   /// Whether the other host's kernel has acknowledged all that was sent.
   bool is_acknowledged() const;
@@ -71,7 +71,7 @@ class FrameSocket {
 
   UniqueFd fd_;
   std::string incoming_, outgoing_;
-  size_t sent_ = 0;  // bytes of outgoing_
+  size_t sent_ = 0;  // bytes of outgoing_ that are written to the socket
   size_t taken_ =
       0;  // bytes of incoming_ that next() has returned; removed with the next read, not one by one
   Clock::time_point last_heard_ = Clock::now();

@@ -39,12 +39,12 @@ void leave_the_launchers_world(int pipe_end) {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   // A process that waits until the launcher closes its output or a lock file must not wait for the guardian.
-  // stderr stays, for the one message of guard(): the guardian ends with the launcher.
+  // stderr stays open for the one message of guard(), after which the guardian ends.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);
   ::close_range(pipe_end + 1, ~0U, 0);
-  if (::chdir("/") != 0) return;  // may fail: it only lets the launcher's folder be unmounted
+  if (::chdir("/") != 0) return;  // harmless: chdir() only lets the launcher's folder be unmounted
 }
 
 [[noreturn]] void guard(int pipe_end, std::string_view message_at_end) {

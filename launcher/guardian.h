@@ -9,7 +9,7 @@
 
 namespace zerorun {
 
-/// Whose end the guardian reports.
+/// The process whose end the guardian reports.
 enum class Guarded { launcher, agent };
 
 class Guardian {

@@ -41,7 +41,7 @@ std::string code(const Seal& ticket, std::string_view role, const std::string& n
   return {bytes.begin(), bytes.end()};
 }
 
-// Blocking calls of the agent's side, which has nothing else to do.
+// The agent waits in blocking calls like this one, because it has nothing else to do.
 
 bool wait_for(int fd, short events, Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();

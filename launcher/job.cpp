@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// These two and the default grace of 3 s stay within the 5 s that ending a job may take.
+// These two times and the default grace of 3 s together stay below the 5 s that ending a job may take.
 constexpr milliseconds kKillPatience(1000);
 constexpr milliseconds kFlushPatience(500);
 // The interval for polling groups: no SIGCHLD comes when a group ends whose processes are not our children.

@@ -32,8 +32,8 @@ struct JobPlan {
   int first_rank = 0;                                  // of this host
   UniqueFd listening;                                  // socket for rank 0, named in its environment
   std::chrono::milliseconds grace{3000};               // between SIGTERM and SIGKILL after an interruption
-  std::chrono::milliseconds failure_grace{3000};       // the same after a rank has failed
-  bool reports_failure = true;                         // false: the launcher of the whole job does
+  std::chrono::milliseconds failure_grace{3000};       // between SIGTERM and SIGKILL after a rank has failed
+  bool reports_failure = true;                         // false: the launcher of the whole job reports it
   std::vector<std::string> folders;                    // where ranks may write, for the report of a failure
   RankLogs logs;
 };

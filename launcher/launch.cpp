@@ -43,7 +43,7 @@ namespace {
 
 constexpr char kThisHost[] = "127.0.0.1";
 
-/// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get such a number.
+/// Opens stdin, stdout and stderr if they are closed: otherwise one of our pipes would get number 0, 1 or 2.
 void fill_standard_descriptors() {
   for (int fd : {0, 1, 2}) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
@@ -155,7 +155,7 @@ std::string shared_secret(const LaunchOptions& options, const Endpoint& endpoint
   const std::string job = variable("ZERORUN_JOB");
   if (!job.empty()) return job;
   if (!options.rdzv_id.empty()) return options.rdzv_id;
-  return "port-" + std::to_string(endpoint.port);  // hosts may have different names for the address
+  return "port-" + std::to_string(endpoint.port);  // no address: hosts may know it by different names
 }
 
 NodeOrder make_order(const LaunchOptions& options, const JobPlacement& place,
@@ -305,7 +305,7 @@ int run_joining(const LaunchOptions& options, const Endpoint& endpoint, const No
   plan.failure_grace = order.failure_grace;
   plan.timeout = std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
   plan.quiet = options.quiet;
-  std::signal(SIGTSTP, SIG_IGN);  // as in run_cluster()
+  std::signal(SIGTSTP, SIG_IGN);  // a stopped launcher could not send heartbeats
   return join_job(plan, argc, argv);
 }
 

@@ -33,13 +33,13 @@ struct LaunchOptions {
   LogOptions logs;
   std::string venv_script;
   bool save_pid = false;
-  bool quiet = false;                // failures only
+  bool quiet = false;                // print failures only
   bool verbose = false;              // --log_level debug: print the commands that start agents
   bool bind_cores_to_rank = false;   // each rank runs on cores of its own
   std::string bind_core_list;        // the processors to divide; empty: all
   bool module = false;               // the program is the name of a Python module
   bool no_python = false;            // the program is run as it is, although its name ends in .py
-  bool dry_run = false;              // print what would run instead
+  bool dry_run = false;              // print the ranks' commands instead of running them
   std::vector<std::string> command;  // the program and its arguments, untouched
 };
 

@@ -22,7 +22,7 @@ struct NodeOrder {
   bool slots_named = false;            // --include or --exclude chose the slots: they are numbers of GPUs
   std::vector<std::string> arguments;  // the program's name and arguments
   std::vector<std::pair<std::string, std::string>> variables;  // forwarded from the launcher's environment
-  std::string folder;                                          // where the ranks run
+  std::string folder;                                          // working folder of the ranks
   std::string venv_script;                                     // read by bash before the program; empty: none
   std::string token;                                           // ZERORUN_JOB
   std::string device, comm;                                    // as in JobEnvironment
@@ -48,9 +48,9 @@ struct MeetingPoint {
 /// How an agent introduces itself.
 struct AgentHello {
   std::string version;  // of zerorun
-  int node = -1;        // its number in the job; -1: the launcher finds it by the name, or chooses
+  int node = -1;        // number of its node; -1: the launcher finds it by the host's name, or chooses it
   std::string host;     // the host's own name
-  std::string layout;   // the job's, as the agent knows it (describe_layout()); empty: it does not know it
+  std::string layout;   // the job's layout as the agent knows it (describe_layout()); empty: not known
 
   bool operator==(const AgentHello&) const = default;
 };
@@ -66,7 +66,7 @@ struct AgentTrouble {
 /// How an agent's ranks have ended.
 struct NodeResult {
   int exit_code = 0;
-  int interrupted_by = 0;  // the signal to the agent that ended them; 0: none
+  int interrupted_by = 0;  // the signal that interrupted the agent and so ended the ranks; 0: none
 
   bool operator==(const NodeResult&) const = default;
 };

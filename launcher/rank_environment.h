@@ -16,7 +16,7 @@ struct JobEnvironment {
   Placement placement{{{"localhost", {0}}}};
   std::string master_addr;
   int master_port = 0;
-  int listening_fd = -1;  // ZERORUN_LISTEN_FD, only for rank 0: the socket that listens on the port
+  int listening_fd = -1;  // ZERORUN_LISTEN_FD, only for rank 0: the socket that holds the port
   std::string token;      // ZERORUN_JOB: distinguishes this job from others
   double timeout_seconds = 0;
   std::string device;                 // ZERORUN_DEVICE; empty: keeps the user's variable

@@ -29,10 +29,10 @@ StreamChoice parse_stream_choice(const std::string& text, const std::string& opt
 std::vector<int> parse_rank_list(const std::string& text, const std::string& option);
 
 struct LogOptions {
-  std::string one_file_folder;  // both streams of a rank in FOLDER/RUN_rankR.log, not printed; empty: off
+  std::string one_file_folder;  // both streams of rank R go into FOLDER/RUN_rankR.log only; empty: off
   std::string folder;           // FOLDER/RUN/attempt_0/LOCAL_RANK/stdout.log and stderr.log; empty: off
-  StreamChoice redirects;       // into the folder, not printed
-  StreamChoice tee;             // into the folder, and printed
+  StreamChoice redirects;       // streams that go into files of `folder` and are not printed
+  StreamChoice tee;             // streams that go into files of `folder` and are printed
   std::optional<std::vector<int>> printed;  // the local ranks whose output is printed; absent: all
   std::string run;                          // part of the files' names: the time when the run started
 

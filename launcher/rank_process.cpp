@@ -51,7 +51,7 @@ struct ChildPlan {
   const rlimit* open_files;    // null: unchanged
 };
 
-// In the child, whose stderr is the rank's. Async-signal-safe.
+// Runs in the child, whose stderr is already the rank's. Async-signal-safe.
 [[noreturn]] void fail_to_bind() {
   constexpr std::string_view kMessage =
       "error: the system does not let this rank run on its cores, which were free to use a moment ago: start "

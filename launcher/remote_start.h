@@ -8,8 +8,8 @@
 
 namespace zerorun {
 
-/// In what pdsh prints when the ssh to one of its hosts ends with an error: "pdsh@here: worker-1: ssh exited
-/// with exit code 255". It goes on with the other hosts.
+/// A part of the line that pdsh prints when the ssh to one of its hosts ends with an error: "pdsh@here:
+/// worker-1: ssh exited with exit code 255". pdsh goes on with the other hosts.
 inline constexpr char kPdshFailure[] = ": ssh exited with exit code ";
 
 enum class Starter { ssh, pdsh, openmpi, mpich, slurm };
@@ -23,7 +23,7 @@ struct StartPlan {
   std::vector<std::string> extra;  // --launcher_args
   std::optional<int> ssh_port;
   std::string zerorun;                 // the program's path on every host
-  std::vector<std::string> addresses;  // of the launcher, as the hosts may reach it
+  std::vector<std::string> addresses;  // where the hosts may reach the launcher
   int port = 0;                        // where the launcher listens
   std::string ticket;                  // the job's secret (handshake.h)
 };
@@ -31,10 +31,10 @@ struct StartPlan {
 /// One process that starts agents.
 struct StartCommand {
   std::string name;                     // "ssh to worker-1", for messages
-  int node = -1;                        // the agent's number; -1: it starts all agents
+  int node = -1;                        // the node whose agent it starts; -1: it starts all agents
   std::vector<std::string> candidates;  // names of the program; the first one that is in PATH runs
   std::vector<std::string> arguments;   // argv
-  std::vector<std::pair<std::string, std::string>> variables;  // set unless its environment has them
+  std::vector<std::pair<std::string, std::string>> variables;  // set unless they are set already
   std::string input;                                           // for its stdin
 };
 

@@ -56,7 +56,7 @@ class StarterProcesses {
     std::string name;
     int node;
     RankProcess process;
-    int source;  // of the console
+    int source;  // its number as a source of the console
     LineTail last_lines;
     std::optional<int> status = {};
   };

@@ -95,7 +95,7 @@ class StateFiles {
     std::shared_ptr<OpenFile> file;
     std::shared_ptr<std::atomic<int>> readers = std::make_shared<std::atomic<int>>(0);  // number of borrowers
     std::vector<uint64_t> checksums = {};                                               // by block
-    std::shared_ptr<OpenFile> replacement = nullptr;  // from lend() to the next write of the slot
+    std::shared_ptr<OpenFile> replacement = nullptr;  // set by lend(), unset by the next write to the slot
   };
   struct Slice {
     SliceContents contents;
@@ -171,7 +171,7 @@ class StateFiles {
   int64_t read_bytes_ = 0;
   int64_t written_bytes_ = 0;
   std::string failure_;
-  std::unique_ptr<Transfers> transfers_;  // last member: destroyed before the memory it uses
+  std::unique_ptr<Transfers> transfers_;  // last member, so it is destroyed before the memory it uses
 };
 
 }  // namespace zerorun

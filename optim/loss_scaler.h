@@ -15,7 +15,7 @@ class LossScaler {
   struct State {
     double scale;
     int64_t updates = 0;         // optimizer steps, including skipped ones
-    int64_t last_overflow = -1;  // value of `updates` before the last overflow; -1: none yet
+    int64_t last_overflow = -1;  // index, from 0, of the last optimizer step that overflowed; -1: none yet
     int64_t hysteresis;          // overflows left until the scale is halved
   };
 

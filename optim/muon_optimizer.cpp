@@ -134,8 +134,8 @@ class MuonOptimizer : public ShardOptimizer {
     return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
-  // Starts the all-gather of a bucket's directions. Copies them and returns null if this rank updates all
-  // slices (stage 0) and so has all directions.
+  // Starts the all-gather of a bucket's directions. At stage 0 this rank updates all slices and has all
+  // directions: then this copies them and returns null.
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);
@@ -191,7 +191,7 @@ class MuonOptimizer : public ShardOptimizer {
   Device* device_;
   StateAccess* access_;
   at::Tensor facts_;                    // the step's facts, in device memory
-  std::array<at::Tensor, 2> gathered_;  // whole buckets, used alternately
+  std::array<at::Tensor, 2> gathered_;  // buffers for whole buckets' directions, used alternately
   std::unique_ptr<ShardOptimizer> update_;
 };
 

@@ -21,7 +21,7 @@ namespace zerorun {
 struct Shard {
   at::Tensor values;    // float32 (master weights under 16-bit training), updated in place
   at::Tensor gradient;  // float32, bfloat16 or float16; may be overwritten by the update
-  at::Tensor rounded;   // bfloat16 or float16: updates write `values` rounded here; undefined: not written
+  at::Tensor rounded;   // bfloat16 or float16: receives the rounded `values`; undefined: not written
   int group;            // parameter group
   int bucket = 0;
   int rank = 0;       // the rank that owns the slice
@@ -69,8 +69,8 @@ class ShardOptimizer {
   /// only. A collective.
   virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream: divides gradients by the divisor of `facts` (StepFacts in
-  /// device/step_facts.h) and applies them, or does nothing if its `apply` is 0. Calls `updated(i)` once for
-  /// each shard, as soon as its update is enqueued.
+  /// device/step_facts.h) and applies them, or does nothing if `apply` of the facts is 0. Calls `updated(i)`
+  /// once for each shard, as soon as its update is enqueued.
   virtual void step(const at::Tensor& facts, const std::function<void(int)>& updated) = 0;
   /// The number of steps. step() adds 1 to it. set_steps() corrects it after a step that was skipped because
   /// of its facts, and sets it when a checkpoint is loaded.
@@ -81,7 +81,8 @@ class ShardOptimizer {
   virtual void set_lr(int group, double lr) = 0;
   /// Absent if the optimizer has no betas.
   virtual std::optional<std::pair<double, double>> betas(int group) const = 0;
-  /// The optimizer must have betas. Bias corrections are computed as if the new betas held from step 1 on.
+  /// The optimizer must have betas. Bias corrections are computed as if every step so far had used the new
+  /// betas.
   virtual void set_betas(int group, std::pair<double, double> betas) = 0;
   virtual int groups() const = 0;
   /// Bytes of the optimizer's own buffers, without the moments that it borrowed.
@@ -90,7 +91,7 @@ class ShardOptimizer {
 
 /// An optimizer of ds_config.json; `groups` has one config per parameter group. It multiplies gradients by
 /// 1/divisor in float32 and leaves them unchanged in memory. It updates a shard in one pass over memory, with
-/// the same bits on every device. `device` and `access` outlive the result.
+/// the same bits on every device. `device` and `access` must outlive the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
                                                      Device& device = cpu_device(),

@@ -30,8 +30,8 @@ class BufferPool {
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Frees buffers that are not in use, except the reserved buffers and, of the buffers larger than the
-  /// common size, the `count` largest.
+  /// Frees the buffers that are not in use, but keeps the reserved buffers, and the `count` largest of the
+  /// buffers that are larger than the common size.
   void trim(int count);
 
   int64_t bytes() const { return bytes_; }  // of all buffers, free or in use

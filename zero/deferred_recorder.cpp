@@ -230,7 +230,7 @@ TapeTensor tape_tensor_of(const at::Tensor& deferred, const DeferredOwner& owner
 
 // The arguments of an operator, sorted by kind.
 struct DeferredRecorder::Arguments {
-  torch::jit::Stack values;  // as passed, lists copied
+  torch::jit::Stack values;  // as passed, except that lists are copies
   std::vector<TapeSlot> deferred;
   std::vector<at::Tensor> real;
   bool writes_real = false;

@@ -51,7 +51,8 @@ class GatherMemory {
   void free_arena();
   int64_t arena_numel() const { return arena_.defined() ? arena_.numel() : 0; }
 
-  /// Bytes of buckets that come and go, the arena included, and of copies. Shared buffers count 1/world size.
+  /// Bytes of the memory that gathers use: the arena, unplanned gathers, private copies, and 1/world size of
+  /// the shared buffers of gathered buckets.
   int64_t bytes() const { return bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }
   int64_t unplanned_allocations() const { return unplanned_allocations_; }
@@ -73,7 +74,7 @@ class GatherMemory {
   Communicator* communicator_;
   Streams* streams_;
   std::vector<Place> places_;  // one per bucket
-  bool needs_arena_ = false;   // some bucket comes and goes in private memory
+  bool needs_arena_ = false;   // some buckets are gathered into memory of this rank alone
   at::Tensor arena_;
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;

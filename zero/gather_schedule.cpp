@@ -96,7 +96,7 @@ class DemandPass {
   }
 
   // Releases buckets, the furthest next use first, until the missing buckets of use `k` fit into max_live.
-  // The buckets in memory that use `k` needs come last in this order and stay.
+  // Buckets that are in memory and needed by use `k` come last in this order, so they stay.
   void make_room(int k) {
     int64_t missing = 0;
     for (int bucket : trace_.uses[k]) missing += live_[bucket] == kNone ? trace_.numel[bucket] : 0;
@@ -139,7 +139,7 @@ class DemandPass {
 void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& residencies) {
   std::vector<int> earliest(trace.numel.size(), kInitial);  // by bucket: first position for its next gather
   std::vector<int64_t> due(trace.length());                 // by use: the elements in `ahead` for this use
-  int64_t ahead = 0;  // elements started but not used yet, including this gather
+  int64_t ahead = 0;  // elements of the gathers, including this one, that are started but not used yet
   int position = kInitial;
   for (Stay& residency : residencies) {
     if (position < residency.use) {
@@ -182,7 +182,7 @@ class ArenaPacking {
   // overlap if they are in memory at different times. Without a ceiling: the start of the smallest gap that
   // fits. With a ceiling: the highest place below the ceiling that fits. If no gap fits: after all stays.
   int64_t find_gap(const std::vector<int>& taken, int64_t numel, int64_t ceiling = kEndless) const {
-    int64_t end = 0;  // of the stays passed so far
+    int64_t end = 0;  // the largest end of the stays passed so far
     int64_t chosen = kNone;
     int64_t chosen_gap = kEndless;
     const auto consider = [&](int64_t next) {
@@ -253,7 +253,7 @@ class ArenaPacking {
   int64_t peak_ = 0;  // the largest number of elements in memory at once: no arena can be smaller
 };
 
-// A candidate plan. Its arena may exceed the bound.
+// A candidate plan. Its arena may be larger than the limits allow.
 struct Draft {
   std::vector<Stay> residencies;  // ordered by (use, bucket), which is also the order of starts
   std::vector<int64_t> offsets;

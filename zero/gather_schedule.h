@@ -29,8 +29,8 @@ struct GatherPlan {
     int64_t offset;  // position in the arena
     int use;         // index of the use that needs the bucket
   };
-  /// The actions right before the use with the same index: first the releases, then the gathers in order.
-  /// Gathers for this use come before prefetches.
+  /// The actions right before one use; step k belongs to use k. First come the releases, then the gathers in
+  /// order. Gathers for this use come before prefetches.
   struct Step {
     std::vector<int> releases;
     std::vector<Gather> gathers;

@@ -46,7 +46,7 @@ class GatherTrace {
  private:
   void depart(size_t position);
 
-  std::vector<Use> uses_;  // the trace; without a plan or after a difference, the record so far
+  std::vector<Use> uses_;  // the trace while following(), else the record of this iteration so far
   size_t position_ = 0;    // number of uses in this iteration so far
   GatherPlan plan_;
   bool planned_ = false;

@@ -110,7 +110,7 @@ int GradientReducer::slack() const {
   return options_.overlap ? kSlackWithOverlap : 0;
 }
 
-// Without accumulation separate fp32 sums would only repeat the values of the reduced gradients.
+// Without accumulation, separate fp32 sums would only repeat the values of the reduced gradients.
 bool GradientReducer::reduced_in_sums() const {
   return !options_.policy.reduce_every_backward && options_.accumulation != options_.communication &&
          (options_.accumulates || options_.accumulation != Dtype::fp32);
@@ -131,8 +131,8 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
 
 // Makes buffers of sums, for a window with more backwards than the config says.
 void GradientReducer::make_sums() {
-  const bool reduction_started =
-      std::ranges::any_of(states_, &BucketState::reduction_started);  // further gradients are late anyway
+  // If a reduction has started, further gradients are late anyway.
+  const bool reduction_started = std::ranges::any_of(states_, &BucketState::reduction_started);
   if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     if (states_[bucket].sums.defined()) continue;
@@ -279,7 +279,8 @@ void GradientReducer::start_reduction(int bucket) {
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // On a device with streams retiring does not block, and the reduce stream orders later work.
+  // On a device with streams, retiring a reduction does not block the host, and the reduce stream orders
+  // later work.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();

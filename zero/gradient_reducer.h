@@ -6,10 +6,10 @@
 // gradients arrive in, because the order is planned. A bucket's reduce-scatter starts when the
 // reduce-scatters of all earlier buckets in the plan have started and the bucket is complete: each parameter
 // has got its expected number of gradients, which is the largest number that it got in one earlier backward,
-// at least one. The end of backward starts the remaining reduce-scatters, and parameters without a gradient
-// count as zeros. In the first backward the order is from the last parameter to the first. Then the plan
-// takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or used more
-// than once, come last in the plan, so that no other bucket waits for them.
+// but at least one. The end of backward starts the remaining reduce-scatters, and parameters without a
+// gradient count as zeros. In the first backward the order is from the last parameter to the first. Then the
+// plan takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or used
+// more than once, come last in the plan, so that no other bucket waits for them.
 //
 // [Note: late gradients] A hook may still fire for a bucket whose reduction has started: when recomputation
 // inside backward gives a parameter more gradients than in every earlier backward, or when at stages 0 and 1
@@ -61,7 +61,7 @@ namespace zerorun {
 
 struct ReducerOptions {
   StagePolicy policy;
-  bool overlap = false;  // collectives run during backward; if false, each is waited for at once
+  bool overlap = false;  // collectives run during backward; if false, backward waits for each collective
   Dtype communication = Dtype::fp32;
   Dtype accumulation = Dtype::fp32;
   bool accumulates = false;  // gradient accumulation: some backwards of a window are not at the boundary
@@ -73,12 +73,12 @@ struct ReducerOptions {
 struct WindowSoFar {
   std::vector<char> has_gradient;  // by trained parameter: whether it has a gradient
   int64_t arrivals = 0;            // number of gradients that this rank's hooks have received
-  std::vector<uint8_t> tally;      // bytes of a Tally, which holds the first gradient that was not finite
+  std::vector<uint8_t> tally;      // bytes of a Tally, which records the first gradient that was not finite
 };
 
 class GradientReducer {
  public:
-  /// `buckets`, `store` and `communicator` must outlive it; `store` keeps the sums over ranks.
+  /// `buckets`, `store` and `communicator` must outlive this object; `store` keeps the sums over ranks.
   GradientReducer(const Buckets& buckets, SliceStore& store, Communicator& communicator,
                   const ReducerOptions& options);
   ~GradientReducer();
@@ -96,14 +96,14 @@ class GradientReducer {
   void abandon_backward() {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
-  /// Sets a function that is called on autograd's thread before each gradient of a backward without
-  /// start_backward(). If the function calls start_backward(), it is also called for every later gradient of
-  /// that backward. Otherwise the gradient stays in grad().
+  /// Sets a function that is called on autograd's thread before each gradient of a backward that began
+  /// without start_backward(). If the function calls start_backward(), it is also called for every later
+  /// gradient of that backward. Otherwise the gradient stays in grad().
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
-  /// Call this at the boundary on all ranks. Completes the sums of every bucket, late gradients included, for
-  /// later work on the current stream. Returns the number of ranks that passed `notice`, which is sent along
-  /// with the exchange of late gradients.
+  /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
+  /// later work on the current stream may read them. Returns on how many ranks `notice` was true; the
+  /// exchange of late gradients sends it along.
   int64_t finish_window(bool notice = false);
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
@@ -164,7 +164,7 @@ class GradientReducer {
     bool is_gather;
     CommunicationBuffer buffer;  // the buffer that `work` reduces or gathers
     at::Tensor arrived;          // sums to put into gradient(); undefined if `work` writes them there
-    bool is_first;               // `arrived` replaces gradient() (else it is added)
+    bool is_first;               // if true, `arrived` replaces gradient(), else it is added to gradient()
   };
 
   int slack() const;
@@ -222,7 +222,7 @@ class GradientReducer {
   bool in_backward_ = false;
   bool is_observed_ = false;  // a call of `observer_` has started this backward
   bool is_abandoned_ = false;
-  float scale_ = 1;  // of this backward's gradients
+  float scale_ = 1;  // factor for the gradients of this backward
   bool reducing_ = false;
   bool at_boundary_ = false;
   int64_t window_arrivals_ = 0;

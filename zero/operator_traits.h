@@ -22,8 +22,8 @@ bool only_allocates(const c10::OperatorHandle& op);
 /// Whether the operator copies a tensor, possibly to another dtype. Module::to(dtype) calls such operators
 /// without a NoGradGuard.
 bool only_copies(const c10::OperatorHandle& op);
-/// Whether the host is expected to read the result: that of torch::tensor(3), or of torch::randperm(n), whose
-/// values nn::init::sparse_ uses as indices.
+/// Whether the host is expected to read the result, as with torch::tensor(3), or with torch::randperm(n),
+/// whose values nn::init::sparse_ uses as indices.
 bool is_for_the_host(const c10::OperatorHandle& op);
 bool is_resize(const c10::OperatorHandle& op);
 

@@ -37,8 +37,8 @@ class ReductionPlan {
 
  private:
   struct BucketState {
-    int missing = 0;           // parameters that are expected to get more gradients
-    int64_t last_arrival = 0;  // position of its latest gradient among all of this backward, from 1; 0: none
+    int missing = 0;           // number of its parameters that are expected to get more gradients
+    int64_t last_arrival = 0;  // value of arrivals_ after its latest gradient; 0: no gradient yet
   };
   struct ParameterState {
     int arrivals = 0;  // gradients in this backward
@@ -50,7 +50,7 @@ class ReductionPlan {
   std::vector<ParameterState> parameters_;
   std::vector<int> order_;  // the buckets in the order of their reductions
   size_t next_ = 0;         // index of the next bucket in order_
-  int64_t arrivals_ = 0;
+  int64_t arrivals_ = 0;    // number of gradients in this backward so far
   bool made_ = false;
 };
 

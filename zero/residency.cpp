@@ -64,8 +64,8 @@ Residency::~Residency() {
 
 void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> touched) {
   std::lock_guard lock(mutex_);
-  c10::SmallVector<int, 6> passing;  // the touched buckets that come and go
-  bool pinned = true;  // an enclosing operator or scope pins all of these, so this is not a new use
+  c10::SmallVector<int, 6> passing;  // the touched buckets that have memory only while they are gathered
+  bool pinned = true;  // enclosing operators or scopes pin all of `passing`: this operator is no new use
   bool shares_writes = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
@@ -73,7 +73,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
     // While a bucket has writes that the other ranks have not received, a further write to it does not count
-    // as a use. So it does not share the earlier writes yet ([Note: writes to shared buckets]).
+    // as a use. So the further write does not make the ranks exchange the earlier writes yet ([Note: writes
+    // to shared buckets]).
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;
@@ -191,7 +192,7 @@ std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   if (buckets_->shard_is_fetched(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
     if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
-      // The slice is still in the buffer, and is opened only to keep to the planned reads.
+      // The slice is still in the buffer. It is opened only because the planned reads contain it.
       buckets_->with_shard(bucket, ValueUse::read, [] {});
     } else {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));

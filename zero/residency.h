@@ -2,7 +2,7 @@
 // marked bucket, gathers the bucket before the operator runs, and releases the memory later. Owned by the
 // engine; operators may run on any thread. The states of a bucket:
 //
-//   sharded ──> gathering ──> resident ──> dirty      a bucket that comes and goes
+//   sharded ──> gathering ──> resident ──> dirty      a bucket that comes and goes (BucketKind)
 //      └<──────────┴<────────────┴<──────────┘
 //   resident <──> gathering                           a whole bucket (stages 1 and 2)
 //   resident <──> gathering, resident <──> dirty      a bucket in shared memory (stages 1 to 3)
@@ -103,7 +103,7 @@ class Residency final : public OperatorListener {
     BucketKind kind;
     State state = State::sharded;
     int pins = 0;                // operators and scopes that use the memory now
-    bool open = false;           // raw access to the copy of a shared bucket is allowed outside of scopes too
+    bool open = false;           // raw access to a shared bucket's copy is allowed even outside of scopes
     bool held_clean = false;     // the copy was made for a scope
     std::unique_ptr<Work> work;  // the all-gather, while `state` is gathering
     int64_t last_use = 0;        // clock_ at the last use
@@ -190,12 +190,12 @@ class Residency final : public OperatorListener {
 
   mutable std::recursive_mutex mutex_;  // guards all members below
   std::vector<BucketState> states_;     // one per bucket
-  std::vector<int> passing_;            // buckets that come and go
-  std::vector<int> staying_;            // the other buckets
+  std::vector<int> passing_;            // buckets that have memory only while they are gathered
+  std::vector<int> staying_;            // buckets that always have memory
   GatherMemory memory_;
   GatherTrace training_trace_;
   GatherTrace inference_trace_;
-  bool training_ = true;      // the current iteration follows the training trace
+  bool training_ = true;      // the current iteration uses training_trace_, else inference_trace_
   std::vector<int> current_;  // the buckets of the current use
   int copies_made_ = 0;       // number of private copies of shared buckets that exist now
   std::vector<WriterQuery> writer_queries_;

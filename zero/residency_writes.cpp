@@ -139,7 +139,8 @@ void Residency::start_writer_query(std::vector<int> buckets) {
   writer_queries_.push_back({std::move(buckets), std::move(writers), std::move(work)});
 }
 
-// Writes that only some ranks made are lost, like writes to other ranks' slices of gathered memory.
+// Writes that only some ranks made are lost, just as releasing a gathered bucket loses writes to other ranks'
+// slices.
 void Residency::finish_writer_queries() {
   for (WriterQuery& query : std::exchange(writer_queries_, {})) {
     query.work->wait();
@@ -240,7 +241,7 @@ void Residency::write_back(int bucket) {
   const at::Tensor& shard = buckets_->shard(bucket);
   const at::Tensor& memory = memory_.of(bucket);
   if (shard.is_alias_of(memory)) return;
-  if (buckets_->gathers_once(bucket))  // afterwards no rank reads the buffer
+  if (buckets_->gathers_once(bucket))  // after the barrier no rank reads the buffer
     communicator_->barrier("writes to " + buckets_->label(bucket))->wait();
   join(bucket);
   memory_.users(bucket).hand_over(*streams_, streams_->current(), Handover::unused);

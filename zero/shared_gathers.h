@@ -3,8 +3,8 @@
 // Owned by Buckets; Residency uses it under its lock.
 //
 // [Note: shared gathers] Each rank decides alone whether its slice stays in the buffer. It counts the gathers
-// that it has started, and publishes the number of the last gather that it has released. If all ranks have
-// released the last gather that this rank has started:
+// that it has started; when it releases a gather, it publishes this count. If all ranks have released the
+// last gather that this rank has started:
 //   - this rank returns the pages of its slice to the system;
 //   - its next gather reads the slice from the file again.
 // Otherwise the slice in the buffer is still valid, because values change only after a collective that each
@@ -56,7 +56,7 @@ class SharedGathers {
   std::atomic_ref<int64_t> last_released(int bucket, int rank) const;
 
   Communicator* communicator_;
-  at::Tensor released_;  // by bucket and rank: the number of the last gather that the rank has released
+  at::Tensor released_;  // by bucket and rank: the rank's `started` when it last released the bucket
   std::vector<Bucket> buckets_;
   HomeProcess home_;
 };

@@ -30,7 +30,7 @@ class SliceFiles {
   int chunks(int bucket) const { return static_cast<int>(layout(bucket).chunks.size()); }
   /// The chunk's range of elements in the slice.
   Range chunk_range(int bucket, int chunk) const;
-  /// Returns the chunk's elements of the bucket's state number `state`, 1-D.
+  /// Returns the chunk's elements of one state of the bucket, 1-D. `state`: index of the state.
   at::Tensor tensor(int bucket, size_t state, int chunk) const;
 
   // The functions below throw TrainingError if a disk fails.
@@ -57,11 +57,11 @@ class SliceFiles {
   const SlotLayout& layout(int bucket) const { return files_->layout(slice_of_[bucket]); }
   int number_of(int bucket, int chunk) const { return files_->first_chunk(slice_of_[bucket]) + chunk; }
 
-  std::vector<int> slice_of_;  // by bucket: the number of its slice in files_; -1: the bucket has no file
+  std::vector<int> slice_of_;  // by bucket: index of its slice in files_; -1: the bucket has no file
   mutable std::mutex mutex_;   // guards all members below
   std::unique_ptr<StateFiles> files_;
   std::vector<std::vector<at::ScalarType>> dtypes_;  // by bucket and state
-  std::vector<ChunkMemory> memory_;                  // by number of the chunk in files_
+  std::vector<ChunkMemory> memory_;                  // by index of the chunk in files_
   std::vector<int> planned_;
 };
 

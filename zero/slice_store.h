@@ -62,7 +62,8 @@ struct StateTensor {
   std::vector<at::Tensor> chunks = {};
 };
 
-/// Names the master weights or a moment of a bucket's slice that are kept in files: fp32, initially zero.
+/// A state of a bucket's slice to keep in files: the master weights or a moment. It is fp32 and initially
+/// zero.
 struct StateInFile {
   StateKind kind;
   std::string name;

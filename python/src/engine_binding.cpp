@@ -26,10 +26,10 @@ struct Given {
   Model::NamedTensors buffers;
   std::string config;     // the text of a ds_config.json
   std::string origin;     // the config's name in messages
-  std::string optimizer;  // a ds_config.json that has only the program's optimizer; empty: none
+  std::string optimizer;  // a ds_config.json with only the program's optimizer; empty: the program has none
   std::vector<ParameterGroup> groups;
   Arguments arguments;
-  bool has_schedule = false;  // the program sets learning rates
+  bool has_schedule = false;  // the program passes a schedule
   std::string output_folder;
 };
 
@@ -236,7 +236,7 @@ class Meeting {
   std::shared_ptr<Communicator> ranks_ = connect_on_cpu();
 };
 
-// A schedule of ds_config.json that the program steps, not the engine.
+// A schedule as in a ds_config.json. The program advances it, not the engine.
 class ProgramSchedule {
  public:
   explicit ProgramSchedule(const std::string& block)

@@ -40,7 +40,7 @@ def with_norms(trace):
 
 
 def norm_of(trace, step):
-    """The expected norm. DeepSpeed's stage 3 divides it by the loss scale after the step, ZeroRun by the scale before."""
+    """The expected norm. DeepSpeed's stage 3 divides it by the new loss scale (after the step), ZeroRun by the old one."""
     steps = trace["steps"]
     norm = number(with_norms(trace)["steps"][step]["grad_norm"])
     if trace["ds_config"]["zero_optimization"]["stage"] == 3 and step and "loss_scale" in steps[step]:

@@ -32,7 +32,7 @@ struct ProgramOptions {
   std::string csv;
   std::string save_dir;    // folder for checkpoints
   int64_t save_every = 0;  // optimizer steps; 0: at the end only
-  int64_t keep_last = 0;   // checkpoints; 0: all
+  int64_t keep_last = 0;   // checkpoints to keep; 0: all
   bool save_on_sigterm = false;
   std::string resume;  // a folder of checkpoints; training resumes from the latest
   bool new_data = false;

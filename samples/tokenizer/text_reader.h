@@ -12,7 +12,7 @@ namespace zerorun {
 /// Every function throws UserError naming the file.
 class TextReader {
  public:
-  /// `any_bytes`: the file need not be UTF-8. It must exist and not be empty.
+  /// `file` must exist and not be empty. `any_bytes`: the file need not be UTF-8.
   explicit TextReader(const std::filesystem::path& file, bool any_bytes = false);
   ~TextReader();
   TextReader(const TextReader&) = delete;

@@ -112,7 +112,7 @@ void Encoder::encode(std::string_view part, std::vector<int32_t>& tokens) {
     return;
   }
   const TokenizerData& data = tokenizer_->data_;
-  std::vector<size_t> places;  // of each special token's next occurrence at or after `begin`
+  std::vector<size_t> places;  // of each special token: where it occurs next, at or after `begin`
   for (const int32_t special : data.special) places.push_back(part.find(data.vocabulary[special]));
   for (size_t begin = 0; begin < part.size();) {
     size_t end = part.size();  // end of the ordinary text before the next special token

@@ -100,7 +100,7 @@ class Encoder {
   bool at_start_ = true;
   WordSplitter splitter_;
   std::unordered_map<std::string, std::pair<size_t, size_t>, WordHash, std::equal_to<>> known_words_;
-  std::vector<int32_t> known_tokens_;  // known_words_ has each word's first index and count
+  std::vector<int32_t> known_tokens_;  // known_words_ has the first index and the count of each word's tokens
   std::vector<Piece> pieces_;
   std::vector<Candidate> candidates_;
 };

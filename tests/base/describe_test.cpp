@@ -52,7 +52,7 @@ TEST_CASE("describe: a change of any field changes the text") {
   CHECK(changed([](Outer& outer) { outer.last = 1; }));
 }
 
-TEST_CASE("describe: values that are divided differently give different texts") {
+TEST_CASE("describe: the same digits, divided differently among fields, give different texts") {
   CHECK(text_of(std::tuple(1, 23)) != text_of(std::tuple(12, 3)));
   using Lists = std::tuple<std::vector<int>, std::vector<int>>;
   CHECK(text_of(Lists({1}, {2})) != text_of(Lists({1, 2}, {})));

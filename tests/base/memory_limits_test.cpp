@@ -50,7 +50,7 @@ TEST_CASE("memory limits: the machine's memory and swap, if no cgroup has a limi
         Limits{1000 * kKib});
 }
 
-TEST_CASE("memory limits: those of the own cgroup and its ancestors, in both versions of cgroups") {
+TEST_CASE("memory limits: those of the process's cgroup and its ancestors, in both versions of cgroups") {
   CHECK(limits_with({{kMachine, kNoSwap},
                      {kGroup, "0::/a/b\n"},
                      {kMount + "/a/b/memory.max", "4096\n"},

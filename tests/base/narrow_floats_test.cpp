@@ -57,8 +57,8 @@ bool is_nan(uint16_t bits, Dtype dtype) {
   return (bits & 0x7fff) > (dtype == Dtype::bf16 ? 0x7f80 : 0x7c00);
 }
 
-// Checks that every instruction set gives the same bits as c10. A NaN may become a NaN with other bits, but
-// with the same bits on every instruction set.
+// Checks that every instruction set gives the same bits as c10. A NaN must become a NaN. Its bits may differ
+// from c10's, but must be the same on every instruction set.
 void check_narrowing(const std::vector<float>& values, Dtype dtype) {
   const std::vector<uint16_t> first = narrowed(values, dtype, Simd::portable);
   for (Simd path : paths()) {
@@ -120,7 +120,8 @@ TEST_CASE("narrow floats: ties round to even, values next to a tie to the nearer
         const double above =
             high == infinity ? static_cast<double>(below) + step : widened_by_c10(high, dtype);
         const auto tie = static_cast<float>((static_cast<double>(below) + above) / 2);
-        // This is true only if the CPU flushes subnormals to 0: otherwise fp32 holds every tie exactly.
+        // The next condition is true only if the CPU flushes subnormals to 0: otherwise fp32 holds every tie
+        // exactly.
         if (tie == below || static_cast<double>(tie) == above) continue;
         for (auto [value, bits] :
              {std::pair(std::nextafter(tie, 0.0F), low), std::pair(tie, low % 2 ? high : low),

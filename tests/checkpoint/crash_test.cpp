@@ -19,7 +19,7 @@ const fs::path kDirectory = "/runs/7/checkpoints";
 struct Save {
   std::string tag;
   char contents;     // fills all files of this save, to distinguish several saves of one tag
-  size_t published;  // number of operations when publish() returned
+  size_t published;  // number of operations recorded until publish() returned
   int64_t keep_last = 0;
 };
 

@@ -20,7 +20,7 @@ constexpr int64_t kTensorBytes = 4096 + 400;
 struct Export {
   char contents;
   int64_t max_shard_bytes;
-  size_t finished = 0;  // number of operations when finish() returned
+  size_t finished = 0;  // number of operations recorded until finish() returned
 };
 
 void run(FileSystem& files, const Export& one) {

@@ -70,7 +70,7 @@ TEST_CASE("A manifest is read as it was written") {
   CHECK(read.client_state == written.client_state);
 }
 
-TEST_CASE("The schema of manifests accepts what is written, and nothing with a key more or less") {
+TEST_CASE("The schema of manifests accepts written manifests, and none with a missing or additional key") {
   const json schema_text =
       json::parse(read_file(ZERORUN_SOURCE_DIR "/schemas/checkpoint_manifest.schema.json"));
   valijson::Schema schema;
@@ -99,7 +99,7 @@ TEST_CASE("The schema of manifests accepts what is written, and nothing with a k
   }
 }
 
-TEST_CASE("Parts of ranks make one manifest") {
+TEST_CASE("The parts that the ranks write are joined into one manifest") {
   const Manifest whole = some_manifest();
   Manifest joined = whole;
   joined.files.clear();

@@ -41,7 +41,8 @@ class MemoryFileSystem : public FileSystem {
   int open(const std::filesystem::path& file) override;
   int create_nameless(const std::filesystem::path& folder) override;
   int link_open(int file, const std::filesystem::path& name) override;
-  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }  // no reader needs the zeros
+  /// Does not extend the file: no test reads the zeros.
+  int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }
   bool has_descriptors() const override { return false; }
   void close(int /*file*/) override {}
   int64_t write(int file, std::span<const std::byte> bytes, int64_t offset) override;

@@ -18,7 +18,7 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("A reader of pinned bytes gets their original values, wherever it is when they change") {
+TEST_CASE("A reader of pinned bytes gets their original values, whatever its position when they change") {
   constexpr size_t kBytes = 10'000;
   for (size_t change_at = 0; change_at <= kBytes; change_at += 1000) {
     std::vector<std::byte> live = random_bytes(kBytes, change_at);

@@ -1,4 +1,5 @@
-// Tests that checkpoints are published, replaced, removed and refused, with a file system error at each call.
+// Tests that checkpoints are published, replaced, removed and refused. The last test lets each call of the
+// file system fail once.
 #include "checkpoint/publication.h"
 
 #include <algorithm>
@@ -72,7 +73,7 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
   CHECK(std::ranges::count_if(memory.operations(), is_sync_of_a) == 1);
 }
 
-TEST_CASE("keep_last keeps the tags of the last steps, the tag in latest, and tags with other names") {
+TEST_CASE("keep_last keeps the tags of the last steps, the tag in latest, and tags not named after a step") {
   MemoryFileSystem files;
   publish(files, "/a", "global_step7", "7");
   publish(files, "/a", "global_step100", "100", false);
@@ -88,14 +89,14 @@ TEST_CASE("keep_last keeps the tags of the last steps, the tag in latest, and ta
   CHECK(files.list("/a") == std::vector<std::string>{"best", "global_step100", "global_step8", "latest"});
 }
 
-TEST_CASE("A tag is the name of a folder") {
+TEST_CASE("A tag must be a valid name of a folder") {
   for (const std::string tag : {"", ".", "..", ".hidden", "a/b", "latest", "a\nb"})
     CHECK_THAT(user_error([&] { check_tag(tag); }), Contains("the name of a folder"));
   CHECK_THAT(user_error([] { check_tag(std::string(201, 'x')); }), Contains("200 bytes"));
   CHECK_NOTHROW(check_tag("global_step100"));
 }
 
-TEST_CASE("If any call fails, the previous tag stays, and a second try succeeds") {
+TEST_CASE("If any call fails, latest names a complete checkpoint, and a second try succeeds") {
   bool all_tried = false;
   for (int64_t call = 0; !all_tried; ++call) {
     CAPTURE(call);

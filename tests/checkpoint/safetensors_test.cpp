@@ -1,5 +1,5 @@
 // Tests the reader and the writer of safetensors. Files of other writers are read, written files follow the
-// format, and files with a false header are refused.
+// format, and files with a wrong header are refused.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -181,7 +181,7 @@ TEST_CASE("a header of very many tensors is read, and one of very many brackets 
              Contains("expected dtype") || Contains("not valid JSON"));
 }
 
-TEST_CASE("tensors cover the data once") {
+TEST_CASE("tensors must cover every byte of the data exactly once") {
   const std::string data(16, 'x');
   CHECK_THAT(message_for("{" + entry("a", "F32", "[4]", 0, 16) + "}", data.substr(1)),
              Contains("cut off") && Contains("'a' ends at byte 16") && Contains("holds 15"));

@@ -41,7 +41,7 @@ std::vector<float> read(StateFileReader& reader, const StateRange& range, int64_
 
 }  // namespace
 
-TEST_CASE("A file of slices is readable for others, and its data are aligned for direct I/O") {
+TEST_CASE("The plain safetensors reader can read a file of slices, whose data are aligned for direct I/O") {
   const TemporaryFolder folder;
   const auto a = numbers(100, 7);
   const auto b = numbers(0, 300'000);  // 1.2 MB, longer than the block of 1 MiB that a checksum covers
@@ -112,7 +112,7 @@ TEST_CASE("Damage is found: a bit, a file cut off, a file that is missing") {
              Contains("cannot be opened: No such file"));
 }
 
-TEST_CASE("A checksum is that of XXH3, written as 16 digits") {
+TEST_CASE("Checksums are XXH3 hashes, written as 16 hexadecimal digits") {
   const std::string text = "zerorun";
   const uint64_t checksum = checksum_of(std::as_bytes(std::span(text)));
   CHECK(checksum_of({}) == 0x2d06800538d394c2);  // XXH3 of empty input, as published
@@ -122,7 +122,7 @@ TEST_CASE("A checksum is that of XXH3, written as 16 digits") {
   CHECK_THAT(user_error([] { from_hexadecimal("00000000000000xy"); }), Contains("16 hexadecimal digits"));
 }
 
-TEST_CASE("Ranges of a parameter are found in any files") {
+TEST_CASE("A range of a parameter is read from all files that hold a part of it") {
   const TemporaryFolder folder;
   Manifest manifest{.tag = "t",
                     .precision = "fp32",

@@ -26,8 +26,8 @@ cd "$work"
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 processes() { processes_on "$1" 'bin/zerorun|zr-guardian|rank_of_the_test|bin/gpt2'; }
 first_process() { processes_on "$1" "$2" | head -n 1; }
-# A rank of host $1 whose command line matches $2. A child that it has just forked has the same command line, but leads no
-# process group.
+# A rank of host $1 whose command line matches $2. A child that the rank has just forked has the same command line, but
+# is not the leader of a process group.
 rank_process() {
   local process
   for process in $(processes_on "$1" "$2"); do

@@ -39,7 +39,7 @@ check_namespaces() {
 make_hosts() {
   local count=$1 host other
   check_namespaces
-  # A build folder or a source folder in /tmp must be visible on the hosts: then they have no /tmp of their own.
+  # If the build folder or the source folder is in /tmp, the hosts must see it. Then they have no /tmp of their own.
   own_folders=(/run /dev/shm)
   [[ $bin/ == /tmp/* || $source/ == /tmp/* ]] || own_folders+=(/tmp)
   for ((host = 0; host < count; ++host)); do
@@ -65,7 +65,7 @@ make_hosts() {
 start_init() {
   local host=$1
   # shellcheck disable=SC2016
-  # nsenter and not `ip netns exec`, which mounts another /sys, without cgroups.
+  # Uses nsenter, because `ip netns exec` would mount another /sys, without cgroups.
   nsenter --net="/run/netns/${id}h$host" unshare --mount --uts --ipc --pid --fork --kill-child --mount-proc bash -ec '
     hostname "worker-$1"
     for folder in $3; do mount -t tmpfs tmpfs "$folder"; done

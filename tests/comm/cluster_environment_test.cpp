@@ -141,7 +141,8 @@ TEST_CASE("srun: a step on one node of a larger job stays on that host") {
   CHECK(environment.local_world_size == 3);
 }
 
-TEST_CASE("srun: neighbouring jobs and their steps have ports of their own, below outgoing ones") {
+TEST_CASE(
+    "srun: neighbouring jobs and their steps have different ports, below those of outgoing connections") {
   std::map<int, std::string> owners;
   for (int job = 4711; job < 4811; ++job) {
     for (int step = 0; step < 5; ++step) {
@@ -171,7 +172,7 @@ TEST_CASE("srun: a batch script is one rank, however many tasks its job has") {
                                      Contains("unset SLURM_STEP_NUM_TASKS"));
 }
 
-TEST_CASE("mpirun: ranks of one host meet on it, and jobs have ports of their own") {
+TEST_CASE("mpirun: ranks that are all on one host meet at 127.0.0.1, and jobs have ports of their own") {
   const Environment environment = read(kOpenMpi);
   CHECK(environment.rank == 1);
   CHECK(environment.world_size == 2);
@@ -186,7 +187,7 @@ TEST_CASE("mpirun: ranks of one host meet on it, and jobs have ports of their ow
   CHECK(other.master_port != environment.master_port);
 }
 
-TEST_CASE("mpirun: ranks of several hosts meet where mpirun runs if rank 0 does too, or at MASTER_ADDR") {
+TEST_CASE("mpirun: ranks of several hosts meet on mpirun's host if rank 0 is there, or at MASTER_ADDR") {
   const Table several = with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}});
   CHECK(read(several).master_addr == "192.0.2.2");
   CHECK_FALSE(read(several).one_host);
@@ -230,11 +231,11 @@ TEST_CASE("of several launchers around a program the innermost one counts") {
   }
   CHECK(read(with(kSlurm, kOpenMpi)).world_size == 2);
   CHECK(read(with(kSlurm, kMpich)).world_size == 2);
-  // srun --mpi=pmi2
+  // srun --mpi=pmi2 adds these variables.
   CHECK(read(with(kSlurm, {{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"PMI_JOBID", "1.0"}})).job == "slurm 1 0 ");
 }
 
-TEST_CASE("a job's own token and the master's address go before what the launcher says") {
+TEST_CASE("ZERORUN_JOB, MASTER_ADDR and MASTER_PORT override the values of the launcher") {
   for (const Table& table : {kSlurm, kOpenMpi, kMpich}) {
     CHECK(read(with(table, {{"ZERORUN_JOB", "token"}})).job == "zerorun token");
     const Environment environment =

@@ -8,8 +8,8 @@
 
 namespace zerorun::testing {
 
-/// The memory of the script's tensors: of at::empty(), of Communicator::allocate(), or of both in turn. Ranks
-/// may use different kinds.
+/// The function that allocates the script's tensors: at::empty(), Communicator::allocate(), or both in turn.
+/// Ranks may use different functions.
 enum class ScriptMemory { own, communicators, both };
 
 /// Runs one rank's part. Returns "N results right" or a list of the wrong results. Does not use Catch, so

@@ -111,7 +111,7 @@ TEST_CASE("cuda library: a library that exists and does not fit is an error and 
   CHECK_THAT(text.failure, Contains("CMakeLists.txt"));
 }
 
-TEST_CASE("cuda library: a load that fails is explained by which library is missing") {
+TEST_CASE("cuda library: the error of a failed load names the library that is missing") {
   CHECK_THAT(
       explain_load_failure("libzerorun_cuda.so: cannot open shared object file: No such file or directory"),
       StartsWith("cannot load the CUDA part of ZeroRun: libzerorun_cuda.so: cannot open") &&

@@ -238,7 +238,7 @@ TEST_CASE("gloo: a process killed before the others start the collective is name
   CHECK(endings[0].seconds < 15);
 }
 
-TEST_CASE("gloo: a rank 0 that a signal has stopped is named at the deadline, though it keeps the store") {
+TEST_CASE("gloo: if a signal has stopped rank 0, which keeps the store, it is named at the deadline") {
   const int port = testing::free_port();
   const auto endings = run_processes(
       2,

@@ -144,7 +144,7 @@ TEST_CASE("jobs: a process can connect any number of times if torchrun's agent k
   for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
 }
 
-TEST_CASE("jobs: the store works on after a forked child of rank 0 has exited") {
+TEST_CASE("jobs: the store still works after a forked child of rank 0 has exited") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, port, "job");

@@ -282,7 +282,7 @@ TEST_CASE("rendezvous: if rank 0 is missing, the others report that they did not
   CHECK(endings[0].seconds < 15);
 }
 
-TEST_CASE("rendezvous: rank 0 is a client where torchrun's agent keeps the store, restart after restart") {
+TEST_CASE("rendezvous: if torchrun's agent keeps the store, rank 0 is a client, also after a restart") {
   const int port = testing::free_port();
   const auto endings = run_processes(
       5,
@@ -297,7 +297,7 @@ TEST_CASE("rendezvous: rank 0 is a client where torchrun's agent keeps the store
         }
         const int restart = index / 2;
         // Processes 2 and 3 are the ranks after a restart by torchrun. They start at different times, after
-        // the first two have ended.
+        // processes 0 and 1 have ended.
         if (restart == 1) sleep(index == 2 ? 5 : 3);
         testing::set_rank_variables(index % 2, 2, port, milliseconds(10000));
         setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);

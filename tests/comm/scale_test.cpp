@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 struct Traffic {
   int64_t calls = 0;   // messages to the store
   int64_t values = 0;  // values read
-  int64_t bytes = 0;   // of values, written and read
+  int64_t bytes = 0;   // total size of the values that were written or read
 };
 
 // One rank's connection to a store that all rank-threads share. Counts the rank's traffic.
@@ -228,7 +228,7 @@ TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on
   }
 }
 
-TEST_CASE("scale: Gloo's messages grow with the ranks, at the start and in each collective") {
+TEST_CASE("scale: Gloo's messages grow with the number of ranks, at the start and in each collective") {
   const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(note_message));
   std::map<int, Counted> connects;
   for (int ranks = 4; ranks <= 16; ranks *= 2) {

@@ -1,5 +1,5 @@
-// Tests programs that call init_process_group() on the MASTER_PORT on which the engine connects too. Instead
-// of init_process_group() the tests use c10d, with the options that torch/distributed/rendezvous.py passes.
+// Tests programs that call init_process_group() on the MASTER_PORT that the engine uses. Instead of
+// init_process_group() the tests use c10d, with the options that torch/distributed/rendezvous.py passes.
 #define USE_C10D_GLOO 1
 #include <fcntl.h>
 #include <torch/torch.h>

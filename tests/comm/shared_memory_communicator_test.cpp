@@ -98,7 +98,7 @@ TEST_CASE("shared memory: views in the arena are lent without a copy") {
   for (const Ending& ending : endings) CHECK(ending.text == "0");  // no copy was made
 }
 
-TEST_CASE("shared memory: more collectives under way than there are slots, waited for backwards") {
+TEST_CASE("shared memory: more collectives in flight than there are slots, waited for in reverse order") {
   constexpr int kCount = 300;
   const int port = testing::free_port();
   const auto endings = run_processes(3, [&](int rank) -> std::string {

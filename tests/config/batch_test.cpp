@@ -79,7 +79,7 @@ TEST_CASE("batch sizes that 64 bits cannot hold are refused") {
   CHECK(found[0].place() == "1:22 train_batch_size");
 }
 
-TEST_CASE("without a number of ranks, sizes that no number can satisfy are refused") {
+TEST_CASE("if the number of ranks is not known, sizes that fit no number of ranks are refused") {
   struct Row {
     const char* train;
     const char* micro;

@@ -178,7 +178,8 @@ class Generator {
     }
   }
 
-  /// Users choose the names in some sections. There a name that cannot be part of a path is a valid key too.
+  /// Tries names in the sections whose keys users choose. Such a name may be any text, except "", "*" and
+  /// texts with a dot, which could be confused with paths. Remarks may have a dot.
   void own_keys() {
     for (const KeyFact* fact : key_facts()) {
       if (name_of(fact->path) != "*") continue;

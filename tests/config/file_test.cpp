@@ -44,7 +44,7 @@ std::string refusal_of(const fs::path& file) {
 
 }  // namespace
 
-TEST_CASE("a file is loaded, and its mistakes carry its name") {
+TEST_CASE("a file is loaded, and errors about its content name the file") {
   const Folder folder;
   const fs::path sound =
       folder.write("sound.json", "\xEF\xBB\xBF{\r\n  \"train_batch_size\": 8, // all\r\n}\r\n");

@@ -148,7 +148,7 @@ TEST_CASE("no key has two rows") {
   }
 }
 
-TEST_CASE("an unknown key gets the key that was meant, or the section where it belongs") {
+TEST_CASE("the error about an unknown key names the intended key, or the section where the key belongs") {
   struct Row {
     const char* settings;
     const char* place;

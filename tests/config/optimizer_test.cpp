@@ -33,7 +33,7 @@ const KeyFact& type_row() {
 
 }  // namespace
 
-TEST_CASE("optimizers: types are read, DeepSpeed's own in any letter case, torch.optim's only in theirs") {
+TEST_CASE("optimizers: letter case matters for the types of torch.optim, but not for DeepSpeed's own types") {
   optimizer<AdagradConfig>("Adagrad");
   optimizer<AdagradConfig>("adagrad");
   optimizer<LionConfig>("LION");
@@ -75,7 +75,7 @@ TEST_CASE("optimizers: Lamb has the defaults of DeepSpeed") {
   CHECK(other.eps_inside_sqrt);
 }
 
-TEST_CASE("optimizers: Muon has the defaults of DeepSpeed, and a learning rate for the rest") {
+TEST_CASE("optimizers: Muon has the defaults of DeepSpeed, and a learning rate for AdamW's parameters") {
   const MuonConfig muon = optimizer<MuonConfig>("Muon");
   CHECK(muon.lr == 0.02);
   CHECK(muon.adamw.lr == 3e-4);
@@ -182,7 +182,7 @@ TEST_CASE("optimizers: values out of their range are refused") {
   }
 }
 
-TEST_CASE("optimizers: one that is not offered is refused, and the message names the nearest that is") {
+TEST_CASE("optimizers: a type that is not offered is refused, with the name of the nearest offered type") {
   for (const auto& [type, nearest] :
        {std::pair("OneBitAdam", "Adam"), std::pair("zerooneadam", "Adam"), std::pair("MuSGD", "SGD"),
         std::pair("MuAdamW", "AdamW"), std::pair("Rprop", "RMSprop")}) {
@@ -198,7 +198,7 @@ TEST_CASE("optimizers: one that is not offered is refused, and the message names
   CHECK(checked.diagnostics.messages()[0].mistake.remedy == "write \"Adam\", the nearest that it does");
 }
 
-TEST_CASE("optimizers: each one that is not offered has a nearest one that is offered") {
+TEST_CASE("optimizers: each type that is not offered has a nearest type that is offered") {
   const std::string offered = offered_choices(type_row());
   for_each_word(type_row().choices_to_come, [&](std::string_view word) {
     INFO(word);

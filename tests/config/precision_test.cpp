@@ -121,8 +121,8 @@ TEST_CASE("the program decides what \"auto\" means for fp16 and bf16") {
   CHECK(open[1].place() == "2:50 bf16.enabled");
   CHECK_THAT(open[1].remedy, Catch::Contains("options.arguments[\"bf16.enabled\"]"));
 
-  // While the training dtype is unknown, keys that depend on it are not refused, and a default that depends
-  // on it (of communication_data_type) is not shown.
+  // While the training dtype is unknown, keys that depend on it are not refused. The default of
+  // communication_data_type depends on it too, and is not shown.
   const CheckedConfig checked =
       check_config(with(both + ", " + types(R"("param_dtype": "fp16", "grad_accum_dtype": "bf16")")), "conf");
   CHECK(!checked.refused());

@@ -76,7 +76,7 @@ TEST_CASE("the config decides where optimizer states and parameters are stored")
   }
 }
 
-TEST_CASE("cpu_offload is an old form of a device: false of none, true of cpu") {
+TEST_CASE("cpu_offload is an old form of device: false means none, true means cpu") {
   check_warning(zero(R"("cpu_offload": false)"),
                 R"(zero_optimization.cpu_offload: old form of "offload_optimizer": {"device": "none"})");
   check_warning(zero(R"("stage": 3, "cpu_offload_params": true)"),

@@ -61,7 +61,7 @@ TEST_CASE("overlap_comm is on by default at stage 3 only, and a written value is
   CHECK(!zero("").overlap_comm);
 }
 
-TEST_CASE("each size of stage 3 has DeepSpeed's default, and changes alone") {
+TEST_CASE("each size of stage 3 has DeepSpeed's default, and setting it changes no other size") {
   for (const Size& size : sizes) {
     INFO(size.key);
     CHECK(zero("\"stage\": 3").*size.member == size.usual);

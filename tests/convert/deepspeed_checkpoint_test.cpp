@@ -101,7 +101,7 @@ TEST_CASE("Counters, rates, tied names and client state of DeepSpeed's checkpoin
   }
 }
 
-TEST_CASE("An imported checkpoint has the same bits, for any pieces in which it is read") {
+TEST_CASE("An imported checkpoint has the same bits, also when it is read in pieces") {
   for (const DeepSpeedCase& one : deepspeed_cases()) {
     INFO(one.name());
     const TemporaryFolder folder;
@@ -127,7 +127,7 @@ TEST_CASE("An imported checkpoint has the same bits, for any pieces in which it 
   }
 }
 
-TEST_CASE("A DeepSpeed checkpoint with a file missing, damaged or of other parallelism is refused by name") {
+TEST_CASE("A missing, wrong or unsupported file of a DeepSpeed checkpoint is refused with its name") {
   const TemporaryFolder folder;
   const fs::path whole = deepspeed_case("fp32_s1_w3").checkpoint();
   const std::string tag = "global_step5";

@@ -1,5 +1,6 @@
 // Tests the reader of DeepSpeed's checkpoints with small files that are made here. Contradictory, differently
-// partitioned and unsupported files are refused by name; entries that cannot be imported are listed.
+// partitioned and unsupported files are refused with a message that names the file; entries that cannot be
+// imported are listed.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -107,7 +108,7 @@ DeepSpeedCheckpoint read_with(const Entries& model) {
 
 }  // namespace
 
-TEST_CASE("The elements that ranks store must be those that the shapes need") {
+TEST_CASE("Ranks must store as many elements as the parameters' shapes need") {
   CHECK(refusal({}) == "no error");
   CHECK(refusal({.stage = 1}) == "no error");
   CHECK(refusal({.stage = 2, .stored = {4, 4}, .moments = {4, 4}}) == "no error");  // 2 elements of padding
@@ -123,7 +124,7 @@ TEST_CASE("The elements that ranks store must be those that the shapes need") {
   CHECK_THAT(refusal({.dtype_of_rank_1 = "HalfStorage"}), Contains("another dtype than on rank 0"));
 }
 
-TEST_CASE("Files of several runs, missing facts and other parallelism are refused by name") {
+TEST_CASE("Files of several runs, missing entries and unsupported parallelism are refused with their names") {
   CHECK_THAT(refusal({.stage = 1, .model = {{"param_shapes", pk::kNone}}}),
              Contains("mp_rank_00_model_states.pt") && Contains("\"param_shapes\" is missing"));
   for (const char* key : {"ds_autoep_layers", "autoep_layers"})

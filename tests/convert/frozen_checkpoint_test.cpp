@@ -141,7 +141,8 @@ TEST_CASE("Frozen parameters and buffers of DeepSpeed's checkpoints are read and
 }
 
 TEST_CASE(
-    "At stage 0, where files name no frozen parameters, moments are imported only if they fit in one way") {
+    "At stage 0, where files name no frozen parameters, moments are imported only if exactly one assignment "
+    "to parameters fits") {
   const TemporaryFolder folder;
   const DeepSpeedCheckpoint clear = read_stage0_file(
       folder, stage0_file({{"a", {2, 3}}, {"b", {3}}, {"c", {2, 3}}, {"d", {4}}}, {{3}, {2, 3}}));

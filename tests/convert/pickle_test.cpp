@@ -18,7 +18,7 @@
 
 namespace {
 
-// Bytes that are allocated with operator new now, and the maximum of that number since the last reset.
+// The bytes that operator new has allocated and nobody has freed yet, and their maximum since the last reset.
 std::atomic<int64_t> allocated = 0;
 std::atomic<int64_t> peak = 0;
 
@@ -129,16 +129,17 @@ TEST_CASE("A pickle that is cut off, or uses the stack wrongly, is an error with
   CHECK_THAT(refusal(text("\x80\x02X\xff\xff\xff\xff")), Contains("beyond its end"));
   CHECK_THAT(refusal(text("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff")), Contains("beyond its end"));
   CHECK_THAT(refusal(text("\x80\x01N.")), Contains("protocol 1"));
-  CHECK_THAT(refusal(text("\x80\x02\x82\x01.")), Contains("opcode 0x82"));  // EXT1, a class by its number
+  CHECK_THAT(refusal(text("\x80\x02\x82\x01.")), Contains("opcode 0x82"));  // EXT1 names a class by a number
   CHECK_THAT(refusal("I1\n."), Contains("opcode 0x49"));
 }
 
-TEST_CASE("Values that contain themselves, or share values without end, are refused when they are walked") {
+TEST_CASE(
+    "Values that contain themselves, or expand to too many values, are refused when they are traversed") {
   CHECK_THAT(refusal(text("\x80\x02]q\x00h\x00"
                           "a.")),
              Contains("contains itself"));
   std::string doubling =
-      text("\x80\x02]q\x00");  // each value is a pair of twice the previous value: 2^60 in all
+      text("\x80\x02]q\x00");  // each tuple has the previous value twice: 2^60 values in all
   for (int level = 0; level < 60; ++level) doubling += text("h\x00h\x00\x86q\x00");
   CHECK_THAT(refusal(doubling + "."), Contains("another stack"));
   doubling = text("\x80\x02]q\x00");

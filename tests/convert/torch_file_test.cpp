@@ -102,7 +102,7 @@ TEST_CASE("Parameters, and tensors with attributes, are tensors") {
   CHECK_FALSE(Saved(pk::dict({{"a", plain}})).tensor());
 }
 
-TEST_CASE("A tensor that does not lie in its storage, or cannot be read, is refused by name") {
+TEST_CASE("A tensor that exceeds its storage, or cannot be read, is refused, and the message names it") {
   constexpr int64_t kHuge = int64_t{1} << 32;
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   CHECK_THAT(refusal(pk::tensor(kFloats, 0, {25}, {1})), Contains("goes beyond its storage of 24"));
@@ -141,7 +141,7 @@ TEST_CASE("A tensor that does not lie in its storage, or cannot be read, is refu
              Contains("subclass"));
 }
 
-TEST_CASE("A flipped bit in a storage is found when it is read") {
+TEST_CASE("A flipped bit in a storage is found when the storage is read") {
   const TemporaryFolder folder;
   std::string archive = torch_archive(pk::whole(pk::tensor(kFloats, 0, {24}, {1})), {{"0", counting()}});
   archive[archive.find(counting()) + 17] ^= 4;

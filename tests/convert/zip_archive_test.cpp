@@ -76,7 +76,7 @@ TEST_CASE("An archive that is compressed, encrypted, overlapping or has a name t
   CHECK_THAT(refusal(folder, zip.build()), Contains("x.pt") && Contains(expected));
 }
 
-TEST_CASE("No prefix of an archive and no flipped byte is read as another archive") {
+TEST_CASE("An archive that is cut off or has a flipped bit is refused, or has the original data") {
   const TemporaryFolder folder;
   for (const bool in_64_bits : {false, true}) {
     ZipBuilder zip = two_entries();

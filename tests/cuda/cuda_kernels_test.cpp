@@ -52,7 +52,7 @@ TEST_CASE("cuda kernels: every float32 is rounded to the CPU's bits") {
       INFO(dtype << ", patterns from " << begin << " on");
       const at::Tensor found = get(device, rounded);
       const bool equal = std::memcmp(found.const_data_ptr(), wanted.const_data_ptr(), found.nbytes()) == 0;
-      REQUIRE((equal || same_bits(found, wanted)));  // the second comparison is for NaN
+      REQUIRE((equal || same_bits(found, wanted)));  // same_bits() accepts any bits of a NaN
     }
   }
 }
@@ -161,7 +161,7 @@ TEST_CASE("cuda device: new memory is zero and aligned, on the GPU and pinned on
   CHECK(device.allocate(0, at::kHalf).numel() == 0);
 }
 
-TEST_CASE("cuda device: zeroes") {
+TEST_CASE("cuda device: zero() changes only the given elements") {
   CudaDevice device(0);
   const at::Tensor values = put(device, random_values(1000, at::kHalf, 1), 3);
   device.zero(values.slice(0, 1, 999));
@@ -181,7 +181,7 @@ TEST_CASE("cuda device: memory outlives the device that it is from") {
   CHECK(memory.sum().item<float>() == 30);
 }
 
-TEST_CASE("cuda device: asking for more memory than there is says how much is free") {
+TEST_CASE("cuda device: the error for more memory than the GPU has says how much is free") {
   CudaDevice device(0);
   CHECK_THROWS_WITH(device.allocate(int64_t{1} << 50, at::kFloat), Catch::Contains("bytes of memory left"));
   CHECK(get(device, device.allocate(5, at::kFloat)).numel() == 5);  // the device still works

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-// Never freed, so that use after destruction is detected.
+// Objects of this type are never freed, so that use after destruction is detected.
 struct ncclComm {
   int number = 0;
   int polls = 0;                   // number of polls until the last request is done; -1: never done
@@ -213,7 +213,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void*) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* memory, size_t, ncclWindow_t* window, int) {
   *window = fake_nccl().has_windows() ? static_cast<ncclWindow_t>(memory) : nullptr;
   const ncclResult_t result = fake_nccl().request(comm, "window");
-  return result == ncclInProgress ? ncclSuccess : result;  // NCCL too returns success while this runs
+  return result == ncclInProgress ? ncclSuccess : result;  // as NCCL does, although the request still runs
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t) {
   fake_nccl().note(comm, "no window");

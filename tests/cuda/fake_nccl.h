@@ -37,7 +37,7 @@ class FakeNccl {
 
   // Called by the functions that replace NCCL's functions.
   ncclResult_t request(ncclComm* comm, const std::string& what);
-  void note(ncclComm* comm, const std::string& what);  // for calls that are never in progress
+  void note(ncclComm* comm, const std::string& what);  // for calls that never return ncclInProgress
   ncclResult_t state(ncclComm* comm);
   ncclResult_t end(ncclComm* comm, const std::string& what);
   void await_gpu();

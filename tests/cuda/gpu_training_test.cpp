@@ -40,7 +40,7 @@ int gpus() {
 // that is left out of a sum, or a batch that is used twice, changes losses by 1e-2 or more.
 constexpr double kBf16Loss = 2e-3;
 
-// Returns a communicator of one rank on the GPU, and ignores the given one.
+// Returns a communicator of one rank on the GPU. Ignores its argument.
 std::shared_ptr<Communicator> on_gpu(const std::shared_ptr<Communicator>&) {
   Environment environment;
   environment.device = DeviceChoice::cuda;
@@ -170,7 +170,7 @@ TEST_CASE("GPU: updates on the host give the bits of updates on the GPU") {
   }
 }
 
-TEST_CASE("GPU: two ranks train as two on the CPU do") {
+TEST_CASE("GPU: two ranks have the losses of two ranks on the CPU") {
   gpus();
   const TemporaryFolder folder;
   for (int stage : {0, 1, 2, 3}) {

@@ -60,7 +60,8 @@ TEST_CASE("kernel bodies: every 16-bit value is widened to the same bits as on t
 }
 
 TEST_CASE("kernel bodies: values are rounded to the same bits as on the CPU, NaN included") {
-  // Tests each upper half of a float with the lower halves at which rounding changes, and their neighbours.
+  // Tests all values of the upper 16 bits of a float, each with the lower 16 bits at which rounding changes,
+  // and with their neighbours.
   std::vector<uint32_t> lower = {0, 1, 0xffff};
   for (int bit = 1; bit < 16; ++bit) {
     for (uint32_t near : {0xffffffff, 0U, 1U}) {

@@ -263,7 +263,7 @@ TEST_CASE("nccl: sums of CPU tensors have the bits of sums in rank order, and ar
   for (const Ending& ending : endings) CHECK(ending.text == testing::script_success(world_size));
 }
 
-TEST_CASE("nccl: lanes at the same time, and groups") {
+TEST_CASE("nccl: collectives on two lanes at the same time, and groups") {
   if (!two_ranks_fit()) return;
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {

@@ -326,7 +326,7 @@ TEST_CASE(
   watchdog.enqueued(slot);
   const auto patience = Clock::now() + 10s;
   while (probe.asked < 2 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
-  std::this_thread::sleep_for(10ms);  // the poll that found the collective finished has then ended
+  std::this_thread::sleep_for(10ms);  // by now the poll that saw the end of the collective has ended
   const int asked = probe.asked;
   CHECK(asked >= 2);
   std::this_thread::sleep_for(50ms);

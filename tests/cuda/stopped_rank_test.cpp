@@ -56,7 +56,7 @@ std::string wait_in_vain(const StorePointer& store) {
 
 }  // namespace
 
-TEST_CASE("watchdog: a rank 0 that a signal has stopped is named at the deadline, while it stands still") {
+TEST_CASE("watchdog: if a signal has stopped rank 0, the other rank's error at the deadline names rank 0") {
   const int port = testing::free_port();
   const auto endings = testing::run_processes(
       2,

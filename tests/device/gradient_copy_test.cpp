@@ -172,13 +172,13 @@ TEST_CASE("gradient copy: values too large for the target dtype are noticed, the
   }
 }
 
-TEST_CASE("gradient copy: a sum that overflows is not the addend's fault") {
+TEST_CASE("gradient copy: a sum that overflows is not reported if the added values are finite") {
   at::Tensor sum = at::full({20}, 60000, at::kHalf);
   CHECK(add_scaled(sum, at::full({20}, 60000, at::kHalf), 1));
   CHECK(first_not_finite(sum) == 0);
 }
 
-TEST_CASE("first not finite: -1 for none, even of nothing") {
+TEST_CASE("first not finite: -1 if all values are finite, also for an empty tensor") {
   for (at::ScalarType dtype : kDtypes) {
     CHECK(first_not_finite(at::empty({0}, dtype)) == -1);
     at::Tensor values = at::ones({5000}, dtype);

@@ -31,7 +31,7 @@ TEST_CASE("step facts: the norm is of the averaged gradient, rounded to float32"
   CHECK(facts.apply == 1);
 }
 
-TEST_CASE("step facts: clipping divides on top of the scale") {
+TEST_CASE("step facts: the divisor is the scale times the clip divisor") {
   const std::vector<double> squares = {64};
   const StepFacts facts = decide(squares.data(), 1, {.scale = 2, .clipping = 0.5});
   CHECK(facts.norm == 4);

@@ -9,7 +9,7 @@
 
 namespace zerorun::testing {
 
-/// The lines about `subject` as they are printed, without the two spaces at the beginning of the first line.
+/// The lines about `subject` as `zerorun doctor` prints them, without the two spaces before the first line.
 inline std::string lines_about(const Findings& findings, const std::string& subject) {
   Findings some;
   std::ranges::copy_if(findings, std::back_inserter(some),

@@ -1,4 +1,5 @@
-// Tests the findings about the host's system. It is read from recorded files, or given as values.
+// Tests the findings about the host's system. The facts about the system are read from recorded files or set
+// by the test.
 #include "doctor/host_system.h"
 
 #include <cstdlib>

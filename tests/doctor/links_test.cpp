@@ -1,4 +1,5 @@
-// Tests rounds of pairs, the JSON of a job's report, and the findings about links and collectives.
+// Tests the rounds in which pairs of ranks measure their links, the JSON of a job's report, and the findings
+// about links and collectives.
 #include "doctor/links.h"
 
 #include <nlohmann/json.hpp>

@@ -139,7 +139,7 @@ TEST_CASE("Reading a released parameter gathers it") {
   });
 }
 
-TEST_CASE("A copy of a module made by clone() is plain and whole") {
+TEST_CASE("A copy of a module made by clone() is an ordinary module with all values") {
   on_ranks([](Known& known) {
     auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(known.model->clone());
     release(known);
@@ -256,7 +256,7 @@ TEST_CASE("An update starts from the values that the program wrote before it") {
   });
 }
 
-TEST_CASE("Clipping, zeroing and freezing by LibTorch's own means") {
+TEST_CASE("Clipping, zeroing and freezing by LibTorch's own functions") {
   on_ranks([](Known& known) {
     const at::Tensor x = values({3, 6}, 9);
     known.engine.backward(known.model->forward(x).sum());

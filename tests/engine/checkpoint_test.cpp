@@ -384,7 +384,8 @@ TEST_CASE("After a load with other accumulation steps a whole window begins") {
   });
 }
 
-TEST_CASE("A load without counters keeps the moments' step count; a fixed loss scale is the config's") {
+TEST_CASE(
+    "A load without counters keeps the moments' step count; a fixed loss scale stays that of the config") {
   const TemporaryFolder folder;
   const StateCase adam = all_state_cases().front();
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
@@ -439,7 +440,7 @@ TEST_CASE("A load that is not strict leaves parameters unchanged that the checkp
   }));
 }
 
-TEST_CASE("A checkpoint has writes of the program: by operators, in scopes and by raw access") {
+TEST_CASE("A checkpoint contains the program's writes: by operators, in scopes and by raw access") {
   const TemporaryFolder folder;
   const StateCase sgd = all_state_cases()[3];
   const int stage = GENERATE(0, 1, 2, 3);

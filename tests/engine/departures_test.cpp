@@ -152,7 +152,7 @@ TEST_CASE("Accumulation over micro-steps with different inputs") {
 
 // A single rank has no other rank to agree with on the order of gathers, so any thread may run any part of
 // the model.
-TEST_CASE("Two threads run branches of one forward, and gradients, at once") {
+TEST_CASE("Two threads at the same time run branches of one forward and compute gradients") {
   const int64_t max_live = GENERATE(0, 64);
   CAPTURE(max_live);
   auto model = Layers::make(), plain = Layers::make();

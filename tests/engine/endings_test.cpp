@@ -13,7 +13,7 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements, as many as each parameter of layers() has
+constexpr int64_t kBucket = 1024;  // elements; each parameter of layers() has this size
 
 std::function<at::Tensor(int)> layers(Built& model) {
   std::vector<Linear> stack;
@@ -70,7 +70,7 @@ TEST_CASE("Evaluation and departures keep the limits on memory") {
   }));
 }
 
-TEST_CASE("A scope works until its end after its engine is destroyed") {
+TEST_CASE("A scope still works after its engine has been destroyed") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     auto model = build(layers);
     auto engine = std::make_optional(make_engine(*model, Partition{.bucket_numel = kBucket}, communicator));

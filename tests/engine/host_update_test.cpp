@@ -18,7 +18,7 @@ std::vector<std::string> offloads(int stage, const TemporaryFolder& folder) {
 
 }  // namespace
 
-TEST_CASE("host update: the bits are those of ranks with one memory, and everything is in order") {
+TEST_CASE("host update: the bits are those of a device without streams, and all uses of memory are ordered") {
   const int stage = GENERATE(1, 2, 3);
   const int ranks = GENERATE(1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);

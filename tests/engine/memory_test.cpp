@@ -12,7 +12,7 @@ namespace {
 
 using torch::nn::Linear;
 
-constexpr int64_t kBucket = 1024;  // elements, as many as each parameter below has
+constexpr int64_t kBucket = 1024;  // elements; each parameter below has this size
 constexpr int64_t kBucketBytes = kBucket * 4;
 
 // CHECKs that the bytes of gathered buckets keep to the limits. `widest` is the largest number of buckets
@@ -91,7 +91,7 @@ TEST_CASE("Gathered buckets keep to the limits: a recurrent network") {
       6, 6);  // lstm counts as one use of all its weights
 }
 
-TEST_CASE("One warning has the bytes of parameters that backward saves in another dtype") {
+TEST_CASE("One warning says how many bytes of parameters backward saves in another dtype") {
   StderrCapture capture;
   CHECK_NOTHROW(run_ranks(2, [](std::shared_ptr<Communicator> communicator) {
     auto model = build([](Built& built) {

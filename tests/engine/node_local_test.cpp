@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-const fs::path kDirectory = "/runs/1";  // as the ranks name it
+const fs::path kDirectory = "/runs/1";  // the path that the ranks use
 constexpr char kNodeLocal[] = R"(, "checkpoint": {"use_node_local_storage": true})";
 
 // The file system of one host: its `root` holds what the host's ranks see under "/".
@@ -103,7 +103,8 @@ std::string error_of(const std::function<void()>& action) {
 
 }  // namespace
 
-TEST_CASE("Hosts without a common folder save their parts, which load there, and together anywhere") {
+TEST_CASE(
+    "Hosts without a common folder save their own files, which load on them, and anywhere once merged") {
   const TemporaryFolder folder;
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
@@ -185,9 +186,10 @@ TEST_CASE("Without use_node_local_storage, a host that does not see rank 0's fol
   CHECK(names_in(hosts.first.real(kDirectory)).empty());
 }
 
-TEST_CASE("A host that cannot save its part fails the save on all hosts, soon and without remains") {
+TEST_CASE("If one host cannot save its part, the save fails on all hosts, soon and without leftover files") {
   const TemporaryFolder folder;
-  // Its calls up to the publication of its folder, and one that it does not reach.
+  // The file system call that fails on the second host: every fourth call until that host publishes its
+  // folder, and one call that it does not reach.
   const int64_t call = GENERATE(range<int64_t>(0, 60, 4));
   CAPTURE(call);
   Hosts hosts(folder, {.call = call, .error = EIO});
@@ -207,7 +209,7 @@ TEST_CASE("A host that cannot save its part fails the save on all hosts, soon an
     CHECK(names_in(hosts.second.real(kDirectory)).count(".global_step1.partial") == 0);
 }
 
-TEST_CASE("Hosts that see different checkpoints under one name are told") {
+TEST_CASE("Hosts that see different checkpoints under one name get an error") {
   const TemporaryFolder folder;
   Hosts hosts(folder);
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {

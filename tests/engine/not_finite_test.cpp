@@ -102,7 +102,7 @@ TEST_CASE(
   CHECK(log.find("skipped: ") == log.rfind("skipped: "));
 }
 
-TEST_CASE("The earliest gradient is named, on the lowest rank") {
+TEST_CASE("The log names the earliest gradient that is not finite, on the lowest such rank") {
   const int stage = GENERATE(0, 1, 2, 3);
   CAPTURE(stage);
   StderrCapture capture;

@@ -110,7 +110,7 @@ TEST_CASE("Writes of the program reach values in files, also of frozen parameter
   check_same_training(from_files, in_memory);
 }
 
-TEST_CASE("A checkpoint links values in files, and can be loaded into files or memory") {
+TEST_CASE("A checkpoint links the files that hold values, and can be loaded into files or memory") {
   const TemporaryFolder folder;
   const StateCase plain = wide(all_state_cases().front());
   const StateCase filed = in_files(with_values_in_files(plain, folder / "nvme"), folder / "nvme");

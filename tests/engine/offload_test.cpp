@@ -142,7 +142,7 @@ TEST_CASE("A step reads and writes as many bytes as the formula says") {
   struct Row {
     std::string precision;
     size_t optimizer;
-    double per_parameter;  // bytes read and written per parameter and step, by docs/offload.md
+    double per_parameter;  // bytes read plus written per parameter and step, from docs/offload.md
     int walks = 1;         // passes over all chunks; each finds some chunks in buffers
   };
   const Row row = GENERATE(Row{"bf16", 0, 24}, Row{"fp32", 0, 16}, Row{"fp32", 6, 8}, Row{"bf16", 7, 48, 2},

@@ -73,7 +73,7 @@ void expect_released(const torch::nn::Module& model);
 enum class Before {
   nothing,
   write,      // operators on all ranks write the same values to a parameter
-  exception,  // in a scope without modifier rank all ranks write, and rank 0 leaves it by an exception
+  exception,  // all ranks write in a scope without modifier rank; rank 0 leaves the scope by an exception
   both
 };
 /// Performs `before` on `parameter`. The parameter's values are the same afterwards.

@@ -196,7 +196,7 @@ TEST_CASE("A backward that throws is dropped with the micro-steps before it, and
             };
             for (int step = 0; step < 4; ++step) {
               if (fails && step == 2) {
-                backward(model.forward(values({3, 6}, 77), nested));  // the throw below drops this one too
+                backward(model.forward(values({3, 6}, 77), nested));  // dropped because of the throw below
                 engine.step();
                 at::Tensor x = values({3, 6}, 78).requires_grad_(true);
                 at::Tensor hidden = model.layers[0]->forward(x);

@@ -262,7 +262,7 @@ TEST_CASE("A rank that has updated does not change parameters that a slower rank
   CHECK_NOTHROW(run_ranks(3, body, std::chrono::seconds(60), true));
 }
 
-TEST_CASE("Raw access to shared parameters throws, and has a copy after synchronize()") {
+TEST_CASE("Raw access to shared parameters throws; after synchronize() it uses a private copy") {
   const int stage = GENERATE(1, 2);
   CAPTURE(stage);
   auto body = [&](std::shared_ptr<Communicator> communicator) {

@@ -89,7 +89,7 @@ StateTraining::StateTraining(const StateCase& how, int stage, const std::string&
 }
 
 float StateTraining::step(int number) {
-  constexpr int64_t kBatch = 12;  // rows over all ranks; 1, 2, 3, 4 and 6 ranks divide it
+  constexpr int64_t kBatch = 12;  // rows of all ranks together; divisible by 1, 2, 3, 4 and 6 ranks
   const int64_t rows = kBatch / state->communicator->world_size();
   const at::Tensor batch = values({kBatch, model->first.size(0)}, static_cast<uint64_t>(100 * number));
   const at::Tensor loss =

@@ -20,7 +20,7 @@ struct StateCase {
   std::string optimizer = {};  // the config's "optimizer" section; empty: the program's optimizer
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> client = {};
   std::string zero = {};  // more keys of "zero_optimization": R"(, "sub_group_size": 5)"
-  int64_t width = 61;     // of the model's input
+  int64_t width = 61;     // number of features of the model's input
 };
 
 /// The same case with optimizer states in files of `folder`.
@@ -29,7 +29,7 @@ StateCase in_files(StateCase how, const std::filesystem::path& folder);
 /// The same case at stage 3, with all slices of parameters in files of `folder`.
 StateCase with_values_in_files(StateCase how, const std::filesystem::path& folder);
 
-/// All optimizers, with the options that add state. SGD occurs without momentum too.
+/// All optimizers, with the options that add state. SGD also occurs without momentum.
 std::vector<StateCase> all_state_cases();
 
 /// Two matrices, a bias and a frozen matrix, with dropout unless `dropout` is 0. At the default width no

@@ -29,7 +29,7 @@ int64_t movable(const BytesByCategory& bytes) {
 
 }  // namespace
 
-TEST_CASE("states on the host: training goes on to the same bits, and everything is in order") {
+TEST_CASE("states on the host: training continues with the same bits, and all uses of memory are ordered") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
   const int ranks = GENERATE(1, 2);
@@ -76,7 +76,7 @@ TEST_CASE("states on the host: the GPU's memory is freed, and page-locked memory
   CHECK(page_locked.front() == page_locked.back());
 }
 
-TEST_CASE("states on the host: forward passes run meanwhile") {
+TEST_CASE("states on the host: forward passes still run") {
   const int stage = GENERATE(1, 3);
   Program program{.steps = 3, .evaluates = true};
   program.before_evaluation = [](Engine& engine) { engine.offload_states(); };

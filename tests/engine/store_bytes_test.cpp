@@ -17,9 +17,10 @@ namespace {
 // Upper bound, in bytes, of allocations that the store does not count: StepFacts, tallies and Lamb's norms.
 // Here they take at most 424 bytes (Lamb on 3 ranks).
 constexpr int64_t kNumbers = 512;
-// The bound must not exceed the size of a slice's tensor, or the test would not notice that the store lacks
-// one. Slices of `first` and `last` are large enough: `last` has 67 x 13 elements, and its smallest tensor is
-// a third of them in 16 bits. Slices that hold only `bias` or `fixed` are smaller than the bound.
+// The bound must not exceed the size of a slice's tensor, or the test would not notice if the store did not
+// count that tensor. Slices of `first` and `last` are large enough: `last` has 67 x 13 elements, and its
+// smallest tensor is a third of them in 16 bits. Slices that hold only `bias` or `fixed` are smaller than the
+// bound.
 static_assert(67 * 13 / 3 * 2 >= kNumbers);
 
 void check_bytes(const StateTraining& training, const Recording& recording, const std::string& when) {
@@ -141,8 +142,8 @@ TEST_CASE("A model that is too large for any machine is refused before memory is
           "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 1}})",
                   communicator);
     });
-    // 4 bytes of values and 8 bytes of moments are divided among the ranks. Each rank has 4 bytes of
-    // gradients.
+    // Per element, 4 bytes of values and 8 bytes of moments are divided among the ranks, and each rank has 4
+    // bytes of gradients.
     const std::string expected =
         "the model states of 2 ranks take " + std::to_string((4 + 8 + 2 * 4) * (kNumel >> 20)) + " MiB";
     expect(message.starts_with(expected), message);

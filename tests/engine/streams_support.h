@@ -34,7 +34,7 @@ struct Setting {
   int max_live = 600;  // in elements: fewer than the model has
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
   bool client = false;       // uses the program's torch::optim::AdamW instead of `optimizer`
-  std::string offload = {};  // what to add to zero_optimization: a comma, then the offload sections
+  std::string offload = {};  // text to add to zero_optimization: a comma, then the offload sections
 };
 
 std::string config_of(const Setting& setting);
@@ -53,8 +53,7 @@ struct Program {
   bool writes = false;         // the program writes to parameters on another stream
   bool two_backwards = false;  // runs two backwards in each micro-step
   bool evaluates = false;      // evaluates after each step, every other time on two streams
-  bool reads_raw =
-      false;  // reads parameters without operators after each step; needs all values on each rank
+  bool reads_raw = false;  // reads parameters by raw access after each step; needs all values on each rank
   std::filesystem::path saves_to = {};  // saves a checkpoint after each step
   int infinite_step = -1;               // the step in which rank 1's gradients are not finite; -1: none
   std::function<void(Engine& engine)> before_evaluation = [](Engine&) {};

@@ -208,7 +208,7 @@ TEST_CASE("Clipping bounds the update by the norm over all ranks") {
   });
 }
 
-TEST_CASE("Optimizers of the program train as on whole parameters") {
+TEST_CASE("Optimizers of the program give the same results as on whole parameters") {
   const int stage = GENERATE(0, 1, 2);
   const std::string kind = GENERATE("sgd", "adam", "adamw", "adagrad", "rmsprop");
   CAPTURE(stage, kind);
@@ -297,7 +297,7 @@ TEST_CASE("Stage 2 never holds all whole gradients, even in the first backward")
     fill(*model, 3);
     Engine engine = make_engine(*model, sgd_config(2), communicator);
     at::Tensor x = values({4, 32}, 1).requires_grad_(true);
-    int64_t held = 0;  // bytes when the input's gradient arrives, after all others
+    int64_t held = 0;  // bytes when the input's gradient arrives, after all other gradients
     x.register_hook([&](const at::Tensor&) { held = engine.bytes_by_category().buckets; });
     engine.backward(model->forward(x).sum());
     engine.step();
@@ -371,7 +371,7 @@ TEST_CASE("Sparse gradients are densified") {
   });
 }
 
-TEST_CASE("Channels-last parameters keep their strides and train alike") {
+TEST_CASE("Channels-last parameters keep their strides, and train as in plain LibTorch") {
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     torch::nn::Conv2d model(torch::nn::Conv2dOptions(3, 4, 3));
     fill(*model, 9);

@@ -111,7 +111,7 @@ Weights train_engine(const std::string& optimizer, int stage, int ranks, const s
   return result;
 }
 
-// CHECKs that values are equal up to 1e-6 times the parameter's largest value, or times 1 if that is larger.
+// CHECKs that values differ by at most 1e-6 x max(1, m), where m is the largest magnitude in the parameter.
 void check_close(const Weights& found, const Weights& expected) {
   REQUIRE(found.size() == expected.size());
   for (const auto& [name, value] : expected) {

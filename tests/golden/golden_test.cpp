@@ -53,7 +53,7 @@ TEST_CASE(
 }
 
 // The tests on a single GPU (cuda/gpu_training_test.cpp) replay traces of several ranks in this way.
-TEST_CASE("One rank that accumulates reproduces the traces of several") {
+TEST_CASE("One rank with gradient accumulation reproduces the traces of several ranks") {
   for (const json& trace : traces()) {
     const std::string name = trace["name"];
     const bool averages = !trace["ds_config"].contains("gradient_allreduce_op");

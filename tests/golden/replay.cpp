@@ -29,8 +29,9 @@ double relative_difference(double found, double expected) {
   return std::abs(found - expected) / std::max(std::abs(expected), 1e-300);
 }
 
-// Returns the expected norm. DeepSpeed's stage 3 divides the norm by the loss scale after the step. The other
-// stages, and ZeroRun, divide it by the scale with which the gradients were computed.
+// Returns the expected norm. DeepSpeed's stage 3 divides the norm by the new loss scale, which the step has
+// already changed. DeepSpeed's other stages and ZeroRun divide it by the scale with which the gradients were
+// computed.
 double norm_of(const json& trace, const json& norms, size_t step) {
   const double norm = number(norms["steps"][step]["grad_norm"]);
   if (trace["ds_config"]["zero_optimization"]["stage"] != 3 || step == 0) return norm;
@@ -64,9 +65,9 @@ void check_betas(const std::vector<std::optional<std::pair<double, double>>>& fo
   }
 }
 
-// Returns the l2 norm that DeepSpeed should have for a parameter that has `values` in ZeroRun. DeepSpeed's
-// Lion decreases an element that never has a gradient by lr in every step. Such elements are the embedding of
-// the last position, whose prediction is in no loss.
+// Returns the l2 norm that DeepSpeed should have for a parameter that has `values` in ZeroRun. In every step
+// DeepSpeed's Lion subtracts lr from elements that never have a gradient. These are the embedding of the last
+// position, whose prediction is in no loss.
 double l2_of(const json& trace, const std::string& parameter, const at::Tensor& values) {
   at::Tensor in_float64 = values.to(torch::kDouble, false, true);
   const json& optimizer = trace["ds_config"]["optimizer"];
@@ -140,8 +141,8 @@ void replay(const json& trace, const Tolerance& tolerance,
   for (const auto& [parameter, values] : run.parameters) {
     INFO(name << " final " << parameter);
     const double l2 = trace["final"].at(parameter)[0];
-    // The gradient of this bias's part for keys is zero except for rounding. Adam divides that gradient by
-    // its own magnitude and Lion takes its sign, so the updates are noise.
+    // The keys' third of this bias has a gradient that is zero except for rounding. Adam divides that
+    // gradient by its own magnitude and Lion takes its sign, so the updates are noise.
     const bool noise = parameter.ends_with("attn.c_attn.bias");
     const double found = l2_of(trace, parameter, values);
     const double allowed = noise ? tolerance.noise : values.dim() > 1 ? tolerance.matrix : tolerance.vector;

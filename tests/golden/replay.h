@@ -14,7 +14,8 @@ struct Tolerance {
   double loss;
   double norm;
   double matrix;  // final l2 norm of a matrix
-  double vector;  // final l2 norm of a vector; biases start at 0, so they are the sum of a few updates
+  double vector;  // final l2 norm of a vector; less exact, since biases start at 0 and are only the sum of a
+                  // few updates
   double noise;   // final l2 norm of a parameter whose gradient is zero except for rounding
 };
 

@@ -55,8 +55,8 @@ std::string hash_of(const at::Tensor& values, const std::string& dtype) {
 
 using Hashes = std::map<std::string, std::string>;
 
-// Returns the expected hash of each parameter and buffer. Trained parameters have the master weights, rounded
-// to the training dtype `round_to`.
+// Returns the expected hash of each parameter and buffer. The values of trained parameters are the master
+// weights, rounded to the training dtype `round_to`.
 Hashes expected_of(const DeepSpeedCheckpoint& source, const json& truth, at::ScalarType round_to) {
   Hashes hashes;
   for (const auto& [name, tensor] : truth.items()) {
@@ -88,7 +88,7 @@ TEST_CASE("Frozen parameters and buffers that DeepSpeed saved load at every stag
     const json& truth = facts["truth"];
     Hashes expected = expected_of(source, truth, dtypes.at(source.facts.precision));
     const bool leaves_out_frozen = name.starts_with("exclude");
-    if (leaves_out_frozen)  // the model's own values stay
+    if (leaves_out_frozen)  // the model keeps its initial values
       expected["embed.weight"] = hash_of(FrozenNet()->embed->weight, "float32");
     CHECK(expected.size() == 5);
     for (const int stage : {0, 1, 2, 3}) {

@@ -41,8 +41,9 @@ Hashes weights_of(torch::nn::Module& model) {
   return hashes;
 }
 
-// Returns the expected steps. If DeepSpeed resumed the run at `world_size`, and the saved run had another one
-// (universal checkpoints, with another global batch), these are that run's; else the uninterrupted run's.
+// Returns the expected steps. DeepSpeed resumed the universal checkpoint at another world size too, with
+// another global batch. At that world size, the steps of the resumed run are expected, otherwise those of the
+// uninterrupted run.
 const json& steps_at(const json& facts, int world_size) {
   for (const json& resumed : facts["resumed"]) {
     if (world_size != facts["world_size"] && resumed["world_size"] == world_size) return resumed["steps"];

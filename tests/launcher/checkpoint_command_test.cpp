@@ -35,7 +35,7 @@ struct Content {
   std::vector<float> weight = ramp(1);
   std::vector<float> bias = {1.5F, -2.5F};
   int64_t split = 300'000;        // elements of h.weight in the first file
-  std::string link_bias_to = "";  // the tag whose bias.safetensors is linked; empty: it is written
+  std::string link_bias_to = "";  // the tag whose bias.safetensors is linked; empty: a new file is written
 };
 
 StateRange range_of(const std::string& parameter, int64_t begin, int64_t numel) {
@@ -207,7 +207,7 @@ TEST_CASE("verify passes a whole checkpoint and names each damaged file, block a
   CHECK(report["checkpoints"][0]["damages"].size() == 1);
 }
 
-TEST_CASE("A manifest that was edited is damage, and the next checkpoint is verified all the same") {
+TEST_CASE("An edited manifest counts as damage, and the next checkpoint is still verified") {
   const CommandFolder folder;
   save(folder / "out", {});
   std::string text = read_file(folder / "out/global_step5/manifest.json");
@@ -272,8 +272,8 @@ TEST_CASE("prune neither counts damaged checkpoints nor touches linked ones or t
   const CommandFolder folder;
   const fs::path out = folder / "out";
   for (const int step : {1, 2, 3, 4, 5, 6})
-    save(out,
-         {.tag = "global_step" + std::to_string(step), .generation = 4});  // equal, as after skipped steps
+    save(out, {.tag = "global_step" + std::to_string(step),
+               .generation = 4});  // all equal generations, as after skipped steps
   folder.write("out/latest", "global_step6\n");
   fs::remove(out / "global_step6/b.safetensors");
   folder.write("out/global_step5/bias.safetensors", "short");

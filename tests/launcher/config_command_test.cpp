@@ -198,7 +198,7 @@ TEST_CASE("--model-hidden gives the sizes that follow from it") {
   const json zero = json::parse(folder.config("show --model-hidden 4097 auto.json").out, nullptr, true, true)
                         .at("zero_optimization");
   CHECK(zero.at("reduce_bucket_size") == 16785409);           // 4097 x 4097
-  CHECK(zero.at("stage3_prefetch_bucket_size") == 15106868);  // 0.9 of that, rounded down
+  CHECK(zero.at("stage3_prefetch_bucket_size") == 15106868);  // 0.9 x 4097 x 4097, rounded down
   CHECK(zero.at("stage3_param_persistence_threshold") == 40970);
   const Outcome open = folder.config("check auto.json");
   CHECK(open.exit_code == 0);

@@ -49,8 +49,8 @@ OomCounts counts_with(const std::vector<std::pair<std::string, std::string>>& fi
   return zerorun::read_oom_counts((root / "").parent_path());
 }
 
-// The first kill is recorded (Linux 6.18, cgroups of version 1). The others are written after the format
-// strings of the kernel's mm/oom_kill.c.
+// The first kill in this log is recorded (Linux 6.18, cgroups of version 1). The other kills follow the
+// format strings of the kernel's mm/oom_kill.c.
 const Lines kKernelLog = {
     "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
     "memory: usage 48828kB, limit 48828kB, failcnt 70",
@@ -223,7 +223,7 @@ TEST_CASE("end: evidence of a child of this process") {
   CHECK_THAT(describe_cause(evidence), StartsWith("killed from outside"));
 }
 
-TEST_CASE("end: a stopped process is told from a running one") {
+TEST_CASE("end: a stopped process is distinguished from a running one") {
   const TemporaryFolder root;
   for (const auto& [pid, stat] : std::vector<std::pair<std::string, std::string>>{
            {"7", "7 (a) T (b) T 1 7 7\n"}, {"8", "8 (name) S) t 1 8 8\n"}, {"9", "9 (T) S 1 9 9\n"}}) {

@@ -103,7 +103,7 @@ TEST_CASE("a rank that ignores SIGTERM is killed after the grace period, within 
   job.wait_for_file("up");
   Result result = job.finish(kEndDeadline);
   CHECK(result.exit_code == 3);
-  CHECK_THAT(result.err, !Contains("do not end"));  // SIGKILL has ended it
+  CHECK_THAT(result.err, !Contains("do not end"));  // SIGKILL has ended the rank
   job.wait_until_nothing_is_left();
 }
 

@@ -1,4 +1,5 @@
-// Launchers that users start on each host of a job (--node_rank, --rdzv_endpoint): here two on one machine.
+// Tests launchers that users start on each host of a job (--node_rank, --rdzv_endpoint). Here two launchers
+// run on one machine.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -15,13 +16,13 @@ using zerorun::testing::Setup;
 
 namespace {
 
-// Several of these programs may run at once.
+// Returns a port that depends on the PID, because several of these programs may run at once.
 std::string port() {
   static int next = 21000 + ::getpid() % 9000;
   return std::to_string(next++);
 }
 
-// One of two launchers, with one rank each. `options`: how it finds the other.
+// One of two launchers, with one rank each. `options`: how it finds the other launcher.
 Setup setup(const std::vector<std::string>& options, const std::string& script) {
   Setup result = {.options = {"--nnodes", "2", "--nproc_per_node", "1", "--grace", "0.5"}, .script = script};
   result.options.insert(result.options.end(), options.begin(), options.end());
@@ -82,7 +83,7 @@ TEST_CASE("a launcher that joins fails with the job, although its own ranks had 
   const std::string at = "127.0.0.1:" + port();
   Launched first(setup({"--rdzv_endpoint", at, "--node_rank", "0"},
                        "while [ ! -e $DIR/fail ]; do sleep 0.05; done; exit 5"));
-  // Its reader has stalled.
+  // Nobody reads the output of this launcher.
   Launched second(setup({"--rdzv_endpoint", at, "--node_rank", "1"},
                         ": >$DIR/up; while :; do echo flood of output; done"));
   second.wait_for_file("up");

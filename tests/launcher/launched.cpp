@@ -124,7 +124,7 @@ void Launched::start(const Setup& setup, const std::vector<std::string>& argumen
     _exit(99);
   }
   for (int fd : {in[0], out[1], err[1]}) ::close(fd);
-  in_ = in[1];  // kept open and empty: a rank that reads it waits forever
+  in_ = in[1];  // kept open and empty: a rank that reads from it waits forever
   err_ = err[0];
   out_ = out[0];
   if (setup.on_terminal) {

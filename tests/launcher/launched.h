@@ -43,7 +43,7 @@ class Launched {
   pid_t pid() const { return pid_; }
   const std::string& folder() const { return folder_; }
   void signal(int signal) const;
-  void type(const std::string& keys) const;  // on a terminal
+  void type(const std::string& keys) const;  // requires on_terminal
   void create_file(const std::string& name) const;
 
   // These fail the test after some seconds.

@@ -46,7 +46,7 @@ TEST_CASE("one rank alone passes through unchanged, whatever its bytes and howev
   CHECK(lines.take(Stream::err).empty());
 }
 
-TEST_CASE("the prefix begins with the second rank to print, on either stream") {
+TEST_CASE("prefixes begin when a second rank prints, on either stream") {
   LineMultiplexer lines(ranks(2), kFiles);
   lines.feed(0, Stream::out, "a\n");
   lines.feed(0, Stream::err, "b\n");

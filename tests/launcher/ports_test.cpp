@@ -1,5 +1,5 @@
-// Tests the port on which ranks meet: the launcher holds it as soon as it has chosen it, and passes it to
-// rank 0.
+// Tests the port on which ranks meet: the launcher listens on the port as soon as it has chosen it, and
+// passes the socket to rank 0.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-// Signals that are already ignored when the launcher starts: SIGHUP under nohup, SIGINT in the background of
-// a shell script.
+// Tests signals that are already ignored when the launcher starts: SIGHUP under nohup, SIGINT in the
+// background of a shell script.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <string>

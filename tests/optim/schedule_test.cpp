@@ -81,7 +81,7 @@ TEST_CASE("schedules: DeepSpeed's learning rates and betas in every step, at 12 
     if (item["params"].value("warmup_type", "") == "cubic") item["params"]["warmup_type"] = "log";
     const SchedulerConfig schedule = schedule_of(item);
     REQUIRE(item["lr"].size() == 200);
-    // The table has the value that DeepSpeed's constructor sets, for step 0, and the value after each of 200
+    // The table has the value for step 0, which DeepSpeed's constructor sets, and the value after each of 200
     // calls of step().
     for (int64_t step = 0; step <= 200; ++step) {
       const ScheduledValues values = scheduled_values(schedule, 0, item["base_lr"], step);

@@ -23,7 +23,7 @@ struct Tensors {
   std::vector<int> groups;
 
   void add(int64_t numel, int group = 0);
-  /// Sets each gradient to gradient_of() its tensor's number and `step`.
+  /// Sets the gradient of tensor i to gradient_of(i, step).
   void set_gradients(int step);
   /// Splits every tensor into `slices` shards of equal length over the same memory.
   std::vector<Shard> shards(int slices = 1) const;
@@ -34,13 +34,13 @@ struct Tensors {
 BorrowMoment lend();
 BorrowMoment lend_counted(int64_t& bytes);
 
-/// Optimizer configs with weight decay and other hyperparameters than the defaults.
+/// Optimizer configs with weight decay, and with hyperparameters that differ from the defaults.
 AdamConfig adam(bool decoupled = true);
 SgdConfig sgd(double momentum);
 AdagradConfig adagrad();
 RmspropConfig rmsprop(double momentum, bool centered);
 LionConfig lion();
-/// All of these optimizers, in each variant that has another formula or other moments.
+/// All of these optimizers, in each variant that differs in its formula or its moments.
 std::vector<OptimizerConfig> all_optimizers();
 
 inline void no_update(int) {}

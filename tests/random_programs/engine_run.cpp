@@ -228,7 +228,7 @@ class EngineRun {
   }
 
   // The engine does not notice a loss.backward() that throws before its first gradient, so the program must
-  // then drop earlier gradients itself. At stages 0 and 1 this uses engine.backward() only: in a
+  // then drop earlier gradients itself. At stages 0 and 1 this function uses engine.backward() only: in a
   // loss.backward() the engine would allocate separate sums at the first gradient, which the plain run does
   // not model.
   void run_failing_backward(const Operation& operation) {

@@ -183,7 +183,7 @@ class Operations {
     if (dice_.chance(30)) to.push_back({.kind = Kind::step});
   }
 
-  // One rank reads parameters within a scope, as if to save them, and often throws then.
+  // One rank reads parameters within a scope, as if to save them, and often throws afterwards.
   void add_saving(std::vector<Operation>& to) {
     // Often a write precedes the scope. Other ranks may not have received this write yet.
     if (dice_.chance(60)) {

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A child process that runs programs. To its pipe it writes "passed" for each program that passes. For the
+// A child process that runs programs. It writes "passed" to its pipe for each program that passes. For the
 // first program that fails it writes "failed:" and the message, and ends.
 class Child {
  public:

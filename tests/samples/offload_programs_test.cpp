@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-// Returns the process id of this rank of a gpt2 whose command line has the path `folder`, or -1.
+// Returns the PID of rank `rank` of the gpt2 job whose command line contains `folder`, or -1.
 pid_t find_rank(const fs::path& folder, int rank) {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();

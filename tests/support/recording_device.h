@@ -14,7 +14,7 @@
 namespace zerorun::testing {
 
 struct Recording {
-  /// Stream waits of this hand-over are left out: the test expects the checker to report a violation.
+  /// Stream waits of this kind of hand-over are left out: the test expects the checker to report a violation.
   std::optional<Handover> dropped = {};
   /// Host waits whose `what` contains this text are left out. If the text is empty, none is.
   std::string dropped_on_host = {};

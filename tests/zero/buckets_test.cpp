@@ -251,7 +251,7 @@ TEST_CASE("buckets: values of parameters after the buckets are destroyed") {
       const std::vector<at::Tensor> leaves = state->leaves;
       if (marked) {
         state->buckets.give_up(1);                          // bucket of p2
-        state->buckets.leave_with(0, at::full({96}, 7.0));  // bucket of p3; slices may be longer than p3
+        state->buckets.leave_with(0, at::full({96}, 7.0));  // bucket of p3; padding makes it up to 96 long
         communicator.barrier("no rank reads any more")->wait();
       }
       state.reset();

@@ -74,7 +74,7 @@ std::vector<int64_t> random_sizes(std::mt19937& random, int count, int smallest,
 // all choices of the buckets that stay.
 int fewest_gathers(const Uses& uses, int buckets, int room) {
   constexpr int kNever = 1 << 20;
-  std::vector<int> cost(1 << buckets, kNever);  // by the bit set of gathered buckets
+  std::vector<int> cost(1 << buckets, kNever);  // by the bit set of the buckets in memory
   cost[0] = 0;
   for (const std::vector<int>& use : uses) {
     const int needed = 1 << use[0];
@@ -176,7 +176,7 @@ TEST_CASE("gather schedule: forward and backward sweeps keep to every limit") {
   }
 }
 
-TEST_CASE("gather schedule: a sweep gathers again exactly what max_live could not keep at the turn") {
+TEST_CASE("gather schedule: backward gathers again exactly the buckets that max_live could not keep") {
   for (int room = 0; room <= 12; ++room) {
     GatherCase input = sweep_case(std::vector<int64_t>(10, 32), false, false);
     input.limits = {32 * room, kNoLimit, 0};
@@ -187,7 +187,7 @@ TEST_CASE("gather schedule: a sweep gathers again exactly what max_live could no
   }
 }
 
-TEST_CASE("gather schedule: operand sets that straddle two buckets need no more than the largest of them") {
+TEST_CASE("gather schedule: if operators use two buckets at once, the arena is as large as the largest use") {
   GatherCase input = sweep_case({160, 80, 80, 144, 16, 224, 16, 160}, false, true);
   input.limits = {0, kNoLimit, 0};
   const GatherPlan plan = input.plan();
@@ -271,8 +271,8 @@ TEST_CASE("gather schedule: random traces keep to every limit") {
     const GatherPlan plan = input.plan();
     check(input, plan, all_equal);
     if (plan.arena_numel <= input.bound()) continue;
-    // The bound cannot always be met: if operand sets overlap in part and have many sizes, it may be that no
-    // arrangement fits.
+    // The bound cannot always be met: if uses share some of their buckets and have many sizes, it may be that
+    // no placement fits.
     ++past_bound;
     INFO(input.text());
     CHECK_FALSE(all_equal);

@@ -66,7 +66,7 @@ class Simulator {
  private:
   struct Held {
     int64_t offset;
-    int use;                  // the use that it was gathered for
+    int use;                  // index of the use for which the bucket was gathered
     int64_t used_until = -1;  // value of used_ after its latest use; -1: not used yet
   };
 
@@ -82,8 +82,8 @@ class Simulator {
 
   bool needed(int bucket, int k) const { return next_use(bucket, k) == k; }
 
-  // Elements of gathered buckets: with `live` those gathered for uses up to and including k, else those
-  // gathered for later uses.
+  // Elements of gathered buckets: if `live`, of those gathered for uses up to and including use `k`, else of
+  // those gathered for later uses.
   int64_t held_numel(int k, bool live) const {
     int64_t sum = 0;
     for (const auto& [bucket, held] : held_) sum += (held.use <= k) == live ? case_.numel[bucket] : 0;
@@ -188,7 +188,7 @@ class Simulator {
   std::map<int, Held> held_;
   std::map<int, int> released_at_;
   std::pair<int, int> latest_ = {-1, -1};  // (use, bucket) of the gather started last
-  int64_t ahead_ = 0;                      // elements gathered ahead, after the previous step
+  int64_t ahead_ = 0;                      // elements gathered ahead of their use, after the previous step
   int64_t used_ = 0;
   int64_t gathered_ = 0;
   int64_t top_ = 0;

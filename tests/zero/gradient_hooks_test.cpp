@@ -193,7 +193,7 @@ TEST_CASE("gradients: discarded gradients have no effect, also after an abandone
 }
 
 TEST_CASE(
-    "gradients: the report has the first one that is not finite, and whether its dtype was too narrow") {
+    "gradients: the tally has the first gradient that is not finite, and whether its dtype was too narrow") {
   struct Scenario {
     std::string name;
     std::vector<std::pair<int, double>> backwards;  // parameter, and value of its gradient

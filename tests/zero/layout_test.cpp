@@ -94,8 +94,8 @@ class LayoutCheck {
   // Within a group, the buckets contain the parameters in reverse order of registration, and a bucket is
   // closed only if the next parameter does not fit.
   void check_order() {
-    std::map<int, int> last;         // group -> latest parameter
-    std::map<int, int64_t> content;  // group -> aligned elements in its latest bucket
+    std::map<int, int> last;         // by group: the parameter placed last
+    std::map<int, int64_t> content;  // by group: aligned elements in its latest bucket
     for (size_t number = 0; number < layout_.buckets.size(); ++number) {
       const BucketLayout& bucket = layout_.buckets[number];
       if (content.contains(bucket.group) && !bucket.parameters.empty()) {

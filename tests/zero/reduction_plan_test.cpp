@@ -42,7 +42,7 @@ void backward(ReductionPlan& plan, const std::vector<int>& arrivals) {
 
 }  // namespace
 
-TEST_CASE("departure plan: without a plan complete buckets depart in order from the last parameter") {
+TEST_CASE("departure plan: without a plan, complete buckets depart in order from the last parameter") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state(kFour, communicator, {});
     ReductionPlan plan(state.buckets);
@@ -64,7 +64,7 @@ TEST_CASE("departure plan: without a plan complete buckets depart in order from 
   });
 }
 
-TEST_CASE("departure plan: without a plan a bucket of first and last parameters does not delay others") {
+TEST_CASE("departure plan: without a plan, a bucket with the first and last parameters delays no others") {
   check_on_ranks(1, false, [](Communicator& communicator) {
     RankState state({{{1}, false, 1}, {{1}}, {{1}}, {{1}, false, 1}}, communicator, {}, 1000);
     expect(state.buckets.layout(0).parameters == std::vector{3, 0}, "the test needs that as bucket 0");

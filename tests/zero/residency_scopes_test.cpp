@@ -87,7 +87,7 @@ TEST_CASE("residency: writes of one rank alone to a shared, partitioned bucket i
     model.expect_values(model.all_given(), "after the scope");
     model.update(1);
     expect_equal(model.leaves[0], model.given(0) + model.owners(0), "after an update");
-    // The result is the same if the update is the first use after the scope that all ranks make.
+    // The result is the same if an update follows the scope directly, without a use by all ranks in between.
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
     model.residency.unhold(kHeld, ScopeEnd::read);
@@ -167,7 +167,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("residency: writes by operators in an abandoned scope are lost, with the same exception") {
+TEST_CASE("residency: operators' writes in an abandoned scope are lost, except in whole, unshared buckets") {
   check_kinds({kKinds[0], kKinds[2], kKinds[3], kKinds[4], kKinds[5]}, 2, [](Model& model) {
     model.residency.hold(kHeld);
     if (model.communicator.rank() == 0) at::Tensor(model.leaves[0]).mul_(2);
@@ -249,7 +249,7 @@ TEST_CASE("residency: writes of the program to 16-bit parameters reach the maste
         expect_masters(1, at::full({5, 7}, 3.0));
         model.finish_update(0);
 
-        model.residency.hold(kHeld);  // by raw access
+        model.residency.hold(kHeld);  // for a write by raw access
         if (communicator.rank() == 0) fill_raw(model.leaves[0], 5);
         end_modified(model);
         model.start_update();

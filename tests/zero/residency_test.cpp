@@ -14,8 +14,8 @@
 namespace zerorun::testing {
 
 TEST_CASE("residency: values are in memory while an operator runs, and only then") {
-  // With the first limits all buckets may stay in memory, with the second none, and with the third two, and
-  // gathers start early.
+  // The first limits allow all buckets to stay in memory, the second none. The third allow two, and gathers
+  // start early.
   for (const GatherLimits limits : {GatherLimits{}, GatherLimits{0, 0, 0}, GatherLimits{192, 100, 192}}) {
     INFO("at most " << limits.max_live << " elements");
     auto body = [](Model& model) {
@@ -37,7 +37,7 @@ TEST_CASE("residency: values are in memory while an operator runs, and only then
   }
 }
 
-TEST_CASE("residency: backward uses the right values too") {
+TEST_CASE("residency: backward uses the right values") {
   check_kinds(kKinds, 1, [](Model& model) {
     torch::AutoGradMode grad(true);
     for (int iteration = 0; iteration < 3; ++iteration) {
@@ -52,7 +52,7 @@ TEST_CASE("residency: backward uses the right values too") {
   });
 }
 
-TEST_CASE("residency: an iteration that departs from the trace uses the right values too") {
+TEST_CASE("residency: an iteration that departs from the trace uses the right values") {
   auto body = [](Model& model) {
     for (const std::vector<int>& uses : std::vector<std::vector<int>>{
              {0, 1, 2}, {0, 1, 2}, {2, 0, 1, 0}, {2, 0, 1, 0}, {1}, {}, {0, 1, 2}}) {
@@ -134,8 +134,8 @@ TEST_CASE("residency: in-place writes of all ranks are visible at once, and are 
   });
 }
 
-// Each rank writes a different value, so the values show which rank each slice comes from: it must be the
-// slice's owner.
+// Each rank writes a different value, so the values show which rank each slice comes from: that rank must be
+// the slice's owner.
 TEST_CASE("residency: if ranks write different values, all ranks get each owner's slice") {
   check_kinds(kKinds, 1, [](Model& model) {
     at::Tensor(model.leaves[0]).fill_(model.communicator.rank() + 1);
@@ -145,7 +145,7 @@ TEST_CASE("residency: if ranks write different values, all ranks get each owner'
     }
     model.update(0);
     model.expect_values({model.owners(0), model.given(1), model.given(2)}, "after an update");
-    // A write that is not read before the update is kept too, and the update adds to it.
+    // A written value that no operator reads before the update is kept, and the update adds to it.
     at::Tensor(model.leaves[1]).fill_(10 * (model.communicator.rank() + 1));
     model.update(3);
     model.expect_values({4 * model.owners(0), 13 * model.owners(1), model.given(2) + 3 * model.owners(2)},
@@ -200,7 +200,7 @@ TEST_CASE("residency: raw access between an update and the first use throws an e
     model.residency.synchronize();
     const at::Tensor expected = model.given(0) + 3 * model.owners(0);
     expect_equal(raw_values(model.leaves[0]), expected, "after synchronize()");
-    // Raw access writes to this rank's copy. The next update sends this rank's slice of it to the other
+    // Raw access writes to this rank's copy. The next update sends this rank's slice of the copy to the other
     // ranks.
     model.communicator.barrier("all have read")->wait();
     at::from_blob(model.leaves[0].mutable_data_ptr(), {96}).fill_(model.communicator.rank() + 1);
@@ -217,7 +217,7 @@ TEST_CASE("residency: the report counts gathers") {
       torch::NoGradGuard no_grad;
       Model model(kind, communicator);
       const bool passes = kind.comes_and_goes();
-      const int sharing = kind.shares_memory ? 2 : 1;  // ranks that share a gathered bucket's memory
+      const int sharing = kind.shares_memory ? 2 : 1;  // number of ranks that share a bucket's memory
       int64_t gathers = 0;
       auto expect_more = [&](int64_t more, const std::string& what) {
         gathers += more;

@@ -33,8 +33,8 @@ std::vector<float> list(const at::Tensor& values) {
   return {copy.const_data_ptr<float>(), copy.const_data_ptr<float>() + copy.numel()};
 }
 
-// Copies those elements of `parameter` that `store` holds under `name` to `values`, and adds 1 to their
-// counts in `times`.
+// Copies to `values` the elements of `parameter` that `store` holds under `name`, and adds 1 to their counts
+// in `times`.
 void collect(const SliceStore& store, int parameter, const std::string& name, at::Tensor& values,
              at::Tensor& times) {
   store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
@@ -79,7 +79,7 @@ TEST_CASE("slice store: put() stores tensors of a bucket or a slice, with this r
   CHECK(list(store.slice(0, kValue, 2)) == std::vector<float>{8, 9, 10, 11});
   CHECK(list(store.slice(0, "exp_avg", 1)) == std::vector<float>{50, 51, 52, 53});
   CHECK(list(store.slice_of(0, positions(12) + 100, 2)) == std::vector<float>{108, 109, 110, 111});
-  store.slice(0, kValue, 2).fill_(-1);  // a view
+  store.slice(0, kValue, 2).fill_(-1);  // slice() returns a view
   CHECK(list(whole.narrow(0, 7, 2)) == std::vector<float>{7, -1});
 }
 
