@@ -24,7 +24,7 @@ class SaveAgreement {
                 const std::atomic<std::chrono::steady_clock::time_point>& patience_ends);
 
   // Rank 0 posts these texts; the ranks wait for them.
-  void say_ready(const std::string& failure) { post("ready", failure); }
+  void say_ready(const std::string& text) { post("ready", text); }
   void say_outcome(const std::string& failure) { post("outcome", failure); }
   std::string await_ready() { return await("ready", 0); }
   std::string await_outcome() { return await("outcome", 0); }

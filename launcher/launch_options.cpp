@@ -45,8 +45,8 @@ Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOC
 host), CROSS_SIZE (the number of hosts), MASTER_ADDR, MASTER_PORT, ZERORUN_JOB, ZERORUN_TIMEOUT, with --device
 ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with --include or --exclude,
 CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; with --node_rank set it to the same text on each host, otherwise
-the job is known by its port only. The port is held from the start, and rank 0 finds the socket that listens
-on it in ZERORUN_LISTEN_FD.
+the job is known by its port only. The port is reserved from the start, and rank 0 finds its socket in
+ZERORUN_LISTEN_FD.
 OMP_NUM_THREADS is set to the cores divided by the host's ranks unless it is set already, where the cgroup's CPU quota
 may make the cores fewer. Ranks read nothing from stdin. SIGINT, SIGTERM and SIGHUP end the job, unless they were ignored
 when it started (nohup, background of a shell script).
