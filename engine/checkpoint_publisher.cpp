@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "comm/agreement.h"
+#include "zero/slice_store.h"
 
 namespace zerorun {
 namespace {
