@@ -43,7 +43,8 @@ CommChoice comm_choice(const std::string& text) {
   throw UserError("environment variable ZERORUN_COMM=" + text + ": expected auto, shm or gloo");
 }
 
-// Leaves out torchrun's restart count: the agents of one job may count differently.
+// The name of the job. It does not contain torchrun's restart count, which may differ between the agents of
+// one job.
 std::string job_of_variables(const Variables& variables) {
   if (auto token = variables.find("ZERORUN_JOB")) return "zerorun " + *token;
   if (auto run = variables.find("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;

@@ -84,9 +84,9 @@ struct KeyFact {
   std::string_view reason = {};
   std::string_view target = {};  // old name: path of the present name
   bool changes_result = false;   // not offered, and training without it gives different results
-  /// Section: the name of a key in it that switches the section. While the switch has its default (false or
-  /// "none"), the section has no effect. Object: booleans of this name, at any depth in the object, switch
-  /// it. The object has no effect unless one of them is true.
+  /// If the key is a section: the name of the key in it that switches it on or off. While this switch has its
+  /// default (false or "none"), the section has no effect. If the key is an object: booleans of this name, at
+  /// any depth in it, are its switches. It has no effect unless one of them is true.
   std::string_view switch_key = {};
   std::string_view false_means = {};  // section: the JSON object that `false` stands for
   std::string_view advice = {};       // remedy for a wrong value or an unresolved "auto"

@@ -58,7 +58,7 @@ class Event {
 /// Times in milliseconds, measured by the device's clock.
 struct StreamTimes {
   std::array<double, kHandovers> exposed{};  // by hand-over: how long the compute stream waited
-  std::array<double, kStreamLanes> busy{};   // by lane: how long its stream worked (StreamScopes minus waits)
+  std::array<double, kStreamLanes> busy{};   // by lane: its stream's time in StreamScopes, without waits
   int64_t missed = 0;  // waits and scopes not measured, for example because too many overlapped
 };
 

@@ -121,7 +121,8 @@ void Job::begin_flushing() {
   move_to(Phase::flushing);
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     drain(static_cast<int>(rank));
-    // A process that has left the rank's group may still hold the pipe; it is no part of the job any more.
+    // A process that has left the rank's process group may still hold the pipe. It is no longer part of the
+    // job.
     for (Stream stream : kStreams) output_.close(static_cast<int>(rank), stream);
   }
   report_failure();

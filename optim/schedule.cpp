@@ -81,7 +81,7 @@ double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto stairs = static_cast<double>(
       rises ? schedule.first_stair_count : schedule.second_stair_count.value_or(schedule.first_stair_count));
   if (stairs <= 0) return rises ? at / peak : (at - 1) / (peak - 1);
-  // Computed from whole steps instead of `at`, because rounding could put the height just below a stair.
+  // Computed from whole steps, not from `at`: rounding could put the height just below the edge of a stair.
   const double steps = std::fmod(static_cast<double>(step), total);
   const double position = steps <= rise ? steps * stairs / rise : (total - steps) * stairs / fall;
   return std::floor(position) / stairs;

@@ -62,8 +62,8 @@ void ReductionPlan::make(Communicator& communicator) {
     return key(a) < key(b);
   });
 
-  // The first half has each bucket's position in rank 0's order. The second half has for each bucket the
-  // number of ranks on which some parameter of the bucket did not get exactly one gradient.
+  // After the all-reduce, the first half has each bucket's position in rank 0's order. The second half has,
+  // for each bucket, the number of ranks on which a parameter of it did not get exactly one gradient.
   at::Tensor votes = at::zeros({2 * count}, at::kLong);
   int64_t* data = votes.mutable_data_ptr<int64_t>();
   for (int position = 0; position < count && communicator.rank() == 0; ++position) {

@@ -132,7 +132,8 @@ void Residency::start_writer_query(std::vector<int> buckets) {
     writers.mutable_data_ptr<int64_t>()[i] = states_[buckets[i]].state == State::dirty;
   }
   auto work = communicator_->all_reduce(writers, "who wrote to " + buckets_->label(buckets.front()));
-  // If this rank has not written, then not all ranks have written, and this rank no longer needs its copy.
+  // A copy is kept only if all ranks have written. So a rank that has not written drops its copy at once,
+  // without the result of the all-reduce.
   for (int bucket : buckets) {
     if (states_[bucket].held_clean && states_[bucket].state != State::dirty) end_read(bucket);
   }

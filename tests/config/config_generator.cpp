@@ -179,7 +179,8 @@ class Generator {
   }
 
   /// Tries names in the sections whose keys users choose. Such a name may be any text, except "", "*" and
-  /// texts with a dot, which could be confused with paths. Remarks may have a dot.
+  /// texts with a dot, which could be confused with paths. The names of remarks
+  /// (is_remark()) may have a dot.
   void own_keys() {
     for (const KeyFact* fact : key_facts()) {
       if (name_of(fact->path) != "*") continue;

@@ -151,7 +151,8 @@ void replay(const json& trace, const Tolerance& tolerance,
   std::printf("%-36s loss %.1e  norm %.1e\n", name.c_str(), worst_loss, worst_norm);
 }
 
-// The order of the micro-batches is the same, since the trace's ranks take samples in turn.
+// Changes a trace of several ranks so that one rank replays it, with more micro-steps. That rank takes the
+// micro-batches in the order of the trace, whose ranks take samples in turn.
 json on_one_rank(json trace) {
   json& config = trace["ds_config"];
   config["gradient_accumulation_steps"] =

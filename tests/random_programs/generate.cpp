@@ -22,8 +22,8 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-// Of ten consecutive blocks of seeds, four run in threads, four in threads that share memory, one in
-// processes over shared memory and one in processes over Gloo.
+// Of ten consecutive blocks of seeds, four run their ranks as threads with separate buckets, four as threads
+// that share buckets, one as processes over shared memory and one as processes over Gloo.
 Place place_of(uint64_t block) {
   using enum Place;
   static constexpr Place kPlaces[] = {

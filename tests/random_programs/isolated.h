@@ -1,5 +1,5 @@
 // Runs programs in child processes, so that a crash or a hang of a program counts as an ordinary failure. The
-// parent process has no threads and never computes.
+// parent process has no threads and runs no tensor operators, which makes fork() safe.
 #pragma once
 
 #include <chrono>

@@ -186,7 +186,8 @@ class PlainRun {
     std::vector<Scope::Saved> saved = std::move(scopes_.back().saved);
     scopes_.pop_back();
     if (flow == Flow::left_by_all) {
-      // An exception on all ranks discards writes through pointers.
+      // If an exception leaves the scope on all ranks, the engine drops what was written in it through
+      // pointers.
       for (auto item = saved.rbegin(); item != saved.rend(); ++item) {
         at::Tensor(parameter(item->rank, item->parameter)).copy_(item->value);
       }

@@ -78,8 +78,8 @@ void PlainTraining::begin(bool first) {
   last_overflow_ = -1;
 }
 
-// For stages 0 and 1: whether a rank adds up its gradients in the accumulation dtype, in other memory than
-// the buffers that it sends.
+// For stages 0 and 1: whether a rank adds up its gradients in the accumulation dtype, in memory
+// separate from the buffers that it sends.
 bool PlainTraining::sums_apart() const {
   if (accumulating_ == travelling_) return false;
   return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;

@@ -122,7 +122,7 @@ std::vector<DeferredCase> deferred_computed() {
          self.parameter("left", both.narrow(1, 0, 5));
          self.parameter("transposed", both.t());
          self.parameter("right", both.narrow(1, 3, 5));
-         both.mul_(3);  // after the views were registered
+         both.mul_(3);  // the views, which are registered already, must see it
        })},
       {"copied from another", bag([](Bag& self) {
          const at::Tensor a = self.parameter("a", torch::randn({5, 5}));

@@ -1,5 +1,5 @@
-// Tests scopes that hold buckets in memory, for each kind of bucket and each end of a scope, and the
-// parameters' values after the Residency is destroyed.
+// Tests scopes that hold buckets in memory, for each kind of bucket and each way in which a scope can end
+// (ScopeEnd). Also tests the parameters' values after the Residency is destroyed.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
