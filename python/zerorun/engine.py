@@ -15,7 +15,7 @@ from .comm import init_distributed, take_over_mpi_environment
 from .errors import not_offered
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
-from .raw_access import RawReaders
+from .raw_access import RawReaders, refuse_compilation
 
 log = logging.getLogger("zerorun")
 
@@ -131,7 +131,9 @@ class Engine(torch.nn.Module):
     # Training
 
     def forward(self, *inputs, **kwargs):
+        refuse_compilation()
         self._raw_readers.close_left_open()
+        self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
         return self.module(*inputs, **kwargs)
@@ -206,9 +208,12 @@ class Engine(torch.nn.Module):
         for code that reads their memory past torch's operators (ctypes, Triton)."""
         self._raw_readers.add(targets)
 
-    def compile(self, *args, **kwargs):
-        raise not_offered("engine.compile()", "compiled kernels read parameters past torch's operators; compile functions "
-                          "that take no parameters")
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        """Compiles the model, and gathers all of it around forward and backward. To gather less at once, compile its blocks
+        instead: block.compile()."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise not_offered("engine.compile() with a schedule or compiled_autograd_enabled", "leave it out")
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self):
         """Ends the engine: waits for a checkpoint that is being written. At stage 3 the parameters then have no values."""
