@@ -16,6 +16,7 @@ from .errors import not_offered
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
+from .state_dicts import StateDicts
 
 log = logging.getLogger("zerorun")
 
@@ -75,6 +76,7 @@ class Engine(torch.nn.Module):
         self.micro_steps = 0
         self._follow_mode()
         self._raw_readers = RawReaders(self)
+        self._state_dicts = StateDicts(self)
         self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
         self.optimizer.pull()
         self.lr_scheduler = self._make_schedule(lr_scheduler)
@@ -222,6 +224,7 @@ class Engine(torch.nn.Module):
         self.is_destroyed = True
         self._mode_hook.remove()
         self._raw_readers.remove()
+        self._state_dicts.remove()
         self._core.destroy()
 
     # Checkpoints
