@@ -1,6 +1,7 @@
 """Programs written for DeepSpeed train under the engine as plain torch does, on two ranks."""
 
 import json
+import shutil
 
 import pytest
 from launch import run
@@ -19,7 +20,10 @@ def test_a_program_written_for_deepspeed(stage, precision, allowed, tmp_path):
         assert found["losses"][rank] == pytest.approx(expected[rank], rel=allowed)
 
 
-def test_under_torchrun(tmp_path):
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_under_other_launchers(launcher, tmp_path):
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("there is no mpirun: scripts/setup --cluster installs OpenMPI")
     out = tmp_path / "out.json"
-    run("plain_loop.py", 3, "fp32", out, ranks=2, kind="torchrun")
+    run("plain_loop.py", 3, "fp32", out, ranks=2, kind=launcher)
     assert json.loads(out.read_text())["losses"][1] == pytest.approx(train()[0][1], rel=1e-5)

@@ -11,7 +11,7 @@ import torch
 
 from . import _core, _registry, data
 from ._core import UserError
-from .comm import init_distributed, take_over_mpi_environment
+from .comm import init_distributed, take_over_launcher
 from .errors import not_offered
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
@@ -36,7 +36,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise not_offered(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
-    take_over_mpi_environment()
+    take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
     text, origin = read_config(args, config if config is not None else config_params)
