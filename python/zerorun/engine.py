@@ -13,6 +13,7 @@ from . import _core, _registry, data
 from ._core import UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_offered
+from .facts import Facts
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
@@ -46,7 +47,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
-class Engine(torch.nn.Module):
+class Engine(Facts, torch.nn.Module):
     """Calls the model, and runs ZeRO on its parameters. One per model and rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -304,109 +305,6 @@ class Engine(torch.nn.Module):
                      num_local_io_workers=None):
         return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(), self._core.rank(),
                                 self._core.world_size(), collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
-
-    # Facts
-
-    def train_batch_size(self):
-        return self._config["train_batch_size"]
-
-    def train_micro_batch_size_per_gpu(self):
-        return self._config["micro_batch_size"]
-
-    def gradient_accumulation_steps(self):
-        return self._config["accumulation"]
-
-    def zero_optimization_stage(self):
-        return self._config["stage"]
-
-    def zero_optimization(self):
-        return self._config["stage"] > 0
-
-    def zero_optimization_partition_weights(self):
-        return self._config["stage"] == 3
-
-    def fp16_enabled(self):
-        return self._config["dtype"] == "fp16"
-
-    def bfloat16_enabled(self):
-        return self._config["dtype"] == "bf16"
-
-    def gradient_clipping(self):
-        return self._config["clipping"]
-
-    def dynamic_loss_scale(self):
-        return self._config["dynamic_loss_scale"]
-
-    def get_lr(self):
-        """Learning rate of each parameter group in the next optimizer step."""
-        if not self._config["has_scheduler"]:
-            self.optimizer.push()
-        return self._core.get_lr()
-
-    def get_mom(self):
-        return self._core.get_betas()
-
-    def get_global_grad_norm(self):
-        return self._core.grad_norm()
-
-    def was_step_applied(self):
-        return self._core.was_step_applied()
-
-    def should_stop(self):
-        """Whether a rank had received SIGTERM at the last step, after zerorun.utils.survive_termination()."""
-        return self._core.should_stop()
-
-    @property
-    def loss_scale(self):
-        return self._core.loss_scale()
-
-    @property
-    def global_steps(self):
-        return self._core.global_steps()
-
-    @property
-    def skipped_steps(self):
-        return self._core.skipped_steps()
-
-    @property
-    def global_samples(self):
-        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
-
-    @property
-    def device(self):
-        return torch.device(self._core.device())
-
-    @property
-    def dtype(self):
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self._config["dtype"]]
-
-    @property
-    def communication_shares_memory(self):
-        return self._core.shares_memory()
-
-    @property
-    def global_rank(self):
-        return self._core.rank()
-
-    @property
-    def local_rank(self):
-        return int(os.environ.get("LOCAL_RANK", 0))
-
-    @property
-    def world_size(self):
-        return self._core.world_size()
-
-    @property
-    def resolved_config(self):
-        """Every setting with its value and where it comes from, as `zerorun config show` prints it."""
-        return self._config["resolved"]
-
-    def bytes_by_category(self):
-        """Bytes of model states that this rank holds, by category."""
-        return self._core.bytes()
-
-    def dump_state(self):
-        log.info("%s", self.resolved_config)
 
 
 DeepSpeedEngine = Engine
