@@ -328,3 +328,4 @@ def _end_engines():
             engine.destroy()
         except Exception as error:  # noqa: BLE001: the interpreter is ending
             log.error("an engine did not end well: %s", error)
+            _core.note_failure()
