@@ -1,6 +1,7 @@
 #include "base/program.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -69,6 +70,16 @@ bool termination_requested() {
 
 void note_failure() {
   has_failed = true;
+}
+
+void give_noted_failures_an_exit_code() {
+  on_exit(
+      [](int exit_code, void*) {
+        if (exit_code != 0 || !has_failed) return;
+        std::fflush(nullptr);
+        _exit(1);
+      },
+      nullptr);
 }
 
 int run_program(const std::function<int()>& body) {

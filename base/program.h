@@ -21,4 +21,8 @@ bool termination_requested();
 /// run_program() returns exit code 1. Any thread.
 void note_failure();
 
+/// For processes without run_program(): from now on, if note_failure() was called, exit() ends the process
+/// with exit code 1 in place of 0.
+void give_noted_failures_an_exit_code();
+
 }  // namespace zerorun

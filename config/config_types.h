@@ -240,11 +240,11 @@ struct Config {
   double gradient_clipping = 1.0;  // 0: no clipping; 1.0 is also DeepSpeed's default
   std::optional<int64_t> steps_per_print;
   bool wall_clock_breakdown = false;
-  bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
   bool prescale_gradients = false;
   bool managed_gradient_accumulation = true;  // false: every step() is an optimizer step
   double gradient_predivide_factor = 1.0;
-  bool average_gradients = true;  // true: average over ranks; false: sum
+  bool average_gradients = true;        // true: average over ranks; false: sum
+  bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
   /// that are not offered, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".

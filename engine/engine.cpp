@@ -166,7 +166,7 @@ void Engine::step() {
   EngineState& state = *state_;
   state.finish_open_step();
   state.drop_failed_backward();
-  state.check_before_step();
+  state.check_before_step("engine.step");
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
   const bool updates = state.step_updates();

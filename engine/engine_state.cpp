@@ -345,16 +345,16 @@ void EngineState::check_in_place() const {
   }
 }
 
-void EngineState::check_before_step() const {
-  check_not_failed("engine.step");
-  check_states_are_here("engine.step");
+void EngineState::check_before_step(const std::string& call) const {
+  check_not_failed(call);
+  check_states_are_here(call);
   if (open_no_syncs > 0) {
-    throw UserError(
-        "engine.step() inside a no_sync() scope, where gradients are not reduced: end the scope "
-        "before the last backward()");
+    throw UserError(call +
+                    "() inside a no_sync() scope, where gradients are not reduced: end the scope before the "
+                    "last backward()");
   }
   if (open_scopes > 0) {
-    throw UserError("engine.step() inside a GatheredParameters scope: close the scope before");
+    throw UserError(call + "() inside a GatheredParameters scope: close the scope before");
   }
   const auto& parameters = buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
@@ -370,8 +370,8 @@ void EngineState::check_before_step() const {
   check_in_place();
   if (backwards > 0) return;
   throw UserError(
-      std::string("engine.step() without a backward before it that reached a parameter of its model") +
-      (dropped_failed ? ": the last backward threw, and its gradients were dropped" : ""));
+      call + "() without a backward before it that reached a parameter of its model" +
+      std::string(dropped_failed ? ": the last backward threw, and its gradients were dropped" : ""));
 }
 
 BytesPerParameter EngineState::bytes_per_parameter() const {

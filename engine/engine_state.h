@@ -61,7 +61,8 @@ struct EngineState {
   void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
-  void check_before_step() const;
+  /// Throws UserError if no step() may follow now. `call`: the function to name in the error, "engine.step".
+  void check_before_step(const std::string& call) const;
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
   /// parameter group.
   void check_sets_group(int group, const std::string& call);

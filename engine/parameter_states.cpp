@@ -23,8 +23,7 @@ const StateTensor& state_of(const EngineState& state, int parameter, const std::
 
 }  // namespace
 
-int ParameterStates::find(const at::Tensor& parameter, const std::string& name) const {
-  state_->check_between_steps(name);
+int ParameterStates::find(const at::Tensor& parameter) const {
   const auto& parameters = state_->buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     if (parameters[index].tensor.is_same(parameter)) return static_cast<int>(index);
@@ -33,8 +32,17 @@ int ParameterStates::find(const at::Tensor& parameter, const std::string& name) 
       "ParameterStates: a tensor that is not a parameter which this engine trains: pass the model's own");
 }
 
+// `own`: this rank's slice of the parameter's bucket, in fp32.
+at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const std::string& what) const {
+  const int bucket = state_->buckets.bucket_of(parameter);
+  const at::Tensor whole = at::empty({state_->buckets.layout(bucket).numel}, own.options());
+  state_->communicator->all_gather(whole, own, what + " of bucket " + std::to_string(bucket))->wait();
+  return state_->buckets.view(parameter, whole).clone();
+}
+
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
-  const int bucket = state_->buckets.bucket_of(find(parameter, "names of states"));
+  state_->check_between_steps("names of states");
+  const int bucket = state_->buckets.bucket_of(find(parameter));
   std::vector<std::string> names;
   state_->store.for_each([&](int of, const StateTensor& state) {
     if (of == bucket && is_listed(state)) names.push_back(state.name);
@@ -45,7 +53,8 @@ std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) con
 at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string& name) const {
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
-  const int index = find(parameter, "reading a state");
+  state_->check_between_steps("reading a state");
+  const int index = find(parameter);
   const StateTensor& state = state_of(*state_, index, name);
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->buckets.layout(bucket);
@@ -55,16 +64,38 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
     const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
     own.narrow(0, begin, numel).copy_(state_->store.chunk(bucket, state, chunk));
   });
-  const at::Tensor whole = at::empty({layout.numel}, options);
-  state_->communicator->all_gather(whole, own, "state " + name + " of bucket " + std::to_string(bucket))
-      ->wait();
-  return state_->buckets.view(index, whole).clone();
+  return gather(index, own, "state " + name);
+}
+
+at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
+  c10::NoGradGuard no_grad;
+  EngineState& state = *state_;
+  state.drop_failed_backward();
+  state.check_before_step("ParameterStates::read_gradient");
+  if (!state.step_updates()) {
+    throw UserError(
+        "a parameter's gradient is whole only after the last backward() before an optimizer step: read it "
+        "where is_gradient_accumulation_boundary() is true");
+  }
+  const int index = find(parameter);
+  if (index >= static_cast<int>(state.buckets.trained().size())) {
+    throw UserError("parameter " + state.buckets.parameters()[index].name + " is frozen: it has no gradient");
+  }
+  state.reducer.finish_window();  // step() calls it again, and then finds nothing left to reduce
+  const at::Tensor own = state.store.at(state.buckets.bucket_of(index), kGradient).own.to(at::kFloat);
+  return gather(index, own, "gradient").div_(state.averaging.after * state.loss_scale());
+}
+
+bool ParameterStates::may_read_alone() const {
+  return !state_->residency || state_->communicator->world_size() == 1 ||
+         state_->residency->allows_lone_reads();
 }
 
 void ParameterStates::write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
-  const int index = find(parameter, "writing a state");
+  state_->check_between_steps("writing a state");
+  const int index = find(parameter);
   const StateTensor& state = state_of(*state_, index, name);
   if (values.sizes() != parameter.sizes()) {
     throw UserError(c10::str("state \"", name, "\" of parameter ", state_->buckets.parameters()[index].name,

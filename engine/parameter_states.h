@@ -1,5 +1,5 @@
-// Reads and writes the fp32 weights and optimizer states of one parameter between steps: all elements, not
-// only those of this rank's slice. Collectives, used by the engine's thread.
+// Reads and writes the fp32 weights, optimizer states and gradient of one parameter: all elements, not only
+// those of this rank's slice. Collectives, used by the engine's thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +18,8 @@ class ParameterStates {
 
   /// The names of the parameter's states except values and gradient: "master" (the fp32 master weights under
   /// 16-bit training) and torch.optim's names of moments ("exp_avg"). `parameter`: a parameter of the
-  /// engine's model that is in a bucket; a frozen one has no such states. All functions throw UserError for
-  /// any other tensor, and between backward() and step().
+  /// engine's model; a frozen one has no such states. All functions throw UserError for any other tensor, and
+  /// all except read_gradient() between backward() and step().
   std::vector<std::string> names(const at::Tensor& parameter) const;
   /// Returns a copy of the state on the engine's device, in the parameter's shape, the same on all ranks.
   /// Throws UserError if there is no state of this name.
@@ -28,9 +28,17 @@ class ParameterStates {
   /// values as they are until the next update. To change both at once, also write the same values to the
   /// parameter in place: other values would replace "master" (zero/buckets.h, [Note: master weights]).
   void write(const at::Tensor& parameter, const std::string& name, const at::Tensor& values);
+  /// Returns a copy of the averaged gradient in fp32, which the next step() clips and applies, without the
+  /// loss scale; zeros if no rank's backward reached the parameter. May be called only between the last
+  /// backward() before an optimizer step and that step(); else throws UserError.
+  at::Tensor read_gradient(const at::Tensor& parameter) const;
+  /// Whether this rank alone may read parameters by operators: true if gathers need no other rank, as for
+  /// ranks that share the memory of parameters. No collective; never throws.
+  bool may_read_alone() const;
 
  private:
-  int find(const at::Tensor& parameter, const std::string& name) const;
+  int find(const at::Tensor& parameter) const;
+  at::Tensor gather(int parameter, const at::Tensor& own, const std::string& what) const;
 
   std::shared_ptr<EngineState> state_;
 };

@@ -19,15 +19,19 @@ namespace {
 
 constexpr const char* kReleased =
     "this parameter is partitioned (ZeRO stage 3) and not gathered now, so it has no data here. Operators "
-    "gather it by themselves; for data_ptr(), storage() or torch::save open a zerorun::GatheredParameters "
-    "scope around the access";
+    "gather it by themselves, so clone() has its values; for data_ptr(), storage() or saving open a "
+    "GatheredParameters scope around the access (C++: zerorun::GatheredParameters, Python: "
+    "zerorun.zero.GatheredParameters; Python's engine.gather_around() gathers around modules that read "
+    "addresses)";
 constexpr const char* kPending =
-    "the updated values of this parameter are still being gathered. Operators wait for them by themselves; "
-    "before data_ptr(), storage() or torch::save call engine.synchronize()";
+    "the updated values of this parameter are still being gathered. Operators wait for them by themselves, "
+    "so clone() has its values; before data_ptr(), storage() or saving call engine.synchronize()";
 constexpr const char* kShared =
     "the values of this parameter lie in memory that the ranks of this host share. Operators use them as "
-    "they are; before data_ptr(), storage() or torch::save call engine.synchronize(), which makes a copy, "
-    "or open a zerorun::GatheredParameters scope";
+    "they are, so clone() has its values; for data_ptr(), storage() or saving open a GatheredParameters "
+    "scope "
+    "around the access (C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters), or at "
+    "stages 1 and 2 call engine.synchronize() before, which makes a copy";
 constexpr const char* kIncomplete =
     "the engine has gone before the last update of this parameter had arrived on this rank, so its values "
     "are "

@@ -25,6 +25,7 @@
 // updated their slices of the bucket.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -72,6 +73,14 @@ class Residency final : public OperatorListener {
   bool has_pending_writes() const {
     std::lock_guard lock(mutex_);
     return has_writes();
+  }
+
+  /// Whether this rank may read parameters by operators that the other ranks do not run: no bucket comes and
+  /// goes, and the next use shares no writes.
+  bool allows_lone_reads() const {
+    std::lock_guard lock(mutex_);
+    const bool shares = std::ranges::any_of(states_, [](const BucketState& s) { return s.kind.around_uses; });
+    return passing_.empty() && !(shares && has_writes());
   }
 
   /// Ends the iteration. Releases partitioned buckets that no scope holds, which copies the program's writes

@@ -216,6 +216,20 @@ void bind_facts(Class& engine) {
           "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
 }
 
+// This rank's place in the job as torchrun's variables, also for ranks that srun, mpirun or mpiexec started.
+std::map<std::string, std::string> variables_of_place() {
+  const Environment place = Environment::read();
+  std::map<std::string, std::string> variables = {
+      {"RANK", std::to_string(place.rank)},
+      {"WORLD_SIZE", std::to_string(place.world_size)},
+      {"LOCAL_RANK", std::to_string(place.local_rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(place.local_world_size)},
+      {"MASTER_ADDR", place.master_addr},
+      {"MASTER_PORT", std::to_string(place.master_port)}};
+  if (!place.job.empty()) variables.emplace("ZERORUN_JOB", place.job);
+  return variables;
+}
+
 // Connects the job's ranks on the CPU, so that they can exchange numbers before training.
 class Meeting {
  public:
@@ -297,6 +311,7 @@ void bind_engine(py::module_& module) {
       .def("enter", &NoSyncScope::enter)
       .def("exit", &NoSyncScope::exit);
   module.def("start", &start, NoGil());
+  module.def("variables_of_place", &variables_of_place);
   py::class_<Meeting>(module, "Meeting")
       .def(py::init([] {
         py::gil_scoped_release no_gil;

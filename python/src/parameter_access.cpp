@@ -47,6 +47,13 @@ void bind_parameter_access(py::module_& module) {
         return ParameterStates(core.get()).read(parameter, name);
       },
       NoGil());
+  module.def("may_read_alone", [](CoreEngine& core) { return ParameterStates(core.get()).may_read_alone(); });
+  module.def(
+      "read_gradient",
+      [](CoreEngine& core, const at::Tensor& parameter) {
+        return ParameterStates(core.get()).read_gradient(parameter);
+      },
+      NoGil());
   module.def(
       "write_state",
       [](CoreEngine& core, const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {

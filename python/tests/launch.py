@@ -1,4 +1,4 @@
-"""Runs a program: on several ranks with the wheel's `zerorun` or with torchrun, or directly on one rank."""
+"""Runs a program: on several ranks with the wheel's `zerorun`, torchrun or mpirun, or directly on one rank."""
 
 import os
 import pathlib
@@ -23,6 +23,8 @@ def launcher(kind, ranks):
     if kind == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port",
                 str(free_port())]
+    if kind == "mpirun":
+        return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(ranks), sys.executable]
     raise ValueError(kind)
 
 

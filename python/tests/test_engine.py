@@ -171,9 +171,10 @@ class RawReader(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.rand(6, 6))
+        self.function = _RawLinear.apply
 
     def forward(self, x):
-        return _RawLinear.apply(x, self.weight)
+        return self.function(x, self.weight)
 
 
 @pytest.mark.parametrize("named_before", [True, False])
@@ -190,6 +191,21 @@ def test_a_module_that_reads_addresses(named_before):
     assert torch.equal(engine(torch.ones(2, 6)), expected)
     for _ in range(3):
         step(engine)
+
+
+@pytest.mark.parametrize("change", [lambda weight: weight, lambda weight: weight.view(6, 6)], ids=["itself", "a view"])
+def test_a_function_that_reads_addresses(change):
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), RawReader(), torch.nn.Linear(6, 2))
+    expected = model(torch.ones(2, 6)).detach()
+    function = zerorun.zero.gather_arguments(_RawLinear.apply)
+    model[1].function = lambda x, weight: function(x, change(weight))
+    engine = make(3, model)
+    assert torch.equal(engine(torch.ones(2, 6)), expected)
+    for _ in range(2):
+        step(engine)
+    with pytest.raises(ZeroDivisionError):
+        zerorun.zero.gather_arguments(lambda module: 1 / 0)(model[1])
+    step(engine)
 
 
 def test_state_dict_in_a_scope(tmp_path):

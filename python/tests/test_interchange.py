@@ -1,4 +1,5 @@
-"""A training that changes between C++ (samples/gpt2) and Python at checkpoints has the losses of C++ alone."""
+"""C++ (samples/gpt2) and Python train the same: losses are equal to the bit, and a training may change between both at
+checkpoints."""
 
 import csv
 import json
@@ -11,40 +12,57 @@ from launch import SOURCE, environment, run
 GPT2 = SOURCE / "build/bin/gpt2"
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 
+pytestmark = pytest.mark.skipif(not GPT2.exists(), reason="build/bin/gpt2 is not built: scripts/build release gpt2")
 
-def train_in_cpp(folder, name, *arguments):
-    """Returns the losses by step."""
+
+def config(stage, precision):
+    more = {precision: {"enabled": True}} if precision != "fp32" else {}
+    return {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 5}},
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}, **more}
+
+
+def train_in_cpp(folder, name, conf, *arguments, **variables):
+    """Returns the losses in the order of steps."""
+    (folder / "text").write_bytes(TEXT.read_bytes()[:32768])
+    (folder / "config.json").write_text(json.dumps(conf))
     log = folder / f"{name}.csv"
     command = ["zerorun", "--num_gpus", "2", str(GPT2), "--deepspeed", str(folder / "config.json"), "--data",
                str(folder / "text"), "--layers", "2", "--hidden", "64", "--heads", "4", "--seq", "32", "--sequential",
                "--generate", "0", "--csv", str(log), *map(str, arguments)]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=120, check=False)
+    done = subprocess.run(command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
     with open(log, encoding="utf-8") as file:
-        return {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
+        return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def client_state(checkpoint):
-    return json.loads((checkpoint / "manifest.json").read_text())["client_state"]
+def train_in_python(folder, jobs, **variables):
+    (folder / "jobs.json").write_text(json.dumps([{"text": str(folder / "text"), **job} for job in jobs]))
+    run("interchange.py", folder / "jobs.json", folder / "losses.json", **variables)
+    return json.loads((folder / "losses.json").read_text())
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason="build/bin/gpt2 is not built: scripts/build release gpt2")
-@pytest.mark.parametrize("stage", [1, 3])
-def test_cpp_python_cpp(stage, tmp_path):
-    (tmp_path / "text").write_bytes(TEXT.read_bytes()[:32768])
-    (tmp_path / "config.json").write_text(json.dumps({
-        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 5}},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}))
-    alone = train_in_cpp(tmp_path, "alone", "--steps", 9, "--save-dir", tmp_path / "a", "--save-every", 3)
-    (tmp_path / "a/latest").write_text("global_step3")
-    (tmp_path / "state.json").write_text(json.dumps(client_state(tmp_path / "a/global_step6")))
-    run("interchange.py", tmp_path / "config.json", tmp_path / "text", tmp_path / "a", tmp_path / "b", 3,
-        tmp_path / "losses.json", tmp_path / "state.json")
-    in_python = json.loads((tmp_path / "losses.json").read_text())
-    first = min(alone)
-    assert in_python == pytest.approx([float(alone[first + step]) for step in (3, 4, 5)], rel=1e-6)
-    resumed = train_in_cpp(tmp_path, "resumed", "--steps", 9, "--resume", tmp_path / "b")
-    for step in (6, 7, 8):
-        assert float(resumed[first + step]) == pytest.approx(float(alone[first + step]), rel=1e-6)
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
+def test_losses_are_those_of_cpp_to_the_bit(comm, tmp_path):
+    expected, jobs = {}, []
+    for precision in ("fp32", "bf16"):
+        saved = tmp_path / precision
+        losses = train_in_cpp(tmp_path, precision, config(1, precision), "--steps", 6, "--save-dir", saved, "--save-every", 1,
+                              ZERORUN_COMM=comm)
+        (saved / "latest").write_text("global_step1")
+        for stage in range(4):
+            jobs.append({"config": config(stage, precision), "source": str(saved), "steps": 5})
+            expected[precision, stage] = losses[1:]
+    found = train_in_python(tmp_path, jobs, ZERORUN_COMM=comm)
+    assert dict(zip(expected, found)) == expected
+
+
+def test_cpp_python_cpp(tmp_path):
+    conf, a, b = config(3, "fp32"), tmp_path / "a", tmp_path / "b"
+    alone = train_in_cpp(tmp_path, "alone", conf, "--steps", 9, "--save-dir", a, "--save-every", 3)
+    (a / "latest").write_text("global_step3")
+    state = json.loads((a / "global_step6/manifest.json").read_text())["client_state"]
+    job = {"config": conf, "source": str(a), "steps": 3, "target": str(b), "client_state": state}
+    assert train_in_python(tmp_path, [job]) == [alone[3:6]]
+    assert train_in_cpp(tmp_path, "resumed", conf, "--steps", 9, "--resume", b) == alone[6:]

@@ -55,8 +55,8 @@ def test_a_tensor_class_of_python():
 
 
 def test_a_compiled_model():
-    refused("compiled", lambda: initialize(torch.compile(net())))
-    refused("not offered", lambda: make().compile())
+    refused("engine.compile", lambda: initialize(torch.compile(net())))
+    refused("schedule", lambda: make().compile(schedule=[]))
 
 
 def test_configs(tmp_path):

@@ -15,6 +15,11 @@ def living():
     return [engine for engine in _engines if not engine.is_destroyed]
 
 
+def owner_of(tensor):
+    """The engine of this parameter; None if it is none of an engine's model."""
+    return next((engine for engine in living() if id(tensor) in engine._parameter_names), None)
+
+
 def engine_of(parameters):
     """The engine of all of these parameters; None if none of them has an engine yet."""
     found = None

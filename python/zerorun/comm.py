@@ -1,7 +1,7 @@
 """zerorun.comm, as deepspeed.comm: torch.distributed's functions, beside the engine's own connections.
 
 init_distributed() joins torch.distributed on a port of its own, since the job's port belongs to ZeroRun's ranks. It
-works under `zerorun`, torchrun and mpirun, and for one rank without any of them.
+works under `zerorun`, torchrun, mpirun, mpiexec and srun, and for one rank without any of them.
 """
 
 import os
@@ -13,28 +13,19 @@ from torch.distributed import (  # noqa: F401
     ReduceOp, all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list, gather,
     get_process_group_ranks, new_group, recv, reduce, reduce_scatter, scatter, send)
 
-from ._core import UserError
+from ._core import variables_of_place
 
-_MPI_NAMES = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-}
 _store = None
 
 
-def take_over_mpi_environment():
-    """Gives the ranks that mpirun started torchrun's variables. MASTER_ADDR and MASTER_PORT are the user's to set."""
-    if "RANK" in os.environ or not any(name in os.environ for name in _MPI_NAMES["RANK"]):
+def take_over_launcher():
+    """Gives the ranks that srun, mpirun or mpiexec started torchrun's variables."""
+    if "RANK" in os.environ:
         return
-    for ours, theirs in _MPI_NAMES.items():
-        for name in theirs:
-            if name in os.environ:
-                os.environ.setdefault(ours, os.environ[name])
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing and int(os.environ["WORLD_SIZE"]) > 1:
-        raise UserError(f"under mpirun {' and '.join(missing)} must be set: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500")
+    variables = variables_of_place()
+    if variables["WORLD_SIZE"] != "1":
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
 
 
 def is_initialized():
@@ -72,7 +63,7 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     """Joins torch.distributed, unless the program has. Only dist_backend and timeout have an effect."""
     global _store
     if auto_mpi_discovery:
-        take_over_mpi_environment()
+        take_over_launcher()
     if dist_init_required is False or _torch_distributed.is_initialized():
         return
     timeout = timeout or timedelta(seconds=float(os.environ.get("ZERORUN_TIMEOUT", 600)))

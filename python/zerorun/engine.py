@@ -11,11 +11,13 @@ import torch
 
 from . import _core, _registry, data
 from ._core import UserError
-from .comm import init_distributed, take_over_mpi_environment
+from .comm import init_distributed, take_over_launcher
 from .errors import not_offered
+from .facts import Facts
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
-from .raw_access import RawReaders
+from .raw_access import RawReaders, refuse_compilation
+from .state_dicts import StateDicts
 
 log = logging.getLogger("zerorun")
 
@@ -35,7 +37,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise not_offered(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
-    take_over_mpi_environment()
+    take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
     text, origin = read_config(args, config if config is not None else config_params)
@@ -45,7 +47,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
 
-class Engine(torch.nn.Module):
+class Engine(Facts, torch.nn.Module):
     """Calls the model, and runs ZeRO on its parameters. One per model and rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
@@ -75,6 +77,7 @@ class Engine(torch.nn.Module):
         self.micro_steps = 0
         self._follow_mode()
         self._raw_readers = RawReaders(self)
+        self._state_dicts = StateDicts(self)
         self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
         self.optimizer.pull()
         self.lr_scheduler = self._make_schedule(lr_scheduler)
@@ -131,7 +134,9 @@ class Engine(torch.nn.Module):
     # Training
 
     def forward(self, *inputs, **kwargs):
+        refuse_compilation()
         self._raw_readers.close_left_open()
+        self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
         return self.module(*inputs, **kwargs)
@@ -206,9 +211,12 @@ class Engine(torch.nn.Module):
         for code that reads their memory past torch's operators (ctypes, Triton)."""
         self._raw_readers.add(targets)
 
-    def compile(self, *args, **kwargs):
-        raise not_offered("engine.compile()", "compiled kernels read parameters past torch's operators; compile functions "
-                          "that take no parameters")
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        """Compiles the model, and gathers all of it around forward and backward. To gather less at once, compile its blocks
+        instead: block.compile()."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise not_offered("engine.compile() with a schedule or compiled_autograd_enabled", "leave it out")
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self):
         """Ends the engine: waits for a checkpoint that is being written. At stage 3 the parameters then have no values."""
@@ -217,6 +225,7 @@ class Engine(torch.nn.Module):
         self.is_destroyed = True
         self._mode_hook.remove()
         self._raw_readers.remove()
+        self._state_dicts.remove()
         self._core.destroy()
 
     # Checkpoints
@@ -297,109 +306,6 @@ class Engine(torch.nn.Module):
         return data.make_loader(dataset, batch_size or self.train_micro_batch_size_per_gpu(), self._core.rank(),
                                 self._core.world_size(), collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
 
-    # Facts
-
-    def train_batch_size(self):
-        return self._config["train_batch_size"]
-
-    def train_micro_batch_size_per_gpu(self):
-        return self._config["micro_batch_size"]
-
-    def gradient_accumulation_steps(self):
-        return self._config["accumulation"]
-
-    def zero_optimization_stage(self):
-        return self._config["stage"]
-
-    def zero_optimization(self):
-        return self._config["stage"] > 0
-
-    def zero_optimization_partition_weights(self):
-        return self._config["stage"] == 3
-
-    def fp16_enabled(self):
-        return self._config["dtype"] == "fp16"
-
-    def bfloat16_enabled(self):
-        return self._config["dtype"] == "bf16"
-
-    def gradient_clipping(self):
-        return self._config["clipping"]
-
-    def dynamic_loss_scale(self):
-        return self._config["dynamic_loss_scale"]
-
-    def get_lr(self):
-        """Learning rate of each parameter group in the next optimizer step."""
-        if not self._config["has_scheduler"]:
-            self.optimizer.push()
-        return self._core.get_lr()
-
-    def get_mom(self):
-        return self._core.get_betas()
-
-    def get_global_grad_norm(self):
-        return self._core.grad_norm()
-
-    def was_step_applied(self):
-        return self._core.was_step_applied()
-
-    def should_stop(self):
-        """Whether a rank had received SIGTERM at the last step, after zerorun.utils.survive_termination()."""
-        return self._core.should_stop()
-
-    @property
-    def loss_scale(self):
-        return self._core.loss_scale()
-
-    @property
-    def global_steps(self):
-        return self._core.global_steps()
-
-    @property
-    def skipped_steps(self):
-        return self._core.skipped_steps()
-
-    @property
-    def global_samples(self):
-        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.world_size
-
-    @property
-    def device(self):
-        return torch.device(self._core.device())
-
-    @property
-    def dtype(self):
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self._config["dtype"]]
-
-    @property
-    def communication_shares_memory(self):
-        return self._core.shares_memory()
-
-    @property
-    def global_rank(self):
-        return self._core.rank()
-
-    @property
-    def local_rank(self):
-        return int(os.environ.get("LOCAL_RANK", 0))
-
-    @property
-    def world_size(self):
-        return self._core.world_size()
-
-    @property
-    def resolved_config(self):
-        """Every setting with its value and where it comes from, as `zerorun config show` prints it."""
-        return self._config["resolved"]
-
-    def bytes_by_category(self):
-        """Bytes of model states that this rank holds, by category."""
-        return self._core.bytes()
-
-    def dump_state(self):
-        log.info("%s", self.resolved_config)
-
 
 DeepSpeedEngine = Engine
 
@@ -422,3 +328,4 @@ def _end_engines():
             engine.destroy()
         except Exception as error:  # noqa: BLE001: the interpreter is ending
             log.error("an engine did not end well: %s", error)
+            _core.note_failure()

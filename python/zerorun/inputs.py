@@ -34,5 +34,5 @@ def refuse_models(model):
     if isinstance(model, torch.nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
         raise UserError(f"initialize(): the model is a {kind}: pass the module inside; the engine reduces gradients")
     if kind == "torch._dynamo.eval_frame.OptimizedModule":
-        raise UserError("initialize(): the model is compiled, and its kernels read parameters past torch's operators: pass "
-                        "the module itself")
+        raise UserError("initialize(): the model is wrapped by torch.compile(): pass the module itself, and then call "
+                        "engine.compile()")

@@ -1,12 +1,15 @@
-"""Modules whose code reads the memory of parameters past torch's operators: they are gathered whole around forward, and
-from their backward to the end of the pass, by hooks."""
+"""Code that reads the memory of parameters past torch's operators: kernels called by address, and what torch.compile makes.
+Parameters are gathered whole around its forward, and from its backward to the end of the pass: by hooks of modules, or
+around a function that the program names."""
 
+import functools
+import sys
 import weakref
 
 import torch
 from torch.utils import _pytree
 
-from . import _core
+from . import _core, _registry
 from ._core import UserError
 
 MARK = "_zerorun_gather_whole"  # set on modules before initialize()
@@ -18,9 +21,11 @@ class RawReaders:
     def __init__(self, engine):
         self._engine = weakref.ref(engine)
         self._hooked = {}
-        marked = [module for module in engine.module.modules() if getattr(module, MARK, False)]
-        for module in marked:
-            self._hook(module)
+        self._modules = [m for m in engine.module.modules() if any(True for _ in m.parameters())]
+        self.opened = set()  # the _Scopes of which one is open now
+        for module in self._modules:
+            if getattr(module, MARK, False):
+                self._hook(module)
 
     def add(self, targets):
         for target in targets:
@@ -30,20 +35,28 @@ class RawReaders:
             for module in modules:
                 self._hook(module)
 
-    def has(self, module):
-        return module in self._hooked
+    def follow_compilation(self):
+        """Gathers around modules that the program has compiled."""
+        if "torch._dynamo" not in sys.modules:
+            return  # nothing is compiled, and this is called at each forward
+        for module in self._modules:
+            if is_compiled(module) and module not in self._hooked:
+                self._hook(module)
+
+    def scopes_of(self, parameters):
+        return _Scopes(self._engine, parameters)
 
     def _hook(self, module):
         if module in self._hooked or not any(True for _ in module.parameters()):
             return
-        scopes = _Scopes(self._engine, module)
-        handles = [module.register_forward_pre_hook(scopes.before_forward, prepend=True),
-                   module.register_forward_hook(scopes.after_forward, always_call=True)]
+        scopes = self.scopes_of(list(module.parameters()))
+        handles = [module.register_forward_pre_hook(_outside_of_graphs(scopes.before_forward), prepend=True),
+                   module.register_forward_hook(_outside_of_graphs(scopes.after_forward), always_call=True)]
         self._hooked[module] = scopes, handles
 
     def close_left_open(self):
         """After a forward or backward that raised."""
-        for scopes, _ in self._hooked.values():
+        for scopes in list(self.opened):
             scopes.close_all()
 
     def remove(self):
@@ -52,6 +65,26 @@ class RawReaders:
             for handle in handles:
                 handle.remove()
         self._hooked.clear()
+
+
+def is_compiled(module):
+    """By module.compile(), by torch.compile(module), or in its function forward."""
+    own = module.__dict__
+    return (own.get("_compiled_call_impl") is not None or "_orig_mod" in own.get("_modules", ())
+            or hasattr(own.get("forward"), "_torchdynamo_orig_callable"))
+
+
+def _outside_of_graphs(function):
+    """Scopes are no operators. torch.compile leaves the function out of its graphs, where it is in use."""
+    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+
+
+def refuse_compilation():
+    """Raises UserError where torch.compile works on what calls this, by tracing it or from its frame on."""
+    if "torch._dynamo" in sys.modules and (torch.compiler.is_compiling()
+                                           or torch._C._dynamo.eval_frame.get_eval_frame_callback()):
+        raise UserError("the engine's call cannot be inside torch.compile(), which would read parameters past torch's "
+                        "operators: call engine.compile(), or compile modules of the model with module.compile()")
 
 
 def find(model, target):
@@ -64,28 +97,73 @@ def find(model, target):
     raise UserError(f"found a {type(target).__name__}, expected a module, a class of modules or its name")
 
 
-class _Scopes:
-    """The open scopes of one module."""
+def gather_arguments(function):
+    """Returns the function with those of its arguments that are parameters of an engine (or views of these, or modules)
+    gathered whole around each call and its backward."""
 
-    def __init__(self, engine, module):
+    @functools.wraps(function)
+    def with_whole_arguments(*args, **kwargs):
+        engine, parameters = _parameters_among((args, kwargs))
+        if engine is None:
+            return function(*args, **kwargs)
+        scopes = engine._raw_readers.scopes_of(parameters)
+        scopes.before_forward()
+        result = None
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            scopes.after_forward(None, None, result)
+        return result
+
+    return _outside_of_graphs(with_whole_arguments)
+
+
+def _parameters_among(arguments):
+    found = {}
+    for leaf in _pytree.tree_leaves(arguments):
+        candidates = leaf.parameters() if isinstance(leaf, torch.nn.Module) else [leaf]
+        for tensor in candidates:
+            if isinstance(tensor, torch.Tensor):
+                base = tensor._base if tensor._is_view() else tensor
+                engine = _registry.owner_of(base)
+                if engine is not None:
+                    found.setdefault(id(base), (engine, base))
+    if not found:
+        return None, []
+    parameters = [parameter for _, parameter in found.values()]
+    return _registry.engine_of(parameters), parameters
+
+
+class _Scopes:
+    """The scopes of one module, or of one call of a function."""
+
+    def __init__(self, engine, parameters):
         self._engine = engine
-        self._parameters = list(module.parameters())
-        self._forward = []  # calls nest where the module calls itself
+        self._parameters = parameters
+        self._forward = []  # calls nest where a module calls itself
         self._backward = None
 
     def _open(self):
         engine = self._engine()
         if engine is None or engine.is_destroyed:
             return None
-        return _core.GatherScope(engine._core, self._parameters, None)
+        scope = _core.GatherScope(engine._core, self._parameters, None)
+        engine._raw_readers.opened.add(self)
+        return scope
 
-    def before_forward(self, module, args):
+    def _close(self, scope):
+        if scope is None:
+            return
+        engine = self._engine()
+        if engine is not None and self._backward is None and not self._forward:
+            engine._raw_readers.opened.discard(self)
+        scope.close(False)
+
+    def before_forward(self, module=None, args=None):
         self._forward.append(self._open())
 
     def after_forward(self, module, args, result):
-        scope = self._forward.pop() if self._forward else None
-        if scope is not None:
-            scope.close(False)
+        self._close(self._forward.pop() if self._forward else None)
         for tensor in _pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._before_backward)
@@ -97,11 +175,13 @@ class _Scopes:
 
     def _after_backward(self):
         scope, self._backward = self._backward, None
-        if scope is not None:
-            scope.close(False)
+        self._close(scope)
 
     def close_all(self):
         left = [scope for scope in (*self._forward, self._backward) if scope is not None]
         self._forward, self._backward = [], None
+        engine = self._engine()
+        if engine is not None:
+            engine._raw_readers.opened.discard(self)
         for scope in left:
             scope.close(True)

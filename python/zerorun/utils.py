@@ -67,11 +67,19 @@ def _shaped(param, value):
 
 
 def safe_get_full_grad(param):
-    raise not_offered("safe_get_full_grad()", "the engine takes gradients slice by slice during backward; a hook, "
-                      "param.register_hook(), sees each rank's own")
+    """A copy in fp32 of the gradient, averaged over ranks and micro-steps, before clipping and without the loss scale; zeros
+    where no backward reached the parameter, None where it is frozen. A collective, between the last backward() before an
+    optimizer step and step(); else UserError."""
+    engine = _engine_of(param)
+    return _core.read_gradient(engine._core, param) if param.requires_grad else None
 
 
-safe_get_local_grad = safe_set_full_grad = safe_get_full_grad
+def safe_set_full_grad(param, value):
+    raise not_offered("safe_set_full_grad()", "change each rank's own gradient in a hook, param.register_hook()")
+
+
+def safe_get_local_grad(param):
+    raise not_offered("safe_get_local_grad()", "take safe_get_full_grad(), which has the whole gradient on all ranks")
 
 
 def set_z3_leaf_modules(model, leaf_module_classes):

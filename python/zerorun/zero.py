@@ -4,6 +4,7 @@ import torch
 
 from . import _core
 from ._registry import engine_of
+from .raw_access import gather_arguments  # noqa: F401
 
 
 class Init:

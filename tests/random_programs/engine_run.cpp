@@ -250,7 +250,7 @@ class EngineRun {
       } else if (operation.kind == Kind::raw_read) {
         compare(copy_raw(target));
       } else if (operation.kind == Kind::raw_refused) {
-        expect_throws([&] { copy_raw(target); }, "zerorun::GatheredParameters", "raw access");
+        expect_throws([&] { copy_raw(target); }, "GatheredParameters", "raw access");
       } else if (operation.kind == Kind::raw_write ||
                  (operation.kind == Kind::rank_write && operation.how != 0)) {
         write_raw(target, operation.data);

@@ -1,0 +1,59 @@
+"""What module.state_dict() returns under an engine: tensors that pickle as copies of the values, so that torch.save()
+works, on one rank alone too where that rank needs no other to read them."""
+
+import weakref
+
+import torch
+
+from . import _core
+
+
+class ShownParameter(torch.Tensor):
+    """The parameter without its graph, as in any state_dict. Operators take it for the parameter itself."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def _copy_alone(self):
+        plain = self.as_subclass(torch.Tensor)
+        engine = self._zerorun_engine()
+        if engine is None or engine.is_destroyed or not _core.may_read_alone(engine._core):
+            return plain  # whose memory says what to do
+        return plain.detach().clone()
+
+    def __reduce_ex__(self, protocol):
+        return self._copy_alone().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), self.as_subclass(torch.Tensor).detach().clone())
+
+
+class StateDicts:
+    """The hooks on the engine's modules; the engine owns it."""
+
+    def __init__(self, engine):
+        owners = {id(parameter) for parameter in engine.module.parameters()}
+        shown = weakref.WeakValueDictionary()  # by parameter: tied weights stay one tensor
+        engine = weakref.ref(engine)
+
+        def show(module, state, prefix, local_metadata):
+            for key, parameter in module._parameters.items():
+                tensor = state.get(prefix + key)
+                if tensor is None or tensor is parameter or id(parameter) not in owners:
+                    continue
+                known = shown.get(id(parameter))
+                state[prefix + key] = known if known is not None else as_shown(parameter, tensor)
+
+        def as_shown(parameter, tensor):
+            result = tensor.as_subclass(ShownParameter)
+            result._zerorun_engine = engine
+            shown[id(parameter)] = result
+            return result
+
+        modules = [module for module in engine().module.modules() if module._parameters]
+        if engine().zero_optimization_stage() == 0:
+            modules = []  # the parameters have memory at all times
+        self._handles = [module.register_state_dict_post_hook(show) for module in modules]
+
+    def remove(self):
+        for handle in self._handles:
+            handle.remove()
