@@ -73,7 +73,7 @@ void translate(std::exception_ptr exception) {
 }  // namespace
 
 void add_errors(py::module_& module) {
-  error = make_class(module, "Error", PyExc_RuntimeError, "What ZeroRun raises on purpose.");
+  error = make_class(module, "Error", PyExc_RuntimeError, "Base class of ZeroRun's errors.");
   user_error =
       make_class(module, "UserError", error, "A mistake in the config, the arguments or the program.");
   comm_error = make_class(module, "CommError", error, "Other ranks are missing, late or out of step.");

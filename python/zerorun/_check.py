@@ -1,4 +1,4 @@
-"""What this build needs of torch, checked before anything else, with the remedy in one line."""
+"""Checks that the installed torch fits this build, before anything else is imported. Each error names the remedy."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which engine a parameter belongs to."""
+"""Finds the engine that a parameter belongs to."""
 
 import weakref
 
@@ -16,12 +16,12 @@ def living():
 
 
 def owner_of(tensor):
-    """The engine of this parameter; None if it is none of an engine's model."""
+    """Returns the engine of this parameter; None if no engine has it."""
     return next((engine for engine in living() if id(tensor) in engine._parameter_names), None)
 
 
 def engine_of(parameters):
-    """The engine of all of these parameters; None if none of them has an engine yet."""
+    """Returns the engine of all these parameters; None if none of them has an engine yet."""
     found = None
     for engine in living():
         owned = sum(id(parameter) in engine._parameter_names for parameter in parameters)

@@ -1,5 +1,5 @@
-"""zerorun.checkpointing, as deepspeed.checkpointing: recomputation of activations. It is torch's own, which recomputes
-under the engine as everywhere, at every stage."""
+"""zerorun.checkpointing, like deepspeed.checkpointing: recomputation of activations by torch.utils.checkpoint, at every
+stage."""
 
 import torch.utils.checkpoint as _torch_checkpoint
 
@@ -18,7 +18,7 @@ non_reentrant_checkpoint = checkpoint
 
 def configure(mpu_, deepspeed_config=None, partition_activations=None, contiguous_checkpointing=None,
               num_checkpoints=None, checkpoint_in_cpu=None, synchronize=None, profile=None):
-    """Accepts the settings that change nothing."""
+    """Accepts settings that have no effect; refuses those that would have one."""
     global _is_configured
     if mpu_ is not None or partition_activations or checkpoint_in_cpu or contiguous_checkpointing:
         raise not_offered("activation checkpointing with mpu, partition_activations, contiguous_checkpointing or "

@@ -1,4 +1,4 @@
-"""zerorun.comm, as deepspeed.comm: torch.distributed's functions, beside the engine's own connections.
+"""zerorun.comm, like deepspeed.comm: torch.distributed's functions. Their connections are separate from the engine's.
 
 init_distributed() joins torch.distributed on a port of its own, since the job's port belongs to ZeroRun's ranks. It
 works under `zerorun`, torchrun, mpirun, mpiexec and srun, and for one rank without any of them.
@@ -19,7 +19,7 @@ _store = None
 
 
 def take_over_launcher():
-    """Gives the ranks that srun, mpirun or mpiexec started torchrun's variables."""
+    """Sets torchrun's variables on ranks that srun, mpirun or mpiexec started."""
     if "RANK" in os.environ:
         return
     variables = variables_of_place()
@@ -43,7 +43,8 @@ def _free_port(host):
 
 
 def _meet(timeout):
-    """A store of torch.distributed for this job. Rank 0 tells the others its port through ZeroRun's own connection."""
+    """Returns a store of torch.distributed for this job. Rank 0 sends its port to the other ranks through ZeroRun's own
+    connection."""
     from ._core import Meeting
 
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -60,7 +61,7 @@ def _meet(timeout):
 
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=None, verbose=True, timeout=None,
                      init_method=None, dist_init_required=None, config=None, rank=-1, world_size=-1):
-    """Joins torch.distributed, unless the program has. Only dist_backend and timeout have an effect."""
+    """Joins torch.distributed, unless the program has joined it already. Only dist_backend and timeout have an effect."""
     global _store
     if auto_mpi_discovery:
         take_over_launcher()

@@ -6,7 +6,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class RepeatingLoader:
-    """An endless iterator over a loader, which starts again where it ends."""
+    """An endless iterator over a loader: it restarts the loader when it ends."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -27,7 +27,8 @@ class RepeatingLoader:
 
 
 def make_loader(dataset, batch_size, rank, world_size, collate_fn=None, drop_last=False, num_workers=0):
-    """Each rank gets its own samples, shuffled alike on all ranks; set_epoch() of its sampler shuffles anew."""
+    """Each rank gets its own samples, in an order that all ranks shuffle with the same seed. The sampler's set_epoch()
+    changes the order."""
     sampler = None
     if not isinstance(dataset, IterableDataset):
         sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)

@@ -48,7 +48,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 
 
 class Engine(Facts, torch.nn.Module):
-    """Calls the model, and runs ZeRO on its parameters. One per model and rank, used by one thread at a time."""
+    """Calls the model and runs ZeRO on its parameters. A model has one engine on each rank, used by one thread at a time."""
 
     def __init__(self, model, config_text, origin, optimizer=None, model_parameters=None, lr_scheduler=None,
                  arguments=None):
@@ -83,7 +83,7 @@ class Engine(Facts, torch.nn.Module):
         self.lr_scheduler = self._make_schedule(lr_scheduler)
         _registry.add(self)
 
-    # Python's copies of the engine would share its state.
+    # A copy would share the engine's state with the original.
     def __deepcopy__(self, memo):
         raise UserError("an engine cannot be copied: copy engine.module, whose copy is a plain model")
 
@@ -102,7 +102,7 @@ class Engine(Facts, torch.nn.Module):
             raise
 
     def _complete(self, groups):
-        """The groups with lr and betas, for which pull() has the values."""
+        """Adds lr and betas to the groups; pull() then sets their values."""
         more = {"lr": 0.0}
         if self._core.get_betas()[0] is not None:
             more["betas"] = (0.9, 0.999)
@@ -110,7 +110,7 @@ class Engine(Facts, torch.nn.Module):
         return [{**more, **group} for group in groups]
 
     def _follow_mode(self):
-        """The engine's flag follows module.train() and module.eval() with each forward."""
+        """Makes the engine's mode follow module.train() and module.eval(), updated before each forward."""
         self._core.set_training(self.module.training)
         core = weakref.ref(self._core)
 
@@ -142,7 +142,7 @@ class Engine(Facts, torch.nn.Module):
         return self.module(*inputs, **kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
-        """Runs backward on loss / gradient_accumulation_steps and reduces gradients meanwhile. Returns `loss`."""
+        """Runs backward on loss / gradient_accumulation_steps and reduces gradients while it runs. Returns `loss`."""
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
         scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
@@ -150,11 +150,11 @@ class Engine(Facts, torch.nn.Module):
         return loss
 
     def scale(self, loss):
-        """Under fp16 training the loss times the loss scale, for loss.backward(); else the loss."""
+        """Returns the loss times the loss scale under fp16, for loss.backward(); otherwise the loss."""
         return self._core.scale(loss)
 
     def step(self, lr_kwargs=None):
-        """At the accumulation boundary clips, updates and advances the schedule."""
+        """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
         self._check_parameters()
         if not self._config["has_scheduler"]:
             self.optimizer.push()
@@ -188,7 +188,7 @@ class Engine(Facts, torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """In this scope no backward is the last one before an optimizer step."""
+        """In this scope the engine takes no backward for the last one before an optimizer step."""
         scope = _core.NoSync(self._core)
         scope.enter()
         try:
@@ -203,12 +203,12 @@ class Engine(Facts, torch.nn.Module):
         return self._core.is_boundary()
 
     def synchronize(self):
-        """Before raw access to parameters at stages 1 and 2, until the next step()."""
+        """Allows raw access to parameters at stages 1 and 2 until the next step()."""
         self._core.synchronize()
 
     def gather_around(self, *targets):
-        """Gathers all parameters of these modules (or classes of modules, or names of classes) around forward and backward,
-        for code that reads their memory past torch's operators (ctypes, Triton)."""
+        """Gathers all parameters of these modules (given as modules, classes or names of classes) around forward and
+        backward, for code that reads their memory without torch's operators (ctypes, Triton)."""
         self._raw_readers.add(targets)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
@@ -219,7 +219,8 @@ class Engine(Facts, torch.nn.Module):
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self):
-        """Ends the engine: waits for a checkpoint that is being written. At stage 3 the parameters then have no values."""
+        """Destroys the engine after waiting for a checkpoint that is being written. At stage 3 the parameters then have no
+        values."""
         if self.is_destroyed:
             return
         self.is_destroyed = True
@@ -232,7 +233,8 @@ class Engine(Facts, torch.nn.Module):
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
-        """A collective, between step() and the next backward(). Returns True. `client_state`: of rank 0, what JSON has."""
+        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: values that JSON
+        can express; those of rank 0 are saved."""
         if not self._config["has_scheduler"]:
             self.optimizer.push()
         state = dict(client_state or {})
@@ -277,7 +279,7 @@ class Engine(Facts, torch.nn.Module):
     save_fp16_model = save_16bit_model
 
     def consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """The model's state_dict with plain tensors on the CPU, on rank 0; None on the others. A collective."""
+        """Returns the model's state_dict as plain tensors on the CPU on rank 0, and None on the other ranks. A collective."""
         is_first = self._core.rank() == 0
         state = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
@@ -322,7 +324,7 @@ _NOT_OFFERED = {
 
 @atexit.register
 def _end_engines():
-    """Engines that live until the process ends wait for their checkpoints, and say what failed."""
+    """Destroys the engines that exist when the process ends: waits for their checkpoints and logs what failed."""
     for engine in _registry.living():
         try:
             engine.destroy()

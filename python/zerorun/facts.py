@@ -1,4 +1,4 @@
-"""What an engine says about itself, with DeepSpeed's names: settings, counts, its place among the ranks."""
+"""The getters of an engine, with DeepSpeed's names: settings, counts, its rank."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ log = logging.getLogger("zerorun")
 
 
 class Facts:
-    """A part of Engine, which sets _core, _config, optimizer and micro_steps."""
+    """A base class of Engine, which sets _core, _config, optimizer and micro_steps."""
 
     def train_batch_size(self):
         return self._config["train_batch_size"]

@@ -1,4 +1,4 @@
-"""What initialize() is given, checked before it moves anything."""
+"""Reads and checks the inputs of initialize() before the engine changes anything."""
 
 import json
 import os

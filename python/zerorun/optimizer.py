@@ -1,4 +1,5 @@
-"""The program's optimizer, as a rule that the engine's kernels apply to slices; and the object that stands for it."""
+"""Translates the program's optimizer into a rule for the engine's kernels, and defines the optimizer object that
+initialize() returns."""
 
 import json
 
@@ -31,7 +32,7 @@ _RULES = {
     torch.optim.Adagrad: _named("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")),
     torch.optim.RMSprop: _named("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")),
 }
-# What a group may have for itself, and what changes nothing here.
+# Options that may differ between parameter groups, and options that ZeroRun ignores.
 _OF_GROUPS = {"params", "lr", "weight_decay", "betas", "eps"}
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "initial_lr", "name", "param_names", "group_name"}
 
@@ -58,7 +59,7 @@ def _check_fresh(optimizer):
 
 
 def _check_same(optimizer, groups):
-    """Hyperparameters that a group cannot have for itself."""
+    """Raises UserError if groups differ in a hyperparameter that must be the same for all groups."""
     for index, group in enumerate(groups):
         for name, value in group.items():
             if name in _OF_GROUPS | _WITHOUT_EFFECT:
@@ -72,7 +73,7 @@ def _check_same(optimizer, groups):
 
 
 def as_config(optimizer):
-    """The optimizer as the text of a ds_config.json. Raises UserError for a class that is not element-wise."""
+    """Returns the optimizer as the text of a ds_config.json. Raises UserError for a class that has no rule here."""
     rule = _rule_of(optimizer)
     _check_fresh(optimizer)
     _check_same(optimizer, optimizer.param_groups)
@@ -82,7 +83,7 @@ def as_config(optimizer):
 
 
 def as_group(group):
-    """A parameter group of torch.optim, or a dict of the program, as the engine takes it."""
+    """Converts a parameter group of torch.optim, or a dict of the program, for the engine."""
     result = ParameterGroup()
     params = group["params"]
     result.parameters = [params] if isinstance(params, torch.Tensor) else list(params)
@@ -95,7 +96,7 @@ def as_group(group):
 
 
 def groups_of(model_parameters):
-    """The groups that the program names: None for one group of all, or a list of dicts."""
+    """Returns the program's groups as a list of dicts; None if it names none: then all parameters are one group."""
     if model_parameters is None:
         return None
     given = list(model_parameters)
@@ -112,8 +113,8 @@ def groups_of(model_parameters):
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
-    """What initialize() returns as the optimizer. Its param_groups are those of the program's optimizer, or made from
-    the config; values set there hold from the next optimizer step on. The engine steps it."""
+    """The optimizer that initialize() returns. Its param_groups are those of the program's optimizer, or made from the
+    config; changes to their lr and betas apply from the next optimizer step. The engine runs the steps."""
 
     def __init__(self, engine, client, groups):
         self._engine = engine
@@ -147,7 +148,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     cur_scale = loss_scale
 
     def push(self):
-        """Gives the engine what the program has set since the last call."""
+        """Passes the lr and betas that the program has changed since the last call to the engine."""
         for index, group in enumerate(self.param_groups):
             lr, betas = self._values(group)
             if lr != self._pushed[index][0]:
@@ -160,7 +161,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                                 "effect on the engine: set them before, lr and betas at any time")
 
     def pull(self):
-        """Takes over what the engine's schedule or a checkpoint has set."""
+        """Copies lr and betas, which the engine's schedule or a checkpoint may have changed, into param_groups."""
         rates, betas = self._engine._core.get_lr(), self._engine._core.get_betas()
         shown = len(rates) // len(self.param_groups)  # Muon's groups are two each
         for index, group in enumerate(self.param_groups):
@@ -189,7 +190,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
 
 class ConfigSchedule:
-    """The config's scheduler, which the engine follows by itself."""
+    """The config's scheduler. The engine advances it; this object only reports its values."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -206,4 +207,4 @@ class ConfigSchedule:
         return {}
 
     def load_state_dict(self, state):
-        """Has no effect: engine.load_checkpoint() restores the schedule's place."""
+        """Has no effect: engine.load_checkpoint() restores the position of the schedule."""

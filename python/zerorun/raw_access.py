@@ -1,6 +1,6 @@
-"""Code that reads the memory of parameters past torch's operators: kernels called by address, and what torch.compile makes.
-Parameters are gathered whole around its forward, and from its backward to the end of the pass: by hooks of modules, or
-around a function that the program names."""
+"""Gathers parameters for code that reads their memory without torch's operators: kernels that get addresses, and code that
+torch.compile makes. Hooks of modules, or a wrapper of a function that the program names, gather the whole parameters around
+forward, and from the module's backward until the whole backward ends."""
 
 import functools
 import sys
@@ -16,7 +16,7 @@ MARK = "_zerorun_gather_whole"  # set on modules before initialize()
 
 
 class RawReaders:
-    """Owned by an engine, which it does not keep alive."""
+    """The modules of an engine around which it gathers. The engine owns this object, which refers to it weakly."""
 
     def __init__(self, engine):
         self._engine = weakref.ref(engine)
@@ -55,7 +55,7 @@ class RawReaders:
         self._hooked[module] = scopes, handles
 
     def close_left_open(self):
-        """After a forward or backward that raised."""
+        """Closes scopes that a forward or backward left open because it raised."""
         for scopes in list(self.opened):
             scopes.close_all()
 
@@ -68,19 +68,19 @@ class RawReaders:
 
 
 def is_compiled(module):
-    """By module.compile(), by torch.compile(module), or in its function forward."""
+    """Whether the module was compiled by module.compile() or torch.compile(module), or its forward by torch.compile()."""
     own = module.__dict__
     return (own.get("_compiled_call_impl") is not None or "_orig_mod" in own.get("_modules", ())
             or hasattr(own.get("forward"), "_torchdynamo_orig_callable"))
 
 
 def _outside_of_graphs(function):
-    """Scopes are no operators. torch.compile leaves the function out of its graphs, where it is in use."""
+    """Keeps `function`, which opens scopes, out of the graphs of torch.compile, if the program uses that."""
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
 
 
 def refuse_compilation():
-    """Raises UserError where torch.compile works on what calls this, by tracing it or from its frame on."""
+    """Raises UserError if torch.compile is compiling the code that calls this function."""
     if "torch._dynamo" in sys.modules and (torch.compiler.is_compiling()
                                            or torch._C._dynamo.eval_frame.get_eval_frame_callback()):
         raise UserError("the engine's call cannot be inside torch.compile(), which would read parameters past torch's "
@@ -135,7 +135,7 @@ def _parameters_among(arguments):
 
 
 class _Scopes:
-    """The scopes of one module, or of one call of a function."""
+    """The open GatherScopes of one module, or of one call of a function."""
 
     def __init__(self, engine, parameters):
         self._engine = engine

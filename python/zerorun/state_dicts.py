@@ -1,5 +1,5 @@
-"""What module.state_dict() returns under an engine: tensors that pickle as copies of the values, so that torch.save()
-works, on one rank alone too where that rank needs no other to read them."""
+"""Makes the tensors of module.state_dict() pickle as copies of their values, so that torch.save() works under an engine.
+One rank alone may save where it needs no other rank to read the values."""
 
 import weakref
 
@@ -9,7 +9,7 @@ from . import _core
 
 
 class ShownParameter(torch.Tensor):
-    """The parameter without its graph, as in any state_dict. Operators take it for the parameter itself."""
+    """A parameter in a state_dict: detached, as in any state_dict. Operators treat it as the parameter itself."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -28,7 +28,7 @@ class ShownParameter(torch.Tensor):
 
 
 class StateDicts:
-    """The hooks on the engine's modules; the engine owns it."""
+    """Owns the hooks on the engine's modules. The engine owns this object."""
 
     def __init__(self, engine):
         owners = {id(parameter) for parameter in engine.module.parameters()}

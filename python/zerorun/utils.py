@@ -14,7 +14,7 @@ logger = logging.getLogger("zerorun")
 
 
 def log_dist(message, ranks=None, level=logging.INFO):
-    """Logs on these ranks; all if ranks is None or has -1."""
+    """Logs on these ranks, or on all ranks if `ranks` is None or contains -1."""
     from .comm import get_rank
 
     if ranks is None or -1 in ranks or get_rank() in ranks:
@@ -37,7 +37,7 @@ def safe_get_full_fp32_param(param):
 
 
 def safe_set_full_fp32_param(param, value):
-    """Sets the fp32 weights and what the model computes with. All ranks pass the same values."""
+    """Sets the fp32 master weights and the parameter that the model uses. All ranks must pass the same values."""
     engine = _engine_of(param)
     value = _shaped(param, value)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def safe_get_full_optimizer_state(param, optim_state_key):
 
 
 def safe_set_full_optimizer_state(param, value, optim_state_key):
-    """All ranks pass the same values."""
+    """Sets the whole state. All ranks must pass the same values."""
     _core.write_state(_engine_of(param)._core, param, optim_state_key, _shaped(param, value))
 
 
@@ -67,7 +67,7 @@ def _shaped(param, value):
 
 
 def safe_get_full_grad(param):
-    """A copy in fp32 of the gradient, averaged over ranks and micro-steps, before clipping and without the loss scale; zeros
+    """Returns a copy in fp32 of the gradient, averaged over ranks and micro-steps, before clipping and without the loss scale; zeros
     where no backward reached the parameter, None where it is frozen. A collective, between the last backward() before an
     optimizer step and step(); else UserError."""
     engine = _engine_of(param)
@@ -83,7 +83,8 @@ def safe_get_local_grad(param):
 
 
 def set_z3_leaf_modules(model, leaf_module_classes):
-    """Gathers the modules of these classes whole around forward and backward. Before or after initialize()."""
+    """Gathers all parameters of modules of these classes around forward and backward. May be called before or after
+    initialize()."""
     found = [module for target in leaf_module_classes for module in find(model, target)]
     if not found:
         raise UserError(f"set_z3_leaf_modules(): the model has no module of {list(leaf_module_classes)}")

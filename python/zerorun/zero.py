@@ -1,4 +1,4 @@
-"""zerorun.zero, as deepspeed.zero: models that fit on no rank, and whole parameters where a program needs them."""
+"""zerorun.zero, like deepspeed.zero: models that are too large for one rank, and scopes with whole parameters."""
 
 import torch
 
@@ -9,8 +9,8 @@ from .raw_access import gather_arguments  # noqa: F401
 
 class Init:
     """Parameters made in this scope get no memory: the operators that fill them are recorded, and initialize() runs
-    them bucket by bucket, with the same bits. Its arguments are DeepSpeed's; only `enabled` has an effect, since the
-    config says the rest."""
+    them bucket by bucket, with the same bits. The arguments are DeepSpeed's. Only `enabled` and `module` have an effect
+    (with a `module` the scope does nothing): the config has the other settings."""
 
     def __init__(self, module=None, data_parallel_group=None, mem_efficient_linear=True, remote_device=None,
                  pin_memory=False, config_dict_or_path=None, config=None, enabled=True, dtype=None, mpu=None,
@@ -30,8 +30,8 @@ class Init:
 
 
 class GatheredParameters:
-    """A scope in which each rank has all values of `params`: for access by one rank alone, and for what reads their
-    memory past torch's operators. All ranks get what `modifier_rank` writes. A collective."""
+    """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end. A collective."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         if isinstance(params, torch.nn.Module):
@@ -57,7 +57,7 @@ class GatheredParameters:
 
 
 def register_external_parameter(module, parameter):
-    """Has no effect: the engine hears of every operator on a parameter, wherever it is called."""
+    """Has no effect: the engine sees every operator on a parameter, wherever it is called."""
 
 
 def unregister_external_parameter(module, parameter):

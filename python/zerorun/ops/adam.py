@@ -1,4 +1,4 @@
-"""deepspeed.ops.adam's optimizers. They hold hyperparameters; the engine's own kernels update."""
+"""deepspeed.ops.adam's optimizers. They only hold hyperparameters; the engine's kernels do the updates."""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""deepspeed.runtime.lr_schedules: the schedules of ds_config.json as objects of the program, for any optimizer.
-initialize(lr_scheduler=...) steps them after each applied optimizer step."""
+"""deepspeed.runtime.lr_schedules: the schedules of ds_config.json as scheduler objects for any optimizer. The engine steps
+the one that is passed to initialize(lr_scheduler=...) after each applied optimizer step."""
 
 import json
 
