@@ -55,7 +55,8 @@ def verdict(case, ours, theirs, plain):
     if reason is None:
         equal = distance(ours, theirs) <= allowed
         return "equal" if equal else "DIFFERENT", equal
-    shown = distance(ours, plain) <= allowed < distance(theirs, plain)
+    wrong = plain_losses(case, as_deepspeed=True)
+    shown = max(distance(ours, plain), distance(theirs, wrong)) <= allowed < distance(theirs, plain)
     return f"DeepSpeed {reason}" if shown else f"NOT SHOWN: DeepSpeed {reason}", shown
 
 

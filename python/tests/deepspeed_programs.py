@@ -3,16 +3,18 @@ losses of two runs are. test_programs.py and benchmarks/peers/programs use it.""
 
 import re
 
-# The arguments of each program, and the largest difference of a loss that is allowed, relative to it.
+# The arguments of each program, and the largest difference of a loss that is allowed, relative to it. (The numbers of
+# bf16 are 0.4 % apart.)
 CASES = {
     **{("plain_loop.py", str(stage), precision): allowed
-       for precision, allowed in (("fp32", 1e-6), ("bf16", 3e-4)) for stage in range(4)},
-    **{("lora_loop.py", "3", form): 1e-6 for form in ("reentrant", "not_reentrant")},
+       for precision, allowed in (("fp32", 1e-6), ("bf16", 1e-3)) for stage in range(4)},
+    **{("lora_loop.py", str(stage), form): 1e-6
+       for stage, form in ((2, "not_reentrant"), (3, "reentrant"), (3, "not_reentrant"))},
 }
-
-
 # Where DeepSpeed 0.19.8 trains something else than plain torch, and why.
-WRONG_IN_DEEPSPEED = {}
+WRONG_IN_DEEPSPEED = {
+    ("plain_loop.py", "0", "bf16"): "begins with an optimizer step whose gradients are 0",
+}
 
 
 def for_zerorun(text):
@@ -28,9 +30,9 @@ def distance(losses, others):
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
-def plain_losses(case):
-    """The losses of plain torch."""
+def plain_losses(case, as_deepspeed=False):
+    """The losses of plain torch. `as_deepspeed`: with what is wrong in DeepSpeed."""
     from plain_torch import train, train_lora
 
     program, _, kind = case
-    return train(kind)[0] if program == "plain_loop.py" else train_lora(kind == "reentrant")
+    return train(kind, idle_step=as_deepspeed)[0] if program == "plain_loop.py" else train_lora(kind == "reentrant")

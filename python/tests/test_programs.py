@@ -1,25 +1,77 @@
-"""Programs written for DeepSpeed train under the engine as plain torch does, on two ranks."""
+"""Programs written for DeepSpeed train under the engine as under DeepSpeed 0.19.8 and plain torch, on two ranks."""
 
+import csv
+import functools
 import json
+import pathlib
+import subprocess
 
 import pytest
-from launch import run
-from plain_torch import train
+import zerorun
+from deepspeed_programs import CASES, WRONG_IN_DEEPSPEED, distance, for_zerorun, plain_losses
+from launch import PROGRAMS, SOURCE, environment, launcher, run
+
+RECORDED = json.loads((pathlib.Path(__file__).parent / "data/deepspeed_losses.json").read_text())["runs"]
+GPT2 = SOURCE / "build/bin/gpt2"
+ENGINE = {"class": "zerorun.engine.Engine", "file": zerorun.engine.__file__, "version": zerorun.__version__}
+plain_losses = functools.cache(plain_losses)
 
 
-@pytest.mark.parametrize("precision, allowed", [("fp32", 1e-5), ("bf16", 3e-2)])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_program_written_for_deepspeed(stage, precision, allowed, tmp_path):
-    out = tmp_path / "out.json"
-    run("plain_loop.py", stage, precision, out, ranks=2)
-    found = json.loads(out.read_text())
-    expected, lr = train()
-    assert found["lr"] == lr
-    for rank in range(2):
-        assert found["losses"][rank] == pytest.approx(expected[rank], rel=allowed)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each case of a program writes. Each program is started once, and runs all its cases."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    @functools.cache
+    def run_all(program):
+        if program == "lora_loop.py":
+            pytest.importorskip("peft")
+        (folder / program).write_text(for_zerorun((PROGRAMS / program).read_text()))
+        cases, words = [case for case in CASES if case[0] == program], []
+        for number, case in enumerate(cases):
+            words += ["--"] * (number > 0) + [*case[1:], folder / f"{program}.{number}"]
+        run("several.py", folder / program, *words, ranks=2)
+        return {case: json.loads((folder / f"{program}.{number}").read_text()) for number, case in enumerate(cases)}
+
+    return lambda case: run_all(case[0])[case]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_program_written_for_deepspeed(case, found):
+    ran = found(case)
+    assert ran["engine"] == ENGINE
+    assert distance(ran["losses"], plain_losses(case)) <= CASES[case]
+    theirs = RECORDED[" ".join(case)]
+    if case in WRONG_IN_DEEPSPEED:
+        assert distance(theirs["losses"], plain_losses(case)) > CASES[case]
+        assert distance(theirs["losses"], plain_losses(case, as_deepspeed=True)) <= CASES[case]
+    else:
+        assert distance(ran["losses"], theirs["losses"]) <= CASES[case]
+    if case[0] == "plain_loop.py":
+        assert ran["lr"] == theirs["lr"]
 
 
 def test_under_torchrun(tmp_path):
-    out = tmp_path / "out.json"
-    run("plain_loop.py", 3, "fp32", out, ranks=2, kind="torchrun")
-    assert json.loads(out.read_text())["losses"][1] == pytest.approx(train()[0][1], rel=1e-5)
+    program, out = tmp_path / "plain_loop.py", tmp_path / "out.json"
+    program.write_text(for_zerorun((PROGRAMS / "plain_loop.py").read_text()))
+    run(program, 3, "fp32", out, ranks=2, kind="torchrun")
+    assert distance(json.loads(out.read_text())["losses"], plain_losses(("plain_loop.py", "3", "fp32"))) <= 1e-6
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="build/bin/gpt2 is not built: scripts/build release gpt2")
+def test_torchrun_starts_a_program_in_cpp(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 2}}))
+    losses = {}
+    for kind, more in (("zerorun", []), ("torchrun", ["--no-python"])):
+        log = tmp_path / f"{kind}.csv"
+        command = [*launcher(kind, 2), *more, str(GPT2), "--deepspeed", str(tmp_path / "config.json"), "--data",
+                   str(SOURCE / "docs/guide.md"), "--layers", "1", "--hidden", "32", "--heads", "2", "--seq", "16",
+                   "--steps", "5", "--generate", "0", "--cache", str(tmp_path), "--csv", str(log)]
+        done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0 and "2 ranks" in done.stdout, done.stdout
+        with open(log, encoding="utf-8") as file:
+            losses[kind] = [row["loss"] for row in csv.DictReader(file)]
+    assert len(losses["zerorun"]) == 5 and losses["zerorun"] == losses["torchrun"]

@@ -17,7 +17,7 @@ parser.add_argument("out")
 parser = deepspeed.add_config_arguments(parser)
 args = parser.parse_args()
 config = {
-    "train_micro_batch_size_per_gpu": 4,
+    "train_micro_batch_size_per_gpu": 16,
     "gradient_accumulation_steps": 2,
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": args.stage, "stage3_param_persistence_threshold": 0},
@@ -27,14 +27,15 @@ if args.precision != "fp32":
 
 deepspeed.init_distributed(dist_backend="gloo")
 torch.manual_seed(7)
-dataset = torch.utils.data.TensorDataset(torch.randn(64, 12), torch.randn(64, 3))
+dataset = torch.utils.data.TensorDataset(torch.randn(256, 12), torch.randn(256, 3))
 with deepspeed.zero.Init(config_dict_or_path=config, enabled=args.stage == 3):
     model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.GELU(), torch.nn.LayerNorm(24), torch.nn.Linear(24, 3))
 with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
     if torch.distributed.get_rank() == 0:
         torch.manual_seed(3)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.2 * torch.randn(parameter.shape))
 optimizer = FusedAdam(model.parameters(), lr=1e-2, weight_decay=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 model_engine, optimizer, _, scheduler = deepspeed.initialize(args=args, model=model, optimizer=optimizer,
@@ -53,7 +54,8 @@ for epoch in range(2):
         losses.append(loss.item())
     model_engine.eval()
     with torch.no_grad():
-        losses.append(model_engine(dataset.tensors[0].to(dtype)).float().pow(2).mean().item())
+        output = model_engine(dataset.tensors[0].to(device=model_engine.device, dtype=dtype))
+        losses.append(torch.nn.functional.mse_loss(output.float(), dataset.tensors[1].to(model_engine.device)).item())
 
 norm = model_engine.get_global_grad_norm()
 every = [None] * torch.distributed.get_world_size()
