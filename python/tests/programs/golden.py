@@ -75,7 +75,7 @@ def replay(trace, model, loss_of, tokens, folder):
 def main():
     kinds, out, folder, names = sys.argv[1].split(","), sys.argv[2], sys.argv[3], set(sys.argv[4:])
     torch.set_num_threads(1)
-    zerorun.init_distributed()
+    zerorun.init_distributed(dist_backend="nccl")  # as programs for GPUs have it; on CPUs it means Gloo
     tokens, results = text(), {}
     for kind in kinds:
         model, loss_of = make_model(kind)
