@@ -1,6 +1,7 @@
-"""Replays the golden traces of one world size with a Python loop: python golden.py MODEL OUT FOLDER [NAME...]. Rank 0
-writes the results of each run to OUT as JSON, and test_golden.py checks them. FOLDER is for offloaded state."""
+"""Replays the golden traces of one world size with a Python loop: golden.py MODEL[,MODEL] OUT FOLDER [NAME...]. Rank 0
+writes the results of each run of each model to OUT as JSON, and test_golden.py checks them. FOLDER is for offloaded state."""
 
+import copy
 import json
 import sys
 
@@ -33,13 +34,12 @@ def groups(model, weight_decay):
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def replay(trace, kind, tokens, folder):
+def replay(trace, model, loss_of, tokens, folder):
     config = trace["ds_config"]
     for section in ("offload_optimizer", "offload_param"):
         offload = config["zero_optimization"].get(section, {})
         if offload.get("device") == "nvme":
             offload["nvme_path"] = folder
-    model, loss_of = make_model(kind)
     chosen = groups(model, float(trace["groups"])) if "groups" in trace else None
     engine, _, _, _ = zerorun.initialize(model=model, config=config, model_parameters=chosen)
     assert type(engine).__module__ == "zerorun.engine"
@@ -57,14 +57,15 @@ def replay(trace, kind, tokens, folder):
         except zerorun.TrainingError:
             result["raised"] = step
             break
-        every = [None] * engine.world_size
-        zerorun.comm.all_gather_object(every, losses)
-        result["losses"].append([loss for rank in every for loss in rank])
+        result["losses"].append(losses)
         result["norms"].append(engine.get_global_grad_norm())
         result["lrs"].append(lrs)
         result["betas"].append(engine.get_mom())
         result["scales"].append(engine.loss_scale)
         result["skipped"].append(engine.skipped_steps)
+    every = [None] * engine.world_size
+    zerorun.comm.all_gather_object(every, result["losses"])
+    result["losses"] = [sum(ranks, []) for ranks in zip(*every)]
     # Each of these operators gathers a parameter, so all ranks run them.
     result["final"] = {name: float(p.detach().double().norm()) for name, p in model.named_parameters()}
     engine.destroy()
@@ -72,13 +73,16 @@ def replay(trace, kind, tokens, folder):
 
 
 def main():
-    kind, out, folder, names = sys.argv[1], sys.argv[2], sys.argv[3], set(sys.argv[4:])
+    kinds, out, folder, names = sys.argv[1].split(","), sys.argv[2], sys.argv[3], set(sys.argv[4:])
     torch.set_num_threads(1)
-    zerorun.init_distributed()
+    zerorun.init_distributed(dist_backend="nccl")  # as programs for GPUs have it; on CPUs it means Gloo
     tokens, results = text(), {}
-    for trace in traces():
-        if trace["world"] == zerorun.comm.get_world_size() and (not names or trace["name"] in names):
-            results[trace["name"]] = replay(trace, kind, tokens, folder)
+    for kind in kinds:
+        model, loss_of = make_model(kind)
+        results[kind] = {}
+        for trace in traces():
+            if trace["world"] == zerorun.comm.get_world_size() and (not names or trace["name"] in names):
+                results[kind][trace["name"]] = replay(trace, copy.deepcopy(model), loss_of, tokens, folder)
     if zerorun.comm.get_rank() == 0:
         with open(out, "w", encoding="utf-8") as file:
             json.dump(results, file)
