@@ -30,3 +30,11 @@ require_program() {
     [[ -x $root/build/bin/$name ]] || fail "there is no build/bin/$name: run scripts/build release $*"
   done
 }
+
+# install_zerorun: installs the newest wheel of scripts/wheel into the current environment.
+install_zerorun() {
+  local wheel=("$root"/dist/zerorun-*.whl) log=$root/.deps/peers_wheel.log
+  [[ -f ${wheel[0]} ]] || fail "there is no wheel in dist/: run scripts/wheel"
+  pip install --no-deps --force-reinstall --no-input --disable-pip-version-check --progress-bar off "${wheel[0]}" \
+    >"$log" 2>&1 </dev/null || fail_with_pips_reason 'the wheel' "$log"
+}

@@ -28,16 +28,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 GPT2 = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 128, "micro_batch": 4}
 TINY = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 32, "micro_batch": 4}
 # The cases of each stage: the value of --peer for training_rank.py, and the name to print.
+OURS = {"zerorun": "ZeroRun", "zerorun_again": "ZeroRun again", "zerorun_python": "ZeroRun from Python"}
 CASES = {
-    0: {"zerorun": "ZeroRun", "ddp": "DDP", "deepspeed": "DeepSpeed"},
-    1: {"zerorun": "ZeroRun", "zero_redundancy": "ZeroRedundancyOptimizer", "ddp": "DDP", "deepspeed": "DeepSpeed"},
-    2: {"zerorun": "ZeroRun", "ddp": "DDP", "deepspeed": "DeepSpeed"},
-    3: {"zerorun": "ZeroRun", "fsdp2": "FSDP2", "fsdp2_kept": "FSDP2, not resharded", "deepspeed": "DeepSpeed"},
+    0: OURS | {"ddp": "DDP", "deepspeed": "DeepSpeed"},
+    1: OURS | {"zero_redundancy": "ZeroRedundancyOptimizer", "ddp": "DDP", "deepspeed": "DeepSpeed"},
+    2: OURS | {"ddp": "DDP", "deepspeed": "DeepSpeed"},
+    3: OURS | {"fsdp2": "FSDP2", "fsdp2_kept": "FSDP2, not resharded", "deepspeed": "DeepSpeed"},
 }
+# The same program a second time: how far two equal cases are apart in this run.
+CONTROL = "zerorun_again"
 
 
 # The cases that can keep optimizer states in files.
-WITH_NVME = ("zerorun", "deepspeed")
+WITH_NVME = (*OURS, "deepspeed")
 
 
 def config_of(stage, shape, nvme):
@@ -77,7 +80,7 @@ class Run:
         command = [os.path.join(options.bin, "bench_training"), "--deepspeed", config, "--weights", weights]
         for key, value in shape.items():
             command += ["--" + key.replace("_", "-"), str(value)]
-        if peer != "zerorun":
+        if peer not in ("zerorun", CONTROL):
             command = [sys.executable, os.path.join(HERE, "training_rank.py"), "--peer", peer, "--config", config]
             command += ["--shape", json.dumps(shape)]
         command += ["--steps", str(steps)] if steps else ["--on-demand"]
@@ -85,7 +88,7 @@ class Run:
         for rank, environment in enumerate(environments):
             environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port), RANK=str(rank), LOCAL_RANK=str(rank))
             environment.update({name: str(options.ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")})
-        if peer == "zerorun" and launched:
+        if peer in OURS and launched:
             command = [os.path.join(options.bin, "zerorun"), "--num_gpus", str(options.ranks), *command]
             environments = [dict(os.environ, OMP_NUM_THREADS="1", ZERORUN_DEVICE="cpu")]
         self.errors = tempfile.TemporaryFile("w+")
@@ -159,6 +162,7 @@ class Stage:
                 json.dump(config_of(stage, shape, options.nvme), file)
             self.files[shape["hidden"]] = (config, os.path.join(folder, f"weights_{shape['hidden']}.safetensors"))
         peers = [peer for peer in CASES[stage] if not options.nvme or peer in WITH_NVME]
+        peers = [peer for peer in peers if peer in (options.cases or peers) and (options.control or peer != CONTROL)]
         self.figures = {peer: {"step_ms": []} for peer in peers}
 
     def start(self, peer, shape, steps=None, launched=False):
@@ -220,12 +224,17 @@ def main():
     parser.add_argument("--bin", required=True, help="build/bin")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stages", type=int, nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, zerorun among them; default: all")
+    parser.add_argument("--control", action="store_true", help="also the case zerorun_again, which is zerorun a second time")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn")
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--nvme", metavar="FOLDER", help="optimizer states in files of FOLDER: needs --stages 3, libaio-dev")
     parser.add_argument("--json", help="file for all figures")
     options = parser.parse_args()
+    names = {name for stage in CASES.values() for name in stage}
+    if options.cases and ("zerorun" not in options.cases or not names >= set(options.cases)):
+        parser.error(f"--cases: expected zerorun and some of {', '.join(sorted(names))}")
 
     print(f"{processor()}; torch {torch.__version__}, DeepSpeed {deepspeed.__version__}")
     print(f"{options.ranks} ranks of 1 thread; medians of {options.turns} turns of {options.steps} steps")

@@ -31,6 +31,20 @@ def make_deepspeed_step(config, model, tokens):
     return step
 
 
+def make_zerorun_step(config, model, tokens):
+    import zerorun
+
+    engine, *_ = zerorun.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+
+    def step():
+        loss = engine(tokens)
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    return step
+
+
 def make_torch_step(peer, config, model, tokens):
     settings = {key: value for key, value in config["optimizer"]["params"].items() if key in ("lr", "weight_decay")}
     net = model
@@ -65,7 +79,7 @@ def make_torch_step(peer, config, model, tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", required=True, help="ddp, zero_redundancy, fsdp2, fsdp2_kept, deepspeed")
+    parser.add_argument("--peer", required=True, help="zerorun_python, ddp, zero_redundancy, fsdp2, fsdp2_kept, deepspeed")
     parser.add_argument("--config", required=True, help="a ds_config.json")
     parser.add_argument("--shape", type=json.loads, required=True)
     parser.add_argument("--steps", type=int, default=8)
@@ -80,7 +94,7 @@ def main():
 
         with contextlib.redirect_stdout(sys.stderr):
             deepspeed.init_distributed(dist_backend="gloo")
-    else:
+    elif options.peer != "zerorun_python":
         dist.init_process_group("gloo", rank=rank, world_size=world)
     shape = options.shape
     model = Gpt2(shape)
@@ -89,6 +103,8 @@ def main():
     )
     if options.peer == "deepspeed":
         step = make_deepspeed_step(config, model, tokens)
+    elif options.peer == "zerorun_python":
+        step = make_zerorun_step(config, model, tokens)
     else:
         step = make_torch_step(options.peer, config, model, tokens)
 
