@@ -23,6 +23,9 @@ using std::chrono::milliseconds;
 // The time after the grace in which agents kill their ranks and send their results.
 constexpr milliseconds kReportPatience(2500);
 constexpr milliseconds kFlushPatience(500);
+// Agents that are over exit at once, and so do the processes that started them. An agent that has not
+// connected yet would try again and again: after this time its starter is told to end.
+constexpr milliseconds kStarterPatience(300);
 constexpr milliseconds kTick(50);
 // As in job.cpp: a second SIGINT within this time is the same one.
 constexpr milliseconds kSameInterruption(100);
@@ -372,8 +375,14 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
 void Cluster::finish() {
   listener_.close();
   agents_.clear();  // closes the connections: agents that are over then exit, and so do their starters
-  const Clock::time_point patience = Clock::now() + milliseconds(1000);
+  const Clock::time_point request = Clock::now() + kStarterPatience;
+  const Clock::time_point patience = request + milliseconds(700);
+  bool requested = false;
   while (starters_.any_runs() && Clock::now() < patience) {
+    if (!requested && Clock::now() >= request) {
+      starters_.signal_all(SIGTERM);  // pdsh passes it on to its ssh processes
+      requested = true;
+    }
     pollfd entry = {signals_.fd(), POLLIN, 0};
     ::poll(&entry, 1, static_cast<int>(kTick.count()));
     handle_signals();

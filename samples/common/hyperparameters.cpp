@@ -46,6 +46,7 @@ Arguments Hyperparameters::arguments(int64_t steps) const {
       {"fp16.enabled", chosen == "fp16"},
       {"bf16.enabled", chosen == "bf16"},
       {"amp.enabled", false},
+      {"checkpoint.use_node_local_storage", false},
   };
 }
 

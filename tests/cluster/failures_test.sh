@@ -167,5 +167,8 @@ fi
 on 0 timeout 30 "$bin/zerorun" --device cpu --hostfile hostfile no_such_program >job.log 2>&1 && fail "no such program"
 grep -q "cannot run 'no_such_program'" job.log || fail "no such program is not named"
 pass "mistakes before the ranks start"
-for host in 0 1 2; do [[ -z $(processes "$host") ]] || fail "processes are left on host $host"; done
+for host in 0 1 2; do
+  for ((i = 0; i < 40; ++i)); do [[ -z $(processes "$host") ]] && break || sleep 0.1; done
+  [[ -z $(processes "$host") ]] || fail "processes are left on host $host: $(xargs ps -o pid,args -p <<<"$(processes "$host")")"
+done
 echo "$passed passed, 0 failed"

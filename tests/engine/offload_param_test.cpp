@@ -32,8 +32,7 @@ TEST_CASE("The tiny GPT-2 trains to the same bits with slices of parameters in f
   const std::string precision = GENERATE(
       "", R"("bf16": {"enabled": true},)",
       R"("fp16": {"enabled": true, "initial_scale_power": 12, "loss_scale_window": 2, "hysteresis": 1},)");
-  const int accumulation = GENERATE(1, 4);
-  const double clipping = GENERATE(0.0, 1.0);
+  const auto [accumulation, clipping] = GENERATE(std::pair(1, 0.0), std::pair(4, 1.0));
   const int ranks = GENERATE(1, 2, 3);
   auto run = [&](bool shares_memory, const std::string& more) {
     return train_tiny_gpt2(tiny_config(precision, accumulation, clipping, 3, more),
