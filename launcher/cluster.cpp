@@ -24,8 +24,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kReportPatience(2500);
 constexpr milliseconds kFlushPatience(500);
 // Agents that are over exit at once, and so do the processes that started them. An agent that has not
-// connected yet would try again and again: after this time its starter is told to end.
-constexpr milliseconds kStarterPatience(300);
+// connected yet would try again and again: after this time its starter is killed.
+constexpr milliseconds kStarterPatience(1000);
+constexpr milliseconds kKillPatience(300);
 constexpr milliseconds kTick(50);
 // As in job.cpp: a second SIGINT within this time is the same one.
 constexpr milliseconds kSameInterruption(100);
@@ -375,19 +376,10 @@ void Cluster::send_to_all(FrameType type, const std::string& payload) {
 void Cluster::finish() {
   listener_.close();
   agents_.clear();  // closes the connections: agents that are over then exit, and so do their starters
-  const Clock::time_point request = Clock::now() + kStarterPatience;
-  const Clock::time_point patience = request + milliseconds(700);
-  bool requested = false;
-  while (starters_.any_runs() && Clock::now() < patience) {
-    if (!requested && Clock::now() >= request) {
-      starters_.signal_all(SIGTERM);  // pdsh passes it on to its ssh processes
-      requested = true;
-    }
-    pollfd entry = {signals_.fd(), POLLIN, 0};
-    ::poll(&entry, 1, static_cast<int>(kTick.count()));
-    handle_signals();
-  }
+  wait_for_starters(kStarterPatience);
   starters_.signal_all(SIGKILL);
+  wait_for_starters(kKillPatience);
+  starters_.end_orphans();
   for (const std::string& line : stopped_) console_.notice(line);
   if (failure_) {
     for (const std::string& line : failure_->lines) console_.notice(line);
@@ -404,6 +396,15 @@ void Cluster::finish() {
       if (!failure_ && !interrupted_by_) interrupted_by_ = *signal;
       return;  // a signal ends the wait for a slow reader
     }
+  }
+}
+
+void Cluster::wait_for_starters(milliseconds patience) {
+  const Clock::time_point end = Clock::now() + patience;
+  while (starters_.any_runs() && Clock::now() < end) {
+    pollfd entry = {signals_.fd(), POLLIN, 0};
+    ::poll(&entry, 1, static_cast<int>(kTick.count()));
+    handle_signals();
   }
 }
 

@@ -92,6 +92,7 @@ class Cluster {
   void begin_ending(std::chrono::milliseconds grace);
   void send_to_all(FrameType type, const std::string& payload);
   void finish();
+  void wait_for_starters(std::chrono::milliseconds patience);
 
   bool all_connected() const;
   bool all_over() const;

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <fstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -143,6 +145,12 @@ void StarterProcesses::signal_all(int signal) const {
   for (const Process& process : processes_) {
     if (!process.status) ::kill(-process.process.pid, signal);
   }
+}
+
+void StarterProcesses::end_orphans() {
+  const std::string pid = std::to_string(::getpid());
+  std::ifstream children("/proc/self/task/" + pid + "/children");
+  for (pid_t child = 0; children >> child;) ::kill(child, SIGTERM);  // the guardian ignores it
 }
 
 }  // namespace zerorun

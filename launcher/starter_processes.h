@@ -50,6 +50,9 @@ class StarterProcesses {
   /// The last line on stderr or stdout of any of them that contains `text`.
   std::optional<std::string> find_line(std::string_view text) const;
   void signal_all(int signal) const;
+  /// Ends what killed starters have left: pdsh runs each ssh in a process group of its own, and its children
+  /// become children of this process, which is a subreaper.
+  static void end_orphans();
 
  private:
   struct Process {
