@@ -162,7 +162,8 @@ class Stage:
                 json.dump(config_of(stage, shape, options.nvme), file)
             self.files[shape["hidden"]] = (config, os.path.join(folder, f"weights_{shape['hidden']}.safetensors"))
         peers = [peer for peer in CASES[stage] if not options.nvme or peer in WITH_NVME]
-        peers = [peer for peer in peers if peer in (options.cases or peers) and (options.control or peer != CONTROL)]
+        chosen = set(options.cases or peers) - {CONTROL} | ({CONTROL} if options.control else set())
+        peers = [peer for peer in peers if peer in chosen]
         self.figures = {peer: {"step_ms": []} for peer in peers}
 
     def start(self, peer, shape, steps=None, launched=False):
