@@ -11,7 +11,8 @@
 
 namespace zerorun {
 
-/// Returns a schema for the values of a refused key that do not enable its feature, such as its default.
+/// Returns a schema that accepts only those values of a refused key that leave its feature off, such as the
+/// default.
 nlohmann::ordered_json asks_for_nothing(const KeyFact& refused);
 
 /// Whether a section that contains the key has the switch `enabled`.

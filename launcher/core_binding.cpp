@@ -58,7 +58,8 @@ std::vector<int> listed_processors(const HostCores& host, const std::string& lis
   return listed;
 }
 
-// Returns `cores` without processors that are not in `processors`, and without cores that have none left.
+// Returns `cores`, with only those of their processors that are in `processors`. Omits cores that then have
+// no processor.
 Cores restrict_cores(const Cores& cores, const std::vector<int>& processors) {
   Cores left;
   for (ProcessorCore core : cores) {

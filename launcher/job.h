@@ -53,7 +53,7 @@ class Job {
   int run();
   /// The signal that interrupted the job, if one did before a rank failed.
   std::optional<int> interrupted_by() const { return interrupted_by_; }
-  /// Whether the control ordered the ranks to end before they had ended by themselves.
+  /// Whether the launcher ordered this host's ranks to end, or was lost, while ranks were still running.
   bool was_told_to_end() const { return told_to_end_; }
 
  private:

@@ -129,7 +129,8 @@ bool wants_dense(const c10::OperatorHandle& op, const torch::jit::Stack& argumen
   return !layout || arguments[*layout].isNone() || arguments[*layout].toLayout() == at::kStrided;
 }
 
-// Runs t_(), set_() or resize_(), which change a tensor but not its storage. Refuses to enlarge the storage.
+// Runs t_(), set_() or resize_(), which change a tensor's sizes, strides or storage but write no values.
+// Throws if resize_() needs a larger storage.
 void change_view(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                  const std::vector<TapeSlot>& deferred, torch::jit::Stack* stack) {
   InterceptionPause pause;

@@ -75,16 +75,16 @@ class Residency final : public OperatorListener {
     return has_writes();
   }
 
-  /// Whether this rank may read parameters by operators that the other ranks do not run: no bucket comes and
-  /// goes, and the next use shares no writes.
+  /// Whether this rank may read parameters by operators that the other ranks do not run: no bucket is
+  /// gathered around its uses, and the next use shares no writes.
   bool allows_lone_reads() const {
     std::lock_guard lock(mutex_);
     const bool shares = std::ranges::any_of(states_, [](const BucketState& s) { return s.kind.around_uses; });
     return passing_.empty() && !(shares && has_writes());
   }
 
-  /// Ends the iteration. Releases partitioned buckets that no scope holds, which copies the program's writes
-  /// to the shards, and waits for the gathers of whole buckets.
+  /// Ends the iteration. Releases the partitioned buckets that no scope holds; each release copies the
+  /// program's writes to the shard. Then waits for gathers of whole buckets that are still in progress.
   void finish_iteration();
 
   /// Call this before the current stream updates the bucket's shard.

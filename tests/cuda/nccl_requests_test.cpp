@@ -245,7 +245,8 @@ TEST_CASE("nccl requests: if a rank that hangs blocks the freeing of memory, the
   const Words done = fake_nccl().done();
   CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==
         std::set<std::string>{"abort 0", "abort 1", "deregister 0"});
-  // The abort overlaps only with the call that it ends.
+  // The fake reports every overlap of calls. This one is allowed: abort 0 runs during the hanging
+  // deregistration that it is meant to end.
   CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
 }
 
