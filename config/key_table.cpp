@@ -54,8 +54,8 @@ class Table {
     if (present && may_be_auto && fact.automatic == Automatic::nobody) fact.automatic = Automatic::fallback;
   }
 
-  /// Copies the properties of the row of `fact.target` to an old name's row. Skips rows of old_form_of(), whose
-  /// values have another form.
+  /// Copies the properties of the row of `fact.target` to an old name's row. Skips rows of old_form_of(),
+  /// whose values have another form.
   void adopt_present(KeyFact& fact) {
     if (fact.status != KeyStatus::old_name || !fact.meaning.empty()) return;
     const KeyFact old = fact;
