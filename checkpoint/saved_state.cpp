@@ -60,14 +60,16 @@ StateFileReader& SavedState::reader_of(const std::string& file) {
   }
   auto& reader = readers_[file];
   if (reader) return *reader;
-  const auto names = files_->list(folder_);
-  if (names && std::ranges::find(*names, file) == names->end()) {
+  try {
+    reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
+  } catch (const UserError&) {
+    const auto names = files_->list(folder_);
+    if (!names || std::ranges::find(*names, file) != names->end()) throw;
     throw UserError(
         (folder_ / file).string() +
         ": missing. If the hosts saved to folders of their own (checkpoint.use_node_local_storage), copy the "
         "checkpoint's files of all hosts into one folder");
   }
-  reader = std::make_unique<StateFileReader>(*files_, folder_ / file, manifest_.files.at(file));
   return *reader;
 }
 

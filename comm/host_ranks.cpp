@@ -5,11 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <fstream>
-#include <random>
 #include <sstream>
 #include <utility>
 
 #include "base/error.h"
+#include "base/random_bits.h"
 #include "comm/exchange.h"
 
 namespace zerorun {
@@ -93,8 +93,7 @@ Own make_own(int rank, int world_size, uint64_t job) {
     own.control = ControlBlock::make(world_size, job);
     own.blocks = SharedSegment::create("zerorun blocks", bytes);
   }
-  std::random_device random;
-  const uint64_t number = uint64_t{random()} << 32 | random();
+  const uint64_t number = random_bits();
   mark_in(own.arena) = {.job = job, .rank = rank, .number = number};
   own.handles = {.pid = getpid(),
                  .arena = own.arena.descriptor(),

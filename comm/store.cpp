@@ -6,7 +6,6 @@
 #include <iomanip>
 #include <map>
 #include <mutex>
-#include <random>
 #include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -14,6 +13,7 @@
 
 #include "base/listening.h"
 #include "base/process.h"
+#include "base/random_bits.h"
 #include "comm/environment.h"
 #include "comm/exchange.h"
 
@@ -165,8 +165,7 @@ Connection open_connection(const Environment& environment, const Seal& seal, Hos
 
 // Returns the value with which `process` claims its rank. It is unique to each call.
 std::string claim_of(const std::string& process) {
-  std::random_device random;
-  return hexadecimal(uint64_t{random()} << 32 | random()) + " " + process;
+  return hexadecimal(random_bits()) + " " + process;
 }
 
 // Throws in the second process that claims a rank. The first process is not affected.

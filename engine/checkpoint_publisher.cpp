@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <random>
 #include <thread>
 
 #include "base/error.h"
+#include "base/random_bits.h"
 #include "comm/agreement.h"
 #include "zero/slice_store.h"
 
@@ -28,11 +28,6 @@ constexpr milliseconds kPoll(10);
 std::string with_rank(std::string failure, int rank, int world_size) {
   if (failure.empty() || world_size == 1) return failure;
   return failure.insert(1, "rank " + std::to_string(rank) + ": ");
-}
-
-std::string random_id() {
-  std::random_device device;
-  return std::to_string(device()) + "-" + std::to_string(device());
 }
 
 // Throws UserError if the files of all ranks together have too few or too many elements of a parameter: then
@@ -62,7 +57,7 @@ CheckpointPublisher::CheckpointPublisher(FileSystem& files, const SavedTag& tag,
 
 std::string CheckpointPublisher::open() {
   if (communicator_->rank() == 0) {
-    const std::string id = random_id();
+    const std::string id = std::to_string(random_bits());
     const std::string failure = failure_of([&] {
       publication_.emplace(*files_, tag_->directory, tag_->manifest.tag);
       if (tag_->node_local) publication_->mark(id);

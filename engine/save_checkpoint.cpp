@@ -230,13 +230,9 @@ RestartValues numbers_of(EngineState& state) {
   return numbers;
 }
 
-CheckpointPart make_part(EngineState& state, const fs::path& directory, const std::string& tag,
-                         const CheckpointOptions& options) {
-  CheckpointPart part;
-  part.directory = directory;
-  part.save_latest = options.save_latest;
-  part.keep_last = options.keep_last;
-  part.node_local = state.config.node_local_checkpoints;
+// Fills `part`, whose directory and options are set.
+void fill_part(EngineState& state, const std::string& tag, const CheckpointOptions& options,
+               CheckpointPart& part) {
   part.manifest = {.tag = tag,
                    .generation = state.counts.applied(),
                    .world_size = state.communicator->world_size(),
@@ -275,12 +271,11 @@ CheckpointPart make_part(EngineState& state, const fs::path& directory, const st
     streams.await(copied, state.communicator->timeout(), "the copy of the gradients for a checkpoint");
   }
   std::erase_if(part.files, [](const FileToWrite& file) { return file.ranges.empty() && !file.slot; });
-  if (!options.exclude_frozen) return part;
+  if (!options.exclude_frozen) return;
   for (const NamedParameter& parameter : state.buckets.parameters())
     part.manifest.parameters[parameter.name].excluded = parameter.group == kFrozen;
   for (const NamedTensor& other : state.unbucketed)
     part.manifest.parameters[other.name].excluded = !other.is_buffer;
-  return part;
 }
 
 }  // namespace
@@ -301,13 +296,14 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   CheckpointPart part;
-  const std::string failure = failure_of([&] { part = make_part(state, directory, tag, options); });
-  if (!failure.empty()) {
+  part.directory = directory;
+  part.save_latest = options.save_latest;
+  part.keep_last = options.keep_last;
+  part.node_local = state.config.node_local_checkpoints;
+  part.failure = failure_of([&] { fill_part(state, tag, options, part); });
+  if (!part.failure.empty()) {
     part.files.clear();
-    part.directory = directory;
     part.manifest.tag = tag;
-    part.node_local = state.config.node_local_checkpoints;
-    part.failure = failure;
     part.pinned.resize(static_cast<size_t>(state.buckets.count()));
   }
   if (opens) close_slices(state, /*gathers=*/shares && !state.policy.replicate_update);

@@ -134,6 +134,7 @@ bool StarterProcesses::any_runs() const {
 
 std::optional<std::string> StarterProcesses::find_line(std::string_view text) const {
   for (const Process& process : processes_) {
+    if (process.node >= 0) continue;
     for (const std::string& line : process.last_lines.lines()) {
       if (line.find(text) != std::string::npos) return line;
     }

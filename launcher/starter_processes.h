@@ -47,7 +47,7 @@ class StarterProcesses {
   /// Collects processes that have ended. Call after SIGCHLD.
   std::vector<Ended> reap();
   bool any_runs() const;
-  /// The last line on stderr or stdout of any of them that contains `text`.
+  /// Returns the last line with `text` that a process for all agents (pdsh, mpirun, srun) has printed.
   std::optional<std::string> find_line(std::string_view text) const;
   void signal_all(int signal) const;
   /// Ends what killed starters have left: pdsh runs each ssh in a process group of its own, and its children

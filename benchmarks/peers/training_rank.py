@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -12,29 +13,16 @@ import torch.distributed as dist
 from gpt2 import Gpt2
 
 
+ENGINES = {"deepspeed": "deepspeed", "zerorun_python": "zerorun"}  # modules with DeepSpeed's interface
+
+
 def say(event):
     print(json.dumps(event), flush=True)
 
 
-def make_deepspeed_step(config, model, tokens):
-    import deepspeed
-
+def make_engine_step(module, config, model, tokens):
     with contextlib.redirect_stdout(sys.stderr):
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
-
-    def step():
-        loss = engine(tokens)
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    return step
-
-
-def make_zerorun_step(config, model, tokens):
-    import zerorun
-
-    engine, *_ = zerorun.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+        engine, *_ = module.initialize(model=model, model_parameters=list(model.parameters()), config=config)
 
     def step():
         loss = engine(tokens)
@@ -101,10 +89,8 @@ def main():
     tokens = torch.randint(
         0, shape["vocab"], (shape["micro_batch"], shape["seq"]), generator=torch.Generator().manual_seed(rank + 1)
     )
-    if options.peer == "deepspeed":
-        step = make_deepspeed_step(config, model, tokens)
-    elif options.peer == "zerorun_python":
-        step = make_zerorun_step(config, model, tokens)
+    if options.peer in ENGINES:
+        step = make_engine_step(importlib.import_module(ENGINES[options.peer]), config, model, tokens)
     else:
         step = make_torch_step(options.peer, config, model, tokens)
 

@@ -67,9 +67,9 @@ def _shaped(param, value):
 
 
 def safe_get_full_grad(param):
-    """Returns a copy in fp32 of the gradient, averaged over ranks and micro-steps, before clipping and without the loss scale; zeros
-    where no backward reached the parameter, None where it is frozen. A collective, between the last backward() before an
-    optimizer step and step(); else UserError."""
+    """Returns a copy in fp32 of the gradient, averaged over ranks and micro-steps, before clipping and without the loss
+    scale: zeros if no backward reached the parameter, None if it is frozen. A collective, between the last backward()
+    before an optimizer step and that step(); else raises UserError."""
     engine = _engine_of(param)
     return _core.read_gradient(engine._core, param) if param.requires_grad else None
 

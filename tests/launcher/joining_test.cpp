@@ -32,9 +32,10 @@ Setup setup(const std::vector<std::string>& options, const std::string& script) 
 }  // namespace
 
 TEST_CASE("two launchers, one for each host, run the ranks of one job") {
-  const auto start = [](const std::string& node) {
+  const std::string number = port();
+  const auto start = [&](const std::string& node) {
     return Setup{.options = {"--num_nodes", "2", "--num_gpus", "2", "--no_ssh", "--node_rank", node,
-                             "--master_addr", "127.0.0.1", "--master_port", "23457"},
+                             "--master_addr", "127.0.0.1", "--master_port", number},
                  .script =
                      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $CROSS_RANK/$CROSS_SIZE "
                      "$MASTER_ADDR:$MASTER_PORT $ZERORUN_JOB ${ZERORUN_LISTEN_FD+listens}.; "
@@ -47,7 +48,7 @@ TEST_CASE("two launchers, one for each host, run the ranks of one job") {
   second.create_file("seen");
   const Result of_first = first.finish();
   const Result of_second = second.finish();
-  const std::string job = " 127.0.0.1:23457 port-23457 ";
+  const std::string job = " 127.0.0.1:" + number + " port-" + number + " ";
   CHECK_THAT(of_first.out,
              Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
   CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
