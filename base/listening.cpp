@@ -131,6 +131,12 @@ ListeningSocket reserve_port(const std::string& address, int port) {
   return reserved;
 }
 
+ListeningSocket listen_as_first(const std::string& address, int port) {
+  ListeningSocket reserved = reserve_port(address, port);
+  if (listen(reserved.fd.get(), SOMAXCONN) != 0) refuse(address, reserved.port, remedy(errno));
+  return reserved;
+}
+
 UniqueFd take_inherited_socket(int port) {
   const char* value = std::getenv(kListenVariable);
   if (value == nullptr) return {};

@@ -27,6 +27,10 @@ ListeningSocket listen_on(const std::string& address, int port);
 /// SO_REUSEADDR are refused, and outgoing connections do not get the port. A second reserve_port() on this
 /// host throws UserError as long as the result's `claim` is open.
 ListeningSocket reserve_port(const std::string& address, int port);
+/// Reserves the port and listens on it. Of processes that call it at the same moment with the same address,
+/// exactly one succeeds. With listen_on() all of them may fail: Linux marks a socket as listening before it
+/// checks for another one that is. Throws UserError.
+ListeningSocket listen_as_first(const std::string& address, int port);
 
 /// Takes over the socket whose descriptor is in kListenVariable, and listens. The result is not open if the
 /// descriptor is no socket of `port` (a program between the launcher and this process may have closed it), or

@@ -252,7 +252,7 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   plan.order = std::move(order);
   plan.order.token = shared_secret(options, endpoint);
   plan.master_addr = endpoint.address;
-  plan.listening = listen_on(is_loopback(endpoint.address) ? endpoint.address : "", endpoint.port);
+  plan.listening = listen_as_first(is_loopback(endpoint.address) ? endpoint.address : "", endpoint.port);
   plan.listening_is_meeting_point = true;
   plan.ticket = plan.order.token;
   plan.own_node = 0;

@@ -66,6 +66,14 @@ TEST_CASE("listening: errors name a port in use or another machine's address, wi
   CHECK_THROWS_AS(listen_on("no-such-host.invalid", 0), UserError);
 }
 
+TEST_CASE("listening: the first one is found before anybody listens") {
+  const ListeningSocket first = zerorun::reserve_port("127.0.0.1", 0);
+  CHECK_THROWS_AS(zerorun::listen_as_first("127.0.0.1", first.port), UserError);
+  const ListeningSocket other = zerorun::listen_as_first("127.0.0.1", 0);
+  CHECK_THROWS_AS(zerorun::listen_as_first("127.0.0.1", other.port), UserError);
+  CHECK(error_of_connection("127.0.0.1", other.port) == 0);
+}
+
 TEST_CASE("listening: a socket is inherited once, and only if it is the right one") {
   ListeningSocket socket = listen_on("127.0.0.1", 0);
   const int fd = socket.fd.get();
