@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "engine/engine_state.h"
 
@@ -21,15 +23,41 @@ const StateTensor& state_of(const EngineState& state, int parameter, const std::
                   "\": ask ParameterStates::names() for those of " + state.optimizer_name);
 }
 
+// Copies those elements of `from` that `to` has too. Both are 1-D ranges of one bucket, which begin at these
+// offsets.
+void copy_overlap(const at::Tensor& to, int64_t to_begin, const at::Tensor& from, int64_t from_begin) {
+  const int64_t first = std::max(to_begin, from_begin);
+  const int64_t end = std::min(to_begin + to.numel(), from_begin + from.numel());
+  if (first >= end) return;
+  to.narrow(0, first - to_begin, end - first).copy_(from.narrow(0, first - from_begin, end - first));
+}
+
 }  // namespace
 
-int ParameterStates::find(const at::Tensor& parameter) const {
+// Returns the index of a trained parameter; nothing for a frozen one, which may be in a bucket or not.
+std::optional<int> ParameterStates::find(const at::Tensor& parameter) const {
   const auto& parameters = state_->buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
-    if (parameters[index].tensor.is_same(parameter)) return static_cast<int>(index);
+    if (!parameters[index].tensor.is_same(parameter)) continue;
+    if (parameters[index].group == kFrozen) return std::nullopt;
+    return static_cast<int>(index);
   }
-  throw UserError(
-      "ParameterStates: a tensor that is not a parameter which this engine trains: pass the model's own");
+  for (const NamedTensor& other : state_->unbucketed) {
+    if (!other.is_buffer && other.tensor.is_same(parameter)) return std::nullopt;
+  }
+  throw UserError("ParameterStates: a tensor that is not a parameter of this engine: pass the model's own");
+}
+
+int ParameterStates::find_trained(const at::Tensor& parameter, const std::string& wanted) const {
+  if (const std::optional<int> index = find(parameter)) return *index;
+  throw UserError("ParameterStates: the parameter is frozen: it has no " + wanted);
+}
+
+void ParameterStates::check_shape(int parameter, const std::string& what, const at::Tensor& values) const {
+  const NamedParameter& target = state_->buckets.parameters()[parameter];
+  if (values.sizes() == target.tensor.sizes()) return;
+  throw UserError(c10::str(what, " of parameter ", target.name, ": expected values of shape ",
+                           target.tensor.sizes(), ", found ", values.sizes()));
 }
 
 // `own`: this rank's slice of the parameter's bucket, in fp32.
@@ -42,8 +70,10 @@ at::Tensor ParameterStates::gather(int parameter, const at::Tensor& own, const s
 
 std::vector<std::string> ParameterStates::names(const at::Tensor& parameter) const {
   state_->check_between_steps("names of states");
-  const int bucket = state_->buckets.bucket_of(find(parameter));
   std::vector<std::string> names;
+  const std::optional<int> index = find(parameter);
+  if (!index) return names;
+  const int bucket = state_->buckets.bucket_of(*index);
   state_->store.for_each([&](int of, const StateTensor& state) {
     if (of == bucket && is_listed(state)) names.push_back(state.name);
   });
@@ -54,7 +84,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
   state_->check_between_steps("reading a state");
-  const int index = find(parameter);
+  const int index = find_trained(parameter, "state \"" + name + "\"");
   const StateTensor& state = state_of(*state_, index, name);
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->buckets.layout(bucket);
@@ -67,23 +97,45 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   return gather(index, own, "state " + name);
 }
 
-at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
-  c10::NoGradGuard no_grad;
+// Completes the sums over ranks, of which the parameter's gradient is one, and returns its index.
+int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
   state.drop_failed_backward();
-  state.check_before_step("ParameterStates::read_gradient");
+  state.check_before_step("ParameterStates::" + call);
   if (!state.step_updates()) {
     throw UserError(
-        "a parameter's gradient is whole only after the last backward() before an optimizer step: read it "
-        "where is_gradient_accumulation_boundary() is true");
+        "a parameter's gradient is whole only after the last backward() before an optimizer step: call " +
+        call + "() where is_gradient_accumulation_boundary() is true");
   }
-  const int index = find(parameter);
-  if (index >= static_cast<int>(state.buckets.trained().size())) {
-    throw UserError("parameter " + state.buckets.parameters()[index].name + " is frozen: it has no gradient");
-  }
+  const int index = find_trained(parameter, "gradient");
   state.reducer.finish_window();  // step() calls it again, and then finds nothing left to reduce
-  const at::Tensor own = state.store.at(state.buckets.bucket_of(index), kGradient).own.to(at::kFloat);
-  return gather(index, own, "gradient").div_(state.averaging.after * state.loss_scale());
+  return index;
+}
+
+at::Tensor ParameterStates::read_gradient(const at::Tensor& parameter) const {
+  c10::NoGradGuard no_grad;
+  const int index = find_complete_gradient(parameter, "read_gradient");
+  const StateTensor& gradient = state_->store.at(state_->buckets.bucket_of(index), kGradient);
+  return gather(index, gradient.own.to(at::kFloat), "gradient")
+      .div_(state_->averaging.after * state_->loss_scale());
+}
+
+void ParameterStates::write_gradient(const at::Tensor& parameter, const at::Tensor& values) {
+  c10::NoGradGuard no_grad;
+  const int index = find_complete_gradient(parameter, "write_gradient");
+  check_shape(index, "the gradient", values);
+  const int bucket = state_->buckets.bucket_of(index);
+  state_->reducer.start_change(bucket);
+  const double factor = state_->averaging.after * state_->loss_scale();
+  const StateTensor& gradient = state_->store.at(bucket, kGradient);
+  const at::Tensor piece = state_->buckets.flattened(index, values.to(at::kFloat)).mul(factor);
+  const int64_t offset = state_->store.layout().locations[index].offset;
+  if (gradient.extent == Extent::bucket) {
+    gradient.memory.narrow(0, offset, piece.numel()).copy_(piece);
+  } else {
+    const int64_t numel = gradient.own.numel();
+    copy_overlap(gradient.own, state_->communicator->rank() * numel, piece, offset);
+  }
 }
 
 bool ParameterStates::may_read_alone() const {
@@ -95,12 +147,9 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   c10::NoGradGuard no_grad;
   state_->finish_open_step();
   state_->check_between_steps("writing a state");
-  const int index = find(parameter);
+  const int index = find_trained(parameter, "state \"" + name + "\"");
   const StateTensor& state = state_of(*state_, index, name);
-  if (values.sizes() != parameter.sizes()) {
-    throw UserError(c10::str("state \"", name, "\" of parameter ", state_->buckets.parameters()[index].name,
-                             ": expected values of shape ", parameter.sizes(), ", found ", values.sizes()));
-  }
+  check_shape(index, "state \"" + name + "\"", values);
   const int bucket = state_->buckets.bucket_of(index);
   const BucketLayout& layout = state_->buckets.layout(bucket);
   state_->checkpoints.keep(bucket);
@@ -112,13 +161,8 @@ void ParameterStates::write(const at::Tensor& parameter, const std::string& name
   }
   const int64_t slice = state_->communicator->rank() * layout.slice_numel;
   state_->store.for_each_chunk(bucket, /*changes=*/true, [&](int chunk) {
-    const auto [begin, numel] = state_->store.chunk_range(bucket, chunk);
-    const int64_t first = std::max(offset, slice + begin);
-    const int64_t end = std::min(offset + piece.numel(), slice + begin + numel);
-    if (first >= end) return;
-    state_->store.chunk(bucket, state, chunk)
-        .narrow(0, first - slice - begin, end - first)
-        .copy_(piece.narrow(0, first - offset, end - first));
+    const int64_t begin = slice + state_->store.chunk_range(bucket, chunk).begin;
+    copy_overlap(state_->store.chunk(bucket, state, chunk), begin, piece, offset);
   });
 }
 

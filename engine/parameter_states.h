@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ class ParameterStates {
   /// The names of the parameter's states except values and gradient: "master" (the fp32 master weights under
   /// 16-bit training) and torch.optim's names of moments ("exp_avg"). `parameter`: a parameter of the
   /// engine's model; a frozen one has no such states. All functions throw UserError for any other tensor, and
-  /// all except read_gradient() between backward() and step().
+  /// all except those of gradients between backward() and step().
   std::vector<std::string> names(const at::Tensor& parameter) const;
   /// Returns a copy of the state on the engine's device, in the parameter's shape, the same on all ranks.
   /// Throws UserError if there is no state of this name.
@@ -32,12 +33,19 @@ class ParameterStates {
   /// loss scale; zeros if no rank's backward reached the parameter. May be called only between the last
   /// backward() before an optimizer step and that step(); else throws UserError.
   at::Tensor read_gradient(const at::Tensor& parameter) const;
+  /// Replaces the gradient that read_gradient() returns. `values`: in the parameter's shape, the same on all
+  /// ranks. May be called when read_gradient() may. The next step() is skipped if a gradient of backward()
+  /// was infinite or NaN, even if that gradient has been replaced.
+  void write_gradient(const at::Tensor& parameter, const at::Tensor& values);
   /// Whether this rank alone may read parameters by operators: true if gathers need no other rank, as for
   /// ranks that share the memory of parameters. No collective; never throws.
   bool may_read_alone() const;
 
  private:
-  int find(const at::Tensor& parameter) const;
+  std::optional<int> find(const at::Tensor& parameter) const;
+  int find_trained(const at::Tensor& parameter, const std::string& wanted) const;
+  int find_complete_gradient(const at::Tensor& parameter, const std::string& call) const;
+  void check_shape(int parameter, const std::string& what, const at::Tensor& values) const;
   at::Tensor gather(int parameter, const at::Tensor& own, const std::string& what) const;
 
   std::shared_ptr<EngineState> state_;

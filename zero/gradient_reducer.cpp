@@ -273,7 +273,7 @@ void GradientReducer::start_reduction(int bucket) {
   {
     StreamScope scope(*streams_, Lane::reduce);
     streams_->wait(state.complete, streams_->current(), Handover::written);
-    start_summing(bucket);
+    start_change(bucket);
     pending.work =
         communicator_->reduce_scatter(own, pending.buffer.memory, "gradients of " + buckets_->label(bucket));
   }
@@ -308,7 +308,7 @@ void GradientReducer::retire_oldest() {
     }
   }
   if (pending.arrived.defined()) {
-    start_summing(pending.bucket);
+    start_change(pending.bucket);
     // No finite check here, because the norm detects sums that are not finite.
     const at::Tensor& reduced = gradient(pending.bucket);
     if (pending.is_first) {

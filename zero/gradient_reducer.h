@@ -108,6 +108,9 @@ class GradientReducer {
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
+  /// Call this before writing to gradient(bucket) on the current stream. A copy on the host counts as old then,
+  /// and the next finish_window() makes it again.
+  void start_change(int bucket);
   /// If `to_host`, this rank's slice of the sums in host memory. The copy stream may still be writing it when
   /// finish_window() returns.
   const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
@@ -192,7 +195,6 @@ class GradientReducer {
   void retire_one_reduction();
   void finish_reduction();
   void reduce_late(int bucket);
-  void start_summing(int bucket);
   void send_to_host(int bucket);
 
   const Buckets* buckets_;

@@ -56,7 +56,7 @@ void GradientReducer::finish_reduction() {
 }
 
 // Makes the current stream, which will write to the bucket's sums, wait for their copy to the host.
-void GradientReducer::start_summing(int bucket) {
+void GradientReducer::start_change(int bucket) {
   if (!options_.to_host) return;
   streams_->wait(states_[bucket].left, streams_->current(), Handover::on_host);
   states_[bucket].is_sent = false;
@@ -108,7 +108,7 @@ void GradientReducer::reduce_late(int bucket) {
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
   communicator_->reduce_scatter(own, buffer, label)->wait();
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
-  start_summing(bucket);
+  start_change(bucket);
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
 }
 

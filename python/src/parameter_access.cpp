@@ -55,6 +55,12 @@ void bind_parameter_access(py::module_& module) {
       },
       NoGil());
   module.def(
+      "write_gradient",
+      [](CoreEngine& core, const at::Tensor& parameter, const at::Tensor& values) {
+        ParameterStates(core.get()).write_gradient(parameter, values);
+      },
+      NoGil());
+  module.def(
       "write_state",
       [](CoreEngine& core, const at::Tensor& parameter, const std::string& name, const at::Tensor& values) {
         ParameterStates(core.get()).write(parameter, name, values);

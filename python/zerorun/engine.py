@@ -14,10 +14,11 @@ from ._core import UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_offered
 from .facts import Facts
+from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
-from .state_dicts import StateDicts
+from .state_dicts import show_parameters
 
 log = logging.getLogger("zerorun")
 
@@ -75,9 +76,10 @@ class Engine(Facts, torch.nn.Module):
                         for prefix, module in model.named_modules()
                         for key, parameter in module._parameters.items() if parameter is not None]
         self.micro_steps = 0
+        self._hooks = ModuleHooks()
         self._follow_mode()
         self._raw_readers = RawReaders(self)
-        self._state_dicts = StateDicts(self)
+        show_parameters(self, self._hooks)
         self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
         self.optimizer.pull()
         self.lr_scheduler = self._make_schedule(lr_scheduler)
@@ -119,7 +121,7 @@ class Engine(Facts, torch.nn.Module):
             if living is not None:
                 living.set_training(module.training)
 
-        self._mode_hook = self.module.register_forward_pre_hook(note_mode)
+        self._hooks.add(self.module, self.module.register_forward_pre_hook(note_mode))
 
     def _make_schedule(self, given):
         if given is None:
@@ -224,9 +226,8 @@ class Engine(Facts, torch.nn.Module):
         if self.is_destroyed:
             return
         self.is_destroyed = True
-        self._mode_hook.remove()
-        self._raw_readers.remove()
-        self._state_dicts.remove()
+        self._raw_readers.close_left_open()
+        self._hooks.remove()
         self._core.destroy()
 
     # Checkpoints

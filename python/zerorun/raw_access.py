@@ -20,7 +20,7 @@ class RawReaders:
 
     def __init__(self, engine):
         self._engine = weakref.ref(engine)
-        self._hooked = {}
+        self._hooked = weakref.WeakSet()
         self._modules = [m for m in engine.module.modules() if any(True for _ in m.parameters())]
         self.opened = set()  # the _Scopes of which one is open now
         for module in self._modules:
@@ -50,21 +50,15 @@ class RawReaders:
         if module in self._hooked or not any(True for _ in module.parameters()):
             return
         scopes = self.scopes_of(list(module.parameters()))
-        handles = [module.register_forward_pre_hook(_outside_of_graphs(scopes.before_forward), prepend=True),
-                   module.register_forward_hook(_outside_of_graphs(scopes.after_forward), always_call=True)]
-        self._hooked[module] = scopes, handles
+        hooks = self._engine()._hooks
+        hooks.add(module, module.register_forward_pre_hook(_outside_of_graphs(scopes.before_forward), prepend=True))
+        hooks.add(module, module.register_forward_hook(_outside_of_graphs(scopes.after_forward), always_call=True))
+        self._hooked.add(module)
 
     def close_left_open(self):
         """Closes scopes that a forward or backward left open because it raised."""
         for scopes in list(self.opened):
             scopes.close_all()
-
-    def remove(self):
-        self.close_left_open()
-        for _, handles in self._hooked.values():
-            for handle in handles:
-                handle.remove()
-        self._hooked.clear()
 
 
 def is_compiled(module):

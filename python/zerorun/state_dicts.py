@@ -27,33 +27,28 @@ class ShownParameter(torch.Tensor):
         return memo.setdefault(id(self), self.as_subclass(torch.Tensor).detach().clone())
 
 
-class StateDicts:
-    """Owns the hooks on the engine's modules. The engine owns this object."""
+def show_parameters(engine, hooks):
+    """Makes state_dict() of the engine's modules return ShownParameters. `hooks`: the engine's ModuleHooks."""
+    if engine.zero_optimization_stage() == 0:
+        return  # the parameters have memory at all times
+    owners = {id(parameter) for parameter in engine.module.parameters()}
+    shown = weakref.WeakValueDictionary()  # by parameter: tied weights stay one tensor
+    reference = weakref.ref(engine)
 
-    def __init__(self, engine):
-        owners = {id(parameter) for parameter in engine.module.parameters()}
-        shown = weakref.WeakValueDictionary()  # by parameter: tied weights stay one tensor
-        engine = weakref.ref(engine)
+    def show(module, state, prefix, local_metadata):
+        for key, parameter in module._parameters.items():
+            tensor = state.get(prefix + key)
+            if tensor is None or tensor is parameter or id(parameter) not in owners:
+                continue
+            known = shown.get(id(parameter))
+            state[prefix + key] = known if known is not None else as_shown(parameter, tensor)
 
-        def show(module, state, prefix, local_metadata):
-            for key, parameter in module._parameters.items():
-                tensor = state.get(prefix + key)
-                if tensor is None or tensor is parameter or id(parameter) not in owners:
-                    continue
-                known = shown.get(id(parameter))
-                state[prefix + key] = known if known is not None else as_shown(parameter, tensor)
+    def as_shown(parameter, tensor):
+        result = tensor.as_subclass(ShownParameter)
+        result._zerorun_engine = reference
+        shown[id(parameter)] = result
+        return result
 
-        def as_shown(parameter, tensor):
-            result = tensor.as_subclass(ShownParameter)
-            result._zerorun_engine = engine
-            shown[id(parameter)] = result
-            return result
-
-        modules = [module for module in engine().module.modules() if module._parameters]
-        if engine().zero_optimization_stage() == 0:
-            modules = []  # the parameters have memory at all times
-        self._handles = [module.register_state_dict_post_hook(show) for module in modules]
-
-    def remove(self):
-        for handle in self._handles:
-            handle.remove()
+    for module in engine.module.modules():
+        if module._parameters:
+            hooks.add(module, module.register_state_dict_post_hook(show))

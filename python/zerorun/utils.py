@@ -75,7 +75,9 @@ def safe_get_full_grad(param):
 
 
 def safe_set_full_grad(param, value):
-    raise not_offered("safe_set_full_grad()", "change each rank's own gradient in a hook, param.register_hook()")
+    """Replaces the gradient that safe_get_full_grad() returns, where that may be called. All ranks must pass the same
+    values."""
+    _core.write_gradient(_engine_of(param)._core, param, _shaped(param, value))
 
 
 def safe_get_local_grad(param):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# hosts_test.sh BIN SOURCE: trains gpt2 on three hosts, started by ssh, pdsh, OpenMPI, and a launcher on each host. The
+# hosts_test.sh BIN SOURCE: trains gpt2 on three hosts, started by ssh, pdsh, OpenMPI, MPICH, and a launcher on each host. The
 # losses must have the same bits as on one host. Checkpoints of two hosts must load on one host, and the reverse.
 set -euo pipefail
 bin=$1 source=$2
@@ -44,6 +44,18 @@ if command -v mpirun.openmpi >/dev/null; then
   compare mpirun
 else
   echo "not run: OpenMPI (Debian's package openmpi-bin)"
+fi
+
+if command -v mpiexec.hydra >/dev/null; then
+  on 0 timeout 100 "${hosts[@]}" --launcher mpich "${gpt2[@]}" --steps 5 --csv mpich.csv >mpich.log 2>&1 ||
+    fail "zerorun --launcher mpich"
+  compare mpich
+  on 0 timeout 100 mpiexec.hydra -n 6 -ppn 2 -hosts worker-0,worker-1,worker-2 -genv MASTER_ADDR worker-0 \
+    -genv OMP_NUM_THREADS 1 -genv ZERORUN_DEVICE cpu "${gpt2[@]}" --steps 5 --csv mpiexec.csv >mpiexec.log 2>&1 ||
+    fail "mpiexec alone"
+  compare mpiexec
+else
+  echo "not run: MPICH (Debian's package mpich)"
 fi
 
 joining=()

@@ -1,5 +1,5 @@
-"""Whole gradients beside plain torch's, and state_dicts saved by one rank alone, at every stage on all ranks of this job:
-whole_values.py FOLDER"""
+"""Whole gradients beside plain torch's, state_dicts saved by one rank alone, and copies of the model, at every stage on all
+ranks of this job: whole_values.py FOLDER"""
 
 import contextlib
 import copy
@@ -11,7 +11,8 @@ import torch
 
 import zerorun
 from small import config
-from zerorun.utils import safe_get_full_grad
+from zerorun.utils import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state,
+                           safe_set_full_grad)
 
 folder = pathlib.Path(sys.argv[1])
 zerorun.init_distributed()
@@ -92,6 +93,63 @@ def gradients_are_whole(stage, precision):
         assert torch.equal(a, b), "reading gradients changes nothing"
 
 
+def gradients_are_set(stage, precision):
+    """After safe_set_full_grad() the engine makes the step that plain torch makes with these gradients."""
+    settings = {"lr": 0.01, "weight_decay": 0.1}
+    more = {"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": settings}}
+    if precision != "fp32":
+        more[precision] = {"enabled": True}
+    if precision == "fp16":
+        more["fp16"]["initial_scale_power"] = 8
+    engine, _, _, _ = zerorun.initialize(model=Net(), config=config(stage, **more))
+    frozen = engine.module.frozen.weight
+    assert torch.equal(safe_get_full_fp32_param(frozen), frozen.float())
+    assert safe_get_full_optimizer_state(frozen, "exp_avg") is None
+    trained = {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+    plain = {name: torch.nn.Parameter(safe_get_full_fp32_param(p)) for name, p in trained.items()}
+    optimizer = torch.optim.AdamW(plain.values(), **settings)
+    random = torch.Generator().manual_seed(3)
+    for step in range(2):
+        engine.backward(engine(batch(step, rank).to(engine.dtype)).float().pow(2).mean())
+        for name, parameter in trained.items():
+            # a number that each precision has exactly, also times the loss scale and the number of ranks
+            plain[name].grad = torch.randint(-8, 9, parameter.shape, generator=random) / 8
+            safe_set_full_grad(parameter, plain[name].grad)
+            assert torch.equal(safe_get_full_grad(parameter), plain[name].grad), (stage, precision, name)
+        with pytest.raises(zerorun.UserError, match="shape"):
+            safe_set_full_grad(engine.module.first.weight, torch.zeros(2))
+        with pytest.raises(zerorun.UserError, match="frozen"):
+            safe_set_full_grad(frozen, torch.zeros(6, 6))
+        norm = torch.nn.utils.clip_grad_norm_(plain.values(), 0.5)
+        engine.step()
+        optimizer.step()
+        torch.testing.assert_close(torch.tensor(engine.get_global_grad_norm()), norm, rtol=1e-5, atol=0)
+        for name, parameter in trained.items():
+            torch.testing.assert_close(safe_get_full_fp32_param(parameter), plain[name].detach(), rtol=1e-5, atol=1e-6,
+                                       msg=lambda text, at=(stage, precision, name): f"{at}: {text}")
+
+
+def copies_are_plain_models(stage):
+    engine, _, _, _ = zerorun.initialize(model=Net(), config=config(stage))
+    values = {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+    copied = copy.deepcopy(engine.module)  # on all ranks
+    file = folder / f"whole_model{stage}.pt"
+    with zerorun.zero.GatheredParameters(list(engine.module.parameters())):
+        if rank == 0:
+            torch.save(engine.module, file)
+    torch.distributed.barrier()
+    engine.destroy()
+    for model in (copied, torch.load(file, weights_only=False)):
+        assert not any("_hooks" in name and hooks for module in model.modules() for name, hooks in vars(module).items())
+        assert model.tied.weight is model.first.weight and not model.frozen.weight.requires_grad
+        for name, parameter in model.named_parameters():
+            assert type(parameter) is torch.nn.Parameter and torch.equal(parameter, values[name]), (stage, name)
+        again, _, _, _ = zerorun.initialize(model=model, config=config(stage))  # trains like any other model
+        again.backward(again(batch(0, rank)).pow(2).mean())
+        again.step()
+        again.destroy()
+
+
 def state_dicts_are_saved_by_one_rank(stage):
     engine, _, _, _ = zerorun.initialize(model=Net(), config=config(stage))
     engine.backward(engine(batch(0, rank)).pow(2).mean())
@@ -123,5 +181,10 @@ for stage in range(4):
     gradients_are_whole(stage, "fp32")
     if stage in (1, 3):
         gradients_are_whole(stage, "bf16")
+    gradients_are_set(stage, "fp32")
     state_dicts_are_saved_by_one_rank(stage)
+    copies_are_plain_models(stage)
+for stage in (1, 3):
+    gradients_are_set(stage, "bf16")
+gradients_are_set(2, "fp16")
 gradients_are_whole(2, "fp16")
