@@ -338,10 +338,12 @@ void EngineState::check_in_place() const {
   const auto& parameters = buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     if (buckets.in_place(static_cast<int>(index))) continue;
-    throw UserError(
-        "parameter " + parameters[index].name +
-        " has left its bucket since initialize() (module->to(), set_data() and torch::load() do that): "
-        "move, convert and load before initialize(), or copy values in place under torch::NoGradGuard");
+    throw UserError("parameter " + parameters[index].name +
+                    " has left its bucket since initialize() (moving or converting a module, setting a "
+                    "parameter's data and "
+                    "loading a whole module do that): do that before initialize(), or copy values in place "
+                    "with autograd off "
+                    "(torch::NoGradGuard; Python: torch.no_grad())");
   }
 }
 

@@ -57,7 +57,7 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
     throw UserError(parameter + " has dtype " + c10::toString(tensor.scalar_type()) +
                     (training == Dtype::fp32
                          ? ", and the config trains in fp32: enable bf16 or fp16 in the config, or convert "
-                           "the parameter with module->to(torch::kFloat32)"
+                           "the parameter to fp32"
                          : ": expected a real floating-point type, to be converted to " +
                                std::string(name_of(training))));
   }

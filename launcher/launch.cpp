@@ -328,7 +328,11 @@ int print_plan(const LaunchOptions& options, Part part, const Endpoint& endpoint
 
 int launch(const LaunchOptions& options, int argc, char** argv) {
   fill_standard_descriptors();
-  std::vector<std::string> arguments = program_arguments(options.command, options.module, options.no_python);
+  // --venv_script makes its own `python3` the first in PATH.
+  const std::string python =
+      options.venv_script.empty() ? python_of(std::filesystem::read_symlink("/proc/self/exe")) : "python3";
+  std::vector<std::string> arguments =
+      program_arguments(options.command, options.module, options.no_python, python);
   std::optional<std::vector<Host>> hosts;
   if (!options.hostfile.empty()) hosts = read_hostfile(options.hostfile);
   const JobPlacement place = place_job(options, hosts, inspect_machine(options.device));

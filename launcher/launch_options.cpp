@@ -39,7 +39,8 @@ constexpr char kExamples[] = R"(Examples:
 
 A hostfile has a line `HOST slots=N` for each host. A filter is HOST[:SLOT,...][@HOST...]; a host without slots means all
 of them. Ranks are numbered host by host in the hostfile's order, by rising slot. A PROGRAM that ends in .py, or the name
-of a module after --module, is run by the python3 in PATH; --no_python runs it as it is.
+of a module after --module, is run by the python3 of the virtual environment in which zerorun is installed, else by the
+python3 in PATH; --no_python runs it as it is.
 
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, CROSS_RANK (the number of its
 host), CROSS_SIZE (the number of hosts), MASTER_ADDR, MASTER_PORT, ZERORUN_JOB, ZERORUN_TIMEOUT, with --device

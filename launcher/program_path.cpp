@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -52,17 +53,26 @@ std::string find_program(const std::string& program) {
   refuse(program, "no program of this name in PATH: give its path, such as build/bin/" + program);
 }
 
-std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python) {
+std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python,
+                                           const std::string& python) {
   const bool script = !module && !no_python && command.front().ends_with(".py");
   if (!module && !script) return command;
   if (script && ::access(command.front().c_str(), R_OK) != 0) {
     refuse(command.front(), std::string(std::strerror(errno)) + ": correct the path of the script");
   }
   // -u: a rank's lines appear when they are printed, not when a buffer of Python is full.
-  std::vector<std::string> arguments = {"python3", "-u"};
+  std::vector<std::string> arguments = {python, "-u"};
   if (module) arguments.emplace_back("-m");
   arguments.insert(arguments.end(), command.begin(), command.end());
   return arguments;
+}
+
+std::string python_of(const std::filesystem::path& launcher) {
+  const std::filesystem::path folder = launcher.parent_path();
+  const std::string python = folder / "python3";
+  std::error_code error;
+  const bool is_environment = std::filesystem::exists(folder.parent_path() / "pyvenv.cfg", error);
+  return is_environment && is_runnable_file(python) ? python : "python3";
 }
 
 }  // namespace zerorun

@@ -1,6 +1,7 @@
 // Finds the program that the ranks run; error messages name a remedy. Any thread may call.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,13 @@ namespace zerorun {
 std::string find_program(const std::string& program);
 
 /// The argv that runs `command`, a program and its arguments. If `module` is set, or the program ends in .py
-/// and `no_python` is not set, python3 runs it: `python3 -u [-m] command...`. Throws UserError if the script
+/// and `no_python` is not set, `python` runs it: `python3 -u [-m] command...`. Throws UserError if the script
 /// cannot be read.
-std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python);
+std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python,
+                                           const std::string& python = "python3");
+
+/// The Python that belongs to the launcher, whose file is `launcher`: that of the virtual environment in
+/// which it is installed, as with torchrun; else "python3", which is looked up in $PATH.
+std::string python_of(const std::filesystem::path& launcher);
 
 }  // namespace zerorun

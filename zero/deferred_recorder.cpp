@@ -341,7 +341,8 @@ void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Argu
   }
   if (!building_ && seen.differentiable && c10::GradMode::is_enabled() && !only_copies(op)) {
     refuse(op, "it is recorded for a backward pass, as if the model was in use",
-           "Call zerorun::initialize() before forward; in an initialisation hold a torch::NoGradGuard");
+           "Call initialize() before forward; switch autograd off in an initialisation (torch::NoGradGuard; "
+           "Python: torch.no_grad())");
   }
   if (seen.writes_real) refuse(op, "it would write them to a tensor that has memory");
 

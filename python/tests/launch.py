@@ -13,7 +13,6 @@ SOURCE = pathlib.Path(__file__).parents[2]
 def environment(**more):
     result = {**os.environ, "ZERORUN_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "ZERORUN_SOURCE": str(SOURCE), **more}
     result["PYTHONPATH"] = str(PROGRAMS)
-    result["PATH"] = f"{pathlib.Path(sys.executable).parent}:{result['PATH']}"  # `zerorun` runs the python3 of the PATH
     return result
 
 

@@ -218,6 +218,25 @@ def test_state_dict_in_a_scope(tmp_path):
         assert torch.equal(loaded[name], parameter)
 
 
+def test_a_schedule_that_keeps_values_in_groups():
+    def made(model):
+        optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.01)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.02], total_steps=8)
+
+    model, twin = net(), net()
+    (optimizer, schedule), (plain, plain_schedule) = made(model), made(twin)
+    settings = {name: value for name, value in config(2, gradient_clipping=0).items() if name != "optimizer"}
+    engine, _, _, _ = zerorun.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=settings)
+    for _ in range(7):
+        loss = twin(torch.ones(2, 6)).pow(2).mean()
+        plain.zero_grad()
+        loss.backward()
+        plain.step()
+        plain_schedule.step()
+        assert step(engine) == pytest.approx(loss.item(), rel=1e-5)
+        assert engine.get_lr() == [group["lr"] for group in plain.param_groups]
+
+
 def test_training_data_and_schedules():
     data = torch.utils.data.TensorDataset(torch.ones(8, 6))
     engine, optimizer, loader, schedule = zerorun.initialize(

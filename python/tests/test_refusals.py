@@ -106,6 +106,35 @@ def test_a_parameter_replaced_after_initialize(stage):
     step(engine)
 
 
+def test_parameters_added_after_initialize():
+    """The engine would not train them."""
+    engine = make(3)
+    engine.module.append(torch.nn.Linear(3, 3))
+    engine.backward(loss_of(engine))
+    refused("3.weight was added after initialize", engine.step)
+    engine.module[3].requires_grad_(False)
+    engine.step()
+    head = engine.module[2]
+    engine.module[2] = torch.nn.Linear(16, 3)
+    engine.backward(loss_of(engine))
+    refused("2.weight was added after initialize", engine.step)
+    engine.module[2] = head
+    engine.step()
+    engine.module[0].register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    engine.backward(loss_of(engine))
+    refused("0.scale was added after initialize", engine.step)
+
+
+def test_hyperparameters_changed_after_initialize():
+    model, plain = net(), {name: value for name, value in config().items() if name != "optimizer"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=9)  # cycles the momentum
+    engine, _, _, _ = zerorun.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=plain)
+    step(engine)
+    engine.backward(loss_of(engine))
+    refused("group 0: momentum changed after initialize", engine.step)
+
+
 def test_a_model_moved_after_initialize():
     engine = make(3)
     step(engine)

@@ -16,6 +16,7 @@ from .errors import not_offered
 from .facts import Facts
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
+from .model_watch import ModelWatch
 from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
@@ -72,9 +73,7 @@ class Engine(Facts, torch.nn.Module):
         self.module = model
         self._config = self._core.config()
         self._parameter_names = {id(tensor): name for name, tensor in given.parameters}
-        self._places = [(module._parameters, key, parameter, f"{prefix}.{key}" if prefix else key)
-                        for prefix, module in model.named_modules()
-                        for key, parameter in module._parameters.items() if parameter is not None]
+        self._model_watch = ModelWatch(model)
         self.micro_steps = 0
         self._hooks = ModuleHooks()
         self._follow_mode()
@@ -157,7 +156,7 @@ class Engine(Facts, torch.nn.Module):
 
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
-        self._check_parameters()
+        self._model_watch.check()
         if not self._config["has_scheduler"]:
             self.optimizer.push()
         updates = self._core.is_boundary()
@@ -170,12 +169,6 @@ class Engine(Facts, torch.nn.Module):
             self.optimizer.pull()
         elif self.lr_scheduler is not None and self._core.was_step_applied():
             self.lr_scheduler.step(**(lr_kwargs or {}))
-
-    def _check_parameters(self):
-        for parameters, key, parameter, name in self._places:
-            if parameters.get(key) is not parameter:
-                raise UserError(f"parameter {name} was replaced after initialize(): the engine trains the one of before; "
-                                "replace parameters before, or copy values in place under torch.no_grad()")
 
     def train(self, mode=True):
         super().train(mode)

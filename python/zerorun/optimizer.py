@@ -32,7 +32,7 @@ _RULES = {
     torch.optim.Adagrad: _named("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")),
     torch.optim.RMSprop: _named("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")),
 }
-# Options that may differ between parameter groups, and options that ZeroRun ignores.
+# Options that may differ between parameter groups, and options of groups without an optimizer that ZeroRun ignores.
 _OF_GROUPS = {"params", "lr", "weight_decay", "betas", "eps"}
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "initial_lr", "name", "param_names", "group_name"}
 
@@ -58,17 +58,21 @@ def _check_fresh(optimizer):
                             "to whole parameters; pass it in fresh")
 
 
+def _hyperparameters(optimizer, group):
+    """Those of the group that the rule uses. Schedulers and programs keep other values in groups too ("max_lr")."""
+    return _rule_of(optimizer)(optimizer, group)[1]
+
+
 def _check_same(optimizer, groups):
     """Raises UserError if groups differ in a hyperparameter that must be the same for all groups."""
+    first = _hyperparameters(optimizer, groups[0])
     for index, group in enumerate(groups):
-        for name, value in group.items():
-            if name in _OF_GROUPS | _WITHOUT_EFFECT:
-                continue
-            if name in ("maximize", "differentiable"):
-                if value:
-                    raise UserError(f"optimizer {type(optimizer).__name__}: {name}=True is not offered: leave it out")
-            elif name in groups[0] and value != groups[0][name]:
-                raise UserError(f"parameter group {index} has {name}={value}, group 0 has {groups[0][name]}: groups may have "
+        for name in ("maximize", "differentiable"):
+            if group.get(name):
+                raise UserError(f"optimizer {type(optimizer).__name__}: {name}=True is not offered: leave it out")
+        for name, value in _hyperparameters(optimizer, group).items():
+            if name not in _OF_GROUPS and value != first[name]:
+                raise UserError(f"parameter group {index} has {name}={value}, group 0 has {first[name]}: groups may have "
                                 "lr, weight_decay, betas and eps of their own")
 
 
@@ -132,9 +136,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         betas = group.get("betas")
         return float(group["lr"]), tuple(map(float, betas)) if betas is not None else None
 
-    @staticmethod
-    def _constants(group):
-        return {name: group[name] for name in ("weight_decay", "eps") if name in group}
+    def _constants(self, group):
+        if self.optimizer is None:
+            return {name: group[name] for name in ("weight_decay", "eps") if name in group}
+        used = _hyperparameters(self.optimizer, group)
+        return {name: value for name, value in used.items() if name not in ("lr", "betas")}
 
     @property
     def overflow(self):
@@ -156,9 +162,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if betas != self._pushed[index][1]:
                 self._engine._core.set_betas(index, betas)
             self._pushed[index] = lr, betas
-            if self._constants(group) != self._fixed[index]:
-                raise UserError(f"parameter group {index}: weight_decay or eps has changed since initialize(), which has no "
-                                "effect on the engine: set them before, lr and betas at any time")
+            now, before = self._constants(group), self._fixed[index]
+            if now != before:
+                changed = ", ".join(name for name in now if now[name] != before.get(name))
+                raise UserError(f"parameter group {index}: {changed} changed after initialize(), which has no effect on the "
+                                "engine: change only lr and betas (schedulers: cycle_momentum=False)")
 
     def pull(self):
         """Copies lr and betas, which the engine's schedule or a checkpoint may have changed, into param_groups."""

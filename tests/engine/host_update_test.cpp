@@ -38,7 +38,7 @@ TEST_CASE("host update: the bits are those of a device without streams, and all 
   }
 }
 
-TEST_CASE("host update: writes of the program, late gradients, checkpoints and skipped steps") {
+TEST_CASE("host update: writes of the program, late and written gradients, checkpoints and skipped steps") {
   const TemporaryFolder folder;
   const int stage = GENERATE(1, 2, 3);
   const int ranks = GENERATE(1, 2);
@@ -49,6 +49,7 @@ TEST_CASE("host update: writes of the program, late gradients, checkpoints and s
     check_beside_plain(setting, {.side_streams = true, .writes = true});
     check_beside_plain(setting, {.two_backwards = true});
     if (ranks == 1 && stage < 3) check_beside_plain(setting, {.reads_raw = true});
+    check_beside_plain(setting, {.halves_gradients = true});
     check_beside_plain(setting, {.writes = true, .saves_to = folder / "saves"});
     Program reloads;
     reloads.after_step = [&](int, Engine& engine) {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "engine/gathered_parameters.h"
+#include "engine/parameter_states.h"
 #include "tests/support/rank_threads.h"
 
 namespace zerorun::testing {
@@ -41,6 +42,12 @@ void write_to_parameters(DeepNet& net, Engine& engine, Recording* recording) {
   GatheredParameters scope(engine, {net->parameters().front()}, 0);
   if (engine.communicator().rank() == 0) net->parameters().front().add_(0.25);
   order(recording, kSideStream, 0);
+}
+
+void halve_gradients(DeepNet& net, Engine& engine) {
+  ParameterStates states(engine);
+  for (const at::Tensor& parameter : net->parameters())
+    states.write_gradient(parameter, states.read_gradient(parameter) / 2);
 }
 
 void evaluate(DeepNet& net, Engine& engine, int step) {
@@ -83,6 +90,7 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
       if (program.two_backwards) engine.backward(second);
       if (program.writes && step == 2) write_to_parameters(net, engine, recording);
       streams.set_current(0);
+      if (program.halves_gradients && micro + 1 == setting.accumulation) halve_gradients(net, engine);
       engine.step();
     }
     if (program.reads_raw)

@@ -30,6 +30,7 @@ TEST_CASE("streams: writes by the program, scopes and late gradients are handed 
   const Setting setting{stage, ranks, precision};
   check_beside_plain(setting, {.side_streams = side_streams, .writes = true});
   check_beside_plain(setting, {.side_streams = side_streams, .two_backwards = true});
+  check_beside_plain(setting, {.side_streams = side_streams, .halves_gradients = true});
   const TemporaryFolder folder;
   check_beside_plain(setting, {.side_streams = side_streams, .writes = true, .saves_to = folder / "a"});
 }

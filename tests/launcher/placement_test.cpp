@@ -13,6 +13,7 @@
 #include "launcher/machine.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
+#include "tests/support/temporary_folder.h"
 
 using Catch::Matchers::Contains;
 using zerorun::UserError;
@@ -142,7 +143,9 @@ TEST_CASE("a dry run prints commands that are quoted for a shell") {
 }
 
 TEST_CASE("Python runs modules and files that end in .py") {
-  const auto arguments = zerorun::program_arguments;
+  const auto arguments = [](std::vector<std::string> command, bool module, bool no_python) {
+    return zerorun::program_arguments(std::move(command), module, no_python);
+  };
   using Words = std::vector<std::string>;
   CHECK(arguments({"prog", "-a"}, false, false) == Words{"prog", "-a"});
   CHECK(arguments({"package.tool", "-a"}, true, false) == Words{"python3", "-u", "-m", "package.tool", "-a"});
@@ -154,4 +157,17 @@ TEST_CASE("Python runs modules and files that end in .py") {
   CHECK(arguments({file}, false, true) == Words{file});
   std::filesystem::remove(file);
   CHECK_THROWS_WITH(arguments({file}, false, false), Contains(file) && Contains("correct the path"));
+}
+
+TEST_CASE("the Python of a launcher is that of its virtual environment") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::filesystem::path launcher = folder / "bin/zerorun";
+  std::filesystem::create_directory(folder / "bin");
+  CHECK(zerorun::python_of(launcher) == "python3");
+  std::filesystem::copy_file("/bin/true", folder / "bin/python3");
+  CHECK(zerorun::python_of(launcher) == "python3");
+  std::ofstream(folder / "pyvenv.cfg") << "home = /usr/bin\n";
+  CHECK(zerorun::python_of(launcher) == (folder / "bin/python3").string());
+  std::filesystem::remove(folder / "bin/python3");
+  CHECK(zerorun::python_of(launcher) == "python3");
 }
