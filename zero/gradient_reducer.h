@@ -108,8 +108,8 @@ class GradientReducer {
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
-  /// Call this before writing to gradient(bucket) on the current stream. A copy on the host counts as old then,
-  /// and the next finish_window() makes it again.
+  /// Call this before writing to gradient(bucket) on the current stream. A copy on the host counts as old
+  /// then, and the next finish_window() makes it again.
   void start_change(int bucket);
   /// If `to_host`, this rank's slice of the sums in host memory. The copy stream may still be writing it when
   /// finish_window() returns.

@@ -49,11 +49,11 @@ struct Trained {
 
 struct Program {
   int steps = 6;
-  bool side_streams = false;   // in each step forward, backward or both run on another stream
-  bool writes = false;         // the program writes to parameters on another stream
-  bool two_backwards = false;  // runs two backwards in each micro-step
+  bool side_streams = false;      // in each step forward, backward or both run on another stream
+  bool writes = false;            // the program writes to parameters on another stream
+  bool two_backwards = false;     // runs two backwards in each micro-step
   bool halves_gradients = false;  // reads and writes all gradients before each optimizer step
-  bool evaluates = false;      // evaluates after each step, every other time on two streams
+  bool evaluates = false;         // evaluates after each step, every other time on two streams
   bool reads_raw = false;  // reads parameters by raw access after each step; needs all values on each rank
   std::filesystem::path saves_to = {};  // saves a checkpoint after each step
   int infinite_step = -1;               // the step in which rank 1's gradients are not finite; -1: none
