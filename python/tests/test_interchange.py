@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 
 import pytest
-from launch import SOURCE, environment, run
+from launch import SOURCE, environment, launcher, run
 
 GPT2 = SOURCE / "build/bin/gpt2"
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
@@ -27,7 +27,7 @@ def train_in_cpp(folder, name, conf, *arguments, **variables):
     (folder / "text").write_bytes(TEXT.read_bytes()[:32768])
     (folder / "config.json").write_text(json.dumps(conf))
     log = folder / f"{name}.csv"
-    command = ["zerorun", "--num_gpus", "2", str(GPT2), "--deepspeed", str(folder / "config.json"), "--data",
+    command = [*launcher("zerorun", 2), str(GPT2), "--deepspeed", str(folder / "config.json"), "--data",
                str(folder / "text"), "--layers", "2", "--hidden", "64", "--heads", "4", "--seq", "32", "--sequential",
                "--generate", "0", "--csv", str(log), *map(str, arguments)]
     done = subprocess.run(command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
