@@ -80,10 +80,12 @@ on 0 timeout 100 sbatch --wait --nodes 3 --output sbatch.log "$source/samples/cl
   --csv sbatch.csv >submitted.log 2>&1 || fail "sbatch"
 compare sbatch
 
-# If a rank fails, the step ends on all nodes, and the batch script fails.
+# If a rank fails, the step ends on all nodes, and the batch script ends with the rank's exit code.
+code=0
 # shellcheck disable=SC2016
 on 0 timeout 60 sbatch --wait --nodes 3 --output failing.log "$source/samples/cluster/train.sbatch" \
-  sh -c 'if [ "$RANK" = 4 ]; then exit 5; fi; sleep 100' >submitted.log 2>&1 && fail "a failing rank"
+  sh -c 'if [ "$RANK" = 4 ]; then exit 5; fi; sleep 100' >submitted.log 2>&1 || code=$?
+((code == 5)) || fail "a failing rank: sbatch --wait ended with $code instead of 5"
 grep -q 'rank 4 on worker-2 exited with code 5' failing.log || fail "the failing rank is not reported"
 pass "a rank that fails ends the job"
 for host in 0 1 2; do
