@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -99,6 +100,7 @@ struct Counted {
   Traffic others;
 };
 
+// Throws if something is wrong: Catch's macros must not be used in several threads at once.
 using Body = std::function<void(const Environment&, const Connection&)>;
 
 // Runs `body` for each rank in a thread of its own.
@@ -123,7 +125,7 @@ Counted count_over_ranks(int world_size, const Body& body) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::string& failure : failures) CHECK(failure.empty());
+  for (const std::string& failure : failures) CHECK(failure == "");
   Counted counted{stores[0]->traffic(), {}};
   for (int rank = 1; rank < world_size; ++rank) {
     const Traffic& traffic = stores[rank]->traffic();
@@ -182,7 +184,8 @@ TEST_CASE("scale: for joining and for an exchange every rank sends as few messag
     const Deadline deadline(60s);
     joins[ranks] = count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
       const Joined joined = join(environment, connection, deadline);
-      CHECK(joined.words.size() == static_cast<size_t>(environment.world_size));
+      if (joined.words.size() != static_cast<size_t>(environment.world_size))
+        throw std::runtime_error("another number of words");
     });
     routes[ranks] =
         count_over_ranks(ranks, [&](const Environment& environment, const Connection& connection) {
@@ -207,6 +210,8 @@ TEST_CASE("scale: for joining and for an exchange every rank sends as few messag
   }
 }
 
+// ThreadSanitizer leaves too few addresses for the shared memory of 16 ranks in one process.
+#if !defined(__SANITIZE_THREAD__)
 TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on 16 ranks as on 4") {
   std::map<int, Counted> all;
   for (int ranks = 4; ranks <= 16; ranks *= 2) {
@@ -215,7 +220,7 @@ TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on
       std::string obstacle;
       const Joined joined = join(environment, connection, deadline);
       const auto communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
-      CHECK(obstacle == "");
+      if (!communicator) throw std::runtime_error(obstacle);
       communicator->barrier("end")->wait();
     });
     print("joining, and shared memory", ranks, all[ranks]);
@@ -227,6 +232,7 @@ TEST_CASE("scale: to connect over shared memory, a rank sends as few messages on
     CHECK(counted.first.calls == all[4].first.calls);
   }
 }
+#endif
 
 TEST_CASE("scale: Gloo's messages grow with the number of ranks, at the start and in each collective") {
   const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(note_message));
