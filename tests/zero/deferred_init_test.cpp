@@ -252,7 +252,7 @@ TEST_CASE("Operations that need values that are not made yet are refused") {
   CHECK_THAT(refusal([&] {
                linear(torch::ones({2, 4}));
              }),
-             Catch::Contains("zerorun::initialize() before forward"));
+             Catch::Contains("Call initialize() before forward"));
   CHECK_THAT(refusal([&] { probabilities.multinomial(2); }), Catch::Contains("aten::multinomial"));
   CHECK_THAT(refusal([&] { probabilities.bernoulli(); }), Catch::Contains("aten::bernoulli"));
   CHECK_THAT(refusal([&] { torch::poisson(probabilities); }), Catch::Contains("aten::poisson"));
