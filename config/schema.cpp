@@ -129,8 +129,8 @@ void add_value(const KeyFact& fact, Json& schema) {
   std::string texts = texts_pattern(fact);
   Json limits = Json::object();
   if (fact.is_integer()) {
-    // A multiple of 1.0 stands for an integer: some validators refuse 2.0 as "integer", and some accept 2.5
-    // as a multiple of 1 (without the .0).
+    // The schema describes an integer as {"type": "number", "multipleOf": 1.0}. With "type": "integer" some
+    // validators refuse 2.0, and with "multipleOf": 1 (written without .0) some accept 2.5.
     if (fact.type == KeyType::integer) limits["multipleOf"] = 1.0;
     add_integer_range(fact.range, limits);
   } else if (fact.type == KeyType::number) {

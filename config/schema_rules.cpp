@@ -133,7 +133,8 @@ void add_precision_rules(std::vector<Json>& rules) {
                        with_data_types({"fp32", nullptr}, {"fp32", nullptr})));
 }
 
-/// Returns a schema for objects in which the choice `path` of `section` is one of `words`.
+/// Returns a schema for objects in which the key `path` of `section` has one of the values in `words`, a list
+/// separated by spaces.
 Json has_choice(std::string_view section, std::string_view path, std::string_view words) {
   return has_key(path,
                  {{"type", "string"}, {"pattern", choice_pattern(row_of(join_path(section, path)), words)}});

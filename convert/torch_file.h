@@ -41,8 +41,8 @@ class TorchFile {
   /// `name` is the tensor's name in messages.
   std::optional<TorchTensor> tensor(const PickleValue& value, const std::string& name) const;
 
-  /// Fills `into` with elements, starting at element `begin`. Elements are in memory order, the order of
-  /// ascending strides. The first read from a storage also checks its CRC-32.
+  /// Fills `into` with elements in memory order (by ascending address, whatever the tensor's strides),
+  /// starting with element `begin` in this order. The first read from a storage also checks its CRC-32.
   void read(const TorchTensor& tensor, int64_t begin, std::span<std::byte> into);
 
  private:

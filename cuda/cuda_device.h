@@ -1,6 +1,6 @@
 // One GPU: its memory, streams and kernels. Owned by the communicator. Usable by any thread whose current GPU
-// is this one. The constructor makes it the current GPU of the calling thread, and LibTorch makes it that of
-// its backward threads.
+// is this one. The constructor makes it the current GPU of the calling thread; LibTorch does the same for its
+// backward threads.
 //
 // allocate() uses cudaMalloc() and not LibTorch's caching allocator, because this memory lives as long as the
 // engine and is used by any stream; events order the uses.

@@ -1,5 +1,5 @@
-// Takes the output of the ranks of one host: the launcher's own console, or the connection to the launcher on
-// another host. Used by the Job on the main thread.
+// Where the output of one host's ranks goes: to the launcher's own console, or over a connection to a
+// launcher on another host. Used by the Job on the main thread.
 #pragma once
 
 #include <poll.h>

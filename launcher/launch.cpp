@@ -261,7 +261,7 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   return plan;
 }
 
-// Absent if another launcher on this machine already listens: then this one joins it.
+// Absent if the port is taken, usually by another launcher on this machine: then this one joins that one.
 std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
                                       const NodeOrder& order) {
   try {

@@ -209,7 +209,7 @@ class LambOptimizer : public ShardOptimizer {
     }
   }
 
-  // Rounded to float32, so that the order in which slices were added makes no difference.
+  // Rounded to float32, so that the order in which slices were added hardly ever makes a difference.
   static float trust_ratio(const LambConfig& group, double norm, double direction_norm) {
     if (norm == 0 || direction_norm == 0) return 1;
     return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));

@@ -35,7 +35,7 @@ class GatherMemory {
   /// Call this before the current stream writes to the bucket's memory. Makes the stream wait for all streams
   /// that used this memory, or that used the bucket at its previous position.
   void wait_for_last_uses(int bucket);
-  /// Releases the bucket's memory, which may be reused after the current work of its users.
+  /// Releases the bucket's memory. It may be reused once the streams that use it have done their work so far.
   void give_back(int bucket);
 
   /// Gives a shared bucket, which must have no copy yet, a private copy of its values. This rank may write

@@ -279,8 +279,8 @@ void GradientReducer::start_reduction(int bucket) {
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // On a device with streams, retiring a reduction does not block the host, and the reduce stream orders
-  // later work.
+  // On a device with streams no reduction needs to stay in flight: retiring one does not block the host, and
+  // the reduce stream orders later work.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();

@@ -11,7 +11,7 @@ CASES = {
     **{("lora_loop.py", str(stage), form): 1e-6
        for stage, form in ((2, "not_reentrant"), (3, "reentrant"), (3, "not_reentrant"))},
 }
-# Where DeepSpeed 0.19.8 trains something else than plain torch, and why.
+# The cases in which DeepSpeed 0.19.8 does not train as plain torch does, and why.
 WRONG_IN_DEEPSPEED = {
     ("plain_loop.py", "0", "bf16"): "begins with an optimizer step whose gradients are 0",
 }

@@ -32,7 +32,7 @@ def _state_without_hooks(module):
     module = module()
     state = type(module).__getstate__(module)
     if not isinstance(state, dict):
-        return state  # the class has a form of its own
+        return state  # the class pickles in its own way
     state = {name: value for name, value in state.items() if name != "__getstate__"}
     for name, value in state.items():
         if "_hooks" in name and isinstance(value, dict):

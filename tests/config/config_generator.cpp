@@ -193,7 +193,8 @@ class Generator {
     }
   }
 
-  /// All batch sizes here are multiples of each other, since a schema cannot check divisibility.
+  /// The valid sizes fit each other (8 = 2 * 4). A schema cannot check that they do, so it would accept
+  /// configurations that parse_config() refuses.
   void batch_rules() {
     for (const char* train : {"", "null", "8", "\"auto\"", "0", "1.5"}) {
       for (const char* micro : {"", "null", "2", "\"2\"", "\"auto\"", "-1"}) {

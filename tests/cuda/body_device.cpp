@@ -38,7 +38,7 @@ Tally& tally_in(const at::Tensor& tensor) {
   return *memory_of<Tally>(tensor);
 }
 
-// Runs a copy of `body` for each thread, from the last to the first, then calls `done` with the copy.
+// For each thread, from the last to the first: runs a copy of `body`, then calls `done` with this copy.
 template <typename Body, typename Done>
 void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done) {
   const cuda::Division division = body.division(numel);

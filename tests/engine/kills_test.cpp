@@ -51,8 +51,8 @@ Told& shared_memory() {
   return *new (memory) Told{};
 }
 
-// Runs `body` in a child process, since this process must not have threads when it forks. Kills the child
-// after `killed_after`, unless that is 0. Returns the child's wait status.
+// Runs `body`, which starts threads, in a child process: this process forks again later and must not have
+// threads then. Kills the child after `killed_after`, unless that is 0. Returns the child's wait status.
 template <typename Body>
 int in_child(Told& told, std::chrono::milliseconds killed_after, const Body& body) {
   const pid_t child = ::fork();

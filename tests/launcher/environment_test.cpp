@@ -89,7 +89,7 @@ TEST_CASE("--device reaches the ranks, and a CPU has any number of slots") {
   CHECK(result.err == "zerorun: 2 ranks run on CPU\n");
   CHECK(Launched({.options = {"--device", "cpu"}, .script = script}).finish().out == "0/1 cpu\n");
   CHECK(Launched({.options = {"--num_gpus", "1"}, .script = script}).finish().out == "0/1 unset\n");
-  // ZERORUN_DEVICE decides if --device is not given.
+  // Without --device, the variable ZERORUN_DEVICE chooses the device.
   result = Launched({.options = {"--include", "localhost:900"},
                      .script = script,
                      .environment = {{"ZERORUN_DEVICE", "cpu"}}})

@@ -43,7 +43,8 @@ std::pair<UniqueFd, UniqueFd> connected() {
   return {std::move(client), UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC))};
 }
 
-// Answers up to `connections` connections, one after another. Returns whether one of them has the ticket.
+// Answers up to `connections` connections, one after another. Returns whether one of them
+// has proved that it knows `ticket`.
 bool greets(const zerorun::ListeningSocket& listening, const zerorun::Seal& ticket, int connections) {
   for (int done = 0; done < connections; ++done) {
     zerorun::AgentGreeting greeting(UniqueFd(::accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)),
@@ -204,7 +205,7 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
     std::thread launcher([&] { known = greets(listening, other, 2); });
     CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
                       Contains("no launcher of this job answers there"));
-    // The agent may have connected only once. This connection is the second one for which greets() waits.
+    // The agent may have connected only once; greets() then still waits for a second connection: this one.
     auto [client, server] = std::pair(UniqueFd(::socket(AF_INET, SOCK_STREAM, 0)), 0);
     sockaddr_storage address{};
     socklen_t size = sizeof address;

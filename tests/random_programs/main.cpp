@@ -23,8 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The largest number of programs that one set of child processes runs. Children take a moment to start, so a
-// set runs many programs; but the session checks the time and --stop only between two sets.
+// The largest number of programs that run in one set of child processes. Starting children takes a moment, so
+// a set runs many programs; not more, because the time limit and --stop are checked only between sets.
 constexpr size_t kMostTogether = 200;
 
 struct Options {
