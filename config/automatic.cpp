@@ -38,10 +38,10 @@ std::string giver_of(const KeyFact& fact, Source source, bool has_value) {
     case Source::model:
       return "from the model's hidden size";
     case Source::open:
-      return fact.automatic == Automatic::model ? "given by the model's hidden size when a run starts"
-                                                : "given by the program when a run starts";
+      return fact.automatic == Automatic::model ? "from the model's hidden size when a run starts"
+                                                : "from the program when a run starts";
     default:
-      return has_value ? "the default" : "left to the program, or else to other keys";
+      return has_value ? "the default" : "from the program, or else from other keys";
   }
 }
 
@@ -90,13 +90,13 @@ std::string how_to_give(const KeyFact& fact) {
   const std::string argument = "options.arguments[\"" + std::string(fact.path) + "\"]";
   const std::string giver =
       fact.automatic == Automatic::model ? "options.hidden_size or " + argument : argument;
-  return "give it to initialize() as " + giver + ", or in the file: " + advice_of(fact);
+  return "pass it to initialize() as " + giver + ", or in the file: " + advice_of(fact);
 }
 
 void check_automatic_options(const LoadOptions& options) {
   if (options.hidden_size && (*options.hidden_size < 1 || *options.hidden_size > max_hidden_size)) {
     throw UserError("hidden_size: expected a number from 1 to " + std::to_string(max_hidden_size) +
-                    ", found " + std::to_string(*options.hidden_size) + "; give the width of the model");
+                    ", found " + std::to_string(*options.hidden_size) + "; pass the hidden size of the model");
   }
   for (const auto& [path, value] : options.arguments) {
     const KeyFact* fact = find_key(path);

@@ -60,12 +60,12 @@ bool check_sizes(const Resolution& resolution, const BatchKeys& keys, std::optio
   if (!of_all || train % *of_all != 0) {
     resolution.report(train_key, "a multiple of " + factors(keys, world), found,
                       world ? "change it, or the number of ranks, so that every rank gets whole micro-batches"
-                            : "change one of them: no number of ranks gets whole micro-batches of this");
+                            : "change one of them: no number of ranks divides this into whole micro-batches");
     return false;
   }
   if (all_given && !world) {
     resolution.note(train_key, found + " is " + factors(keys, world) + " x " + in_ranks(train / *of_rank) +
-                                   ": a run needs just as many");
+                                   ": a run needs exactly that many");
   }
   return true;
 }

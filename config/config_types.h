@@ -246,7 +246,7 @@ struct Config {
   bool average_gradients = true;        // true: average over ranks; false: sum
   bool node_local_checkpoints = false;  // hosts may have no common folder for checkpoints
   /// Messages about settings that do not take effect as written, one line each. Warnings are about features
-  /// that are not offered, old names, and values in an unusual form. Notes are about settings without an
+  /// that are not supported, old names, and values in an unusual form. Notes are about settings without an
   /// effect, and values of "auto".
   std::vector<std::string> warnings;
   std::vector<std::string> notes;

@@ -29,7 +29,7 @@ struct Mistake {
 
 enum class Severity {
   error,    // the file is refused
-  warning,  // the setting should be written differently, or asks for a feature that is not offered
+  warning,  // the setting should be written differently, or asks for a feature that is not supported
   note      // the setting is accepted; the text says what its effect is
 };
 

@@ -84,8 +84,8 @@ std::string source_of(const KeyFact& fact, const Setting* setting) {
 
 std::string origin_of(const KeyFact& fact, const Setting* setting) {
   const std::string source = source_of(fact, setting);
-  if (fact.status == KeyStatus::no_effect) return source + "; changes nothing here";
-  return source + (fact.status == KeyStatus::not_offered ? "; not offered" : "");
+  if (fact.status == KeyStatus::no_effect) return source + "; no effect";
+  return source + (fact.status == KeyStatus::not_supported ? "; not supported" : "");
 }
 
 /// Returns the settings that apply, in the order of the key table. With `ineffective`, also returns settings

@@ -33,7 +33,7 @@ void resolve_gradients(const Resolution& resolution, Config& config) {
   } else if (config.prescale_gradients && config.gradient_predivide_factor != 1) {
     resolution.note(factor_key,
                     to_json(config.gradient_predivide_factor) +
-                        " changes nothing: with prescale_gradients all of the division comes before the sum");
+                        " has no effect: with prescale_gradients the whole division comes before the sum");
   }
 }
 

@@ -8,11 +8,11 @@
 // A row begins with a function named after the key's type, and chained calls add other properties. A path
 // that begins with a dot is relative to the last section row before it:
 //
-//   section("compile", "compilation of the training step").not_offered("nothing is compiled"),
+//   section("compile", "compilation of the training step").not_supported("nothing is compiled"),
 //   boolean(".debug_log", "false", "log what is compiled"),
 //   integer(".free_activation_threshold", "10485760", "smallest activation to free, in bytes").least(0),
 //
-// A key in a section that has no effect or is not offered inherits the section's status and reason, unless
+// A key in a section that has no effect or is not supported inherits the section's status and reason, unless
 // its own row sets them.
 #pragma once
 
@@ -47,10 +47,10 @@ enum class Automatic {
 
 enum class KeyStatus {
   supported,
-  no_effect,    // accepted; `reason` says why it has no effect here
-  not_offered,  // known from DeepSpeed; `reason` says what happens instead
-  old_name,     // another name of `target`, still accepted
-  replaced      // refused; `reason` says what to write
+  no_effect,      // accepted; `reason` says why it has no effect here
+  not_supported,  // known from DeepSpeed; `reason` says what happens instead
+  old_name,       // another name of `target`, still accepted
+  replaced        // refused; `reason` says what to write
 };
 
 struct Range {
@@ -71,19 +71,20 @@ struct KeyFact {
   bool accepts_true = false;  // `true` is read as 1
   bool per_group = false;     // accepts a number, or a list with one number per parameter group
   Automatic automatic = Automatic::nobody;
-  bool auto_inside = false;               // section: its keys accept "auto", which means their defaults
-  bool never_auto = false;                // exempts this key from the section's auto_inside
-  std::string_view other_name = {};       // a second valid name in the same section
-  std::string_view choices = {};          // space-separated
-  std::string_view any_case = {};         // those `choices` that are matched case-insensitively
-  std::string_view choices_to_come = {};  // those `choices` that ZeroRun does not offer
-  std::string_view nearest_choices = {};  // CHOICE:REPLACEMENT for each of choices_to_come
+  bool auto_inside = false;                   // section: its keys accept "auto", which means their defaults
+  bool never_auto = false;                    // exempts this key from the section's auto_inside
+  std::string_view other_name = {};           // a second valid name in the same section
+  std::string_view choices = {};              // space-separated
+  std::string_view any_case = {};             // those `choices` that are matched case-insensitively
+  std::string_view unsupported_choices = {};  // those `choices` that ZeroRun does not support
+  std::string_view nearest_choices = {};      // CHOICE:REPLACEMENT for each of unsupported_choices
   std::string_view types =
       {};  // optimizer or scheduler types that have this key, space-separated; empty: all
   KeyStatus status = KeyStatus::supported;
   std::string_view reason = {};
   std::string_view target = {};  // old name: path of the present name
-  bool changes_result = false;   // not offered, and training without it gives different results
+  bool removed = false;          // DeepSpeed has removed the key after 0.19.6
+  bool changes_result = false;   // not supported, and training without it gives different results
   /// If the key is a section: the name of the key in it that switches it on or off. While this switch has its
   /// default (false or "none"), the section has no effect. If the key is an object: booleans of this name, at
   /// any depth in it, are its switches. It has no effect unless one of them is true.
@@ -118,7 +119,9 @@ struct KeyFact {
   constexpr KeyFact without_auto() const { return with(&KeyFact::never_auto, true); }
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
-  constexpr KeyFact to_come(std::string_view words) const { return with(&KeyFact::choices_to_come, words); }
+  constexpr KeyFact without_choices(std::string_view words) const {
+    return with(&KeyFact::unsupported_choices, words);
+  }
   constexpr KeyFact nearest(std::string_view pairs) const { return with(&KeyFact::nearest_choices, pairs); }
   constexpr KeyFact for_types(std::string_view words) const { return with(&KeyFact::types, words); }
   constexpr KeyFact switched_by(std::string_view name) const { return with(&KeyFact::switch_key, name); }
@@ -129,16 +132,18 @@ struct KeyFact {
   constexpr KeyFact no_effect(std::string_view why) const {
     return with(&KeyFact::status, KeyStatus::no_effect).with(&KeyFact::reason, why);
   }
-  /// The key is known but not offered. Training without it gives the same results.
-  constexpr KeyFact not_offered(std::string_view why) const {
-    return with(&KeyFact::status, KeyStatus::not_offered).with(&KeyFact::reason, why);
+  /// The key is known but not supported. Training without it gives the same results.
+  constexpr KeyFact not_supported(std::string_view why) const {
+    return with(&KeyFact::status, KeyStatus::not_supported).with(&KeyFact::reason, why);
   }
-  /// The key is known but not offered, and training without it would give different results. initialize()
+  /// The key is known but not supported, and training without it would give different results. initialize()
   /// refuses any value except the default, unless the section is switched off. Without `why` the section's
   /// reason is used.
   constexpr KeyFact refused(std::string_view why = {}) const {
-    return not_offered(why).with(&KeyFact::changes_result, true);
+    return not_supported(why).with(&KeyFact::changes_result, true);
   }
+  /// For a key of a feature that DeepSpeed has removed after 0.19.6.
+  constexpr KeyFact removed_from_deepspeed() const { return with(&KeyFact::removed, true); }
   /// For an old name whose values have a different form than the values of `present`. For an old name with
   /// the same values use keys::old_name().
   constexpr KeyFact old_form_of(std::string_view present) const {

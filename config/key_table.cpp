@@ -46,9 +46,10 @@ class Table {
   }
 
   static void inherit(const KeyFact& section, KeyFact& fact) {
-    const bool lost = section.status == KeyStatus::no_effect || section.status == KeyStatus::not_offered;
+    const bool lost = section.status == KeyStatus::no_effect || section.status == KeyStatus::not_supported;
     if (fact.status == KeyStatus::supported && lost) fact.status = section.status;
     if (fact.status == section.status && fact.reason.empty()) fact.reason = section.reason;
+    fact.removed = fact.removed || section.removed;
     const bool present = fact.status != KeyStatus::old_name && fact.status != KeyStatus::replaced;
     const bool may_be_auto = section.auto_inside && !fact.never_auto && fact.type != KeyType::section;
     if (present && may_be_auto && fact.automatic == Automatic::nobody) fact.automatic = Automatic::fallback;

@@ -87,15 +87,19 @@ std::string words_or(std::string_view list, std::string_view quote) {
   return result;
 }
 
+std::string reason_of(const KeyFact& fact) {
+  return std::string(fact.reason) + (fact.removed ? " (removed from DeepSpeed after 0.19.6)" : "");
+}
+
 std::string status_in_words(const KeyFact& fact, std::string_view quote) {
   switch (fact.status) {
     case KeyStatus::supported:
       return {};
     case KeyStatus::no_effect:
-      return "no effect: " + std::string(fact.reason);
-    case KeyStatus::not_offered:
-      return (fact.changes_result ? "not offered, a run refuses it: " : "not offered: ") +
-             std::string(fact.reason);
+      return "no effect: " + reason_of(fact);
+    case KeyStatus::not_supported:
+      return (fact.changes_result ? "not supported, refused by a run: " : "not supported: ") +
+             reason_of(fact);
     case KeyStatus::old_name:
       return (row_of(fact.target).type == fact.type ? "old name of " : "old form of ") +
              words_or(fact.target, quote);
@@ -121,7 +125,7 @@ std::string description_of(const KeyFact& fact, std::string_view quote) {
   say(fact.meaning);
   say(status_in_words(fact, quote));
   if (!fact.switch_key.empty()) say("has no effect unless " + switch_in_words(fact, quote));
-  if (fact.automatic == Automatic::program) say("\"auto\": the program gives the value");
+  if (fact.automatic == Automatic::program) say("\"auto\": the value comes from the program");
   if (fact.automatic == Automatic::model) say("\"auto\": the value follows from the model's hidden size");
   if (fact.automatic == Automatic::fallback) say("\"auto\": the default");
   if (!fact.false_means.empty()) {
@@ -135,17 +139,17 @@ std::string description_of(const KeyFact& fact, std::string_view quote) {
   return text;
 }
 
-std::string offered_choices(const KeyFact& fact) {
-  return words_where(fact.choices, [&](auto word) { return !has_word(fact.choices_to_come, word); });
+std::string supported_choices(const KeyFact& fact) {
+  return words_where(fact.choices, [&](auto word) { return !has_word(fact.unsupported_choices, word); });
 }
 
-std::string offered_in_any_case(const KeyFact& fact) {
-  return words_where(offered_choices(fact), [&](auto word) { return has_word(fact.any_case, word); });
+std::string supported_in_any_case(const KeyFact& fact) {
+  return words_where(supported_choices(fact), [&](auto word) { return has_word(fact.any_case, word); });
 }
 
-std::string_view nearest_offered(const KeyFact& fact, std::string_view word) {
-  // The replacement may itself be a choice that is not offered, with a replacement of its own.
-  while (has_word(fact.choices_to_come, word)) {
+std::string_view nearest_supported(const KeyFact& fact, std::string_view word) {
+  // The replacement may itself be a choice that is not supported, with a replacement of its own.
+  while (has_word(fact.unsupported_choices, word)) {
     std::string_view nearest;
     for_each_word(fact.nearest_choices, [&](std::string_view pair) {
       const auto colon = pair.find(':');

@@ -27,7 +27,10 @@ std::string sentence(std::string_view text);
 /// Turns a space-separated list into "a, b or c", each word enclosed in `quote`.
 std::string words_or(std::string_view list, std::string_view quote);
 
-/// Describes the key's status, such as "not offered: REASON"; empty for a supported key.
+/// Why the key has no effect or is not supported. Says so if DeepSpeed has removed the key.
+std::string reason_of(const KeyFact& fact);
+
+/// Describes the key's status, such as "not supported: REASON"; empty for a supported key.
 std::string status_in_words(const KeyFact& fact, std::string_view quote = {});
 
 /// Describes when a section or object with a switch has an effect, such as "enabled is true"; empty without a
@@ -38,14 +41,14 @@ std::string switch_in_words(const KeyFact& fact, std::string_view quote);
 /// `quote`.
 std::string description_of(const KeyFact& fact, std::string_view quote);
 
-/// The choices that ZeroRun offers. For a key that is not offered at all, these are all of its choices.
-std::string offered_choices(const KeyFact& fact);
+/// The choices that ZeroRun supports. For a key that is not supported at all, these are all of its choices.
+std::string supported_choices(const KeyFact& fact);
 
-/// Those choices among offered_choices() that are matched case-insensitively.
-std::string offered_in_any_case(const KeyFact& fact);
+/// Those choices among supported_choices() that are matched case-insensitively.
+std::string supported_in_any_case(const KeyFact& fact);
 
-/// The offered choice that replaces `word`, a choice that is not offered; empty if the row has no
+/// The supported choice that replaces `word`, a choice that is not supported; empty if the row has no
 /// replacement.
-std::string_view nearest_offered(const KeyFact& fact, std::string_view word);
+std::string_view nearest_supported(const KeyFact& fact, std::string_view word);
 
 }  // namespace zerorun

@@ -38,19 +38,19 @@ AdamConfig resolve_adam(const Resolution& resolution, const std::string& type) {
   const bool decoupled = type == "AdamW" || adam_w_mode.value_or(true);
   if (type == "AdamW" && !adam_w_mode.value_or(true)) {
     resolution.note("optimizer.params.adam_w_mode",
-                    "false changes nothing: AdamW always decouples weight decay; \"Adam\" can do without");
+                    "false has no effect: AdamW always decouples weight decay; use \"Adam\" to change that");
   }
   if (torch_adam && decoupled) settings.derive("optimizer.params.weight_decay", torch_adamw_weight_decay);
   AdamConfig adam = with_common(resolution, AdamConfig{});
   adam.decoupled = decoupled;
   adam.silently_decoupled = type == "Adam" && !settings.given("optimizer.params.adam_w_mode");
   if (torch_adam && !adam.bias_correction) {
-    resolution.report("optimizer.params.bias_correction", "true beside torch_adam", "false",
+    resolution.report("optimizer.params.bias_correction", "true with torch_adam", "false",
                       "remove one of the two");
   }
   resolution.read("optimizer.params.amsgrad", adam.amsgrad);
   if (adam.amsgrad && !torch_adam) {
-    resolution.note("optimizer.params.amsgrad", "true works here; DeepSpeed takes it beside torch_adam only");
+    resolution.note("optimizer.params.amsgrad", "true works here; DeepSpeed accepts it only with torch_adam");
   }
   return adam;
 }

@@ -71,7 +71,7 @@ void check_dtype(const Resolution& resolution, std::string_view key, Dtype train
 void tell_of_master(const Resolution& resolution, Dtype training) {
   const bool asked = resolution.settings.get<bool>(master_key).value_or(false);
   if (asked && training == Dtype::fp32) {
-    resolution.note(master_key, "true changes nothing: training is in fp32");
+    resolution.note(master_key, "true has no effect: training is in fp32");
   }
 }
 
@@ -85,7 +85,7 @@ void warn_of_fixed_scale(const Resolution& resolution, double scale) {
         setting && setting->source == Source::file && setting->value != fallback_of(*setting->fact);
     if (!reported) continue;
     resolution.note(path,
-                    to_json(setting->value) + " changes nothing: loss_scale is fixed at " + to_json(scale));
+                    to_json(setting->value) + " has no effect: loss_scale is fixed at " + to_json(scale));
   }
 }
 
@@ -95,7 +95,7 @@ void check_counts(const Resolution& resolution) {
   for (const std::string_view key :
        {std::string_view("fp16.loss_scale_window"), std::string_view("fp16.hysteresis"), minimum_key}) {
     if (resolution.settings.get<int64_t>(key) != 0) continue;
-    resolution.report(key, "an integer of at least 1 where the loss scale is found while training", "0",
+    resolution.report(key, "an integer of at least 1 with dynamic loss scaling", "0",
                       "write a larger number, or a loss_scale above 0");
   }
 }
@@ -123,8 +123,8 @@ LossScaleConfig resolve_scale(const Resolution& resolution) {
     scale.fixed = fixed;
     // With a scale below 1e-6 nearly all fp16 gradients would underflow.
     if (fixed < 1e-6) {
-      resolution.report(scale_key, "0 or a factor of at least 1e-06", to_json(fixed),
-                        "write a factor such as 128, or 0 for one that is found while training");
+      resolution.report(scale_key, "0 or a loss scale of at least 1e-06", to_json(fixed),
+                        "write a loss scale such as 128, or 0 for dynamic loss scaling");
     }
     warn_of_fixed_scale(resolution, fixed);
     return scale;

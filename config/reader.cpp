@@ -254,8 +254,7 @@ class Reader {
       }
       check.value = std::move(automatic.value);
       if (refuses_open(section, row, source)) {
-        diagnostics_.report(
-            {value.at, path, expected_of(row), "\"auto\", which nobody has filled in", how_to_give(row)});
+        diagnostics_.report({value.at, path, expected_of(row), "\"auto\" without a value", how_to_give(row)});
         source = Source::refused;
       } else {
         automatic_notes_.add(row, value.at, path, source, check.value);
@@ -279,13 +278,13 @@ class Reader {
   }
 
   /// Reports a valid value that ZeroRun does not implement: as a note if it has no effect, as a warning if it
-  /// is not offered, and as an error if training without it gives different results.
+  /// is not supported, and as an error if training without it gives different results.
   void tell_status(const Section& section, const KeyFact& fact, const Value& value, const SettingValue& meant,
                    const std::string& path) {
     if (section.state == Switch::off) return;
     const auto* chosen = std::get_if<std::string>(&meant);
-    if (chosen && has_word(fact.choices_to_come, *chosen)) {
-      return refuse_feature(section, value, path, expected_of(fact), fact, nearest_offered(fact, *chosen));
+    if (chosen && has_word(fact.unsupported_choices, *chosen)) {
+      return refuse_feature(section, value, path, expected_of(fact), fact, nearest_supported(fact, *chosen));
     }
     if (fact.status == KeyStatus::supported || is_default(fact, value, meant)) return;
     if (fact.changes_result) {
@@ -295,14 +294,14 @@ class Reader {
     if (!section.reported) report_loss(fact, value, path, describe(value) + " ");
   }
 
-  /// Warns that a feature is not offered, or notes that a setting has no effect. `subject` is the value as
+  /// Warns that a feature is not supported, or notes that a setting has no effect. `subject` is the value as
   /// text; it is empty for a section.
   void report_loss(const KeyFact& fact, const Value& value, const std::string& path,
                    const std::string& subject) {
     const bool no_effect = fact.status == KeyStatus::no_effect;
-    const std::string lost = subject.empty() ? "known and not offered: " : "is known and not offered: ";
+    const std::string lost = subject.empty() ? "not supported: " : "is not supported: ";
     diagnostics_.add_message(no_effect ? Severity::note : Severity::warning, value.at, path,
-                             subject + (no_effect ? "changes nothing: " : lost) + std::string(fact.reason));
+                             subject + (no_effect ? "has no effect: " : lost) + reason_of(fact));
   }
 
   static bool is_default(const KeyFact& fact, const Value& value, const SettingValue& meant) {
@@ -310,15 +309,15 @@ class Reader {
     return !fact.fallback.empty() && meant == fallback_of(fact);
   }
 
-  /// Reports an error for a feature that is not offered, or only a warning if the program may still switch
+  /// Reports an error for a feature that is not supported, or only a warning if the program may still switch
   /// the section off. `nearest` is the choice to suggest instead.
   void refuse_feature(const Section& section, const Value& value, const std::string& path,
                       const std::string& usual, const KeyFact& fact, std::string_view nearest = {}) {
     std::string remedy = fact.advice.empty() ? "remove it" : std::string(fact.advice);
-    if (!nearest.empty()) remedy = "write " + in_quotes(nearest) + ", the nearest that it does";
-    if (!fact.reason.empty()) remedy = std::string(fact.reason) + ": " + remedy;
+    if (!nearest.empty()) remedy = "write " + in_quotes(nearest) + ", the closest one that is supported";
+    if (!fact.reason.empty()) remedy = reason_of(fact) + ": " + remedy;
     diagnostics_.report(
-        {value.at, path, usual, describe(value) + ", which ZeroRun does not offer", std::move(remedy)},
+        {value.at, path, usual, describe(value) + ", which ZeroRun does not support", std::move(remedy)},
         section.state == Switch::open ? Severity::warning : Severity::error);
   }
 

@@ -11,97 +11,98 @@ namespace {
 
 constexpr std::string_view introduction = R"(# ds_config.json, key by key
 
-ZeroRun reads the same `ds_config.json` as DeepSpeed. This page lists every key that the file can have, and says what
-ZeroRun makes of it. A key that is not listed is an error, and the message names the key that was probably meant.
+ZeroRun reads the same `ds_config.json` as DeepSpeed. This page lists every key and says what ZeroRun does with it. Any other
+key is an error, and the message suggests the key that was probably meant.
 
-The page is made from the table in `config/keys/`. After a change there, write it anew with
+The page is generated from the table in `config/keys/`. After a change there, regenerate it with
 `zerorun config reference > docs/ds_config.md`.
 
-- `zerorun config check FILE` tells everything that there is to say about a file.
-- `zerorun config show FILE` prints all settings, and where each value comes from.
-- `schemas/ds_config.schema.json` is the same table as a JSON Schema. Editors complete and check keys with it: name it in
+- `zerorun config check FILE` reports all errors, warnings and notes about a file.
+- `zerorun config show FILE` prints all settings and the origin of each value.
+- `schemas/ds_config.schema.json` is the same table as a JSON Schema. Editors use it to complete and check keys: name it in
   the file as `"$schema"`, or in the settings of the editor.
 
 ## How to read the tables
 
-**value** is what may stand there.
+**value**: the values that the key accepts.
 
 | words | meaning |
 | --- | --- |
-| integer | also written as `5e8` or `2.0`; in quotes (`"8"`) with a warning |
-| size | an integer that may have a fraction, which is rounded down: `15099494.4` |
+| integer | may also be written as `5e8` or `2.0`; in quotes (`"8"`) it gets a warning |
+| size | an integer; a fraction such as `15099494.4` is rounded down |
 | number | an integer or a fraction, without quotes |
-| true or false | in quotes (`"true"`) with a warning |
+| true or false | in quotes (`"true"`) it gets a warning |
 | text | in double quotes |
-| texts | an array of texts, or one text alone |
+| texts | an array of texts, or a single text |
 | numbers, integers | an array of them |
-| object | its keys are your own |
-| or null | as if the key were left out |
-| `one` or `another` | one of these words, spelled as it stands here unless "in any case" is said |
+| object | an object whose keys you choose |
+| or null | null has the same effect as leaving the key out |
+| `one` or `another` | one of these words, spelled exactly like this unless "in any case" is added |
 
-**default** holds where the key is left out. Where the column is empty there is none, or the meaning says what holds.
+**default**: the value if the key is left out. An empty cell means that there is no default, or that the meaning states it.
 
-**auto** tells who gives the value of a key that says `"auto"`. Where the column is empty, `"auto"` is an error.
-
-| words | meaning |
-| --- | --- |
-| program | the program, from its own arguments, when it calls `initialize` |
-| model | the program, or else the model's hidden size *h*: `reduce_bucket_size` is *h* × *h*, `stage3_prefetch_bucket_size` 0.9 × *h* × *h*, `stage3_param_persistence_threshold` 10 × *h* |
-| default | nobody has to: it stands for the default, or for what other keys give, unless the program gives it |
-
-`zerorun config check` lists what is `"auto"` in one line. A run refuses what nobody has given.
-
-**status** is what becomes of the key.
+**auto**: where the value comes from if the key is set to `"auto"`. An empty cell means that `"auto"` is an error.
 
 | words | meaning |
 | --- | --- |
-| supported | it does what the meaning says |
-| supported; not offered: | the same; the words that follow are known, and a run refuses them |
-| no effect | accepted, with a note, and changes nothing here, for the reason given |
-| not offered | known, and ZeroRun has no such thing; training computes the same without it: a warning where it is asked for |
-| not offered, a run refuses it | known; training would compute something else without it, so only the default is accepted |
-| old name of, old form of | understood, with a warning |
-| replaced | an error; write what is said instead |
+| program | the arguments that the program passes to `initialize` |
+| model | the program's arguments, or else the model's hidden size *h*: `reduce_bucket_size` is *h* × *h*, `stage3_prefetch_bucket_size` 0.9 × *h* × *h*, `stage3_param_persistence_threshold` 10 × *h* |
+| default | the program's arguments, or else the default or the value that follows from other keys |
 
-What a run refuses is an error in `zerorun config check`, too. A default asks for nothing, whether it is written or not. What
-stands in a section that is switched off is checked, and has no effect; a section whose switch is left out is off, which a
-warning tells. The inside of a misspelled section is checked as that of the section that is meant.
+`zerorun config check` lists all keys that are `"auto"` in one line. A run refuses an `"auto"` that gets no value.
 
-Without `--world`, `check` refuses batch sizes that no number of ranks can have, and tells the number that three fixed sizes
-belong to.
+**status**: what ZeroRun does with the key.
 
-A key may be written under one of its names only. Some keys of `optimizer.params` and `scheduler.params` belong to certain
-types: beside another type they are errors.
+| words | meaning |
+| --- | --- |
+| supported | the key does what the meaning says |
+| supported; not supported: | the key is supported, but a run refuses the words that follow |
+| no effect | accepted with a note; it has no effect, for the given reason |
+| not supported | accepted, with a warning if the file asks for the feature; training gives the same results without it |
+| not supported, refused by a run | training would give different results without it, so only the default is accepted |
+| old name of, old form of | accepted with a warning |
+| replaced | an error; the text says what to write instead |
 
-**Remarks.** Keys that begin with `_`, `#` or `//`, and `comment`, `comments` and `$schema`, are skipped in every section. The
-file may also have comments (`//`, `#` and `/* */`) and trailing commas. It holds at most 16 MiB, a million names, values and
-signs, and 100 levels of nesting.
+Everything that a run refuses is also an error in `zerorun config check`. A default value never asks for a feature, even if
+the file sets it explicitly. Keys in a section that is switched off are checked, but have no effect. A section whose switch
+is left out is off, which gives a warning. The keys of a misspelled section are checked like those of the section that was
+probably meant.
+
+Without `--world`, `check` refuses batch sizes that no world size can have, and prints the world size that follows from three
+given batch sizes.
+
+A file may use only one of a key's names. Some keys of `optimizer.params` and `scheduler.params` belong to certain types: they
+are errors with any other type.
+
+**Remarks.** Keys that begin with `_`, `#` or `//`, and `comment`, `comments` and `$schema`, are ignored in every section. The
+file may have comments (`//`, `#` and `/* */`) and trailing commas. It may have at most 16 MiB, a million tokens (names,
+values and punctuation), and 100 levels of nesting.
 
 ## Where ZeroRun is stricter than DeepSpeed
 
-DeepSpeed takes the following. ZeroRun refuses it, because it is a mistake that shows later, or not at all.
+DeepSpeed accepts the following. ZeroRun refuses it, because it is a mistake that would show up later, or never.
 
 | in the file | why it is refused |
 | --- | --- |
-| an unknown key of the top level, of `optimizer`, `scheduler`, `aio` and other sections where DeepSpeed skips it | a setting that is misspelled or misplaced does nothing: `check --compat` takes those that are no typos |
+| an unknown key at the top level, in `optimizer`, `scheduler`, `aio` and other sections where DeepSpeed ignores it | a misspelled or misplaced setting has no effect; `check --compat` accepts unknown keys that are not typos |
 | unquoted keys, missing commas | not JSON: other tools cannot read the file |
-| `1`, `"yes"` or `"True"` for true; `true` for a stage or a count | says something else than it means |
+| `1`, `"yes"` or `"True"` for true; `true` for a stage or a count | the meaning is unclear |
 | `"zero_optimization": true` | write the stage: `{"stage": 1}` |
-| a number in quotes for a learning rate or a norm; a norm of `null` or below 0; `"auto"` that nobody fills in | DeepSpeed fails in the first step, or clips nothing |
-| `"steps_per_print": 0`, `"reduce_bucket_size": 0` | DeepSpeed divides by the one; the other holds nothing |
-| an optimizer or a scheduler without `type` | nothing is built, and the first step fails |
-| `"device": "nvme"` without `nvme_path` | there is nowhere to write |
-| `"hysteresis": 0` where the loss scale is found while training | the scale is never lowered again |
-| a `min_loss_scale` above 2 to the power of `initial_scale_power` | the scale begins below its minimum, and an overflow raises it |
+| a number in quotes for a learning rate or a norm; a norm of `null` or below 0; `"auto"` without a value | DeepSpeed fails in the first step, or does not clip |
+| `"steps_per_print": 0`, `"reduce_bucket_size": 0` | DeepSpeed divides by the first; a bucket of the second size holds nothing |
+| an optimizer or a scheduler without `type` | DeepSpeed creates none, and the first step fails |
+| `"device": "nvme"` without `nvme_path` | there is no folder to write to |
+| `"hysteresis": 0` with dynamic loss scaling | the scale would never be lowered |
+| a `min_loss_scale` above 2 to the power of `initial_scale_power` | the scale would start below its minimum, and an overflow would raise it |
 | an `initial_scale_power` above 127, a `loss_scale` above 2 to the power of 127 | fp32 cannot hold the scaled loss |
-| a `grad_accum_dtype` of 16 bits that is not the dtype of training | gradients lose range or digits that they came with |
-| `"gradient_allreduce_op": "sum"` beside `prescale_gradients`, or beside a `gradient_predivide_factor` other than 1 | the two belong to an average, and DeepSpeed passes over them |
-| a `warmup_type` other than `log` and `linear` | DeepSpeed goes on with `log` |
-| a schedule with a learning rate, a ratio or a decay below 0, with a momentum of 1 or more, with steps that are no whole number | no step could use it, or the schedule ends elsewhere than it says |
+| a `grad_accum_dtype` of 16 bits that differs from the dtype of training | gradients would lose range or precision |
+| `"gradient_allreduce_op": "sum"` with `prescale_gradients`, or with a `gradient_predivide_factor` other than 1 | the two keys are parts of an average, and DeepSpeed ignores them with `"sum"` |
+| a `warmup_type` other than `log` and `linear` | DeepSpeed uses `log` instead |
+| a schedule with a negative learning rate, ratio or decay, with a momentum of 1 or more, or with a number of steps that is not an integer | no step could use it, or the schedule would end at another step than the file says |
 
-It is more lenient in two things that have one meaning only: sizes with a fraction, and integers in quotes. And what
-DeepSpeed does not join works together here: `"gradient_allreduce_op": "sum"` at stage 3, `prescale_gradients` and
-`gradient_predivide_factor` at every stage, SGD with ZeRO, and at stage 0 gradients of 16 bits that are added up in fp32.
+ZeroRun is more lenient in two cases that have only one possible meaning: sizes with a fraction, and integers in quotes. It also
+supports combinations that DeepSpeed does not: `"gradient_allreduce_op": "sum"` at stage 3, `prescale_gradients` and
+`gradient_predivide_factor` at every stage, SGD with ZeRO, and, at stage 0, 16-bit gradients that are accumulated in fp32.
 )";
 
 std::string code(std::string_view text) {
@@ -109,14 +110,14 @@ std::string code(std::string_view text) {
 }
 
 std::string type_in_words(const KeyFact& row) {
-  if (row.type == KeyType::choice) return words_or(offered_choices(row), "`");
+  if (row.type == KeyType::choice) return words_or(supported_choices(row), "`");
   return (row.length > 0 ? std::to_string(row.length) + " " : "") + std::string(words_of(row.type).name);
 }
 
 /// Says which of the offered choices are matched case-insensitively.
 std::string in_any_case(const KeyFact& row) {
-  const std::string some = offered_in_any_case(row);
-  if (some == offered_choices(row)) return ", in any case";
+  const std::string some = supported_in_any_case(row);
+  if (some == supported_choices(row)) return ", in any case";
   return some.empty() ? "" : "; " + words_or(some, "`") + " in any case";
 }
 
@@ -127,7 +128,7 @@ std::string value_in_words(const KeyFact& row) {
   }
   if (!row.any_case.empty()) words += in_any_case(row);
   if (row.accepts_true) words += ", or true for 1";
-  if (row.per_group) words += ", or one a parameter group";
+  if (row.per_group) words += ", or one per parameter group";
   if (row.nullable) words += ", or null";
   return words;
 }
@@ -138,11 +139,11 @@ constexpr std::string_view automatic_words[] = {"", "program", "model", "default
 std::string status_cell(const KeyFact& fact) {
   const std::string status = status_in_words(fact, "`");
   if (status.empty()) {
-    const std::string missing = words_or(fact.choices_to_come, "`");
-    return missing.empty() ? "supported" : "supported; not offered: " + missing;
+    const std::string missing = words_or(fact.unsupported_choices, "`");
+    return missing.empty() ? "supported" : "supported; not supported: " + missing;
   }
   const KeyFact* section = find_key(section_of(fact.path));
-  const bool reported = section && section->status == fact.status && section->reason == fact.reason;
+  const bool reported = section && section->status == fact.status && reason_of(*section) == reason_of(fact);
   return reported ? status.substr(0, status.find(':')) : status;
 }
 

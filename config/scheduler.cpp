@@ -47,7 +47,7 @@ void warn_of_ignored_lr(const Resolution& resolution, const std::string& type, s
   const auto own = per_group(settings, name);
   if (!settings.given(key) || !lr || !own || *own == PerGroup(*lr)) return;
   const std::string value = std::visit([](const auto& held) { return to_json(held); }, *own);
-  resolution.warn(key, to_json(*lr) + " changes nothing: the learning rate of " + type + " is set by " +
+  resolution.warn(key, to_json(*lr) + " has no effect: the learning rate of " + type + " is set by " +
                            std::string(name) + ", which is " + value);
 }
 
@@ -143,7 +143,7 @@ std::optional<SchedulerConfig> resolve_scheduler(const Resolution& resolution) {
   if (type == "WarmupCosineLR") return read_warmup_cosine(resolution, *type);
   if (type == "OneCycle") return read_one_cycle(resolution, *type);
   if (type == "LRRangeTest") return read_lr_range_test(resolution, *type);
-  return std::nullopt;  // the type is missing or not offered, which has been reported
+  return std::nullopt;  // the type is missing or not supported, which has been reported
 }
 
 }  // namespace zerorun

@@ -17,10 +17,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view about =
     "Configuration of a training run, read by DeepSpeed and by ZeroRun. Integers may be written as 5e8 or "
-    "2.0. Integers and booleans in double quotes are understood, with a warning. \"auto\", where a key takes "
-    "it, stands for a value that the program, the model or the default gives. Keys that begin with _, # or "
-    "//, and comment, comments and $schema, are remarks. A file may also have comments (//, # and /* */) and "
-    "trailing commas, which JSON has not.";
+    "2.0. Integers and booleans in double quotes are accepted with a warning. \"auto\", where a key accepts "
+    "it, stands for a value from the program, from the model or from the default. Keys that begin with _, # "
+    "or //, and comment, comments and $schema, are remarks. Unlike JSON, a file may have comments (//, # and "
+    "/* */) and trailing commas.";
 
 constexpr std::string_view remark_pattern = "^(_|#|//|comment$|comments$|\\$schema$)";
 
@@ -87,9 +87,9 @@ Json json_list(std::string_view words) {
 
 void add_choices(const KeyFact& fact, Json& schema) {
   Json forms = Json::array();
-  const std::string offered = offered_choices(fact);
+  const std::string offered = supported_choices(fact);
   forms.push_back({{"enum", json_list(offered)}});
-  const std::string any_case = offered_in_any_case(fact);
+  const std::string any_case = supported_in_any_case(fact);
   if (!any_case.empty()) {
     forms.push_back({{"description", "In any case of its letters."},
                      {"type", "string"},

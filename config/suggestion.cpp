@@ -32,7 +32,7 @@ constexpr Synonym synonyms[] = {
      "", no_scale, "bf16"},
     {"fp8 msamp", "",
      "write \"bf16\": {\"enabled\": true}, the narrowest dtype that keeps the range of fp32"},
-    {"dynamic_loss_scale", "", "write \"loss_scale\": 0, which finds the scale while training", "fp16"},
+    {"dynamic_loss_scale", "", "write \"loss_scale\": 0, for dynamic loss scaling", "fp16"},
     {"batch_size global_batch_size total_batch_size", "train_batch_size", ""},
     {"micro_batch_size micro_batch_size_per_gpu train_micro_batch_size per_device_train_batch_size",
      "train_micro_batch_size_per_gpu", ""},

@@ -43,8 +43,8 @@ Token Tokens::next() {
   const Position start = at_;
   if (done()) return {TokenKind::end, start, {}};
   if (++count_ > max_tokens) {
-    fail(at_, "at most " + std::to_string(max_tokens) + " names, values and signs", "more",
-         "give a configuration of a reasonable size");
+    fail(at_, "at most " + std::to_string(max_tokens) + " names, values and punctuation marks", "more",
+         "make the file smaller");
   }
   TokenKind kind = TokenKind::word;
   if (const auto index = punctuation.find(peek()); index != std::string_view::npos) {

@@ -200,7 +200,7 @@ ValueCheck check_argument(const KeyFact& fact, const Arguments::mapped_type& arg
 }
 
 std::string expected_of(const KeyFact& fact) {
-  if (fact.type == KeyType::choice) return in_words(offered_choices(fact));
+  if (fact.type == KeyType::choice) return in_words(supported_choices(fact));
   const std::string words(words_of(fact.type).expected);
   if (!fact.is_list()) {
     return words + such(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");

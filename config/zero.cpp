@@ -13,7 +13,7 @@ void read_stage3_size(const Resolution& resolution, const ZeroConfig& zero, std:
   const Setting* setting = resolution.settings.find(path);
   if (setting && setting->source == Source::file && zero.stage < 3) {
     resolution.note(path,
-                    to_json(setting->value) + " changes nothing: parameters are divided at stage 3 only");
+                    to_json(setting->value) + " has no effect: parameters are partitioned only at stage 3");
   }
 }
 
@@ -25,7 +25,7 @@ void tell_of_stage(const Resolution& resolution, const ZeroConfig& zero, std::st
   if (zero.stage >= least || settings.undecided("zero_optimization.stage") || !settings.given(key)) return;
   const auto device = settings.get<std::string>(key);
   if (!device || device == "none") return;
-  resolution.warn(key, to_json(*device) + " changes nothing: " + why);
+  resolution.warn(key, to_json(*device) + " has no effect: " + why);
 }
 
 void check_offload(const Resolution& resolution, std::string_view section) {
@@ -78,8 +78,8 @@ ZeroConfig resolve_zero(const Resolution& resolution) {
   read_stage3_size(resolution, zero, "stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   read_stage3_size(resolution, zero, "stage3_param_persistence_threshold", zero.param_persistence_threshold);
   read_stage3_size(resolution, zero, "stage3_model_persistence_threshold", zero.model_persistence_threshold);
-  tell_of_stage(resolution, zero, offloads[0], 1, "optimizer states are divided from stage 1 on");
-  tell_of_stage(resolution, zero, offloads[1], 3, "parameters are divided at stage 3 only");
+  tell_of_stage(resolution, zero, offloads[0], 1, "optimizer states are partitioned from stage 1 on");
+  tell_of_stage(resolution, zero, offloads[1], 3, "parameters are partitioned only at stage 3");
   resolve_offload(resolution, offloads[0], zero.offload_optimizer);
   resolution.read("zero_optimization.sub_group_size", zero.offload_optimizer.sub_group_size);
   resolution.read("zero_optimization.offload_optimizer.ratio", zero.offload_optimizer.ratio);

@@ -5,64 +5,68 @@ namespace zerorun::keys {
 
 constexpr std::string_view every_rank = "every rank writes its own slices";
 constexpr std::string_view writer_reason =
-    "every rank writes in the background, in blocks of 1 MiB around the page cache";
+    "every rank already writes in the background, in blocks of 1 MiB that bypass the page cache";
 
 static constexpr KeyFact rows[] = {
-    section("checkpoint", "how training states are saved"),
+    section("checkpoint", "how checkpoints are saved"),
     choice(".tag_validation", "\"Warn\"", "Ignore Warn Fail",
-           "what to do when ranks save under different names")
+           "what to do when ranks save a checkpoint under different tags")
         .in_any_case("Ignore Warn Fail")
-        .no_effect("where ranks name different tags nothing is saved, and all are told"),
-    boolean(".load_universal", "false", "load a checkpoint of any number of ranks")
-        .no_effect("every checkpoint can be loaded by any number of ranks"),
+        .no_effect("if ranks pass different tags, nothing is saved and every rank gets an error"),
+    boolean(".load_universal", "false", "load a checkpoint that was saved at another world size")
+        .no_effect("every checkpoint can be loaded at any world size"),
     boolean(".use_node_local_storage", "false",
-            "each host writes the files of its ranks to a folder of its own")
+            "each host writes the files of its ranks to its own local folder")
         .filled_by(program),
-    section("checkpoint.parallel_write", "which ranks write").no_effect(every_rank),
-    boolean(".pipeline_stage", "false", "write pipeline stages side by side"),
-    boolean("checkpoint.checkpoint_serialization", "true", "write zip files")
-        .no_effect("files are in the safetensors format"),
-    section("checkpoint.writer", "a faster writer").or_null().no_effect(writer_reason),
-    choice(".type", "\"FAST\"", "MOCK PYTHON FAST", "which writer"),
+    section("checkpoint.parallel_write", "which ranks write the checkpoint").no_effect(every_rank),
+    boolean(".pipeline_stage", "false", "write pipeline stages in parallel"),
+    boolean("checkpoint.checkpoint_serialization", "true", "write files in torch's zip format")
+        .no_effect("checkpoint files have the safetensors format"),
+    section("checkpoint.writer", "a faster checkpoint writer").or_null().no_effect(writer_reason),
+    choice(".type", "\"FAST\"", "MOCK PYTHON FAST", "type of the writer"),
     boolean(".decoupled", "false", "write in the background"),
-    integer(".io_buffer_size", "67108864", "bytes of its buffer"),
-    boolean(".io_buffer_double", "true", "write from one buffer while the other fills"),
-    boolean(".show_statistics", "false", "print its speed"),
-    choice(".data_parallel", "", "REPLICA SOCKET MACHINE", "how ranks share the writing").or_null(),
-    integer(".io_multiplier", "1", "requests at a time"),
-    object("datastates_ckpt", "a checkpoint engine")
+    integer(".io_buffer_size", "67108864", "size of the writer's buffer in bytes"),
+    boolean(".io_buffer_double", "true", "use two buffers: one is written while the other is filled"),
+    boolean(".show_statistics", "false", "print the write speed"),
+    choice(".data_parallel", "", "REPLICA SOCKET MACHINE", "how data-parallel ranks share the writing")
+        .or_null(),
+    integer(".io_multiplier", "1", "number of concurrent requests"),
+    object("datastates_ckpt", "settings of the DataStates checkpoint engine")
         .or_null()
-        .not_offered("checkpoints are written by ZeroRun itself"),
-    feature("nebula", "checkpoints of a cloud service")
-        .not_offered("checkpoints are written by ZeroRun itself (removed from DeepSpeed after 0.19.6)"),
-    boolean(".enabled", "false", "use it"),
-    boolean(".enable_nebula_load", "true", "load from it"),
-    text(".nebula_load_path", "", "where to load from").or_null(),
-    text(".persistent_storage_path", "", "where to save").or_null(),
-    integer(".persistent_time_interval", "100", "seconds from one copy to the next"),
-    integer(".num_of_version_in_retention", "2", "copies that are kept"),
+        .not_supported("checkpoints are written by ZeroRun itself"),
+    feature("nebula", "checkpoints in the Nebula cloud service")
+        .not_supported("checkpoints are written by ZeroRun itself")
+        .removed_from_deepspeed(),
+    boolean(".enabled", "false", "enable the feature"),
+    boolean(".enable_nebula_load", "true", "load checkpoints from Nebula"),
+    text(".nebula_load_path", "", "path to load checkpoints from").or_null(),
+    text(".persistent_storage_path", "", "path to save checkpoints to").or_null(),
+    integer(".persistent_time_interval", "100", "seconds between two copies"),
+    integer(".num_of_version_in_retention", "2", "number of copies to keep"),
     section("activation_checkpointing",
-            "settings of DeepSpeed's checkpointing functions; no switch of its own")
-        .no_effect("the model itself says what it computes again; ZeRO follows"),
-    boolean(".partition_activations", "false", "divide saved values among ranks"),
-    integer(".number_checkpoints", "", "checkpoints that share one buffer").or_null(),
-    boolean(".contiguous_memory_optimization", "false", "keep saved values in one buffer"),
-    boolean(".synchronize_checkpoint_boundary", "false", "wait for the device at boundaries"),
-    boolean(".profile", "false", "time forward and backward of checkpoints"),
-    boolean(".cpu_checkpointing", "false", "move saved values to host memory"),
-    section("aio", "how files of offloaded state are read and written"),
+            "settings of DeepSpeed's activation checkpointing functions; the section has no on/off switch")
+        .no_effect("the model itself decides which activations it recomputes"),
+    boolean(".partition_activations", "false", "partition saved activations across ranks"),
+    integer(".number_checkpoints", "", "number of activation checkpoints that share one buffer").or_null(),
+    boolean(".contiguous_memory_optimization", "false", "keep saved activations in one contiguous buffer"),
+    boolean(".synchronize_checkpoint_boundary", "false",
+            "synchronize with the device at checkpoint boundaries"),
+    boolean(".profile", "false", "measure the time of forward and backward of each checkpoint"),
+    boolean(".cpu_checkpointing", "false", "move saved activations to host memory"),
+    section("aio", "I/O settings for the files of offloaded state"),
     integer(".block_size", "1048576",
-            "bytes of one request; more where a buffer would take more than queue_depth requests")
+            "size of one I/O request in bytes; larger if a buffer would otherwise need more than queue_depth "
+            "requests")
         .least(1),
-    integer(".queue_depth", "8", "requests under way on a rank, at most").least(1),
-    integer(".intra_op_parallelism", "1", "threads that read and write where the kernel offers no io_uring")
+    integer(".queue_depth", "8", "maximum number of concurrent I/O requests of a rank").least(1),
+    integer(".intra_op_parallelism", "1", "number of I/O threads, used only if the kernel has no io_uring")
         .least(1),
-    boolean(".single_submit", "false", "submit requests one by one")
-        .no_effect("a request is submitted as soon as there is one"),
-    boolean(".overlap_events", "true", "submit while others complete")
-        .no_effect("requests are always submitted while others are under way"),
-    boolean(".use_gds", "false", "read straight into GPU memory")
-        .not_offered("files are read into the host's memory"),
+    boolean(".single_submit", "false", "submit I/O requests one at a time")
+        .no_effect("each request is submitted as soon as it is ready"),
+    boolean(".overlap_events", "true", "submit requests while earlier ones are still running")
+        .no_effect("requests are always submitted while earlier ones are still running"),
+    boolean(".use_gds", "false", "read files directly into GPU memory (GPUDirect Storage)")
+        .not_supported("files are read into host memory"),
     old_name(".thread_count", "aio.intra_op_parallelism"),
 };
 

@@ -4,49 +4,51 @@
 namespace zerorun::keys {
 
 static constexpr KeyFact rows[] = {
-    feature("tensorboard", "what training measures, written to TensorBoard")
-        .not_offered("no monitor is written; programs log what they measure"),
+    feature("tensorboard", "training metrics, written to TensorBoard")
+        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
     boolean(".enabled", "false", "write TensorBoard logs"),
-    text(".output_path", "\"\"", "folder of the logs"),
-    text(".job_name", "\"DeepSpeedJobName\"", "folder of this run"),
-    feature("csv_monitor", "what training measures, written to CSV files")
-        .not_offered("no monitor is written; programs log what they measure"),
+    text(".output_path", "\"\"", "folder for the logs"),
+    text(".job_name", "\"DeepSpeedJobName\"", "name of the folder of this run"),
+    feature("csv_monitor", "training metrics, written to CSV files")
+        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
     boolean(".enabled", "false", "write CSV files"),
-    text(".output_path", "\"\"", "folder of the files"),
-    text(".job_name", "\"DeepSpeedJobName\"", "folder of this run"),
-    feature("wandb", "what training measures, written to Weights & Biases")
-        .not_offered("no monitor is written; programs log what they measure"),
+    text(".output_path", "\"\"", "folder for the files"),
+    text(".job_name", "\"DeepSpeedJobName\"", "name of the folder of this run"),
+    feature("wandb", "training metrics, written to Weights & Biases")
+        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
     boolean(".enabled", "false", "write to Weights & Biases"),
     text(".group", "", "group of the run").or_null(),
     text(".team", "", "team of the run").or_null(),
     text(".project", "\"deepspeed\"", "project of the run"),
-    feature("comet", "what training measures, written to Comet")
-        .not_offered("no monitor is written; programs log what they measure"),
+    feature("comet", "training metrics, written to Comet")
+        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
     boolean(".enabled", "false", "write to Comet"),
-    integer(".samples_log_interval", "100", "samples from one entry to the next"),
+    integer(".samples_log_interval", "100", "number of samples between two log entries"),
     text(".project", "", "project of the run").or_null(),
     text(".workspace", "", "workspace of the run").or_null(),
-    text(".api_key", "", "key of the account").or_null(),
-    text(".experiment_name", "", "name of the run").or_null(),
-    text(".experiment_key", "", "key of the run").or_null(),
-    boolean(".online", "", "whether the run is online").or_null(),
-    choice(".mode", "", "get create get_or_create", "whether the run begins or goes on").or_null(),
-    feature("flops_profiler", "counts the floating-point operations of a step")
-        .not_offered("there is no profiler; wall_clock_breakdown tells where time goes"),
-    boolean(".enabled", "false", "profile"),
-    number(".recompute_fwd_factor", "0.0", "share of forward that is computed again"),
-    integer(".profile_step", "1", "step that is profiled"),
-    integer(".module_depth", "-1", "depth of the table, -1 for all"),
-    integer(".top_modules", "1", "modules of the table"),
-    boolean(".detailed", "true", "print each module"),
+    text(".api_key", "", "API key of the account").or_null(),
+    text(".experiment_name", "", "name of the experiment").or_null(),
+    text(".experiment_key", "", "key of the experiment").or_null(),
+    boolean(".online", "", "log online instead of offline").or_null(),
+    choice(".mode", "", "get create get_or_create", "create a new experiment or continue an existing one")
+        .or_null(),
+    feature("flops_profiler", "profiler that counts floating-point operations")
+        .not_supported(
+            "ZeroRun has no profiler; wall_clock_breakdown prints where the time of a step is spent"),
+    boolean(".enabled", "false", "enable the profiler"),
+    number(".recompute_fwd_factor", "0.0", "fraction of forward that is recomputed"),
+    integer(".profile_step", "1", "step to profile"),
+    integer(".module_depth", "-1", "depth of modules in the table; -1: all"),
+    integer(".top_modules", "1", "number of modules in the table"),
+    boolean(".detailed", "true", "print every module"),
     text(".output_file", "", "file for the table").or_null(),
-    feature("comms_logger", "log of collectives")
-        .not_offered("programs read what was sent from their communicator"),
+    feature("comms_logger", "log of collective operations")
+        .not_supported("programs can read the amount of communication from their communicator"),
     boolean(".enabled", "false", "log collectives"),
-    boolean(".verbose", "false", "log each as it happens"),
-    boolean(".prof_all", "true", "log all of them"),
-    boolean(".debug", "false", "name the caller"),
-    texts(".prof_ops", "[]", "those to log otherwise"),
+    boolean(".verbose", "false", "log each collective when it runs"),
+    boolean(".prof_all", "true", "log all collectives"),
+    boolean(".debug", "false", "log the caller too"),
+    texts(".prof_ops", "[]", "collectives to log if prof_all is false"),
 };
 
 const std::span<const KeyFact> monitoring = rows;

@@ -7,35 +7,38 @@ namespace zerorun::keys {
 constexpr int largest_power = 127;
 constexpr double largest_scale = 0x1p127;
 
-constexpr std::string_view fp32_master = "master weights and the states of optimizers are in fp32";
-constexpr std::string_view converted = "parameters are converted as fp16 and bf16 say";
-constexpr std::string_view of_apex = "remove it: it belongs to apex amp, and DeepSpeed refuses it here";
+constexpr std::string_view fp32_master = "master weights and optimizer states are always fp32";
+constexpr std::string_view converted = "the sections fp16 and bf16 set the dtype of the parameters";
+constexpr std::string_view of_apex =
+    "remove it: it is a setting of apex amp, and DeepSpeed refuses it here too";
 constexpr std::string_view on_or_off = "write an object such as {\"enabled\": true}";
 constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";
 
 static constexpr KeyFact rows[] = {
-    feature("fp16", "training in fp16 with a scaled loss").with_auto().advise(on_or_off),
+    feature("fp16", "training in fp16 with loss scaling").with_auto().advise(on_or_off),
     boolean(".enabled", "false", "parameters and activations are in fp16").filled_by(program),
     boolean(".auto_cast", "false", "the engine's cast_input() converts inputs to fp16"),
-    number(".loss_scale", "0", "factor of the loss; 0: found while training")
+    number(".loss_scale", "0", "loss scale; 0: dynamic loss scaling")
         .range_of(0, largest_scale)
-        .advise("write a factor such as 128, or 0 for one that is found while training"),
-    integer(".initial_scale_power", "16", "the first factor is 2 to this power").range_of(0, largest_power),
-    integer(".loss_scale_window", "1000", "steps without overflow before the factor doubles").least(0),
-    integer(".hysteresis", "2", "overflows before the factor is halved").least(0),
-    boolean(".consecutive_hysteresis", "false", "a step without overflow makes the count begin again"),
-    integer(".min_loss_scale", "1", "smallest factor: a run that needs a smaller one ends").least(0),
+        .advise("write a loss scale such as 128, or 0 for dynamic loss scaling"),
+    integer(".initial_scale_power", "16", "the initial loss scale is 2 to this power")
+        .range_of(0, largest_power),
+    integer(".loss_scale_window", "1000", "number of steps without overflow before the loss scale is doubled")
+        .least(0),
+    integer(".hysteresis", "2", "number of overflows before the loss scale is halved").least(0),
+    boolean(".consecutive_hysteresis", "false", "every step without overflow resets the count of hysteresis"),
+    integer(".min_loss_scale", "1", "minimum loss scale; a run that needs a smaller one fails").least(0),
     boolean(".fp16_master_weights_and_grads", "false", "keep master weights and gradients in fp16")
         .refused(fp32_master),
-    text(".fp16_opt_level", "", "an option of apex").replaced_by(of_apex),
-    text(".opt_level", "", "an option of apex").replaced_by(of_apex),
+    text(".fp16_opt_level", "", "a setting of apex").replaced_by(of_apex),
+    text(".opt_level", "", "a setting of apex").replaced_by(of_apex),
     feature("bf16", "training in bfloat16").with_auto().advise(on_or_off),
     boolean(".enabled", "false", "parameters and activations are in bfloat16").filled_by(program),
-    boolean(".immediate_grad_update", "false", "add each gradient to its fp32 sum as it comes")
-        .no_effect("gradients are taken into their sum as they come, always"),
+    boolean(".immediate_grad_update", "false", "add each gradient to its fp32 sum as soon as it is computed")
+        .no_effect("gradients are always added as soon as they are computed"),
     boolean(".check_grad_overflow", "true", "skip steps whose gradients are not finite")
-        .no_effect("gradients are always checked, and a step with one that is not finite is skipped"),
+        .no_effect("gradients are always checked, and a step whose gradients are not finite is skipped"),
     boolean(".bf16_master_weights_and_grads", "false", "keep master weights and gradients in bfloat16")
         .refused(fp32_master),
     boolean(".bf16_optimizer_states", "false", "keep optimizer states in bfloat16").refused(fp32_master),
@@ -45,33 +48,34 @@ static constexpr KeyFact rows[] = {
     old_name("bfloat16.check_grad_overflow", "bf16.check_grad_overflow"),
     old_name("bfloat16.bf16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads"),
     old_name("bfloat16.bf16_optimizer_states", "bf16.bf16_optimizer_states"),
-    feature("amp", "mixed precision of apex").not_offered(converted),
+    feature("amp", "mixed precision of apex").not_supported(converted).removed_from_deepspeed(),
     boolean(".enabled", "false", "use apex")
         .filled_by(program)
         .refused("apex is a Python package")
         .advise(bf16_instead),
-    choice(".opt_level", "", "O0 O1 O2 O3", "how apex mixes precisions").filled_by(program),
-    feature("torch_autocast", "mixed precision operator by operator")
-        .not_offered("the program enters autocast itself"),
+    choice(".opt_level", "", "O0 O1 O2 O3", "optimization level of apex").filled_by(program),
+    feature("torch_autocast", "mixed precision by torch.autocast")
+        .not_supported("the program enables autocast itself"),
     boolean(".enabled", "false", "use autocast")
         .refused()
         .advise("remove it, or convert the parameters with bf16 or fp16"),
     text(".dtype", "", "dtype of autocast"),
-    texts(".lower_precision_safe_modules", "", "classes of modules that may be in 16 bits").or_null(),
-    section("data_types", "dtypes of what training keeps"),
+    texts(".lower_precision_safe_modules", "", "classes of modules that may run in 16 bits").or_null(),
+    section("data_types", "dtypes of gradients, parameters and buffers"),
     choice(".grad_accum_dtype", "\"fp32\"", "fp32 fp16 bf16",
-           "dtype in which gradients are added up: fp32 or that of training, which is DeepSpeed's default")
+           "dtype in which gradients are accumulated: fp32, or the dtype of training, which is DeepSpeed's "
+           "default")
         .or_null(),
     choice(".param_dtype", "", "fp32 fp16 bf16",
-           "dtype of training once more: it must be what fp16 and bf16 say")
+           "dtype of the parameters; it must agree with the sections fp16 and bf16")
         .or_null(),
     choice(
         ".buffer_dtype", "", "fp32 fp16 bf16",
-        "dtype to which the module's floating-point buffers are converted; by default they stay as they are")
+        "dtype to which the module's floating-point buffers are converted; by default they are not converted")
         .or_null(),
     boolean(".master_from_fp32", "false",
-            "master weights begin with the digits that parameters lose when they are converted to 16 bits; "
-            "DeepSpeed has no such key and passes over it"),
+            "initialize master weights from the parameters before they are rounded to 16 bits; DeepSpeed "
+            "does not have this key and ignores it"),
 };
 
 const std::span<const KeyFact> precision = rows;

@@ -4,109 +4,117 @@
 namespace zerorun::keys {
 
 constexpr std::string_view buckets_reason =
-    "gradients always travel in contiguous buckets by reduce-scatter, parameters by all-gather";
+    "gradients are always reduced in contiguous buckets by reduce-scatter, and parameters gathered by "
+    "all-gather";
 
 static constexpr KeyFact rows[] = {
-    section("zero_optimization", "what ZeRO divides among the ranks, and how it travels")
+    section("zero_optimization", "what ZeRO partitions across ranks, and how it is communicated")
         .with_auto()
         .or_false("{\"stage\": 0}")
-        .advise("write an object: {\"stage\": 1} is what true was"),
+        .advise("write an object; true stood for {\"stage\": 1}"),
     integer(".stage", "0",
-            "what is divided: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters")
+            "what is partitioned: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters")
         .range_of(0, 3)
         .advise("write 0, 1, 2 or 3")
         .without_auto(),
-    boolean(".contiguous_gradients", "true", "copy gradients into one buffer as they come")
+    boolean(".contiguous_gradients", "true", "copy gradients into a contiguous buffer as they are computed")
         .no_effect(buckets_reason),
-    boolean(".reduce_scatter", "true", "send each rank its part of the gradients only")
+    boolean(".reduce_scatter", "true", "use reduce-scatter instead of all-reduce for gradients")
         .no_effect(buckets_reason),
-    size(".reduce_bucket_size", "5e8", "gradients that travel together, at most, in elements")
+    size(".reduce_bucket_size", "5e8", "maximum number of elements that are reduced at a time")
         .least(1)
         .filled_by(model),
-    boolean(".use_multi_rank_bucket_allreduce", "true", "one reduction for the buckets of several ranks")
+    boolean(".use_multi_rank_bucket_allreduce", "true",
+            "reduce the buckets of several ranks in one all-reduce")
         .no_effect(buckets_reason),
     boolean(".allgather_partitions", "true", "gather updated parameters instead of broadcasting them")
         .no_effect(buckets_reason),
-    size(".allgather_bucket_size", "5e8", "updated parameters that travel together, at most, in elements")
+    size(".allgather_bucket_size", "5e8",
+         "maximum number of elements of updated parameters that are gathered at a time")
         .least(1),
-    boolean(".overlap_comm", "", "send gradients while backward goes on; null: at stage 3 only").or_null(),
-    boolean(".load_from_fp32_weights", "true", "start master weights from the fp32 copies of a checkpoint")
-        .no_effect("master weights are the checkpoint's, or its fp32 parameters, as exact as it has them"),
-    boolean(".elastic_checkpoint", "false", "an option of old versions")
-        .no_effect("it changed the checkpoints of old versions only"),
+    boolean(".overlap_comm", "", "reduce gradients while backward runs; null: only at stage 3").or_null(),
+    boolean(".load_from_fp32_weights", "true", "load master weights from the fp32 weights of a checkpoint")
+        .no_effect("master weights are loaded at the highest precision that the checkpoint has"),
+    boolean(".elastic_checkpoint", "false", "a key of old DeepSpeed versions")
+        .no_effect("it affected only checkpoints of old DeepSpeed versions"),
     size(".sub_group_size", "1e9",
-         "elements of which the state is read from files at a time, at most, but a MiB of it at least; 0 for "
-         "no such bound; without offload to nvme it changes nothing"),
+         "maximum number of elements whose optimizer states are read from files at a time, but at least 1 "
+         "MiB; 0: no limit; no effect without offload to nvme"),
     boolean(".ignore_unused_parameters", "true", "false: an error for parameters without a gradient")
-        .not_offered("a parameter without a gradient has a gradient of 0"),
-    boolean(".legacy_stage1", "false", "an option of old versions").no_effect("there is one stage 1"),
-    boolean(".round_robin_gradients", "false", "divide gradients among ranks in turns")
+        .not_supported("a parameter without a gradient is treated as if its gradient were 0"),
+    boolean(".legacy_stage1", "false", "a key of old DeepSpeed versions").no_effect("there is one stage 1"),
+    boolean(".round_robin_gradients", "false", "assign gradients to ranks in round-robin order")
         .no_effect("every rank owns an equal slice of every bucket"),
-    integer(".zero_hpz_partition_size", "1", "ranks that share a second set of parameters")
+    integer(".zero_hpz_partition_size", "1", "number of ranks that share a secondary copy of the parameters")
         .least(0)
-        .not_offered("parameters are divided among all ranks"),
+        .not_supported("parameters are always partitioned across all ranks"),
     boolean(".zero_quantized_weights", "false", "gather parameters in 8 bits")
-        .refused("parameters travel as they are"),
+        .refused("ZeroRun does not quantize parameters"),
     boolean(".zero_quantized_nontrainable_weights", "false", "keep frozen parameters in 8 bits")
-        .refused("frozen parameters stay as they are"),
+        .refused("ZeroRun does not quantize parameters"),
     boolean(".zero_quantized_gradients", "false", "reduce gradients in 4 bits")
-        .refused("gradients travel as they are"),
+        .refused("ZeroRun does not quantize gradients"),
     object(".zeropp_loco_param", "error feedback of quantized gradients")
         .or_null()
-        .not_offered("gradients travel as they are")
+        .not_supported("ZeroRun does not quantize gradients")
+        .removed_from_deepspeed()
         .without_auto(),
-    integer(".mics_shard_size", "-1", "ranks among which parameters are divided")
-        .not_offered("parameters are divided among all ranks (removed from DeepSpeed after 0.19.6)"),
-    boolean(".mics_hierarchical_params_gather", "false", "gather parameters inside nodes first")
-        .no_effect("parameters are gathered among all ranks at once (removed from DeepSpeed after 0.19.6)"),
-    boolean(".memory_efficient_linear", "true", "keep fewer values for the backward of linear layers")
-        .no_effect("saved parameters are gathered again for backward as it is"),
-    boolean(".pipeline_loading_checkpoint", "false", "load a checkpoint rank by rank")
-        .no_effect("each rank reads only what it keeps"),
+    integer(".mics_shard_size", "-1", "number of ranks across which parameters are partitioned")
+        .not_supported("parameters are always partitioned across all ranks")
+        .removed_from_deepspeed(),
+    boolean(".mics_hierarchical_params_gather", "false", "gather parameters within each node first")
+        .no_effect("parameters are gathered from all ranks at once")
+        .removed_from_deepspeed(),
+    boolean(".memory_efficient_linear", "true", "save fewer tensors for the backward of linear layers")
+        .no_effect("backward always gathers saved parameters again"),
+    boolean(".pipeline_loading_checkpoint", "false", "load a checkpoint on one rank after the other")
+        .no_effect("each rank reads only its own part"),
     boolean(".override_module_apply", "true", "gather parameters inside Module.apply")
-        .no_effect("operators gather the parameters they use wherever they run"),
+        .no_effect("every operator gathers the parameters that it uses"),
     boolean(".log_trace_cache_warnings", "false", "log when the order of gathers changes")
-        .not_offered("Engine::residency() counts such departures"),
+        .not_supported("Engine::residency() counts these changes"),
     boolean(".enable_sanity_checks", "false", "check invariants").no_effect("invariants are always checked"),
-    boolean(".save_muon_momentum_buffer_in_memory", "false", "keep the momentum of Muon out of NVMe")
-        .not_offered("momentum is kept where offload_optimizer says, as other states are"),
+    boolean(".save_muon_momentum_buffer_in_memory", "false",
+            "keep the momentum of Muon in memory instead of on NVMe")
+        .not_supported("momentum is stored where offload_optimizer says, like all optimizer states"),
     size(".stage3_prefetch_bucket_size", "5e7",
-         "parameters that are gathered ahead of their use, at most, in elements")
+         "maximum number of elements of parameters that are gathered before they are used")
         .also("prefetch_bucket_size")
         .filled_by(model)
-        .advise("write a number of elements, 0 to fetch nothing ahead, or leave the key out for 5e7"),
+        .advise("write a number of elements, 0 for no prefetching, or leave the key out for 5e7"),
     size(".stage3_param_persistence_threshold", "1e5",
-         "parameters no larger than this many elements are never divided")
+         "parameters of at most this many elements are not partitioned")
         .also("param_persistence_threshold")
         .filled_by(model),
     size(".stage3_model_persistence_threshold", "9223372036854775807",
-         "those together are no more than this many elements")
+         "maximum number of elements of all parameters that stay unpartitioned because of "
+         "stage3_param_persistence_threshold")
         .also("model_persistence_threshold")
-        .advise("write a number of elements, or leave the key out for no bound"),
-    size(".stage3_max_live_parameters", "1e9",
-         "parameters that are whole on a rank at a time, at most, in elements")
+        .advise("write a number of elements, or leave the key out for no limit"),
+    size(".stage3_max_live_parameters", "1e9", "maximum number of elements of gathered parameters on a rank")
         .also("max_live_parameters"),
-    size(".stage3_max_reuse_distance", "1e9", "a parameter that is used again within so many elements stays")
+    size(".stage3_max_reuse_distance", "1e9",
+         "a gathered parameter stays gathered if it is used again within this many elements")
         .also("max_reuse_distance"),
     boolean(".stage3_gather_16bit_weights_on_model_save", "false",
-            "gather whole parameters when the model is saved")
+            "gather the parameters when the model is saved")
         .also("gather_16bit_weights_on_model_save")
-        .no_effect("save_16bit_model() gathers bucket by bucket, whatever this key says"),
-    integer(".stage3_module_granularity_threshold", "0", "gather small modules as one")
+        .no_effect("save_16bit_model() always gathers the parameters, bucket by bucket"),
+    integer(".stage3_module_granularity_threshold", "0", "gather small modules together")
         .also("module_granularity_threshold")
         .least(0)
-        .no_effect("parameters are gathered by operators, whatever the modules"),
+        .no_effect("parameters are gathered for each operator, independently of modules"),
     boolean(".stage3_use_all_reduce_for_fetch_params", "false", "gather parameters by all-reduce")
         .also("use_all_reduce_for_fetch_params")
         .no_effect(buckets_reason),
-    boolean(".stage3_allgather_sequential", "false", "gather parameters one by one")
+    boolean(".stage3_allgather_sequential", "false", "gather one parameter at a time")
         .also("allgather_sequential")
         .no_effect(buckets_reason),
     old_name(".stage3_gather_fp16_weights_on_model_save",
              "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
     boolean(".compute_grad_norm", "true",
-            "false: leave the norm of the gradients out where clipping does not need it")
-        .no_effect("the norm is always there: get_global_grad_norm()"),
+            "false: do not compute the norm of the gradients unless clipping needs it")
+        .no_effect("the norm is always computed: get_global_grad_norm()"),
 };
 
 const std::span<const KeyFact> zero = rows;

@@ -118,7 +118,7 @@ TEST_CASE("if all three batch sizes are fixed, a note says how many ranks fit") 
   REQUIRE(checked.diagnostics.messages().size() == 1);
   CHECK(checked.diagnostics.headline(checked.diagnostics.messages()[0]) ==
         "conf:1:22: note: train_batch_size: 12 is train_micro_batch_size_per_gpu 3 x "
-        "gradient_accumulation_steps 2 x 2 ranks: a run needs just as many");
+        "gradient_accumulation_steps 2 x 2 ranks: a run needs exactly that many");
   CHECK(zerorun::check_config(text, "conf", {.world_size = 2}).diagnostics.messages().empty());
   const auto found = refusals(text, 3);
   REQUIRE(found.size() == 1);

@@ -42,13 +42,13 @@ bool is_under(std::string_view path, std::string_view section) {
   return path.starts_with(section) && path.size() > section.size() && path[section.size()] == '.';
 }
 
-/// Returns a configuration with a batch size only, which every configuration needs.
+/// Returns a configuration that sets only a batch size, which every configuration must have.
 Draft with_a_batch() {
   return Draft().put({"train_micro_batch_size_per_gpu"}, "1");
 }
 
-/// Returns a configuration in which the key is allowed. Parameters of an optimizer or a schedule need the
-/// type of that section.
+/// Returns a configuration to which the key can be added. For a key of the optimizer or the scheduler
+/// section, the configuration sets that section's type.
 Draft surroundings(const KeyFact& fact, std::string_view type = {}) {
   Draft draft = with_a_batch();
   for (const char* section : {"optimizer", "scheduler"}) {
@@ -358,7 +358,7 @@ class Generator {
     take(draft);
   }
 
-  /// Returns true if the type accepts the key, and at random for one in 16 keys that it does not accept.
+  /// Returns true if the type accepts the key. Also returns true, at random, for one in 16 of the other keys.
   bool takes(const KeyFact& fact, const std::string& type) {
     return fact.types.empty() || has_word(fact.types, type) || random_() % 16 == 0;
   }

@@ -205,7 +205,7 @@ TEST_CASE("every key and value of a document has its position") {
 }
 
 TEST_CASE("messages report the line and column of the mistake") {
-  // The same two mistakes come after texts that move them to other lines and columns.
+  // Each text is inserted before the same two mistakes, and so moves them to another line or column.
   const std::vector<std::string> before = {
       "",         " ",           "\t\t",           "\n\n",
       "\r\n  ",   "\r",          "/* é漢😀 */ ",    "#\n",

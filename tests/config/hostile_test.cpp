@@ -200,7 +200,8 @@ TEST_CASE("of very many mistakes the first are reported, and the others are coun
              Catch::EndsWith("\nconf: and 19000 more errors"));
   const CheckedConfig eased =
       check_config(many_keys("leftover_of_another_program_", count, "1"), "conf", {.compat = true});
-  // Unknown keys after the first 1000 are not checked for typos, so all of them stay errors.
+  // With compat, an unknown key becomes a warning unless it looks like a typo. After 1000 warnings the reader
+  // does not look for typos any more, and the other unknown keys stay errors.
   CHECK(eased.diagnostics.messages().size() == 2 * most_messages);
   CHECK(eased.diagnostics.left_out(Severity::error) == count - 2 * most_messages);
 }

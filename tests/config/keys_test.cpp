@@ -66,7 +66,7 @@ TEST_CASE("the rows of the table are complete and fit together") {
   for (const KeyFact* fact : key_facts()) {
     INFO(fact->path);
     CHECK(!fact->meaning.empty());
-    const bool reasoned = fact->status == KeyStatus::no_effect || fact->status == KeyStatus::not_offered ||
+    const bool reasoned = fact->status == KeyStatus::no_effect || fact->status == KeyStatus::not_supported ||
                           fact->status == KeyStatus::replaced;
     CHECK(reasoned == !fact->reason.empty());
     if (const auto section = section_of(fact->path); !section.empty()) {
@@ -86,7 +86,7 @@ TEST_CASE("the rows of the table are complete and fit together") {
       REQUIRE(inner);
       CHECK((inner->fallback == "false" || inner->fallback == "\"none\""));
     }
-    for_each_word(fact->choices_to_come,
+    for_each_word(fact->unsupported_choices,
                   [&](std::string_view word) { CHECK(has_word(fact->choices, word)); });
     for_each_word(fact->any_case, [&](std::string_view word) { CHECK(has_word(fact->choices, word)); });
     for_each_word(fact->types, [&](std::string_view word) {
@@ -192,12 +192,12 @@ TEST_CASE("the error about an unknown key names the intended key, or the section
       {R"("bf16": {"enabled": true, "loss_scale": 0})", "2:27 bf16.loss_scale",
        "remove it: bf16 has the range of fp32 and needs no loss scale"},
       {R"("fp16": {"enabled": true, "dynamic_loss_scale": true})", "2:27 fp16.dynamic_loss_scale",
-       "write \"loss_scale\": 0, which finds the scale while training"},
+       "write \"loss_scale\": 0, for dynamic loss scaling"},
       {R"("tensor_parallel_degree": 2)", "2:1 tensor_parallel_degree",
-       "write tensor_parallel.autotp_size (not offered, a run refuses it: layers are not divided among "
+       "write tensor_parallel.autotp_size (not supported, refused by a run: layers are not divided among "
        "ranks)"},
       {R"("tensor_parallel": {"tp_size": 2})", "2:21 tensor_parallel.tp_size",
-       "did you mean \"autotp_size\"? (not offered, a run refuses it: layers are not divided among ranks)"},
+       "did you mean \"autotp_size\"? (not supported, refused by a run: layers are not divided among ranks)"},
       {R"("log": {"steps_per_print": 10, "file": "x"})", "2:1 log",
        "its keys belong elsewhere: steps_per_print at the top level"},
       {R"("checkpoint": {"tag_validation_enabled": true})", "2:16 checkpoint.tag_validation_enabled",
@@ -250,8 +250,8 @@ TEST_CASE("keys of a misspelled section are checked as keys of the section that 
                                            "3:37 zero_optimisation.offload_optimiser.device",
                                            "3:45 zero_optimisation.stgae", "3:58 optimiser",
                                            "3:71 optimizer.type", "3:89 optimiser.params.lr"});
-  // If the correctly spelled section exists too, the misspelled one is not checked: its keys would exist
-  // twice.
+  // A misspelled section is checked only if the correctly spelled one is missing. Otherwise the keys of both
+  // would count as duplicates.
   CHECK(refusals(with(R"("fp61": {"enabled": 1}, "fp16": {"enabled": false})")).size() == 1);
 }
 
@@ -271,22 +271,20 @@ TEST_CASE("one note names all \"auto\" values of a file") {
   CHECK(found[0].severity == Severity::note);
   CHECK(found[0].mistake.path == "train_batch_size");
   CHECK(found[0].text ==
-        "\"auto\": left to the program, or else to other keys: train_batch_size, "
-        "zero_optimization.overlap_comm; "
-        "given by the program when a run starts: optimizer.params.lr, optimizer.params.eps; "
-        "given by the model's hidden size when a run starts: zero_optimization.reduce_bucket_size; "
-        "the default: zero_optimization.reduce_scatter = true");
+        "\"auto\": from the program, or else from other keys: train_batch_size, "
+        "zero_optimization.overlap_comm; from the program when a run starts: optimizer.params.lr, "
+        "optimizer.params.eps; from the model's hidden size when a run starts: "
+        "zero_optimization.reduce_bucket_size; the default: zero_optimization.reduce_scatter = true");
   const LoadOptions options{.arguments = {{"train_batch_size", int64_t{6}},
                                           {"optimizer.params.lr", 0.5},
                                           {"optimizer.params.eps", 0.25}},
                             .hidden_size = 10};
-  CHECK(
-      told(parse_config(text, "conf", options)) ==
-      std::vector<std::string>{
-          "conf:1:22: note: train_batch_size: \"auto\": from the program's arguments: train_batch_size = 6, "
-          "optimizer.params.lr = 0.5, optimizer.params.eps = 0.25; from the model's hidden size: "
-          "zero_optimization.reduce_bucket_size = 100; the default: zero_optimization.reduce_scatter = true; "
-          "left to the program, or else to other keys: zero_optimization.overlap_comm"});
+  CHECK(told(parse_config(text, "conf", options)) ==
+        std::vector<std::string>{
+            "conf:1:22: note: train_batch_size: \"auto\": from the program's arguments: train_batch_size = "
+            "6, optimizer.params.lr = 0.5, optimizer.params.eps = 0.25; from the model's hidden size: "
+            "zero_optimization.reduce_bucket_size = 100; the default: zero_optimization.reduce_scatter = "
+            "true; from the program, or else from other keys: zero_optimization.overlap_comm"});
 }
 
 TEST_CASE("of equally near keys, the one that begins like the misspelled key is suggested") {

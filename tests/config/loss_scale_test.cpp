@@ -64,15 +64,15 @@ TEST_CASE("each key of loss scaling is read into the Config") {
 
 TEST_CASE("with a fixed loss scale, notes say that keys of dynamic scaling change nothing") {
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "loss_scale_window": 0})",
-             "fp16.loss_scale_window: 0 changes nothing: loss_scale is fixed at 128");
+             "fp16.loss_scale_window: 0 has no effect: loss_scale is fixed at 128");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 1.5, "initial_scale_power": 8})",
-             "fp16.initial_scale_power: 8 changes nothing: loss_scale is fixed at 1.5");
+             "fp16.initial_scale_power: 8 has no effect: loss_scale is fixed at 1.5");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 0})",
-             "fp16.hysteresis: 0 changes nothing: loss_scale is fixed at 128");
+             "fp16.hysteresis: 0 has no effect: loss_scale is fixed at 128");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "consecutive_hysteresis": true})",
-             "fp16.consecutive_hysteresis: true changes nothing: loss_scale is fixed at 128");
+             "fp16.consecutive_hysteresis: true has no effect: loss_scale is fixed at 128");
   check_note(R"("fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 70000})",
-             "fp16.min_loss_scale: 70000 changes nothing: loss_scale is fixed at 128");
+             "fp16.min_loss_scale: 70000 has no effect: loss_scale is fixed at 128");
   CHECK(
       told(scaled(R"("loss_scale": 128, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
                   "consecutive_hysteresis": false, "min_loss_scale": 1)"))
@@ -80,7 +80,7 @@ TEST_CASE("with a fixed loss scale, notes say that keys of dynamic scaling chang
 }
 
 TEST_CASE("settings with which a dynamic loss scale cannot work are refused") {
-  const std::string counts = "an integer of at least 1 where the loss scale is found while training";
+  const std::string counts = "an integer of at least 1 with dynamic loss scaling";
   const std::string remedy = "write a larger number, or a loss_scale above 0";
   const std::string usual = "write such a number, or leave the key out";
   const std::string lower = "lower it, or raise initial_scale_power";
@@ -96,13 +96,13 @@ TEST_CASE("settings with which a dynamic loss scale cannot work are refused") {
       {R"("fp16": {"enabled": true, "initial_scale_power": @-1})", "fp16.initial_scale_power",
        "an integer from 0 to 127", "-1", usual},
       {R"("fp16": {"enabled": true, "loss_scale": @-2})", "fp16.loss_scale", "a number from 0 to 1.70141e+38",
-       "-2", "write a factor such as 128, or 0 for one that is found while training"},
+       "-2", "write a loss scale such as 128, or 0 for dynamic loss scaling"},
       {R"("fp16": {"enabled": true, "loss_scale": @1e-300})", "fp16.loss_scale",
-       "0 or a factor of at least 1e-06", "1e-300",
-       "write a factor such as 128, or 0 for one that is found while training"},
+       "0 or a loss scale of at least 1e-06", "1e-300",
+       "write a loss scale such as 128, or 0 for dynamic loss scaling"},
       {R"("fp16": {"enabled": true, "loss_scale": @1e39})", "fp16.loss_scale",
        "a number from 0 to 1.70141e+38", "1e39",
-       "write a factor such as 128, or 0 for one that is found while training"},
+       "write a loss scale such as 128, or 0 for dynamic loss scaling"},
       {R"("fp16": {"enabled": true, "loss_scale": @"128"})", "fp16.loss_scale",
        "a number from 0 to 1.70141e+38", "\"128\"", "write 128 without the quotes"},
       {R"("fp16": {"enabled": true, "min_loss_scale": @257, "initial_scale_power": 8})",

@@ -1,5 +1,5 @@
 // Tests the optimizers that a config can name: their parameters, their defaults (those of the class that
-// DeepSpeed uses), and the messages about optimizers that ZeroRun does not offer.
+// DeepSpeed uses), and the messages about optimizers that ZeroRun does not support.
 #include <catch2/catch.hpp>
 #include <string>
 
@@ -141,7 +141,7 @@ TEST_CASE("optimizers: AMSGrad is offered; without torch_adam a note says that D
     CHECK(optimizer<AdamConfig>(type, R"("amsgrad": true)").amsgrad);
     CHECK(!optimizer<AdamConfig>(type, "").amsgrad);
     check_note(optimizer_text(type, R"("amsgrad": true)"),
-               "optimizer.params.amsgrad: true works here; DeepSpeed takes it beside torch_adam only");
+               "optimizer.params.amsgrad: true works here; DeepSpeed accepts it only with torch_adam");
     const Config both =
         parse_config(with(optimizer_text(type, R"("amsgrad": true, "torch_adam": true)")), "conf", 1);
     CHECK(std::get<AdamConfig>(*both.optimizer).amsgrad);
@@ -182,27 +182,28 @@ TEST_CASE("optimizers: values out of their range are refused") {
   }
 }
 
-TEST_CASE("optimizers: a type that is not offered is refused, with the name of the nearest offered type") {
+TEST_CASE("optimizers: a type that is not supported is refused, with the name of the nearest offered type") {
   for (const auto& [type, nearest] :
        {std::pair("OneBitAdam", "Adam"), std::pair("zerooneadam", "Adam"), std::pair("MuSGD", "SGD"),
         std::pair("MuAdamW", "AdamW"), std::pair("Rprop", "RMSprop")}) {
     const Refusal found =
         refusal_of({R"("optimizer": {"type": @")" + std::string(type) + "\"}", "optimizer.type", "", "", ""});
-    CHECK(found.expected == in_words(offered_choices(type_row())));
-    CHECK(found.found == "\"" + std::string(type) + "\", which ZeroRun does not offer");
-    CHECK(found.remedy == "write \"" + std::string(nearest) + "\", the nearest that it does");
+    CHECK(found.expected == in_words(supported_choices(type_row())));
+    CHECK(found.found == "\"" + std::string(type) + "\", which ZeroRun does not support");
+    CHECK(found.remedy == "write \"" + std::string(nearest) + "\", the closest one that is supported");
   }
   const CheckedConfig checked = check_config(with(optimizer_text("NAdam", "")), "conf");
   REQUIRE(checked.diagnostics.messages().size() == 1);
   CHECK(checked.refused());
-  CHECK(checked.diagnostics.messages()[0].mistake.remedy == "write \"Adam\", the nearest that it does");
+  CHECK(checked.diagnostics.messages()[0].mistake.remedy ==
+        "write \"Adam\", the closest one that is supported");
 }
 
-TEST_CASE("optimizers: each type that is not offered has a nearest type that is offered") {
-  const std::string offered = offered_choices(type_row());
-  for_each_word(type_row().choices_to_come, [&](std::string_view word) {
+TEST_CASE("optimizers: each type that is not supported has a nearest type that is offered") {
+  const std::string offered = supported_choices(type_row());
+  for_each_word(type_row().unsupported_choices, [&](std::string_view word) {
     INFO(word);
-    CHECK(has_word(offered, nearest_offered(type_row(), word)));
+    CHECK(has_word(offered, nearest_supported(type_row(), word)));
   });
   for_each_word(type_row().nearest_choices, [&](std::string_view pair) {
     INFO(pair);

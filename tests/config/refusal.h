@@ -36,7 +36,7 @@ std::vector<std::string> split(const std::string& line, char separator);
 /// line.
 std::string with(const std::string& settings);
 
-/// Settings with one mistake, which has an '@' before it, and the parts of the message about the mistake.
+/// Settings with one mistake, which is marked by an '@' before it, and the parts of the message about it.
 struct MarkedRefusal {
   std::string settings;
   std::string path;
@@ -45,7 +45,8 @@ struct MarkedRefusal {
   std::string remedy;
 };
 
-/// Returns the only message with which a run refuses `row`. CHECKs the place that the message names.
+/// Returns the message with which a run refuses `row`. Checks that it is the only one and names the marked
+/// place.
 Refusal refusal_of(const MarkedRefusal& row);
 
 /// CHECKs that a run refuses each row with exactly the row's texts, and that check_config() refuses it too.

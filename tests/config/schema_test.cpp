@@ -22,7 +22,8 @@ std::string read_source(const std::string& path) {
   return text.str();
 }
 
-/// Returns the number of the first line in which two texts differ. The texts are too long for a message.
+/// Returns the number of the first line in which two texts differ. A failed check shows this number, because
+/// the texts are too long to be shown.
 int first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a);
   std::istringstream lines_b(b);

@@ -121,13 +121,13 @@ TEST_CASE("optimizer parameters are read, and each has its default") {
   CHECK(optimizer<SgdConfig>("SGD", R"("momentum": 0.9, "dampening": 0.5)").dampening == 0.5);
 }
 
-TEST_CASE("a setting that changes nothing gets one note with its line, unless it is the default") {
+TEST_CASE("a setting that has no effect gets one note with its line, unless it is the default") {
   struct Note {
     std::string settings;
     std::string text;
   };
   const std::vector<Note> notes = {
-      {R"("zero_allow_untested_optimizer": true)", "zero_allow_untested_optimizer: true changes nothing: "},
+      {R"("zero_allow_untested_optimizer": true)", "zero_allow_untested_optimizer: true has no effect: "},
       {R"("zero_optimization": {"contiguous_gradients": false})",
        "zero_optimization.contiguous_gradients: false"},
       {R"("zero_optimization": {"reduce_scatter": false})", "zero_optimization.reduce_scatter: false"},
@@ -191,7 +191,7 @@ TEST_CASE("wrong values are refused at their place") {
       {R"("optimizer": {"type": @1})", "optimizer.type", "Adam", "1", "write Adam"},
       {R"("optimizer": {"type": @"AdamX"})", "optimizer.type", "Adam", "AdamX", "did you mean \"Adam\"?"},
       {R"("optimizer": {"type": @"sgd"})", "optimizer.type", "SGD", "sgd", "did you mean \"SGD\"?"},
-      {R"("optimizer": {"type": @"Adamax"})", "optimizer.type", "Adam", "does not offer", "write"},
+      {R"("optimizer": {"type": @"Adamax"})", "optimizer.type", "Adam", "does not support", "write"},
       {R"("optimizer": {"type": "Adam", "params": {"lr": @-1}})", "optimizer.params.lr", "at least 0", "-1",
        "such as 1e-3"},
       {R"("optimizer": {"type": "Adam", "params": {"lr": @"1e-3"}})", "optimizer.params.lr", "a number",
@@ -218,12 +218,12 @@ TEST_CASE("wrong values are refused at their place") {
        "optimizer.params.eps"},
       {R"("scheduler": {"type": @"warmuplr"})", "scheduler.type", "WarmupLR", "warmuplr",
        "did you mean \"WarmupLR\"?"},
-      {R"("scheduler": {"type": @"StepLR"})", "scheduler.type", "WarmupLR", "does not offer",
+      {R"("scheduler": {"type": @"StepLR"})", "scheduler.type", "WarmupLR", "does not support",
        "InitializeOptions::schedule"},
-      {R"("scheduler": {"type": @"CosineAnnealingLR"})", "scheduler.type", "WarmupCosineLR", "does not offer",
-       "WarmupCosineLR for a cosine"},
+      {R"("scheduler": {"type": @"CosineAnnealingLR"})", "scheduler.type", "WarmupCosineLR",
+       "does not support", "WarmupCosineLR for a cosine"},
       {R"("scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": @0, "total_num_steps": 9}})",
-       "scheduler.params.warmup_num_steps", "at least 1", "0", "1, which acts as 2"},
+       "scheduler.params.warmup_num_steps", "at least 1", "0", "with the same effect as 2"},
       {R"("scheduler": {"type": "WarmupCosineLR", "params": @{}})", "scheduler.params.total_num_steps",
        "total_num_steps for WarmupCosineLR", "nothing", "write"},
       {R"("scheduler": {"type": "OneCycle", "params": @{"cycle_min_lr": 0.1}})",
@@ -255,7 +255,7 @@ TEST_CASE("wrong values are refused at their place") {
       {R"("scheduler": {"type": "WarmupLR", "params": {@"total_num_steps": 9}})",
        "scheduler.params.total_num_steps", "a parameter of WarmupLR", "one of WarmupDecayLR", "remove"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @0}})",
-       "scheduler.params.warmup_num_steps", "at least 1", "0", "1, which acts as 2"},
+       "scheduler.params.warmup_num_steps", "at least 1", "0", "with the same effect as 2"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": @10.5}})",
        "scheduler.params.warmup_num_steps", "an integer", "10.5", "1000"},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": @"cubic"}})",
@@ -303,9 +303,9 @@ TEST_CASE("values that are understood although written differently get a warning
              Catch::Contains("warning: gradient_clipping: true is taken as 1: write the number"));
   config = parse(R"("zero_optimization": {"reduce_bucket_size": 15099494.4})");
   CHECK(config.zero.reduce_bucket_size == 15'099'494);
-  CHECK_THAT(note_of(config),
-             Catch::Contains("note: zero_optimization.reduce_bucket_size: 15099494.4 is rounded "
-                             "down to 15099494"));
+  CHECK_THAT(
+      note_of(config),
+      Catch::Contains("note: zero_optimization.reduce_bucket_size: 15099494.4 is rounded down to 15099494"));
   config = parse(R"("zero_optimization": {"stage": 2.0, "reduce_bucket_size": 5e8})");
   CHECK(config.zero.stage == 2);
   CHECK(told(config).empty());
@@ -313,9 +313,8 @@ TEST_CASE("values that are understood although written differently get a warning
 
 TEST_CASE("all mistakes are reported together, in the order of the file") {
   const auto found = refusals(
-      "{\"optimizer\": {\"type\": \"Adam\", \"params\":\n"
-      "{\"lr\": \"auto\",\n\"lrr\": 1}},\n \"stage\": 2,\n"
-      " \"gradient_clipping\": -1,\n \"train_batch_size\": 0, \"aoi\": {}}");
+      "{\"optimizer\": {\"type\": \"Adam\", \"params\":\n{\"lr\": \"auto\",\n\"lrr\": 1}},\n \"stage\": 2,\n "
+      "\"gradient_clipping\": -1,\n \"train_batch_size\": 0, \"aoi\": {}}");
   std::vector<std::string> places;
   for (const Refusal& refusal : found) places.push_back(refusal.place());
   CHECK(places == std::vector<std::string>{"2:8 optimizer.params.lr", "3:1 optimizer.params.lrr", "4:2 stage",

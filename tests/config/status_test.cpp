@@ -1,5 +1,6 @@
 // Tests the messages about keys that ZeroRun refuses, ignores, or accepts without effect. `zerorun config
 // check` must report the errors of a run.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <string>
 #include <vector>
@@ -38,9 +39,9 @@ TEST_CASE("an offload section without a device has no effect") {
     CHECK(told(zero(begin + "\"device\": \"none\"}")).empty());
     CHECK(told(zero(begin + "\"device\": null, \"pin_memory\": false, \"buffer_count\": 7}")).empty());
     CHECK(told(zero(begin + "}")).empty());
-    check_warning(zero(begin + "\"pin_memory\": false}"), "zero_optimization." + std::string(section) +
-                                                              ": is off: \"device\" is left out, and "
-                                                              "\"none\" by default");
+    check_warning(zero(begin + "\"pin_memory\": false}"),
+                  "zero_optimization." + std::string(section) +
+                      ": is off: \"device\" is left out, and \"none\" by default");
   }
 }
 
@@ -72,7 +73,7 @@ TEST_CASE("the config decides where optimizer states and parameters are stored")
   for (const std::string device : {"cpu", "nvme"}) {
     check_warning(zero(R"("offload_optimizer": {"nvme_path": "/disk", "device": ")" + device + "\"}"),
                   "zero_optimization.offload_optimizer.device: \"" + device +
-                      "\" changes nothing: optimizer states are divided from stage 1 on");
+                      "\" has no effect: optimizer states are partitioned from stage 1 on");
   }
 }
 
@@ -85,10 +86,9 @@ TEST_CASE("cpu_offload is an old form of device: false means none, true means cp
 
 TEST_CASE("parameters are offloaded at stage 3 only") {
   for (const std::string stage : {"", "\"stage\": 0, ", "\"stage\": 2, "}) {
-    check_warning(
-        zero(stage + R"("offload_param": {"device": "cpu"})"),
-        "zero_optimization.offload_param.device: \"cpu\" changes nothing: parameters are divided at "
-        "stage 3 only");
+    check_warning(zero(stage + R"("offload_param": {"device": "cpu"})"),
+                  "zero_optimization.offload_param.device: \"cpu\" has no effect: parameters are partitioned "
+                  "only at stage 3");
   }
   CHECK(told(zero(R"("stage": 2, "offload_param": {"device": "none"})")).empty());
 }
@@ -147,26 +147,46 @@ TEST_CASE("a feature in which nothing is switched on is not refused") {
   // The section is on, but no feature in it is.
   check_warning(R"("data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,
                    "curriculum_learning": {"enabled": false}}, "data_routing": {"enabled": false}})",
-                "data_efficiency: known and not offered: the program chooses its data itself");
+                "data_efficiency: not supported: the program selects its training data itself");
 }
 
-TEST_CASE("a feature that is not offered is a warning, and a setting that changes nothing is a note") {
+TEST_CASE("a feature that is not supported is a warning, and a setting that has no effect is a note") {
   check_warning(R"("flops_profiler": {"enabled": true, "profile_step": 3})",
-                "flops_profiler: known and not offered: there is no profiler; wall_clock_breakdown tells "
-                "where time goes");
+                "flops_profiler: not supported: ZeroRun has no profiler; wall_clock_breakdown prints where "
+                "the time of a step is spent");
   check_note(R"("checkpoint": {"writer": {"decoupled": true}})",
-             "checkpoint.writer: changes nothing: every rank writes in the background, in blocks of 1 MiB "
-             "around the page cache");
+             "checkpoint.writer: has no effect: every rank already writes in the background, in blocks of 1 "
+             "MiB that bypass the page cache");
   check_warning(R"("compile": {"deepcompile": true})",
-                "compile: known and not offered: operators run as LibTorch has them, nothing is compiled");
+                "compile: not supported: ZeroRun does not compile; LibTorch's operators run unchanged");
   check_warning(R"("dump_state": true)",
-                "dump_state: true is known and not offered: `zerorun config show` prints the resolved "
-                "configuration");
+                "dump_state: true is not supported: `zerorun config show` prints the resolved configuration");
   check_note(R"("aio": {"single_submit": true})",
-             "aio.single_submit: true changes nothing: a request is submitted as soon as there is one");
+             "aio.single_submit: true has no effect: each request is submitted as soon as it is ready");
   CHECK(told(R"("aio": {"queue_depth": 8}, "checkpoint": {"tag_validation": "warn"}, "timers": {},
                  "tensorboard": {"enabled": false, "job_name": "x"}, "dump_state": false)")
             .empty());
+}
+
+TEST_CASE("messages about features that DeepSpeed removed after 0.19.6 say so") {
+  // The features are those of DeepSpeed's issue 8489 whose removal has been merged.
+  for (const char* settings :
+       {R"("elasticity": {"enabled": true})",
+        R"("compression_training": {"layer_reduction": {"enabled": true}})", R"("nebula": {"enabled": true})",
+        R"("amp": {"enabled": true})", R"("sparse_gradients": true)",
+        R"("sparse_attention": {"mode": "fixed"})", R"("progressive_layer_drop": {"enabled": true})",
+        R"("curriculum_learning": {"enabled": true})", R"("quantize_training": {"enabled": true})",
+        R"("eigenvalue": {"enabled": true})",
+        R"("optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 1}})",
+        R"("zero_optimization": {"mics_shard_size": 2})",
+        R"("zero_optimization": {"mics_hierarchical_params_gather": true})",
+        R"("zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}})"}) {
+    INFO(settings);
+    const auto messages = check_config(with(settings), "conf").diagnostics.messages();
+    CHECK(std::ranges::any_of(messages, [](const Diagnostic& message) {
+      return message.text.find("(removed from DeepSpeed after 0.19.6)") != std::string::npos;
+    }));
+  }
 }
 
 TEST_CASE("a refused key in a section that the program may switch off is a warning in a check") {
@@ -209,7 +229,7 @@ TEST_CASE("a note names a learning rate that the schedule overrides") {
            {R"("LRRangeTest")", "LRRangeTest is set by lr_range_test_min_lr, which is 0.001"},
        }) {
     check_warning(settings(schedule),
-                  "optimizer.params.lr: 0.25 changes nothing: the learning rate of " + std::string(own));
+                  "optimizer.params.lr: 0.25 has no effect: the learning rate of " + std::string(own));
   }
   for (const char* schedule : {R"("WarmupLR")", R"("WarmupLR", "params": {"warmup_max_lr": 0.25})",
                                R"("WarmupCosineLR", "params": {"total_num_steps": 9})"}) {

@@ -134,7 +134,7 @@ TEST_CASE("below stage 3 the sizes of stage 3 are read, and a note says that the
         CHECK_THAT(told(config)[0],
                    Catch::StartsWith("conf:3:") &&
                        Catch::EndsWith(": note: zero_optimization." + name +
-                                       ": 7 changes nothing: parameters are divided at stage 3 only"));
+                                       ": 7 has no effect: parameters are partitioned only at stage 3"));
       }
     }
   }
@@ -155,6 +155,5 @@ TEST_CASE("contiguous_gradients means the same at stage 3 as below it") {
   CHECK(told(parse("\"stage\": 3, \"contiguous_gradients\": true")).empty());
   const auto notes = told(parse("\"stage\": 3, \"contiguous_gradients\": false"));
   REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0],
-             Catch::Contains("note: zero_optimization.contiguous_gradients: false changes nothing"));
+  CHECK_THAT(notes[0], Catch::Contains("note: zero_optimization.contiguous_gradients: false has no effect"));
 }

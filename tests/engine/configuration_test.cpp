@@ -207,12 +207,12 @@ TEST_CASE("initialize() logs notes on the config once, and only if asked") {
   }
 }
 
-TEST_CASE("initialize() always logs once which settings of the config are not offered") {
+TEST_CASE("initialize() always logs once which settings of the config are not supported") {
   const TemporaryFolder folder;
   const fs::path file = folder.write("ds_config.json", kPlain);
   const std::vector<std::string> warnings = load_config(file, 2).warnings;
   REQUIRE(warnings.size() == 1);
-  CHECK_THAT(warnings[0], Contains("dump_state: true is known and not offered"));
+  CHECK_THAT(warnings[0], Contains("dump_state: true is known and not supported"));
   for (const bool asked : {false, true}) {
     InitializeOptions options;
     options.log_config = asked;
