@@ -5,8 +5,9 @@
 namespace zerorun {
 namespace {
 
-// A container may see only its own part of the cgroup tree, with its own cgroup at the mount point. Folders
-// along `path` then do not exist, and the mount point has the limits, so the mount point is always included.
+// A container may see only its own part of the cgroup tree, with its own cgroup at the mount point. In that
+// case the folders along `path` do not exist, and the limits are in the mount point's folder. So the mount
+// point is always included.
 void add_folders_along(const std::string& mount, std::string path, std::vector<std::string>& folders) {
   folders.push_back(mount);
   while (!path.empty()) {

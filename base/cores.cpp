@@ -13,7 +13,7 @@ namespace zerorun {
 namespace {
 
 int count_cores_of_mask() {
-  // The kernel refuses a set smaller than its own: grow the set until it fits.
+  // The call fails with EINVAL if the set is smaller than the kernel's own set, so try larger ones.
   for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
     std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(capacity),
                                                          [](cpu_set_t* s) { CPU_FREE(s); });
@@ -31,7 +31,8 @@ Quota smaller(Quota first, Quota second) {
   return std::min(*first, *second);
 }
 
-// The quota in cores. Both values are in microseconds; "max", -1 and unreadable values mean no limit.
+// Returns the quota in cores: `limit` / `period`, both in microseconds. The values "max" and -1 and
+// unreadable values mean no limit.
 Quota share(std::istream& limit, std::istream& period) {
   double used = 0;
   double whole = 0;

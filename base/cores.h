@@ -1,4 +1,4 @@
-// The number of cores that this process may use. Each call asks the system anew; any thread.
+// The number of cores that this process may use. Each call queries the system again; any thread.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// Writes a plain struct as text with every field: code that compares two structs by their texts cannot miss a
-// field that is added later. Numbers are exact. Pure.
+// Writes all fields of a plain struct as text. Code that compares two structs by their texts therefore also
+// compares fields that are added later. Numbers are written exactly. Pure.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@
 namespace zerorun {
 namespace fields {
 
-// Serves as the initializer of any field: converts to every type except `Whole` itself.
+// Can initialize any field of the aggregate `Whole`. Converts to every type except `Whole` itself, which no
+// field has.
 template <typename Whole>
 struct Any {
   template <typename Field>
@@ -133,7 +134,7 @@ struct Describe {
 }  // namespace fields
 
 /// Writes a number, enum, string, optional, vector, variant, tuple or aggregate of these, with a space before
-/// each number. Equal values give equal texts, different values different texts.
+/// each number. Two values of one type give the same text if and only if they are equal.
 template <typename T>
 void describe(std::ostream& text, const T& value) {
   fields::Describe{text}(value);

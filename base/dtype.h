@@ -1,5 +1,4 @@
-// The floating-point types that training uses, by the names that ds_config.json gives them. Constants; any
-// thread.
+// The floating-point types that training uses, named as in ds_config.json. Constants; any thread.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 //   TrainingError   training cannot go on, on any rank (fp16 at its smallest loss scale): exit code 1
 //   InternalError   an invariant of ZeroRun itself does not hold: exit code 1, please report
 //
-// Every message names what was expected, what was found and what to do about it.
+// Every message says what was expected, what was found and how to fix the problem.
 #pragma once
 
 #include <stdexcept>

@@ -8,9 +8,9 @@ namespace zerorun {
 /// Freeing a block of at least this many bytes makes return_freed_memory() worth calling.
 inline constexpr int64_t kLargeBlock = 1 << 20;
 
-/// Gives the system back the freed memory that the C library's heap still holds. This can be a lot of memory:
-/// once a small block is in the place of a freed large block, the next large block no longer fits there, so
-/// the heap grows. Takes milliseconds at most.
+/// Returns to the system the freed memory that the C library's heap still holds. This can be a lot of memory:
+/// once a small block occupies part of the space of a freed large block, the next large block does not fit
+/// there, and the heap grows. Takes milliseconds at most.
 void return_freed_memory();
 
 }  // namespace zerorun

@@ -89,8 +89,8 @@ UniqueFd try_address(const addrinfo& address, bool both_families, Then then) {
   return fd;
 }
 
-// A name may have several addresses. If the port is in use on one address, the remaining addresses are not
-// tried: ranks might connect to the address in use and reach the program there.
+// A name may have several addresses. If the port is in use on one of them, the remaining addresses are not
+// tried, because ranks might connect to that address and reach another program.
 ListeningSocket open_on(const std::string& address, int port, Then then) {
   const bool all = address.empty();
   int error = 0;

@@ -1,5 +1,5 @@
-// The memory limits that apply to this process, and identifiers that are equal in processes under the same
-// limit. Each call asks the system anew; any thread.
+// The memory limits that apply to this process. Each limit has an identifier, which is the same in all
+// processes that share the limit. Each call queries the system again; any thread.
 #pragma once
 
 #include <cstdint>

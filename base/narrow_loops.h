@@ -19,7 +19,8 @@ namespace narrow_loops {
 inline constexpr uint32_t kInfinity = 0x7f800000;  // of float32, as bits
 inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float32 NaN a quiet NaN
 
-// These functions choose by masks instead of branches, so that compilers can vectorize loops over them.
+// These functions select values with masks instead of branches, so that compilers can vectorize loops that
+// call them.
 
 [[gnu::always_inline]] inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0 - static_cast<uint32_t>(condition);
@@ -49,8 +50,8 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float
 [[gnu::always_inline]] inline uint16_t narrow_fp16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Subnormals of fp16 are multiples of 2^-24, the spacing of float32 values from 0.5 to 1. So adding 0.5f
-  // rounds to a subnormal.
+  // Subnormals of fp16 are multiples of 2^-24. Float32 values from 0.5 to 1 have the same spacing, so adding
+  // 0.5f rounds the magnitude to such a multiple.
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
   // Rounding up may carry into the exponent; from the largest finite value this gives infinity, as it must.
@@ -62,8 +63,9 @@ inline constexpr uint32_t kQuiet = 0x00400000;     // the bit that makes a float
   return static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000));
 }
 
-// Loops over fp16 with the processor's conversion instructions, which compilers do not generate. The loops
-// return how many values they have converted; fewer values than a register holds may remain.
+// Loops over fp16 with the processor's conversion instructions, which compilers do not generate. Each loop
+// returns the number of values that it has converted. It leaves out a remainder that does not fill a
+// register.
 
 #if defined(__x86_64__)
 
@@ -85,7 +87,8 @@ ZERORUN_AVX2 inline int64_t narrow_fp16_f16c(const float* from, uint16_t* to, in
   return i;
 }
 
-// A full mask, because g++ 12 warns about uninitialized values in the intrinsics without a mask.
+// A mask that selects all values. The masked intrinsics are used because g++ 12 warns about uninitialized
+// values in the unmasked ones.
 inline constexpr __mmask16 kAll = 0xffff;
 
 ZERORUN_AVX512 inline int64_t widen_fp16_avx512(const uint16_t* from, float* to, int64_t numel) {

@@ -17,7 +17,7 @@ int fork_generation() {
   return generation;
 }
 
-// The list is never destroyed, but stays reachable for leak checkers.
+// The list is never destroyed. Leak checkers do not report it, because `kept` still points to it.
 void keep_forever(std::shared_ptr<void> object) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<void>>;

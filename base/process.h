@@ -1,5 +1,6 @@
-// A forked child has a copy of each object of its parent and destroys the copies when it ends. That must not
-// destroy the parent's resources outside the process (shared memory, sockets). Any thread.
+// Protects resources outside a process (shared memory, sockets) from its forked children. A child has copies
+// of its parent's objects and destroys the copies when it ends. That must not destroy the parent's resources.
+// Any thread.
 #pragma once
 
 #include <memory>

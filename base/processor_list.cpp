@@ -35,7 +35,7 @@ std::vector<int> parse_processor_list(std::string_view text, const std::string& 
     if (!first || !last) refuse("");
     if (*last < *first) refuse(": the range " + std::string(part) + " ends before it begins");
     if (!processors.empty() && *first <= processors.back()) {
-      refuse(": the numbers must rise, and " + std::to_string(*first) + " follows " +
+      refuse(": the numbers must increase, but " + std::to_string(*first) + " follows " +
              std::to_string(processors.back()));
     }
     for (int number = *first; number <= *last; ++number) processors.push_back(number);

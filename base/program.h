@@ -1,4 +1,4 @@
-// The frame of every ZeroRun program: errors of its main function become one message on stderr and an exit
+// Runs the main function of a ZeroRun program, and turns its errors into one message on stderr and an exit
 // code.
 #pragma once
 

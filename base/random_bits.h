@@ -1,4 +1,4 @@
-// Numbers that tell one thing from another: a save, a process, a claim. Any thread.
+// Random numbers that serve as identifiers, for example of a save, a process or a claim. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The address by which other hosts reach this one. The host's own name does not give it: Debian resolves that
-// name to 127.0.1.1, and many containers cannot resolve it. Instead the address is the local end of the route
-// to MASTER_ADDR, which every rank can reach. Any thread.
+// The address by which other hosts reach this one. Resolving the host's own name does not find it: Debian
+// resolves that name to 127.0.1.1, and many containers cannot resolve it. Instead the local end of the route
+// to MASTER_ADDR is used, because every rank can reach MASTER_ADDR. Any thread.
 #pragma once
 
 #include <sys/socket.h>

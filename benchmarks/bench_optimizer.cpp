@@ -32,8 +32,8 @@ struct Options {
   bool json = false;
 };
 
-// The tensors of all cases with the same number of threads. Each page is first touched by the thread that
-// uses it: fill_() is divided among threads as the kernels are.
+// The tensors that all cases with the same number of threads use. fill_() divides elements among threads as
+// the kernels do, so each page is first touched by the thread that uses it later.
 class Arrays {
  public:
   explicit Arrays(int64_t numel) : numel_(numel) {}
@@ -138,7 +138,7 @@ Case fused_adamw_case(int threads, const Arrays& arrays) {
 }
 
 // a = b + 3 c in float64 (McCalpin's STREAM), divided among threads as the kernels are. A processor may have
-// to read the cache lines of `a` before it writes them; as in STREAM, these bytes do not count.
+// to read the cache lines of `a` before it writes them. Like STREAM, this case does not count these bytes.
 Case triad_case(int threads, const Arrays& arrays, int64_t numel) {
   const UpdateTensors floats = arrays.tensors(2, Dtype::fp32);
   auto doubles = [&](const at::Tensor& tensor) {

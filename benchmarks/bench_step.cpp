@@ -280,8 +280,8 @@ StepCounts count_step(Variant& variant, const at::Tensor& tokens) {
   return counts;
 }
 
-// Three variants of each stage take turns: engine.backward(), engine.backward() once more, which shows the
-// noise, and loss.backward().
+// Three variants of each stage take turns: engine.backward(), a second engine.backward() to show the noise,
+// and loss.backward().
 int run_backwards(const Options& options) {
   const WorkMeter meter;
   at::set_num_threads(1);

@@ -1,6 +1,6 @@
-// Measures the work of a process: CPU time of all its threads, and the instructions that they have retired if
-// the kernel counts them. Unlike wall-clock time, both hardly change on a busy machine. Construct the meter
-// before the process has other threads. Used by one thread.
+// Measures the work of a process: the CPU time of all its threads and, if the kernel counts them, the
+// instructions that these threads have retired. Unlike wall-clock time, both hardly change on a busy machine.
+// Construct the meter before the process has other threads. Used by one thread.
 #pragma once
 
 #include <optional>

@@ -49,7 +49,7 @@ class FileSystem {
 
   virtual int make_folder(const std::filesystem::path& folder) = 0;
   virtual int sync_folder(const std::filesystem::path& folder) = 0;
-  /// Renames `from`. Replaces an existing file named `to`.
+  /// Renames `from` to `to`, and replaces `to` if it exists.
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   /// Gives `file` a second name on the same file system (hard link).
   virtual int link(const std::filesystem::path& file, const std::filesystem::path& name) = 0;
@@ -97,8 +97,8 @@ class OpenFile {
   bool is_linked_ = false;
 };
 
-/// Throws UserError, as OpenFile does, if `result` is the error of a FileSystem call on `path`. `what` names
-/// the operation: "removed".
+/// Throws UserError, as OpenFile does, if `result` is an error that a FileSystem call on `path` returned.
+/// `what` names the operation, such as "removed".
 void check_done(int result, const std::filesystem::path& path, const std::string& what);
 
 /// Returns the file's text; absent if the file does not exist.

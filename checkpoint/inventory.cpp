@@ -33,7 +33,7 @@ fs::file_time_type time_of(const fs::path& folder) {
   return error ? fs::last_write_time(folder, error) : written;
 }
 
-// Whether `name` is the name of a folder whose tag is still being written: ".global_step5.partial".
+// Whether a folder named `name` is for a tag that is still being written, such as ".global_step5.partial".
 bool is_partial(const std::string& name) {
   return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
 }
@@ -76,8 +76,8 @@ std::optional<std::string> readable_latest(FileSystem& files, const fs::path& di
   }
 }
 
-// Returns the number of bytes that removing the tags frees: files with hard links outside `removed` are not
-// counted.
+// Returns how many bytes the disk gains if these tags are removed. A file with a hard link outside `removed`
+// is not counted.
 int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
   struct Links {
     nlink_t found = 0;
@@ -158,7 +158,7 @@ fs::path checkpoint_folder(FileSystem& files, const fs::path& path, const std::s
   for (const std::string& published : published_tags(files, path)) found += " " + published;
   throw UserError(
       path.string() +
-      (tag.empty() ? ": no checkpoint: it has neither manifest.json nor latest" : ": no tag " + tag) +
+      (tag.empty() ? ": not a checkpoint: it has neither manifest.json nor latest" : ": no tag " + tag) +
       (found.empty() ? "" : "; its tags are" + found));
 }
 

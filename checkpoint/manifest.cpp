@@ -228,7 +228,8 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
   }
 }
 
-// Limits the nesting: writing and destroying deeply nested JSON could overflow the stack.
+// Parses `text`. Throws UserError for deeply nested JSON, because writing or destroying it could overflow the
+// stack.
 json parse_bounded(const std::string& text, const std::string& place) {
   constexpr int kDeepest = 1000;
   const auto check_depth = [&](int depth, json::parse_event_t, const json&) {

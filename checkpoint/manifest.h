@@ -12,7 +12,7 @@
 
 namespace zerorun {
 
-/// A number or a byte string, apart from the slices, that a restart needs.
+/// A number or a byte string that a restart needs in addition to the slices.
 using RestartValue = std::variant<int64_t, double, std::vector<uint8_t>>;
 using RestartValues = std::map<std::string, RestartValue>;
 
@@ -52,7 +52,7 @@ struct Manifest {
 };
 
 std::string to_json(const Manifest& manifest);
-/// Throws UserError, which names `place` and the defect.
+/// Throws UserError if `text` is not a valid manifest. The message names `place` and the defect.
 Manifest parse_manifest(const std::string& text, const std::string& place);
 
 /// Throws UserError unless `text` is valid JSON. `what` names `text` in the message.

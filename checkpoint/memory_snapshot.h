@@ -18,8 +18,8 @@ class MemorySnapshot {
   MemorySnapshot(const MemorySnapshot&) = delete;
   MemorySnapshot& operator=(const MemorySnapshot&) = delete;
 
-  /// Copies bytes of the snapshot, starting at `offset`, into `into`. Must not start before the end of the
-  /// previous call's bytes.
+  /// Fills `into` with the bytes of the snapshot that start at `offset`. Each call must start at or after the
+  /// end of the previous call's bytes.
   void take(int64_t offset, std::span<std::byte> into);
   /// Copies the bytes that take() has not read yet, and returns their number. Must be called before `live`
   /// changes. Afterwards this object no longer reads `live`.

@@ -28,7 +28,7 @@ void check_replaceable(FileSystem& files, const fs::path& folder) {
   const auto names = files.list(folder);
   if (!names || names->empty() || std::ranges::find(*names, kManifestName) != names->end()) return;
   throw UserError(folder.string() +
-                  " is there and no checkpoint, and is not replaced by one: choose another tag");
+                  " exists and is not a checkpoint, so no checkpoint replaces it: choose another tag");
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ Publication::~Publication() {
   try {
     remove_flat_folder(*files_, partial_);
   } catch (const std::exception& error) {
-    log_warning(std::string("what is left of a checkpoint that failed stays: ") + error.what());
+    log_warning(std::string("the remains of a failed checkpoint cannot be removed: ") + error.what());
   }
 }
 
@@ -100,7 +100,7 @@ void Publication::remove_old(int64_t keep_last) noexcept {
     if (replaced_) remove_flat_folder(*files_, partial_);
     if (keep_last > 0) remove_tags(keep_last);
   } catch (const std::exception& error) {
-    log_warning(std::string("an old checkpoint is not removed: ") + error.what());
+    log_warning(std::string("an old checkpoint cannot be removed: ") + error.what());
   }
 }
 

@@ -25,7 +25,8 @@ std::string index_name(const std::string& stem) {
   return stem + ".safetensors.index.json";
 }
 
-// Whether `name` may be a file of an export with this stem, such as "model-00001-of-00003.safetensors".
+// Whether an export with this stem may have written a file named `name`, such as
+// "model-00001-of-00003.safetensors".
 bool is_exported(const std::string& name, const std::string& stem) {
   if (name == stem + ".safetensors" || name == index_name(stem)) return true;
   constexpr std::string_view kPattern = "-00000-of-00000.safetensors";
@@ -148,8 +149,8 @@ std::vector<std::string> SafetensorsFolder::finish() {
   return names;
 }
 
-// Call this after the shards are renamed. Readers load only the shards that the index names. So after a crash
-// before this call they find no model, rather than one with missing shards.
+// Call this after the shards are renamed. Readers load only the shards that the index names. If a crash comes
+// before this call, readers find no index, and so they cannot load a model with missing shards.
 void SafetensorsFolder::write_index() const {
   int64_t total = 0;
   nlohmann::json files = nlohmann::json::object();

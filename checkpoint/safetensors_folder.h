@@ -24,8 +24,8 @@ struct TensorToStore {
 
 class SafetensorsFolder {
  public:
-  /// Each shard has at most `max_shard_bytes` bytes of data, or a single tensor. `stem` begins the names of
-  /// the files: "model". `files` must outlive this object. Throws UserError naming the file.
+  /// Each shard has at most `max_shard_bytes` bytes of data, or a single larger tensor. The names of the
+  /// files begin with `stem`. `files` must outlive this object. Throws UserError naming the file.
   SafetensorsFolder(FileSystem& files, std::filesystem::path folder, std::vector<TensorToStore> tensors,
                     int64_t max_shard_bytes, std::string stem = "model");
   /// Removes files that finish() has not renamed to their final names.

@@ -54,8 +54,8 @@ void check_size(const TensorInfo& info, const std::string& where) {
                   std::to_string(info.end) + "]");
 }
 
-// Reads a header without building a JSON document. So the time and memory for a malicious header are only
-// proportional to its length.
+// Reads a header without building a JSON document. So the time and memory for a malicious header are at
+// most proportional to its length.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(const std::string& where) : where_(where) {}
@@ -134,7 +134,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
   std::string tensor_place() const { return where_ + "tensor '" + name_ + "': "; }
 
-  // Accepts a value that is allowed only in the metadata.
+  // Called for a value that is valid only in the metadata. Throws if the value is elsewhere.
   bool value() const {
     if (part_ != Part::metadata) fail();
     return true;
@@ -143,7 +143,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   bool begin_entry(std::string& name) {
     name_ = std::move(name);
     const bool is_known = name_ == kMetadata ? std::exchange(has_metadata_, true) : tensors_.contains(name_);
-    if (is_known) throw UserError(where_ + "tensor '" + name_ + "' is there twice");
+    if (is_known) throw UserError(where_ + "tensor '" + name_ + "' appears twice");
     info_ = {};
     offsets_.clear();
     keys_.clear();

@@ -33,16 +33,16 @@ std::string to_string(const std::vector<int64_t>& shape);
 
 class SafetensorsReader {
  public:
-  /// `path` is a file, or a folder that has model.safetensors, or model.safetensors.index.json with the files
-  /// that the index names. Reads and checks all headers. Throws UserError naming the file, and the tensor if
-  /// one is invalid.
+  /// `path` is a file or a folder. A folder has either model.safetensors, or model.safetensors.index.json and
+  /// the files that it names. Reads and checks all headers. Throws UserError naming the file, and the tensor
+  /// if one is invalid.
   explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = local_file_system());
 
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   /// Returns the file that has the tensor, for messages.
   const std::filesystem::path& file_of(const TensorInfo& info) const { return files_.at(info.file).path(); }
-  /// Read a tensor of tensors(). The first function reads all of its bytes, and the second `into.size()`
-  /// bytes from its byte `begin` on. Throw UserError if the file cannot be read.
+  /// Read a tensor of tensors(). The first function reads all of its bytes. The second reads `into.size()`
+  /// bytes, starting at the tensor's byte `begin`. Both throw UserError if the file cannot be read.
   std::vector<std::byte> read(const std::string& name) const;
   void read(const TensorInfo& info, uint64_t begin, std::span<std::byte> into) const;
 

@@ -13,7 +13,7 @@ Manifest read_manifest(FileSystem& files, const fs::path& folder) {
   const fs::path path = folder / kManifestName;
   const auto text = read_text(files, path);
   if (text) return parse_manifest(*text, path.string());
-  throw UserError(folder.string() + " is no checkpoint: it has no " + kManifestName);
+  throw UserError(folder.string() + " is not a checkpoint: it has no " + kManifestName);
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ SavedState::SavedState(FileSystem& files, fs::path folder)
     const std::string& dtype = places.front().range.dtype;
     if (std::ranges::all_of(places, [&](const Place& place) { return place.range.dtype == dtype; })) continue;
     throw UserError(folder_.string() + ": " + state.second + " of " + state.first +
-                    " is there in several dtypes");
+                    " exists in several dtypes");
   }
 }
 
@@ -65,10 +65,9 @@ StateFileReader& SavedState::reader_of(const std::string& file) {
   } catch (const UserError&) {
     const auto names = files_->list(folder_);
     if (!names || std::ranges::find(*names, file) != names->end()) throw;
-    throw UserError(
-        (folder_ / file).string() +
-        ": missing. If the hosts saved to folders of their own (checkpoint.use_node_local_storage), copy the "
-        "checkpoint's files of all hosts into one folder");
+    throw UserError((folder_ / file).string() +
+                    ": missing. If each host saved to its own folder (checkpoint.use_node_local_storage), "
+                    "copy the checkpoint's files of all hosts into one folder");
   }
   return *reader;
 }

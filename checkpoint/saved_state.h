@@ -24,10 +24,10 @@ class SavedState {
   const Manifest& manifest() const { return manifest_; }
   /// Returns the dtype of the state in the checkpoint; empty if the checkpoint does not have the state.
   std::string dtype_of(const std::string& parameter, const std::string& state) const;
-  /// Returns the states that the checkpoint has of the parameter, sorted by name.
+  /// Returns the names of the parameter's states in the checkpoint, sorted.
   std::vector<std::string> states_of(const std::string& parameter) const;
-  /// Reads `numel` elements, starting at element `begin`, in the dtype of dtype_of(). Throws UserError if an
-  /// element is damaged or is in no file.
+  /// Reads `numel` elements, starting at element `begin`, in the dtype that dtype_of() returns. Throws
+  /// UserError if an element is damaged or is in no file.
   void read(const std::string& parameter, const std::string& state, int64_t begin, int64_t numel,
             std::span<std::byte> into);
   int64_t bytes_read() const;

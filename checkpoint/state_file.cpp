@@ -60,7 +60,8 @@ class BlockWriter {
  private:
   static constexpr int64_t kWriteBytes = 4 * kChecksumBlock;
 
-  // Appends `bytes` bytes. give(from, into) fills `into` with the source's bytes from offset `from` on.
+  // Appends `bytes` bytes of a source, part by part. give(from, into) must fill `into` with the source's
+  // bytes that start at offset `from`.
   template <typename Give>
   void fill(int64_t bytes, const Give& give) {
     for (int64_t from = 0; from < bytes;) {
@@ -152,8 +153,8 @@ StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const
   facts.checksums = writer.take_checksums();
   if (file.published && facts != file.published->facts) {
     throw UserError((folder / file.name).string() +
-                    ": what is frozen was written to while the checkpoint was, and the earlier file that has "
-                    "its values cannot be linked: save once more");
+                    ": frozen parameters were modified while the checkpoint was written, and the earlier "
+                    "file with their values cannot be linked: save again");
   }
   return facts;
 }

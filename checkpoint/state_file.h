@@ -47,10 +47,11 @@ struct FileToWrite {
 
   bool is_frozen = false;  // training does not change the state, so the next checkpoint may link to this file
   uint64_t digest = 0;     // digest of the values, for states whose changes the engine cannot observe
-  /// A published file that has the content of `ranges`. It is linked as `name` if the file system allows
-  /// that.
+  /// A published file that already has the content of `ranges`. If the file system allows it, `name` becomes
+  /// a hard link to that file.
   std::optional<PublishedFile> published = {};
-  /// A file of offloaded state that has the whole content. It is linked as `name`, or copied if that fails.
+  /// A file of offloaded state that already has the whole content of this file. `name` becomes a hard link to
+  /// it, or a copy of it if linking fails.
   std::shared_ptr<OpenFile> slot = {};
   StateFileFacts slot_facts = {};
 

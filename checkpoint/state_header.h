@@ -24,7 +24,7 @@ struct StateRange {
 /// Returns the bytes per element of a dtype. Throws UserError for a dtype that checkpoints do not use.
 int64_t element_bytes(const std::string& dtype);
 
-inline constexpr int64_t kTensorAlignment = 64;  // bytes; the start of each tensor is a multiple of it
+inline constexpr int64_t kTensorAlignment = 64;  // in bytes; every tensor starts at a multiple of this
 
 int64_t rounded_up(int64_t value, int64_t multiple);
 

@@ -1,5 +1,5 @@
-# Decides whether the GPU part (cuda/) is built and sets ZERORUN_WITH_CUDA. If it is built, enables CMake's
-# language CUDA and defines the targets
+# Decides whether the GPU part (cuda/) is built, and sets ZERORUN_WITH_CUDA accordingly. If it is built, this file
+# enables CMake's language CUDA and defines the targets
 #   zerorun_torch_cuda  LibTorch's CUDA libraries and the runtime that they use
 #   zerorun_nccl        NCCL
 #

@@ -1,7 +1,7 @@
 # Rules for cmake --install: headers, libraries, the launcher, and the package for find_package(ZeroRun).
 # LibTorch is not copied: the package uses the LibTorch that ZeroRun was built with, or -DTORCH_DIR=FOLDER.
 #
-# Users include the headers include/zerorun/*.h. The folders that these include in turn are installed in
+# Users include the headers include/zerorun/*.h. These include headers of other folders, which are installed in
 # include/zerorun/internal.
 
 include(GNUInstallDirs)

@@ -37,8 +37,8 @@ target_compile_options(zerorun_torch INTERFACE
 target_link_directories(zerorun_torch INTERFACE ${TORCH_DIR}/lib)
 target_link_libraries(zerorun_torch INTERFACE
   ${TORCH_DIR}/lib/libtorch_cpu.so ${TORCH_DIR}/lib/libc10.so Threads::Threads)
-# libtorch_cpu is linked to a few CUDA runtime libraries, which it finds at run time by $ORIGIN. These options
-# let the linker accept that it does not find them.
+# libtorch_cpu is linked to a few CUDA runtime libraries, which it finds at run time by $ORIGIN. The linker does
+# not find them, and would report an error without these options.
 target_link_options(zerorun_torch INTERFACE
   -Wl,--allow-shlib-undefined -Wl,--unresolved-symbols=ignore-in-shared-libs
   $<$<NOT:$<BOOL:$<TARGET_PROPERTY:ZERORUN_FINDS_TORCH>>>:-Wl,-rpath,${TORCH_DIR}/lib>)

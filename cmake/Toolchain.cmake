@@ -36,7 +36,8 @@ target_compile_options(zerorun_flags INTERFACE -Wall -Wextra -Werror -ffp-contra
 target_include_directories(zerorun_flags INTERFACE ${PROJECT_SOURCE_DIR})
 
 if(ZERORUN_SANITIZE)
-  # With sanitizers, g++ 12 gives false warnings of these two kinds, also in the standard library's headers.
+  # With sanitizers, g++ 12 gives false warnings about uninitialized variables and array bounds, also in the
+  # standard library's headers.
   add_compile_options(-fsanitize=${ZERORUN_SANITIZE} -fno-omit-frame-pointer -g1
                       $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> -Wno-array-bounds)
   add_link_options(-fsanitize=${ZERORUN_SANITIZE})

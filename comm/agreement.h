@@ -14,8 +14,8 @@ namespace zerorun {
 std::vector<std::string> exchange_texts(const std::string& text, Communicator& communicator,
                                         const std::string& label);
 
-/// Runs `action` and returns the error that it throws as a text that other ranks can rethrow; empty if it
-/// throws nothing.
+/// Runs `action`. If it throws, returns the error as a text, which throw_failure() can turn back into an
+/// error on any rank. Otherwise returns an empty text.
 template <typename Action>
 std::string failure_of(const Action& action);
 /// Throws the error that failure_of() returned on rank `rank`: a UserError as UserError, any other error as

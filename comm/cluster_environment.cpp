@@ -15,11 +15,12 @@
 namespace zerorun {
 namespace {
 
-// The range of ports that are derived from a job's name. By default Linux gives ports from 32768 on to
-// outgoing connections, and torchrun and DeepSpeed use 29500: the range contains none of these.
+// The range of ports that are derived from a job's name. It avoids port 29500, which torchrun and DeepSpeed
+// use, and the ports from 32768 on, which Linux gives to outgoing connections by default.
 constexpr int kFirstPort = 20000;
 constexpr int kPorts = 8000;
-// The port if nothing distinguishes this job from others. It is the default of torchrun and DeepSpeed.
+// The port that is used if nothing distinguishes this job from others. torchrun and DeepSpeed have the same
+// default.
 constexpr int kUsualPort = 29500;
 constexpr int kMaxNumber = 0x7fffffff;
 
@@ -89,7 +90,8 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
   if (!variables.has(kOpenMpi.rank)) return std::nullopt;
   ClusterRank place = read_rank(variables, kOpenMpi);
   read_local_rank(variables, kOpenMpi, place);
-  // OpenMPI 4 and 5 set PMIX_NAMESPACE. The other variable is random, and only OpenMPI 4 sets it.
+  // OpenMPI 4 and 5 set PMIX_NAMESPACE. Only OpenMPI 4 sets OMPI_MCA_orte_precondition_transports, to a
+  // random value.
   const auto job = variables.find("PMIX_NAMESPACE");
   if (job) {
     place.job =
@@ -108,10 +110,10 @@ std::optional<ClusterRank> read_openmpi(const Variables& variables, const HostFa
                              " is taken)";
   if (place.master_addr.empty()) {
     throw UserError(
-        "mpirun has started ranks on several hosts, and its variables do not tell where rank 0 is" + remedy);
+        "mpirun has started ranks on several hosts, but its variables do not say where rank 0 is" + remedy);
   }
   if (place.rank == 0 && !host.has_address(place.master_addr)) {
-    throw UserError("mpirun has started ranks on several hosts, and rank 0 is not on mpirun's own host " +
+    throw UserError("mpirun has started ranks on several hosts, but rank 0 is not on mpirun's own host " +
                     place.master_addr + " (OMPI_MCA_orte_hnp_uri), where the others look for it" + remedy);
   }
   return place;
@@ -125,8 +127,8 @@ std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFact
   read_local_rank(variables, kMpich, place);
   place.master_port = kUsualPort;
   if (on_one_host(place)) {
-    // No variable names the job. But one process of mpiexec made the sockets of all ranks' PMI_FD, so its PID
-    // identifies the job.
+    // No variable names the job. But in each rank PMI_FD is a socket, and one process of mpiexec has made the
+    // sockets of all ranks. So the PID of that process identifies the job.
     const auto descriptor = variables.find("PMI_FD");
     const int maker =
         descriptor ? host.maker_of_socket(whole_number("PMI_FD", *descriptor, 0, kMaxNumber)) : 0;
@@ -135,10 +137,10 @@ std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFact
       place.master_port = kFirstPort + maker % kPorts;
     }
   } else if (!variables.has("MASTER_ADDR")) {
-    throw UserError(
-        std::string("mpiexec has started ranks on several hosts, and its variables do not tell where "
-                    "rank 0 is: name its host with `") +
-        kMpich.option + "` (MASTER_PORT likewise, if the port " + std::to_string(kUsualPort) + " is taken)");
+    throw UserError(std::string("mpiexec has started ranks on several hosts, but its variables do not say "
+                                "where rank 0 is: name its host with `") +
+                    kMpich.option + "` (MASTER_PORT likewise, if the port " + std::to_string(kUsualPort) +
+                    " is taken)");
   }
   return place;
 }
@@ -156,11 +158,10 @@ std::optional<ClusterRank> read_slurm(const Variables& variables) {
   if (!variables.has(kSlurm.rank) || !variables.has(kSlurm.world_size)) return std::nullopt;
   if (const auto tasks = variables.find("SLURM_NTASKS");
       tasks && *tasks != required(variables, kSlurm, kSlurm.world_size)) {
-    refuse(
-        kSlurm.world_size, required(variables, kSlurm, kSlurm.world_size),
-        "SLURM_NTASKS is " + *tasks +
-            ", so the SLURM_STEP variables come from another step, from which this job was submitted: start "
-            "the program with srun, or unset SLURM_STEP_NUM_TASKS for a single rank");
+    refuse(kSlurm.world_size, required(variables, kSlurm, kSlurm.world_size),
+           "SLURM_NTASKS is " + *tasks +
+               ", so the SLURM_STEP variables come from another step, from which this job was submitted: "
+               "start the program with srun, or unset SLURM_STEP_NUM_TASKS for a single rank");
   }
   ClusterRank place = read_rank(variables, kSlurm);
   const int job = number(variables, kSlurm, "SLURM_JOB_ID", 0, kMaxNumber);
@@ -193,15 +194,15 @@ std::optional<ClusterRank> read_slurm(const Variables& variables) {
   return place;
 }
 
-// Scripts may set variables of torchrun in addition to the launcher's variables. Throws if the variable
-// `name` is set to another value than `value`, which the launcher's variable `theirs` implies.
+// Scripts may set torchrun's variables in addition to the launcher's variables. `value` follows from the
+// launcher's variable `theirs`. Throws if torchrun's variable `name` is set to a different value.
 void check_agrees(const Variables& variables, const char* name, int value, const char* theirs) {
   const auto text = variables.find(name);
   if (!text || *text == std::to_string(value)) return;
-  refuse(name, *text,
-         std::string("contradicts ") + theirs + ", which makes it " + std::to_string(value) + ": unset " +
-             name +
-             ", or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which then count alone");
+  refuse(
+      name, *text,
+      std::string("contradicts ") + theirs + ", which makes it " + std::to_string(value) + ": unset " + name +
+          ", or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which then take precedence");
 }
 
 void take_given_address(const Variables& variables, const Names& names, ClusterRank& place) {

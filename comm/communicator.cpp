@@ -31,8 +31,8 @@ std::string describe(const CollectiveCall& call) {
 
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs) {
-  return "ranks disagree on what comes next: rank " + std::to_string(rank) + " is in " + mine + ", rank " +
-         std::to_string(other_rank) + " in " + theirs;
+  return "ranks disagree on the next collective: rank " + std::to_string(rank) + " is in " + mine +
+         ", rank " + std::to_string(other_rank) + " in " + theirs;
 }
 
 void check_not_forked(const HomeProcess& home, int rank, const std::string& what) {
@@ -127,7 +127,7 @@ void Communicator::Group::close() {
   communicator_.close_group(false);
 }
 
-// The group is still open only if an exception has left its scope.
+// The group is still open here only if the body of group() has thrown an exception.
 Communicator::Group::~Group() {
   if (open_) communicator_.close_group(true);
 }

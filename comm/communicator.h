@@ -38,9 +38,10 @@ struct CollectiveCall {
   std::string reason;
 };
 
-/// "all_gather of bucket 3 for aten::addmm on h.0.weight"
+/// Returns a text such as "all_gather of bucket 3 for aten::addmm on h.0.weight".
 std::string describe(const CollectiveCall& call);
-/// "ranks disagree on what comes next: rank 0 is in all_gather of bucket 3, rank 1 in all_gather of bucket 4"
+/// Returns a text such as "ranks disagree on the next collective: rank 0 is in all_gather of bucket 3, rank 1
+/// in all_gather of bucket 4".
 std::string describe_disagreement(int rank, const std::string& mine, int other_rank,
                                   const std::string& theirs);
 
@@ -57,9 +58,9 @@ class Work {
   virtual void wait() = 0;
 };
 
-/// Counts the elements that this rank sends, by kind of collective; with shared memory, the elements that it
-/// would send over a network. A reduce-scatter or all-gather of n elements counts (N-1)/N * n, an all-reduce
-/// (N-1) * n, and a broadcast (N-1) * n on the root.
+/// Counts the elements that this rank sends, by kind of collective. With shared memory it counts the elements
+/// that the rank would send over a network. A reduce-scatter or all-gather of n elements counts (N-1)/N * n,
+/// an all-reduce (N-1) * n, and a broadcast (N-1) * n on the root.
 class Volume {
  public:
   void add(const CollectiveCall& call, int rank, int world_size);
@@ -84,7 +85,7 @@ class Communicator {
   int world_size() const { return world_size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   Device& device() const { return *device_; }
-  /// Whether this rank is the first on its host. Of ranks that are threads, only rank 0 is.
+  /// Whether this rank is the first on its host. If the ranks are threads, this is true only for rank 0.
   bool is_first_on_host() const { return is_first_on_host_; }
   /// Called by the function that creates the communicator, if it knows the ranks' hosts.
   void set_first_on_host(bool is_first) { is_first_on_host_ = is_first; }
@@ -93,9 +94,9 @@ class Communicator {
   /// fastest. All ranks must allocate the same sizes in the same order.
   virtual at::Tensor allocate(int64_t numel, at::ScalarType dtype);
   /// Allocates a zero-filled 1-D tensor in memory that all ranks share. Collectives order the ranks'
-  /// accesses. A broadcast() of this tensor, or an all_gather() into it whose input is this rank's slice of
-  /// it, copies nothing and only waits until all ranks have started that collective. Returns an undefined
-  /// tensor if the ranks share no memory or there is no room. A collective.
+  /// accesses. A broadcast() of this tensor copies nothing: it only waits until all ranks have started it.
+  /// The same holds for an all_gather() into this tensor if its input is this rank's slice of the tensor.
+  /// Returns an undefined tensor if the ranks share no memory or there is no room. A collective.
   virtual at::Tensor allocate_shared(int64_t numel, at::ScalarType dtype);
   /// Returns a tensor with the values of `shared`, which is from allocate_shared(); later writes to the
   /// returned tensor are private to this rank. Afterwards no rank may write to `shared`.

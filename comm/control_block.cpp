@@ -80,7 +80,7 @@ SharedSegment ControlBlock::make(int world_size, uint64_t job) {
 ControlBlock::ControlBlock(SharedSegment segment, int rank, int world_size, uint64_t job)
     : segment_(std::move(segment)), rank_(rank), world_size_(world_size) {
   ZR_CHECK(segment_.bytes() == bytes(world_size), "a control block of another size");
-  if (header().job != job) throw Error("the control block that rank 0 has made is another job's");
+  if (header().job != job) throw Error("the control block that rank 0 has created belongs to another job");
   if (rank_part(rank).taken.exchange(1) != 0) {
     throw Error("another process is rank " + std::to_string(rank) + " in the control block");
   }
@@ -100,8 +100,8 @@ ControlBlock::Slot& ControlBlock::slot(int rank, Numbered which) const {
   return slots[ring * kSlots + which.number % kSlots];
 }
 
-// Loads and stores must be sequentially consistent: if several ranks post at the same time, at least one of
-// them then sees that all ranks have posted, and rings.
+// Loads and stores must be sequentially consistent. Then, if several ranks post at the same time, at least
+// one of them sees that all ranks have posted, and wakes the ranks that sleep.
 void ControlBlock::post(Numbered which, const Posting& posting, std::string_view label,
                         std::string_view reason) {
   Slot& mine = slot(rank_, which);

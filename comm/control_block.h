@@ -3,9 +3,8 @@
 //
 // Every rank has a ring of slots for each kind of collective. For collective number n of that kind the rank
 // posts its part in slot n % kSlots, and marks the slot finished when it has read everything that it needs
-// from other ranks. The last rank to post or finish wakes the ranks that sleep, each on its own futex word
-// (its bell). So a rank that sleeps is woken once when all ranks have posted or finished, and not by every
-// single rank.
+// from other ranks. Each rank sleeps on its own futex word (its bell). Only the last rank to post or finish
+// wakes the ranks that sleep. So a rank is woken once, and not by every other rank.
 //
 // Owned by the communicator. Thread-safe, but only one thread at a time may post.
 #pragma once
@@ -68,11 +67,12 @@ class ControlBlock {
   /// The description of a rank's collective, for messages; "?" if the slot has been reused.
   std::string words(int rank, Numbered which) const;
 
-  /// Records the collective that this rank waits for, for other ranks' error messages; nullopt when the wait
-  /// has succeeded. After a failed wait the record stays.
+  /// Records which collective this rank waits for, so that other ranks can name it in their error messages.
+  /// Pass nullopt when the wait has succeeded. After a failed wait the record stays.
   void say_waiting(std::optional<Numbered> which);
   std::optional<Numbered> waiting(int rank) const;
-  /// Records that this rank's wait has failed. Other ranks then do not blame its exit for their own failure.
+  /// Records that this rank's wait has failed. Other ranks then do not report this rank's exit as the cause
+  /// of their own failures.
   void say_failed();
   bool has_failed(int rank) const;
 

@@ -29,14 +29,14 @@ std::string unfit(void* driver, int count) {
   auto* attribute_of = reinterpret_cast<DeviceAttribute*>(dlsym(driver, "cuDeviceGetAttribute"));
   int version = 0;
   if (version_of && version_of(&version) == 0 && version < kOldestDriver) {
-    return "the NVIDIA driver knows CUDA " + std::to_string(version / 1000) + "." +
-           std::to_string(version % 1000 / 10) + " at most, and 13.0 is needed: update the driver";
+    return "the NVIDIA driver supports CUDA " + std::to_string(version / 1000) + "." +
+           std::to_string(version % 1000 / 10) + " at most, but 13.0 is needed: update the driver";
   }
   for (int device = 0; device < count; ++device) {
     int major = 0;
     if (!attribute_of || attribute_of(&major, kMajorCapability, device) != 0 || major >= 8) continue;
     return "GPU " + std::to_string(device) + " has compute capability " + std::to_string(major) +
-           ".x, and 8.0 (A100) or later is needed: let CUDA_VISIBLE_DEVICES leave it out";
+           ".x, but 8.0 (A100) or later is needed: exclude it from CUDA_VISIBLE_DEVICES";
   }
   return "";
 }
@@ -64,7 +64,7 @@ int count_usable_gpus(std::string& reason, int* found) {
     reason = driver_error(driver, "cuDeviceGetCount", result);
     return 0;
   } else if (count == 0) {
-    reason = "the NVIDIA driver counts none (CUDA_VISIBLE_DEVICES may hide them)";
+    reason = "the NVIDIA driver reports none (CUDA_VISIBLE_DEVICES may hide them)";
   } else {
     if (found) *found = count;
     reason = unfit(driver, count);

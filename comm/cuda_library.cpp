@@ -71,17 +71,17 @@ std::string explain_load_failure(const std::string& linkers_words) {
   const size_t missing = linkers_words.find(": cannot open shared object file");
   if (missing == std::string::npos) {
     return failure +
-           "it, or a library that it needs, is of another version than what it was built with: "
-           "build ZeroRun anew where it is to run, or let LD_LIBRARY_PATH name the folder of the "
-           "library that fits";
+           "it, or a library that it needs, has another version than at build time: rebuild ZeroRun on this "
+           "machine, or add the folder of the matching library to LD_LIBRARY_PATH";
   }
   const std::string library = std::filesystem::path(linkers_words.substr(0, missing)).filename();
   if (library == kName) {
     return failure +
-           "build ZeroRun where the CUDA toolkit is found, or let ZERORUN_CUDA_LIBRARY name that file";
+           "build ZeroRun on a machine with the CUDA toolkit, or set ZERORUN_CUDA_LIBRARY to the path of "
+           "that file";
   }
   return failure + "install " + library +
-         ", or let LD_LIBRARY_PATH name its folder (docs/gpu.md lists what is needed)";
+         ", or add its folder to LD_LIBRARY_PATH (docs/gpu.md lists the requirements)";
 }
 
 }  // namespace zerorun

@@ -22,7 +22,8 @@ struct Finding {
   std::vector<std::string> words;
   std::vector<int> missing;
 
-  // Writes the number of missing ranks, these ranks, and then all words, each after its length.
+  // Encodes the result: the number of missing ranks, then the missing ranks, then all words, each preceded by
+  // its length.
   std::string text() const {
     std::string text = std::to_string(missing.size()) + " ";
     for (const int rank : missing) text.append(std::to_string(rank)).append(" ");
@@ -48,7 +49,7 @@ struct Finding {
   }
 };
 
-// After the deadline: looks for each rank's word without waiting.
+// Looks for each rank's word without waiting for it. Called when the deadline has passed.
 Finding look_for_each(const JobStore& store, const std::string& name, int world_size) {
   const Deadline soon(kTimeToAnswer);
   Finding finding;
@@ -64,8 +65,8 @@ Finding look_for_each(const JobStore& store, const std::string& name, int world_
 }
 
 // Rank 0's part of an exchange. Publishes the result even if ranks are missing at rank 0's deadline. So the
-// other ranks can name the missing ranks, although rank 0, and the store with it, may end before the other
-// ranks' deadlines.
+// other ranks can name the missing ranks, even if rank 0 ends before their deadlines and the store is then
+// gone.
 Finding gather(const JobStore& store, const std::string& name, int world_size, const std::string& all,
                const Deadline& deadline) {
   Finding finding;
@@ -107,7 +108,7 @@ void keep_store_until_read(const JobStore& store, int rank, int world_size, cons
     store.set(key_of("parted", rank), "", deadline);
     if (rank == 0) store.await_all(keys_of_ranks("parted", 1, world_size), deadline);
   } catch (const CommError&) {
-    // The error that all ranks are about to throw matters more.
+    // Ignored, because the error that all ranks are about to throw matters more.
   }
 }
 

@@ -16,9 +16,9 @@ std::vector<std::string> exchange_words(const JobStore& store, const std::string
                                         int world_size, const std::string& word, const Deadline& deadline,
                                         const std::string& purpose = "connecting the ranks");
 
-/// Call it before you throw an error that all ranks throw. On rank 0, which keeps the store, it returns when
-/// all other ranks have called it too, or at the deadline: then the others have read what they need, and rank
-/// 0 may end. Never throws.
+/// Call this before you throw an error that all ranks throw. Rank 0, which keeps the store, then waits until
+/// all other ranks have called this too, or until the deadline. So rank 0 does not end while the other ranks
+/// still read the store. Never throws.
 void keep_store_until_read(const JobStore& store, int rank, int world_size, const Deadline& deadline);
 
 }  // namespace zerorun

@@ -181,7 +181,7 @@ class GlooWork : public Work {
     receives_.push_back(post(peer, [&] { return group_->recv(tensors, peer, tag_); }));
   }
 
-  // If the connection is already lost, wait() reports that, as if it had been lost during the wait.
+  // Starts a message. Does not throw if the connection is already lost: wait() then reports the error.
   template <typename Start>
   static PeerMessage post(int peer, Start start) {
     try {
@@ -307,7 +307,8 @@ class GlooCommunicator : public Communicator {
   std::array<uint64_t, kCollectiveKinds> history_{};
 };
 
-// Returns the address by which other hosts reach this rank. All ranks exchange their routes to MASTER_ADDR.
+// Returns the address by which other hosts reach this rank. All ranks must call this, because it compares the
+// routes of all ranks to MASTER_ADDR.
 std::string address_for_other_hosts(const Environment& environment, const JobStore& store,
                                     const Deadline& deadline) {
   const Route own = route_to(environment.master_addr);

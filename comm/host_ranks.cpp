@@ -28,8 +28,9 @@ std::string name_of_host() {
   return boot + "/" + std::string(processes.data(), length > 0 ? static_cast<size_t>(length) : 0);
 }
 
-// Written to the start of a rank's arena until all ranks have checked it. It detects that an opened segment
-// belongs to another job, to another rank, or to another process that has got the same PID later.
+// This mark is at the start of a rank's arena until all ranks have checked it. With it a rank detects that a
+// segment that it has opened belongs to another job, to another rank, or to a process that later got the same
+// PID.
 struct Mark {
   uint64_t job = 0;
   int64_t rank = 0;
@@ -86,7 +87,7 @@ struct Own {
 Own make_own(int rank, int world_size, uint64_t job) {
   constexpr size_t kLeast = size_t{1} << 20;
   const size_t bytes = arena_bytes(world_size);
-  if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) leave it no shared memory");
+  if (bytes < kLeast) throw Error("limits of the process (ulimit -f, ulimit -v) do not allow shared memory");
   Own own;
   own.arena = SharedSegment::create("zerorun arena", bytes);
   if (rank == 0) {
@@ -151,7 +152,7 @@ std::unique_ptr<HostRanks> meet_on_host(const Environment& environment, const Jo
   const std::vector<std::string> hosts = exchange("host", name_of_host());
   for (size_t other = 1; other < hosts.size(); ++other) {
     if (hosts[other] == hosts[0]) continue;
-    obstacle = "rank " + std::to_string(other) + " is on another host, or in another container, than rank 0";
+    obstacle = "rank " + std::to_string(other) + " is on another host or in another container than rank 0";
     return nullptr;
   }
 

@@ -39,17 +39,17 @@ class DeadlineStore : public c10d::Store {
     for (const std::string& key : keys) await(key, deadline);
   }
 
-  int64_t add(const std::string&, int64_t) override { not_offered("add"); }
-  bool deleteKey(const std::string&) override { not_offered("deleteKey"); }
-  int64_t getNumKeys() override { not_offered("getNumKeys"); }
+  int64_t add(const std::string&, int64_t) override { not_supported("add"); }
+  bool deleteKey(const std::string&) override { not_supported("deleteKey"); }
+  int64_t getNumKeys() override { not_supported("getNumKeys"); }
 
  private:
   std::string await(const std::string& key, const Deadline& deadline) const {
     if (auto value = store_->await(key, deadline)) return *value;
     throw CommError("not all ranks take part");
   }
-  [[noreturn]] static void not_offered(const char* name) {
-    throw InternalError(std::string("c10d asks the ranks' store for ") + name);
+  [[noreturn]] static void not_supported(const char* name) {
+    throw InternalError(std::string("the ranks' store does not support c10d's ") + name);
   }
 
   StorePointer store_;
@@ -112,8 +112,8 @@ std::invoke_result_t<Talk, c10d::Store&> JobStore::talk(Talk talk, const Deadlin
 
 std::string JobStore::opened(const std::string& key, const std::vector<uint8_t>& stored) const {
   if (auto value = seal_.open(key, stored)) return *value;
-  throw CommError("what stands in the store of all ranks under '" + key +
-                  "' was written by somebody who does not know this job's token (ZERORUN_JOB)");
+  throw CommError("the value in the ranks' store under '" + key +
+                  "' was written by a process that does not know this job's token (ZERORUN_JOB)");
 }
 
 void JobStore::set(const std::string& key, const std::string& value, const Deadline& deadline) const {
@@ -195,8 +195,7 @@ Connection JobStore::for_c10d(const Deadline& deadline) const {
 }
 
 std::string words_of_silence(const std::string& keeper) {
-  return keeper +
-         ", which keeps the store of all ranks, does not answer: it stands still or cannot be reached";
+  return keeper + ", which keeps the store of all ranks, does not answer: it is stopped or cannot be reached";
 }
 
 std::string first_line(const char* message) {

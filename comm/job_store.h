@@ -34,8 +34,8 @@ class StoreError : public CommError {
   bool is_silent_;
 };
 
-/// The extra time that a call waits after its deadline, in which the store's own timeout error can arrive.
-/// Calls that need not wait for other ranks use it as their deadline.
+/// A call waits this much longer than its deadline, so that the store's own timeout error can arrive. Calls
+/// that need not wait for other ranks use this time as their whole deadline.
 inline constexpr std::chrono::milliseconds kTimeToAnswer(2000);
 
 /// The time that rank 0, which keeps the store, waits after it has published a failure and before it throws
@@ -113,7 +113,7 @@ std::future<Answer<std::invoke_result_t<Talk>>> run_detached(Talk talk) {
   return result;
 }
 
-/// "rank 0, which keeps the store of all ranks, does not answer: it stands still or cannot be reached"
+/// "rank 0, which keeps the store of all ranks, does not answer: it is stopped or cannot be reached"
 std::string words_of_silence(const std::string& keeper);
 
 // Runs `body`, which calls the store; adds `purpose` to its errors.

@@ -1,5 +1,5 @@
-// Stores that bypass the caches, for large results that are not read again soon. They avoid reading the cache
-// lines that are about to be overwritten, which is a third of a copy's memory traffic. Any thread.
+// Stores that bypass the caches, for large results that are not read again soon. Ordinary stores first read
+// the cache lines that they overwrite. These reads are a third of a copy's memory traffic. Any thread.
 #pragma once
 
 #include <emmintrin.h>
@@ -10,8 +10,8 @@
 
 namespace zerorun {
 
-/// Smallest size in bytes for which such stores are faster. A smaller result may still be in a cache when it
-/// is read next.
+/// Smallest result in bytes for which non-temporal stores are faster. A smaller result may still be in a
+/// cache when it is read next.
 inline constexpr size_t kPastCaches = size_t{8} << 20;
 
 /// Prefetch distance in bytes. Software prefetch is needed because the hardware prefetcher stops at page

@@ -1,6 +1,6 @@
-// Named short texts that ranks post for each other outside of the order of collectives, for threads that run
-// beside training. Each user opens its own board with Communicator::open_notices(); names are local to the
-// board. One thread at a time.
+// Short texts that ranks post for each other under names, outside of the order of collectives. Threads that
+// run beside training use them. Each user opens its own board with Communicator::open_notices(); names are
+// local to the board. One thread at a time.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,8 @@ class NoticesInMemory {
   std::map<std::string, std::string> texts_;
 };
 
-/// The board of a rank that is a thread. `board` is the same number on all ranks and unique to each board.
+/// The board of a rank that is a thread. `board` is the board's number, which is the same on all ranks and
+/// differs between boards.
 std::unique_ptr<Notices> make_notices(std::shared_ptr<NoticesInMemory> texts, int board);
 
 class JobStore;

@@ -15,7 +15,7 @@ namespace zerorun {
 void ProcessWatch::add(pid_t pid) {
   const bool own = static_cast<int>(processes_.size()) == rank_;
   processes_.push_back(pid);
-  // By syscall(), because glibc 2.36 does not declare pidfd_open() for C++.
+  // Uses syscall(), because glibc 2.36 does not declare pidfd_open() for C++.
   descriptors_.emplace_back(own ? -1 : static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!own && !descriptors_.back().is_open()) {
     throw Error("process " + std::to_string(pid) +

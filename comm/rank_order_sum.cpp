@@ -51,7 +51,7 @@ void sum(T* output, int64_t numel, std::span<const void* const> slices) {
   }
 }
 
-// For outputs that are too large to stay in a cache.
+// Sums with stores that bypass the caches. Used for outputs that are too large to stay in a cache.
 template <typename T>
 void nontemporal_sum(T* output, int64_t numel, std::span<const void* const> slices) {
   constexpr int64_t kChunk = 64;

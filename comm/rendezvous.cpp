@@ -20,7 +20,8 @@
 namespace zerorun {
 namespace {
 
-// Why this process cannot train on GPUs; empty if it can. `gpus`: how many GPUs the driver reports.
+// Returns why this process cannot train on GPUs; empty if it can. Sets `gpus` to the number of GPUs that the
+// driver reports.
 std::string obstacle_to_cuda(int& gpus) {
   std::string reason;
   return count_usable_gpus(reason, &gpus) == 0 ? reason : cuda_library().failure;
@@ -33,11 +34,11 @@ bool wants_cuda(const Environment& environment) {
   const std::string obstacle = obstacle_to_cuda(gpus);
   if (obstacle.empty()) return true;
   if (environment.device == DeviceChoice::cuda) {
-    throw UserError("training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but " + obstacle);
+    throw UserError("training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but " + obstacle);
   }
   if (gpus > 0 && environment.rank == 0) {
-    log_warning("training runs on the CPU, though there is a GPU: " + obstacle +
-                " (--device cpu or ZERORUN_DEVICE=cpu says that the CPU is wanted)");
+    log_warning("training runs on the CPU although there is a GPU: " + obstacle +
+                " (--device cpu or ZERORUN_DEVICE=cpu turns this message off)");
   }
   return false;
 }
@@ -46,7 +47,7 @@ constexpr char kOnCpu[] = "cpu";
 constexpr char kOnCuda[] = "cuda";
 
 // Returns whether all ranks train on GPUs: if one rank cannot, none does. Only ranks that can use a GPU call
-// this; the others train on the CPU in any case. `brought`: by rank, kOnCuda or kOnCpu.
+// this; the others train on the CPU in any case. `brought` has kOnCuda or kOnCpu for each rank.
 bool all_on_cuda(const Environment& environment, const std::vector<std::string>& brought) {
   std::vector<int> others;
   for (int rank = 0; rank < environment.world_size; ++rank) {
@@ -54,9 +55,9 @@ bool all_on_cuda(const Environment& environment, const std::vector<std::string>&
   }
   if (others.empty()) return true;
   const std::string reason =
-      "every rank needs a GPU that it can use, and " + name_ranks(others) + " found none";
+      "every rank needs a GPU that it can use, but " + name_ranks(others) + " found none";
   if (environment.device == DeviceChoice::cuda) {
-    throw UserError("training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but " + reason);
+    throw UserError("training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but " + reason);
   }
   int first = 0;  // the first rank that found a GPU
   for (int other : others) first += other == first;
@@ -68,7 +69,7 @@ constexpr char kGloo[] = "gloo";
 constexpr char kSharedMemory[] = "shm";
 
 // Returns why shared memory must not be used; empty if it may be used. Sets `demanded` if any rank asks for
-// shared memory. All ranks exchange their choices, because they must all use the same.
+// shared memory. All ranks exchange their settings, because all must use the same transport.
 std::string obstacle_to_shared_memory(const Environment& environment, const StorePointer& store,
                                       const Deadline& deadline, bool& demanded) {
   const char* word = environment.comm == CommChoice::gloo            ? kGloo
@@ -92,11 +93,10 @@ std::shared_ptr<Communicator> connect_on_cpu(const Environment& environment, con
   if (tries) communicator = make_shared_memory_communicator(environment, joined, deadline, obstacle);
   if (demanded && !communicator) {
     keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
-    throw UserError("shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
+    throw UserError("shared memory was requested (--comm shm, ZERORUN_COMM=shm), but " + obstacle);
   }
   if (communicator) return communicator;
-  if (tries && environment.rank == 0)
-    log_info("collectives go over Gloo, not over shared memory: " + obstacle);
+  if (tries && environment.rank == 0) log_info("collectives use Gloo instead of shared memory: " + obstacle);
   return make_gloo_communicator(environment, store, deadline);
 }
 
@@ -119,9 +119,8 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     if (demanded) {
       keep_store_until_read(*store, environment.rank, environment.world_size, deadline);
       throw UserError(
-          "shared memory is asked for (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
-          "NCCL: "
-          "leave that out, or train on the CPU (--device cpu)");
+          "shared memory was requested (--comm shm, ZERORUN_COMM=shm), but the ranks train on GPUs, over "
+          "NCCL: leave that out, or train on the CPU (--device cpu)");
     }
     communicator = on_cuda ? make_gloo_communicator(environment, store, deadline)
                            : connect_on_cpu(environment, joined, deadline);

@@ -27,7 +27,7 @@ size_t limit_of(int resource) {
 }  // namespace
 
 // A process maps the arenas of all ranks. Together they must stay well below its 128 TiB of address space and
-// within RLIMIT_AS. Growing a file beyond RLIMIT_FSIZE would kill the process.
+// within RLIMIT_AS. Each arena is a file, and growing a file beyond RLIMIT_FSIZE would kill the process.
 size_t arena_bytes(int world_size) {
   constexpr size_t kAddresses = size_t{32} << 40;
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);

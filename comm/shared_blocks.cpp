@@ -51,7 +51,8 @@ void SharedBlocks::make_own(const at::Tensor& tensor) {
   const Block block{.offset = *offset, .bytes = in_pages(static_cast<int64_t>(tensor.nbytes()))};
   std::lock_guard lock(mutex_);
   if (!map(block, MAP_PRIVATE)) {
-    throw Error("no memory of " + std::to_string(block.bytes) + " bytes (mmap): " + std::strerror(errno));
+    throw Error("cannot map memory of " + std::to_string(block.bytes) +
+                " bytes (mmap): " + std::strerror(errno));
   }
   own_.emplace(block.offset, block.bytes);
 }
@@ -93,8 +94,8 @@ bool SharedBlocks::map(const Block& block, int sharing) const {
   return true;
 }
 
-// If the block cannot be mapped as shared again, it stays reserved for ever: if it were reused, other ranks
-// would not see this rank's writes to it.
+// After make_own(), this rank must first map the block as shared again. If that fails, the block stays
+// reserved for ever, because other ranks would not see this rank's writes to a reused block.
 void SharedBlocks::let_go(const Block& block) {
   if (!home_.is_current()) return;
   {

@@ -32,8 +32,8 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
   /// tensor is destroyed. A forked child releases nothing.
   at::Tensor open(int64_t offset, int64_t numel, at::ScalarType dtype);
   /// Makes this rank's later writes to `tensor`, which is from open(), private to this rank. Pages that this
-  /// rank has not written stay shared, and show it the writes of other ranks. So once any rank has called
-  /// make_own(), a rank must not write to the block before it has called make_own() too.
+  /// rank has not written stay shared, so it would see other ranks' writes to them. Therefore, once any rank
+  /// has called make_own(), each other rank must call make_own() before it writes to the block.
   void make_own(const at::Tensor& tensor);
   /// Returns to the system the pages that lie wholly in `part`, which is a part of a tensor from open().
   void give_back_pages(const at::Tensor& part) const;

@@ -11,8 +11,8 @@
 namespace zerorun {
 namespace {
 
-// In bytes. Smaller tensors are not worth a page of their own in the arena; they are copied when they are
-// sent.
+// The size in bytes from which allocate() places a tensor in the arena. A smaller tensor is not worth a page
+// of its own there, and is copied when it is sent.
 constexpr int64_t kSmallestShared = 4096;
 constexpr int64_t kNowhere = -1;
 

@@ -35,7 +35,7 @@ SharedSegment SharedSegment::create(const char* purpose, size_t bytes) {
   segment.bytes_ = bytes;
   segment.file_ = UniqueFd(memfd_create(purpose, MFD_CLOEXEC));
   if (!segment.file_.is_open() || ftruncate(segment.file_.get(), static_cast<off_t>(bytes)) != 0) {
-    throw Error("no shared memory of " + std::to_string(bytes) +
+    throw Error("cannot create shared memory of " + std::to_string(bytes) +
                 " bytes (memfd_create): " + std::strerror(errno));
   }
   segment.map(true);

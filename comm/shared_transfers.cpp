@@ -19,8 +19,8 @@ using std::chrono::milliseconds;
 
 // How often a waiting rank checks whether the processes of other ranks have ended.
 constexpr milliseconds kLook(250);
-// How long the destructor waits for ranks that still read the input of a collective whose wait() was never
-// called.
+// How long the destructor waits for other ranks to read the input of a collective, if wait() was never called
+// for it.
 constexpr milliseconds kPatienceWithDropped(10'000);
 
 // How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
@@ -78,7 +78,7 @@ SharedTransfers::~SharedTransfers() {
       if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kPatienceWithDropped));
     }
   } catch (const std::exception&) {
-    // The other ranks' waits for this rank fail, and they report the error.
+    // Ignored, because other ranks that wait for this rank fail too and report the error.
   }
 }
 
@@ -315,7 +315,8 @@ void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const 
   fail(missed_deadline(what, blamed(transfer, missing), deadline.timeout()));
 }
 
-// Returns the ranks that have not posted; if this rank has its output, the ranks that have not finished.
+// Returns the other ranks that have not posted. If this rank already has its output, returns those that have
+// not finished instead.
 std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks;

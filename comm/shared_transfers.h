@@ -36,8 +36,8 @@ class SharedTransfers {
 
   SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
                   std::chrono::milliseconds timeout);
-  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective: freed
-  /// memory reads as zeros, which those ranks would use.
+  /// Waits until other ranks have read this rank's input, at most ten seconds for each collective. Without
+  /// the wait, those ranks could read zeros, because freed memory reads as zeros.
   ~SharedTransfers();
 
   /// Posts the collective, and processes the input that other ranks have already posted.

@@ -20,7 +20,7 @@ std::optional<uint32_t> number_in(std::string_view text) {
   return number;
 }
 
-// The parts between commas outside of brackets; nothing if brackets do not match.
+// Splits `text` at the commas that are not inside brackets. Returns nothing if the brackets do not match.
 std::optional<std::vector<std::string_view>> split(std::string_view text) {
   std::vector<std::string_view> parts;
   size_t begin = 0;
@@ -59,7 +59,8 @@ std::optional<Texts> expand_ranges(std::string_view text) {
   return numbers;
 }
 
-// One entry of a host list, which may have several ranges: "rack[1-2]n[1-4]". The last range varies fastest.
+// Expands one entry of a host list. It may have several ranges, as in "rack[1-2]n[1-4]"; the last varies
+// fastest.
 std::optional<Texts> expand_entry(std::string_view entry) {
   Texts hosts{""};
   while (!entry.empty()) {

@@ -7,10 +7,11 @@
 
 namespace zerorun {
 
-/// The hosts of a list such as "gpu[01-03,7],login2", in its order; nothing if the text is no such list.
+/// Returns the hosts of a list such as "gpu[01-03,7],login2", in their order in the list. Returns nothing if
+/// `text` is not a host list.
 std::optional<std::vector<std::string>> expand_host_list(const std::string& text);
 
-/// The numbers of a list such as "2(x3),1": 2 2 2 1; nothing if the text is no such list.
+/// Returns the numbers of a list: 2, 2, 2 and 1 for "2(x3),1". Returns nothing if `text` is not such a list.
 std::optional<std::vector<int>> expand_task_counts(const std::string& text);
 
 }  // namespace zerorun

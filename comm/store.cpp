@@ -72,7 +72,7 @@ Membership& membership_in(const Environment& environment, const Seal& seal) {
   return all[name];
 }
 
-// Whether a process hosts the store when it opens a connection, as rank 0 does.
+// Tells open_connection() whether this process is to host the store. Only rank 0 hosts it.
 struct Hosting {
   bool hosts = false;
   UniqueFd listening;  // socket to listen on; not open if this process already listens on the port
@@ -92,10 +92,10 @@ Hosting host_as_rank_0(const Environment& environment) {
 // `text` is the job that the store serves, as read from kJobKey; `own` is the job of this rank.
 void check_job(const std::string& text, const std::string& own, const Environment& environment) {
   if (text == own) return;
-  throw UserError("rank " + std::to_string(environment.rank) + " has come to the store of another job at " +
-                  address_of(environment) +
-                  " (MASTER_ADDR, MASTER_PORT): give each job a port of its own (--master_port, or leave it "
-                  "out to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
+  throw UserError("rank " + std::to_string(environment.rank) +
+                  " has connected to the store of another job at " + address_of(environment) +
+                  " (MASTER_ADDR, MASTER_PORT): give each job its own port (--master_port, or leave it out "
+                  "to get a free one), and all ranks of a job the same WORLD_SIZE and ZERORUN_JOB");
 }
 
 using Opened = std::pair<Connection, std::string>;
@@ -175,10 +175,10 @@ void take_rank(const JobStore& job, const Environment& environment, const Deadli
   const std::string first = job.claim(rank, mine, deadline);
   if (first == mine) return;
   throw UserError(rank + " is taken at " + address_of(environment) +
-                  " (MASTER_ADDR, MASTER_PORT): " + first.substr(first.find(' ') + 1) + " has come as " +
+                  " (MASTER_ADDR, MASTER_PORT): " + first.substr(first.find(' ') + 1) + " has connected as " +
                   rank + " before, and this is " + this_process() +
-                  ": give each process a RANK of its own and each job a port of its own (--master_port, or "
-                  "leave it out to get a free one)");
+                  ": give each process its own RANK and each job its own port (--master_port, or leave it "
+                  "out to get a free one)");
 }
 
 std::string prefix_of(const Environment& environment, const Seal& seal) {

@@ -25,13 +25,14 @@ struct Joined {
 /// CommError naming the missing ranks.
 Joined join_store(const Environment& environment, const std::string& word, const Deadline& deadline);
 
-// The two steps of join_store() after it has reached the store. Tests call them with a `connection` to
-// another store that the ranks share.
+// The two steps that join_store() takes after it has reached the store. Tests call them with a `connection`
+// to another store that the ranks share.
 
 /// Throws UserError if another process has this rank.
 void claim_rank(const Connection& connection, const Environment& environment, const Deadline& deadline);
 
-/// Returns when all ranks have called it with the same `number`, the count of earlier calls of join_store().
+/// Returns when all ranks have called this with the same `number`. join_store() passes the number of its
+/// earlier calls.
 Joined join_over(const Connection& connection, const Environment& environment, int number,
                  const std::string& word, const Deadline& deadline);
 

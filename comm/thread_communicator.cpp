@@ -84,7 +84,7 @@ class ThreadGroup {
  public:
   explicit ThreadGroup(int world_size) : world_size_(world_size), waiting_(world_size) {}
 
-  /// Adds the rank's call to the meeting of collective `number` of the call's kind.
+  /// Adds the rank's call to its meeting, which the call's kind and `number` identify.
   std::shared_ptr<Meeting> arrive(int64_t number, int rank, const CollectiveCall& call) {
     const std::pair key(call.kind, number);
     std::unique_lock lock(mutex_);

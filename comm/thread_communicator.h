@@ -1,6 +1,6 @@
 // Ranks as threads of one process, for tests and for a world size of 1. Each rank's thread has its own
-// Communicator; the communicators jointly own a ThreadGroup. CPU tensors only: their backward runs in the
-// thread that calls it, so ranks do not run each other's operators.
+// Communicator; the communicators jointly own a ThreadGroup. Supports only CPU tensors, because their
+// backward runs in the thread that calls it. So no rank's thread runs operators of another rank.
 #pragma once
 
 #include <chrono>

@@ -14,8 +14,9 @@ namespace {
 
 constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
-// The deadline of the calls to the store that are made for the NCCL watchdog. They run in a thread for which
-// the watchdog waits 3 s at most (cuda/nccl_watchdog.cpp), so the watchdog does not wait for this deadline.
+// The deadline of the calls to the store that are made for the NCCL watchdog. The watchdog itself does not
+// wait that long: the calls run in another thread, and it waits at most 3 s for that thread
+// (cuda/nccl_watchdog.cpp).
 constexpr std::chrono::seconds kLimit(10);
 
 std::string key(int rank) {
@@ -56,7 +57,7 @@ std::optional<std::string> WaitBoard::disagreement(const CollectiveCall& call,
   try {
     found = compare(pending_collective_of(call, call.input.numel()), ranks);
   } catch (const CommError&) {
-    // The store does not answer, or is gone because rank 0 has ended.
+    // Ignored. The store does not answer, or is gone because rank 0 has ended.
   }
   if (found && rank_ == 0) std::this_thread::sleep_for(kTimeToRead);
   return found;
@@ -81,7 +82,7 @@ void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {
   try {
     store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
   } catch (const CommError&) {
-    // Ranks that call read_all() find out by themselves that the store is gone.
+    // Ignored, because ranks that call read_all() notice by themselves that the store is gone.
   }
 }
 
@@ -136,8 +137,8 @@ std::string explain_missed(int rank, const PendingCollective& mine, const Pendin
     return describe_disagreement(rank, mine.words, *elsewhere, (*all)[*elsewhere].front().words);
   }
   return missed_end(mine.words, timeout) +
-         ", though all ranks take part: a larger --timeout is for transfers that take that long, "
-         "NCCL_DEBUG=INFO tells what NCCL does";
+         ", although all ranks take part: set a larger --timeout if transfers take that long; "
+         "NCCL_DEBUG=INFO shows what NCCL does";
 }
 
 std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout) {

@@ -55,11 +55,12 @@ class WaitBoard {
   std::atomic<bool> broken_ = false;
 };
 
-/// Makes the error for a wait for `mine` that missed its deadline, from the lists that all ranks have
-/// published.
+/// Makes the error message for a wait that missed its deadline. The rank waited for `mine`; `all` has the
+/// lists that the ranks have published.
 std::string explain_missed(int rank, const PendingCollective& mine, const PendingCollectives& all,
                            std::chrono::milliseconds timeout);
-/// Makes the same error if the store does not answer, so that the other ranks' lists are unknown.
+/// Makes the error message for a wait that missed its deadline if the store does not answer. Then the other
+/// ranks' lists are unknown.
 std::string explain_missed_in_silence(const PendingCollective& mine, std::chrono::milliseconds timeout);
 
 }  // namespace zerorun

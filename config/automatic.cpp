@@ -96,7 +96,8 @@ std::string how_to_give(const KeyFact& fact) {
 void check_automatic_options(const LoadOptions& options) {
   if (options.hidden_size && (*options.hidden_size < 1 || *options.hidden_size > max_hidden_size)) {
     throw UserError("hidden_size: expected a number from 1 to " + std::to_string(max_hidden_size) +
-                    ", found " + std::to_string(*options.hidden_size) + "; pass the hidden size of the model");
+                    ", found " + std::to_string(*options.hidden_size) +
+                    "; pass the hidden size of the model");
   }
   for (const auto& [path, value] : options.arguments) {
     const KeyFact* fact = find_key(path);

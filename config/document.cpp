@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The grammar's state: what may come next.
+/// The state of the parser. It determines which tokens are allowed next.
 enum class Place { root, after_root, key, colon, value, item, after_member, after_item };
 
 constexpr std::string_view expected_at[] = {  // indexed by Place

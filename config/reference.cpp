@@ -114,7 +114,7 @@ std::string type_in_words(const KeyFact& row) {
   return (row.length > 0 ? std::to_string(row.length) + " " : "") + std::string(words_of(row.type).name);
 }
 
-/// Says which of the offered choices are matched case-insensitively.
+/// Says which of the supported choices are matched case-insensitively.
 std::string in_any_case(const KeyFact& row) {
   const std::string some = supported_in_any_case(row);
   if (some == supported_choices(row)) return ", in any case";

@@ -87,8 +87,8 @@ Json json_list(std::string_view words) {
 
 void add_choices(const KeyFact& fact, Json& schema) {
   Json forms = Json::array();
-  const std::string offered = supported_choices(fact);
-  forms.push_back({{"enum", json_list(offered)}});
+  const std::string supported = supported_choices(fact);
+  forms.push_back({{"enum", json_list(supported)}});
   const std::string any_case = supported_in_any_case(fact);
   if (!any_case.empty()) {
     forms.push_back({{"description", "In any case of its letters."},
@@ -115,7 +115,8 @@ Json list_of_numbers(const KeyFact& fact) {
   return schema;
 }
 
-/// Returns a regular expression for quoted values of a key that is not a text: integers or booleans.
+/// Returns a regular expression for integers or booleans that a file has in quotes. Empty if the key accepts
+/// neither.
 std::string texts_pattern(const KeyFact& fact) {
   if (fact.type == KeyType::boolean) return "true|false";
   return fact.is_integer() ? digits_pattern(fact) : "";

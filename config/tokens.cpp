@@ -10,7 +10,8 @@ constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
 constexpr std::string_view spaces = " \t\n\r";
 constexpr std::string_view punctuation = "{}[],:";  // indexed by TokenKind
 
-// Far more than a real configuration has. A tree of this many tokens takes a few hundred megabytes.
+// The maximum number of tokens in a file. A tree of this many tokens takes a few hundred megabytes, and real
+// configurations have far fewer.
 constexpr std::size_t max_tokens = 1'000'000;
 
 bool is_one_of(std::string_view list, char c) {

@@ -19,7 +19,7 @@ bool within(const Range& range, double value) {
 }
 
 /// Returns the range as a phrase that follows a noun: " of at least 1", " from 0 to 3".
-std::string such(const Range& range) {
+std::string range_phrase(const Range& range) {
   const std::string words = range_in_words(range);
   if (words.empty()) return {};
   if (range.min == range.max) return " that is " + words.substr(0, words.find(' '));
@@ -127,7 +127,7 @@ std::optional<ValueCheck> check_numbers(const KeyFact& fact, const Value& value)
     if (!fits_number(fact, item) || (integers && !is_whole(item))) {
       ValueCheck check = refuse(fact, item);
       check.item = i;
-      check.expected = (integers ? "an integer" : "a number") + such(fact.range);
+      check.expected = (integers ? "an integer" : "a number") + range_phrase(fact.range);
       return check;
     }
     numbers.push_back(item.number);
@@ -203,9 +203,9 @@ std::string expected_of(const KeyFact& fact) {
   if (fact.type == KeyType::choice) return in_words(supported_choices(fact));
   const std::string words(words_of(fact.type).expected);
   if (!fact.is_list()) {
-    return words + such(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
+    return words + range_phrase(fact.range) + (fact.per_group ? ", or an array of such numbers" : "");
   }
-  const std::string each = such(fact.range).empty() ? "" : ", each" + such(fact.range);
+  const std::string each = range_phrase(fact.range).empty() ? "" : ", each" + range_phrase(fact.range);
   return (fact.length == 2 ? "an array of two " : "an array of ") + words + each;
 }
 

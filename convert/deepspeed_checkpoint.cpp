@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* kValue = "value";
 
-// Returns the dtype of the module's parameters. Without a ds_config in the checkpoint this is taken as the
-// precision of training.
+// Returns the dtype of the module's parameters. If the checkpoint has no ds_config, this dtype is assumed to
+// be the precision of training.
 std::string precision_of_module(DeepSpeedContents& contents) {
   const PickledField model = contents.model();
   const std::vector<std::string> buffers = model.need("buffer_names").texts();
@@ -92,8 +92,8 @@ void read_untrained(DeepSpeedContents& contents) {
   if (frozen && stage == 3) add_frozen_fragments(contents, *frozen);
 }
 
-// DeepSpeed shards the experts that it creates itself (AutoEP) over other groups of ranks than the other
-// parameters.
+// Refuses checkpoints with experts that DeepSpeed itself created (AutoEP), because DeepSpeed shards these
+// experts over different groups of ranks than the other parameters.
 void refuse_experts(const PickledField& model) {
   for (const char* const key : {"ds_autoep_layers", "autoep_layers"}) {
     if (model.find(key))

@@ -52,7 +52,7 @@ void add_state(SourceParameter& parameter, const std::string& state, const Sourc
                const std::string& place);
 /// Returns the value of an optimizer's step, which is stored as a number or as a tensor with one float.
 int64_t step_of(TorchFile* file, const PickledField& field);
-/// Returns the number of elements. Throws UserError if it is more than 2^63.
+/// Returns the number of elements. Throws UserError if it does not fit into int64_t.
 int64_t numel_of(const std::vector<int64_t>& shape, const std::string& place);
 
 /// Access to a dict whose keys are integers.

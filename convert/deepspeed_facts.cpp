@@ -74,7 +74,8 @@ std::string precision_of(const std::optional<PickledField>& config) {
   return is_enabled("fp16") ? "fp16" : "fp32";
 }
 
-// Names the optimizer like config/optimizer.cpp: DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+// Names the optimizer by the rule of config/optimizer.cpp: the type "Adam" means AdamW unless adam_w_mode is
+// false.
 void read_optimizer(const std::optional<PickledField>& config, DeepSpeedFacts& facts) {
   const auto optimizer = config ? config->find("optimizer") : std::nullopt;
   const auto type = optimizer ? optimizer->find("type") : std::nullopt;

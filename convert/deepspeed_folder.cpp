@@ -111,7 +111,7 @@ DeepSpeedFolder find_deepspeed_files(FileSystem& files, const fs::path& folder) 
     }
   }
   if (found.model_files.empty())
-    throw UserError(found.path.string() + ": no checkpoint of DeepSpeed: expected " + kModelFile +
+    throw UserError(found.path.string() + ": not a checkpoint of DeepSpeed: expected " + kModelFile +
                     " or zero_pp_rank_0_mp_rank_00_model_states.pt");
   return found;
 }

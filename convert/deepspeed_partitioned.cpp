@@ -67,7 +67,7 @@ class PartitionsReader {
   }
 
   // For bf16 with fp32 gradients at stage 1, DeepSpeed uses a different optimizer, which does not save
-  // "zero_stage".
+  // "zero_stage". Its files are recognised by "single_partition_of_fp32_groups".
   void check(const PickledField& first) {
     const bool is_bf16_optimizer = !first.find("zero_stage") && first.find("single_partition_of_fp32_groups");
     const int64_t stage = is_bf16_optimizer ? 1 : first.need("zero_stage").integer();

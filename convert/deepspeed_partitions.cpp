@@ -17,7 +17,8 @@ namespace {
 [[noreturn]] void fail_unused(const PartitionedState& state, size_t rank, int64_t stored, int64_t used) {
   throw UserError(state.by_rank[rank]->file->path().string() + ": " + state.name + " has " +
                   std::to_string(stored) + " elements, of which the parameters' shapes use " +
-                  std::to_string(used) + ": the ranks have divided it otherwise than this reader knows");
+                  std::to_string(used) +
+                  ": the ranks have partitioned it in a way that this reader does not know");
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ class FileWriter {
   int64_t count() const { return count_; }
 
  private:
-  // Elements. A state is not split if fewer of its elements than this fit into the rest of a file.
+  // A state is continued in the next file only if at least this many of its elements fit into the current
+  // file.
   static constexpr int64_t kLeastNumel = 4096;
 
   FileSystem& files_;

@@ -54,8 +54,8 @@ class PickleValue {
   /// they are the items that the pickle appends to the object or sets in it.
   size_t size() const;
   PickleValue item(size_t index) const;
-  /// Returns the value of a text key of a dict; of the last one if the key appears twice. Takes time linear
-  /// in the dict's size.
+  /// Returns the value that a dict has for a text key. If the key appears twice, its last value is returned.
+  /// Takes time linear in the dict's size.
   std::optional<PickleValue> find(std::string_view key) const;
 
   PickleValue callee() const;

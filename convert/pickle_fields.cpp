@@ -61,7 +61,7 @@ void check_name(const std::string& name, const std::string& place) {
   try {
     nlohmann::json(name).dump();
   } catch (const nlohmann::json::type_error&) {
-    throw UserError(place + ": a name is no UTF-8 text: " + printable(name));
+    throw UserError(place + ": a name is not UTF-8 text: " + printable(name));
   }
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kPickleEntry = "data.pkl";
 
-// Returns the folder in the archive that has all entries of torch.save. It is named after the original file.
+// Returns the name of the archive's folder that contains all entries written by torch.save. PyTorch names the
+// folder after the file that it writes.
 std::string prefix_of(const ZipArchive& archive) {
   for (const auto& [name, entry] : archive.entries()) {
     if (name.size() > kPickleEntry.size() && name.ends_with(kPickleEntry) &&
@@ -23,7 +24,7 @@ std::string prefix_of(const ZipArchive& archive) {
   }
   throw UserError(
       archive.path().string() +
-      ": no file of torch.save: the archive has no data.pkl (TorchScript files are not supported)");
+      ": not a file of torch.save: the archive has no data.pkl (TorchScript files are not supported)");
 }
 
 std::vector<std::byte> read_entry(const ZipArchive& archive, const std::string& name) {
@@ -94,7 +95,7 @@ std::optional<int64_t> numel_of(const std::vector<int64_t>& shape) {
   return numel;
 }
 
-// Whether the elements fill contiguous memory without gaps and overlaps, for some order of the dimensions.
+// Whether the elements, for some order of the dimensions, fill contiguous memory without gaps or overlaps.
 bool is_dense(const TorchTensor& tensor) {
   if (tensor.numel <= 1) return true;
   std::vector<size_t> order(tensor.shape.size());

@@ -88,7 +88,7 @@ struct DirectoryEntry {
   uint32_t crc32 = 0;
 };
 
-// Replaces the fields that do not fit into 32 bits, in the order prescribed by the format.
+// Sets the fields whose 64-bit values are in the zip64 extra field. The format prescribes their order.
 void read_extra(std::span<const std::byte> extra, DirectoryEntry& entry, const std::string& where) {
   uint64_t* const fields[] = {&entry.bytes, &entry.compressed, &entry.header};
   while (extra.size() >= 4) {

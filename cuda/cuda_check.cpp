@@ -13,7 +13,7 @@ void fail_cuda(cudaError_t status, const char* call) {
   std::string message = std::string(call) + (known ? " on GPU " + std::to_string(device) : "") + ": " +
                         cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")";
   if (status == cudaErrorIllegalAddress || status == cudaErrorLaunchFailure || status == cudaErrorAssert) {
-    message += ": work that the GPU was given earlier may have done it, CUDA_LAUNCH_BLOCKING=1 shows which";
+    message += ": an earlier kernel or copy may be the cause, CUDA_LAUNCH_BLOCKING=1 shows which";
   }
   throw Error(message);
 }

@@ -31,8 +31,8 @@ class CudaDevice : public Device {
   CudaStreams& streams() override { return streams_; }
   /// In bytes: the alignment of cudaMalloc(), which cuBLAS prefers.
   int64_t alignment() const override { return 256; }
-  /// When it returns, every stream sees the zeros. It does not wait for other streams itself, but
-  /// cudaMalloc() may.
+  /// The memory is filled with zeros, which every stream sees when the call returns. Only cudaMalloc() may
+  /// wait for other streams.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
   /// The memory is page-locked.

@@ -25,8 +25,8 @@ void free_when_idle(c10::DeviceIndex device, const Free& free) {
   cudaGetLastError();
 }
 
-/// Throws Error for a failed allocation of `bytes` bytes. The message names `whose` memory it is ("GPU 0"),
-/// the current GPU's free bytes and `reason`.
+/// Throws Error for a failed allocation of `bytes` bytes. The message contains the memory's owner (`whose`,
+/// for example "GPU 0"), the current GPU's free bytes and `reason`.
 [[noreturn]] void fail_allocation(const std::string& whose, size_t bytes, const char* reason);
 
 }  // namespace zerorun

@@ -53,7 +53,8 @@ bool has_passed(const CudaEvent& event) {
 std::string missed(const std::string& what, c10::Device device, std::chrono::milliseconds timeout) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(timeout.count()) / 1000);
-  return what + ": GPU " + std::to_string(device.index()) + " did not get there within " + seconds + " s";
+  return what + ": GPU " + std::to_string(device.index()) + " did not reach this point within " + seconds +
+         " s";
 }
 
 }  // namespace

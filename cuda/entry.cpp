@@ -13,7 +13,8 @@ namespace {
 // cuda/peers.h decides whether that is allowed.
 int device_of(const Environment& environment) {
   const int count = c10::cuda::device_count();
-  if (count == 0) throw UserError("training on GPUs: LibTorch's CUDA library finds none that the driver has");
+  if (count == 0)
+    throw UserError("training on GPUs: LibTorch's CUDA library finds none of the driver's GPUs");
   return environment.local_rank % count;
 }
 
@@ -28,7 +29,7 @@ extern "C" __attribute__((visibility("default"))) void zerorun_connect_cuda(
   if (!at::globalContext().hasCUDART()) {
     throw UserError(
         "training on GPUs: this program has used LibTorch before ZeroRun could load LibTorch's CUDA library, "
-        "which then stays unknown to it: start it without ZERORUN_DEVICE=cpu");
+        "and LibTorch does not find it afterwards: start the program without ZERORUN_DEVICE=cpu");
   }
   auto device = std::make_unique<CudaDevice>(device_of(environment));
   result = std::make_shared<NcclCommunicator>(environment, std::move(device), control, store);

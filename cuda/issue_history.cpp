@@ -26,7 +26,7 @@ void IssueHistory::add(const CollectiveCall& call) {
   checkpoint.words = describe(call);
 }
 
-// Each checkpoint is two lines of the text.
+// The text has two lines per checkpoint.
 std::string IssueHistory::summary() const {
   std::ostringstream text;
   for (size_t which = 0; which < kinds_.size(); ++which) {
@@ -52,11 +52,10 @@ std::optional<std::string> IssueHistory::difference(const std::string& summary, 
       continue;
     }
     return "ranks " + std::to_string(other) + " and " + std::to_string(rank) +
-           " have not started the same: among their calls " + std::to_string(kind.agreed + 1) + " to " +
-           std::to_string(theirs.count) + " of " + name_of(static_cast<Collective>(which)) +
+           " have not made the same NCCL calls: among their calls " + std::to_string(kind.agreed + 1) +
+           " to " + std::to_string(theirs.count) + " of " + name_of(static_cast<Collective>(which)) +
            " some differ (the last are " + theirs.words + " on rank " + std::to_string(other) + ", " +
-           mine.words + " on rank " + std::to_string(rank) +
-           "). Values of equal sizes have been taken for each other";
+           mine.words + " on rank " + std::to_string(rank) + "). Values of equal sizes have been mixed up";
   }
   return std::nullopt;
 }

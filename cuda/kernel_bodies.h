@@ -2,10 +2,11 @@
 // calls them in kernels; a test on the host calls them thread by thread and compares with
 // device/cpu_device.h.
 //
-// The arithmetic on each element is the CPU's, so results have the same bits except in two cases: the bit
-// pattern of a computed NaN, and the order in which add_squares adds float64 numbers. Each thread reports
-// only its own values that are not finite. Values have numbers, and a slot keeps the smallest number that any
-// thread reports ([Note: finite checks] in device/step_facts.h). So the final report is the CPU's.
+// The arithmetic on each element is the same as on the CPU, so results have the same bits, with two
+// exceptions: the bit pattern of a computed NaN, and sums by add_squares, which adds float64 numbers in
+// another order. Each thread reports the smallest number of its own values that are not finite, and a slot
+// keeps the smallest reported number ([Note: finite checks] in device/step_facts.h). So the final report is
+// the same as on the CPU.
 #pragma once
 
 #include <cmath>
@@ -40,8 +41,8 @@ struct Array {
   int64_t element;
 };
 
-/// Finds groups of `width` elements that are aligned in all arrays; an array with null memory is ignored.
-/// Returns no groups if no length of the head aligns the groups in all arrays.
+/// Finds groups of `width` elements that are aligned in all arrays; an array with null memory is ignored. If
+/// the groups cannot be aligned in all arrays at once, all elements are single ones.
 inline Division divide(int64_t numel, int width, std::initializer_list<Array> arrays) {
   auto aligned = [&](int64_t head) {
     for (const Array& array : arrays) {
@@ -90,7 +91,7 @@ ZERORUN_HOST_DEVICE void keep_larger(uint64_t& slot, uint64_t other) {
   if (other > slot) slot = other;
 }
 
-/// The number of elements of the larger of the two types that fit in one access.
+/// The number of elements that fit in one access, for the larger of the two types.
 template <typename A, typename B>
 inline constexpr int kWidthOf = kAccess / static_cast<int>(sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
 
@@ -275,7 +276,7 @@ struct Update {
   }
 };
 
-/// Sets master = values for each element whose master does not round to its value.
+/// Copies an element of `values` to `master` if the master weight does not round to that value.
 template <typename From>
 struct FollowWritten {
   static constexpr int kWidth = kWidthOf<float, From>;

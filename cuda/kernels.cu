@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     if (thread == 0) scratch->parts[part] = sum;
   }
   tell(&tally->sum, seen);
-  // The last block to finish sees the parts of all blocks, and adds them.
+  // The last block to finish sees the partial sums of all blocks, and adds them.
   if (thread == 0) {
     __threadfence();
     is_last = atomicInc(&scratch->arrived, gridDim.x - 1) == gridDim.x - 1;
@@ -102,8 +102,8 @@ int64_t blocks_for(int64_t threads, const Launch& launch) {
   return std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, launch.max_blocks);
 }
 
-// Launches `kernel` with one thread per kAhead groups, or per single element if there are more of these, in
-// at most launch.max_blocks blocks.
+// Launches `kernel` in at most launch.max_blocks blocks. It has one thread per kAhead groups or one per
+// single element, whichever gives more threads.
 template <typename Body, typename... Parameters, typename... Arguments>
 cudaError_t start_for(const Launch& launch, int64_t numel, void (*kernel)(Body, Division, Parameters...),
                       const Body& body, Arguments... arguments) {

@@ -39,8 +39,8 @@ struct FiniteCheck {
   int64_t number = 1;
 };
 
-// Pointers are to device memory and aligned to their element type. Access is fastest if they are aligned to
-// 16 bytes.
+// Pointers point to device memory and are aligned to their element type. Access is fastest if they are
+// aligned to 16 bytes.
 
 cudaError_t copy_scaled(const Launch& launch, Target to, Source from, int64_t numel, float factor,
                         FiniteCheck check);
@@ -54,7 +54,7 @@ cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int ran
 cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepRule& rule);
 cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel);
 
-/// The pointers in `span`, and `facts`, are to device memory.
+/// `facts` and the pointers in `span` point to device memory.
 template <typename Rule>
 cudaError_t update(const Launch& launch, const Rule& rule, const UpdateSpan& span, const StepFacts* facts);
 

@@ -228,7 +228,7 @@ void NcclComms::forget_memory(void* memory) {
   if (done.wait_for(patience_.with_memory) == std::future_status::ready) return;
   {
     const std::lock_guard lock(words_mutex_);
-    gave_up_for_ = "NCCL could not take back memory that other ranks know of: one of them stands still";
+    gave_up_for_ = "NCCL could not release memory that other ranks use: one of them is stopped";
   }
   abort();
 }
@@ -261,8 +261,9 @@ std::string NcclComms::failure() {
 // and then waits for the GPU, where kernels of the other communicator may block until they are signalled too.
 // If a kernel ignores the signal, the thread stays alive and keeps all memory that NCCL may write to.
 //
-// NCCL allows no other call during an abort. A call that does not return within `with_calls` is waiting for a
-// rank that hangs. Only the abort flag ends such a wait, so this function then aborts in spite of the call.
+// NCCL allows no other call during an abort. If another call does not return within `with_calls`, it is
+// waiting for a rank that hangs. Only an abort ends that wait, so this function then aborts although the call
+// is still running.
 void NcclComms::abort() {
   std::array<ncclComm_t, kMost> comms{};
   {
@@ -278,7 +279,7 @@ void NcclComms::abort() {
   for (auto& one : aborts) ended = ended && one.wait_until(deadline.end()) == std::future_status::ready;
   if (!ended) {
     log_warning("GPU " + std::to_string(device_) +
-                " does not end its collectives: programs that wait for it have to be killed");
+                " does not complete its collectives: processes that wait for it must be killed");
   }
 }
 

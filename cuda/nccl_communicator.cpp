@@ -69,7 +69,7 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.nccl_mem_alloc = nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
-  // NCCL does not document whether memory may be registered by ranks that share a GPU.
+  // Ranks that share a GPU do not register memory, because NCCL does not document whether they may.
   registers_ = !shared && agree(peers, &Peer::nccl_mem_alloc);
   windows_ = features.windows;
 
@@ -100,7 +100,7 @@ NcclComms::Ids NcclCommunicator::agree_on_ids(const StorePointer& store, size_t 
   }
   try {
     const auto answer = part->await(kIdsKey, deadline);
-    if (!answer) throw CommError("it has not said how to connect");
+    if (!answer) throw CommError("it has not published how to connect");
     packed = *answer;
   } catch (const CommError& error) {
     throw CommError(std::string("rank 0 did not start NCCL: ") + error.what());

@@ -26,8 +26,8 @@ namespace zerorun {
 class NcclCommunicator : public Communicator {
  public:
   /// Connects the ranks of `control` and `store`. With one rank NCCL is not used and `store` may be null.
-  /// Throws UserError if ranks share a GPU that they cannot share or the NCCL version is unsuitable, and
-  /// CommError if the ranks do not connect.
+  /// Throws UserError if ranks share a GPU and NCCL does not support that, or if the NCCL version is
+  /// unsuitable. Throws CommError if the ranks do not connect.
   NcclCommunicator(const Environment& environment, std::unique_ptr<CudaDevice> device,
                    std::shared_ptr<Communicator> control, const StorePointer& store);
   ~NcclCommunicator() override;

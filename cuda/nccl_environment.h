@@ -1,6 +1,6 @@
-// Sets environment variables for NCCL settings that have no other interface. They are set when this library
-// is loaded, which is before main() or in the first connect(): a process with several threads must not change
-// its environment. Variables that the user has set are kept.
+// Sets environment variables for NCCL settings that have no other interface. This library sets them when it
+// is loaded, which is before main() or in the first connect(), because a process must not change its
+// environment once it has several threads. Variables that the user has set are kept.
 #pragma once
 
 namespace zerorun {

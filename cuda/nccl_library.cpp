@@ -43,7 +43,7 @@ void check_nccl_version(int compiled, int loaded) {
 NcclFeatures loaded_nccl() {
   int version = 0;
   if (const ncclResult_t result = ncclGetVersion(&version); result != ncclSuccess) {
-    throw Error(std::string("NCCL does not tell its version: ") + ncclGetErrorString(result));
+    throw Error(std::string("NCCL does not report its version: ") + ncclGetErrorString(result));
   }
   check_nccl_version(NCCL_VERSION_CODE, version);
   return nccl_features(version);

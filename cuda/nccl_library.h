@@ -9,10 +9,10 @@ namespace zerorun {
 struct NcclFeatures {
   int version = 0;  // encoded as in NCCL_VERSION_CODE
   /// Symmetric memory windows, through which kernels access all ranks' memory directly. NCCL has windows
-  /// since 2.27, but before 2.29.7 kernels that use them ignore an abort, so this is false for those
-  /// versions.
+  /// since 2.27. But this is false before 2.29.7, because in those versions kernels that use windows ignore
+  /// an abort.
   bool windows = false;
-  /// Several ranks may share a GPU (with NCCL_MULTI_RANK_GPU_ENABLE).
+  /// Whether several ranks may share a GPU (with NCCL_MULTI_RANK_GPU_ENABLE).
   bool shared_gpus = false;
 };
 

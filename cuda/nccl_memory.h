@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-/// In bytes: smaller tensors do not use NCCL's allocator, which allocates pages of 2 MiB. They would waste
-/// more than half of a page.
+/// In bytes. Smaller tensors do not use NCCL's allocator: it allocates whole pages of 2 MiB, so more than
+/// half of a page would be wasted.
 inline constexpr size_t kSmallestNcclMemory = size_t{1} << 20;
 
 /// Whether NCCL can allocate memory on the current GPU.

@@ -121,7 +121,7 @@ std::vector<PendingCollective> NcclWatchdog::published() const {
   return all;
 }
 
-// Describes the oldest collective that its stream has reached, or else the oldest one that was begun.
+// Describes the oldest collective that the GPU has started; if it has started none, the oldest in the queue.
 std::string NcclWatchdog::words_of_oldest() const {
   const std::lock_guard lock(mutex_);
   auto oldest =
@@ -160,7 +160,7 @@ void NcclWatchdog::poll() {
     missed = look_at_all();
     if (std::exchange(pending_changed_, false)) to_tell = published();
   }
-  // mutex_ is released here, because the probe calls NCCL, which takes locks of its own.
+  // The code below runs without mutex_, because the probe calls NCCL, which takes locks of its own.
   if (to_tell && courier_) courier_->publish(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);

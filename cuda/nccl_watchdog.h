@@ -71,7 +71,7 @@ class NcclWatchdog {
   /// the store blocks it.
   void stop();
 
-  // Each collective calls take(), begin() and enqueued() in this order. One thread at a time.
+  // To be called in this order for each collective: take(), begin(), enqueued(). One thread at a time.
 
   /// Reserves a free slot.
   size_t take();

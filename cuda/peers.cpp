@@ -56,7 +56,7 @@ Peer unpacked(const Packed& packed) {
 void check_versions(const std::vector<Peer>& peers) {
   for (size_t rank = 1; rank < peers.size(); ++rank) {
     if (peers[rank].nccl_version == peers[0].nccl_version) continue;
-    throw UserError("all ranks need NCCL in the same version: rank 0 on " + peers[0].host + " has " +
+    throw UserError("all ranks need the same version of NCCL: rank 0 on " + peers[0].host + " has " +
                     nccl_version_text(peers[0].nccl_version) + ", rank " + std::to_string(rank) + " on " +
                     peers[rank].host + " has " + nccl_version_text(peers[rank].nccl_version));
   }
@@ -101,8 +101,8 @@ bool check_peers(const std::vector<Peer>& peers, const NcclFeatures& features) {
   throw UserError(
       name_ranks(shared->second) + " share the GPU " + shared->first[2] + " of " + shared->first[0] +
       ", which NCCL " + nccl_version_text(features.version) +
-      " cannot do: run one rank for each GPU (--num_gpus, and CUDA_VISIBLE_DEVICES must show every "
-      "rank a GPU of its own), train on the CPU (--device cpu), or install NCCL 2.30 or later");
+      " does not support: run one rank per GPU (--num_gpus, and CUDA_VISIBLE_DEVICES must show every rank a "
+      "GPU of its own), train on the CPU (--device cpu), or install NCCL 2.30 or later");
 }
 
 }  // namespace zerorun

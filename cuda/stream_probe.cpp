@@ -42,7 +42,7 @@ bool StreamProbe::finished(size_t slot) {
   return has_passed(events_of(slot).after);
 }
 
-// Sets the device, because in a thread that has set none CUDA would create a context on GPU 0.
+// Sets the current GPU: if a thread has not set one, CUDA uses GPU 0 and creates a context there.
 bool StreamProbe::has_passed(cudaEvent_t event) {
   cudaSetDevice(device_);
   const cudaError_t status = cudaEventQuery(event);

@@ -48,8 +48,8 @@ class StreamTimer {
     size_t span = kMissed;  // span of the current work, if `depth` is not 0
   };
 
-  // These do not throw, because a destructor ends a scope. They count failures as missed spans. The work
-  // itself reports the CUDA error.
+  // These do not throw, because a scope's destructor calls them. They count a failure as a missed span; the
+  // CUDA error is reported by the measured work itself.
   size_t begin(cudaStream_t stream, double& total);
   void end(size_t span);
   void collect();

@@ -45,8 +45,8 @@ ZERORUN_HOST_DEVICE float widen(Bf16 value) {
 
 ZERORUN_HOST_DEVICE float widen(Fp16 value) {
   const uint32_t magnitude = value.bits & 0x7fffU;
-  // The exponent bias of float32 is larger by 112. The multiplication corrects it exactly, also for
-  // subnormals.
+  // The exponent bias of float32 is larger than that of float16 by 112. The multiplication corrects the
+  // exponent exactly, also for subnormals.
   uint32_t bits = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112F);
   if (magnitude >= 0x7c00) bits = (magnitude << 13) | kInfinity | (magnitude > 0x7c00 ? kQuiet : 0);
   return bits_as<float>(bits | (static_cast<uint32_t>(value.bits & 0x8000U) << 16));

@@ -3,7 +3,8 @@
 //
 // Kernels run on the calling thread's current stream (streams.h). Their tensors are 1-D, contiguous and on
 // this device; values are float32, bfloat16 or float16 unless stated otherwise. All devices give the same
-// bits, except for the order in which squares are added and the pattern of a NaN that arithmetic produces.
+// bits, with two exceptions: devices add squares in different orders, and the bit pattern of a NaN that
+// arithmetic produces may differ.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -77,15 +78,15 @@ class Device {
   virtual void add_squares(const at::Tensor& tally, const at::Tensor& values, int64_t number) = 0;
   /// Writes `tally` to `exchange` ([Note: exchange]) and resets `tally` to zeros.
   virtual void publish(const at::Tensor& exchange, const at::Tensor& tally, int rank, int ranks) = 0;
-  /// Computes the StepFacts from the elements of `exchange` that ranks have all-reduced, and stores the facts
-  /// after these elements in `exchange`.
+  /// Computes the StepFacts from the all-reduced elements of `exchange`, and stores them in `exchange` after
+  /// these elements.
   virtual void decide(const at::Tensor& exchange, int ranks, const StepRule& rule) = 0;
 
-  /// If StepFacts::apply is set, does one step of `rule` with gradients multiplied by StepFacts::factor; else
-  /// nothing. `facts` has kFactsNumel elements.
+  /// If StepFacts::apply is set, does one step of `rule` with gradients multiplied by StepFacts::factor.
+  /// Otherwise does nothing. `facts` has kFactsNumel elements.
   virtual void update(const UpdateRule& rule, const UpdateTensors& tensors, const at::Tensor& facts) = 0;
-  /// For each element whose master weight (float32) does not round to its value: master = value. So elements
-  /// that the program has not overwritten keep their precision.
+  /// Sets each master weight (float32) to its value, unless the master weight already rounds to the value. So
+  /// master weights of values that the program has not overwritten keep their full precision.
   virtual void follow_written(const at::Tensor& master, const at::Tensor& values) = 0;
 };
 

@@ -26,7 +26,8 @@ int32_t overflow_of(Dtype dtype) {
   return magnitude_of(dtype == Dtype::fp32 ? HUGE_VALF : dtype == Dtype::bf16 ? 0x1.ffp127F : 65520.0F);
 }
 
-// The loops return the largest magnitude. `from` and `to` are the same memory or do not overlap.
+// Each of the loops below returns the largest magnitude of the values that it copies or adds. `from` and `to`
+// are the same memory or do not overlap.
 
 // Hardware prefetching stops at the end of a page. Prefetching kAhead elements ahead, across the end of the
 // page, saves a quarter of the time when neither array is cached.
@@ -141,8 +142,8 @@ void check_pair(const at::Tensor& to, const at::Tensor& from) {
            std::to_string(from.numel()) + " values to " + std::to_string(to.numel()));
 }
 
-// Runs `loop` on each block of `from` and the same block of `to`. `adds`: the loop also reads `to`. Returns
-// the largest magnitude.
+// Runs `loop` on each block of `from` and the same block of `to`. `adds`: whether the loop also reads `to`.
+// Returns the largest magnitude that the loop has returned.
 int32_t run(Loop loop, bool adds, Simd simd, const at::Tensor& to, const at::Tensor& from, float factor) {
   const int64_t numel = to.numel();
   const Source source(from);

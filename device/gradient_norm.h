@@ -8,10 +8,10 @@
 
 namespace zerorun {
 
-/// Returns the sum of squares of `numel` values of `dtype`, in float64. It is infinite or NaN exactly if some
-/// value is, because squares of float32 values cannot overflow float64. The bits are the same on every
-/// machine, because there are always sixteen partial sums, whatever the vector width. 16-bit values give the
-/// same bits as the same values in float32.
+/// Returns the sum of squares of `numel` values of `dtype`, in float64. The sum is infinite or NaN if and
+/// only if a value is infinite or NaN, because squares of float32 values cannot overflow float64. The bits
+/// are the same on every machine, because there are always sixteen partial sums, whatever the vector width.
+/// 16-bit values give the same bits as the same values in float32.
 double sum_of_squares(const void* values, Dtype dtype, int64_t numel, Simd simd = widest_simd());
 
 }  // namespace zerorun

@@ -1,5 +1,5 @@
-// Marks functions that CUDA compiles for host and device, and other compilers for the host. They are always
-// inlined, so that kernels compiled for a specific instruction set may call them.
+// Marks functions that the CUDA compiler compiles for host and device. Other compilers compile them for the
+// host only. They are always inlined, so that kernels compiled for a specific instruction set may call them.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,11 +1,12 @@
-// The gradient norm and overflow decision of an optimizer step, in memory of the device that computes them,
-// so that the update does not wait for the host. Plain structs and pure functions for host and device, no
-// LibTorch.
+// The gradient norm of an optimizer step and the decision whether to skip the step. The device computes both
+// and keeps them in its memory, so that the update does not wait for the host. Plain structs and pure
+// functions for host and device, no LibTorch.
 //
-// [Note: finite checks] The caller of a kernel that checks values gives each gradient or element a number of
-// at least 1; earlier ones have smaller numbers. A slot keeps the smallest number that a kernel has reported,
-// stored as its bitwise complement: the smallest number has the largest complement. So a report is a maximum
-// of unsigned integers, and 0, as in zero-filled memory, means that nothing was reported.
+// [Note: finite checks] Kernels report values that are not finite by number. The gradients or elements that a
+// kernel checks have ascending numbers from 1 or higher, given by the kernel's caller. A slot keeps the
+// smallest number that a kernel has reported, stored as its bitwise complement: the smallest number has the
+// largest complement. So a kernel reports a number by taking the maximum of two unsigned integers, and 0, as
+// in zero-filled memory, means that nothing was reported.
 #pragma once
 
 #include <cmath>

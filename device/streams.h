@@ -27,7 +27,8 @@ using StreamId = int64_t;
 enum class Lane : uint8_t { gather, reduce, copy };
 inline constexpr int kStreamLanes = 3;
 
-/// The purpose of a wait between streams. The comments say what is handed over: from -> to.
+/// The purpose of a wait between streams. Each comment names the data that is handed over, and the work
+/// before -> after the hand-over.
 enum class Handover : uint8_t {
   updated,   // a slice's new values: their writer -> the slice's gather, its next update
   released,  // a bucket's memory: its last uses -> the next gather into it
@@ -95,7 +96,7 @@ class Streams {
   virtual void end_range() {}
 };
 
-/// Makes a lane the calling thread's current stream during its lifetime.
+/// While it exists, the stream of `lane` is the calling thread's current stream.
 class StreamScope {
  public:
   StreamScope(Streams& streams, Lane lane) : streams_(streams), outer_(streams.current()) {

@@ -11,9 +11,9 @@
 namespace zerorun {
 namespace {
 
-// A step is bound by memory, and hardware prefetching of several arrays at once comes too late. So the loop
-// works in chunks of a few cache lines, and each chunk first prefetches the chunk kAhead elements later.
-// Conversions happen within the chunk: converted values stay in the L1 cache while loads are in flight.
+// Memory limits the speed of a step, and hardware prefetching of several arrays at once comes too late. So
+// the loop works in chunks of a few cache lines, and before each chunk it prefetches the chunk kAhead
+// elements later. Values are converted chunk by chunk too, so that they stay in the L1 cache.
 
 constexpr int64_t kChunk = 64;
 constexpr int64_t kAhead = 256;

@@ -168,7 +168,7 @@ Findings judge_gpus(const Gpus& gpus) {
     findings.push_back({Verdict::ok, "GPU " + std::to_string(number), gpu.name + memory});
   }
   if (gpus.gpus.empty() && findings.front().verdict == Verdict::ok && !gpus.library_driver.empty()) {
-    findings.push_back({Verdict::problem, "GPUs", "the driver is installed and shows no GPU",
+    findings.push_back({Verdict::problem, "GPUs", "the driver is installed, but shows no GPU",
                         "start the container with --gpus, or look into `dmesg`"});
   }
   return findings;

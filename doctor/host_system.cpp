@@ -24,7 +24,7 @@ extern char** environ;
 namespace zerorun {
 namespace {
 
-// The value on the first line of `path` that begins with `name`, without quotes.
+// Finds the first line of the file `path` that begins with `name`. Returns the value on it, without quotes.
 std::string value_in(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -107,7 +107,7 @@ Finding judge_shm(int64_t bytes, int gpus) {
   if (gpus < 2) return {Verdict::ok, "shared files", text + ", which only NCCL uses, between GPUs"};
   if (bytes >= kEnough) return {Verdict::ok, "shared files", text + ", which NCCL uses between GPUs"};
   return {Verdict::problem, "shared files",
-          text + " are little for NCCL between " + std::to_string(gpus) + " GPUs",
+          text + " are too little for NCCL between " + std::to_string(gpus) + " GPUs",
           "docker run --shm-size=1g (or mount -o remount,size=1G /dev/shm)"};
 }
 
@@ -149,8 +149,9 @@ Findings judge_host_system(const HostSystem& system, int gpus) {
   if (system.clock_synchronized) {
     findings.push_back({Verdict::ok, "clock", system.time + " UTC"});
   } else {
-    findings.push_back({Verdict::note, "clock", system.time + " UTC, and no time service keeps it right",
-                        "run chrony or systemd-timesyncd, or the logs of hosts do not fit together"});
+    findings.push_back({Verdict::note, "clock",
+                        system.time + " UTC, and no time service keeps it synchronized",
+                        "run chrony or systemd-timesyncd, or the logs of the hosts cannot be compared"});
   }
   if (system.memfd_error.empty()) {
     findings.push_back({Verdict::ok, "shared memory", "memory files work"});

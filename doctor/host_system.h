@@ -33,7 +33,7 @@ HostSystem read_host_system(const std::string& root = "");
 /// `gpus`: the number of GPUs of this host.
 Findings judge_host_system(const HostSystem& system, int gpus);
 
-/// The versions of ZeroRun and of what it was built with.
+/// The versions of ZeroRun and of the libraries that it was built with.
 Finding build_versions();
 
 }  // namespace zerorun

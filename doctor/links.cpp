@@ -101,7 +101,7 @@ Finding judge_clocks(const JobReport& report) {
   const double apart = most->clock - least->clock;
   if (apart < kClockTolerance) return {Verdict::ok, "clocks", "less than a second apart"};
   return {Verdict::note, "clocks", most->host + format(" is %.0f s ahead of ", apart) + least->host,
-          "run chrony or systemd-timesyncd on all hosts, or their logs and files do not fit together"};
+          "run chrony or systemd-timesyncd on all hosts, or their logs and files cannot be compared"};
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ Finding judge_interface(const NetworkInterface& interface, bool several_hosts) {
 Finding judge_ports(const Network& network) {
   if (!network.free_port_found) {
     return {Verdict::problem, "ports", "the system gives out no free port",
-            "look with `ss -tan` for who holds them, and widen net.ipv4.ip_local_port_range"};
+            "find out with `ss -tan` which processes hold them, and widen net.ipv4.ip_local_port_range"};
   }
   const std::string number = std::to_string(kMeetingPort);
   const int count = network.last_free_port - network.first_free_port + 1;

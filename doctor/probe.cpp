@@ -34,7 +34,7 @@ using zerorun::JobReport;
 using zerorun::Link;
 using zerorun::StorePointer;
 
-// A link that stands still must not use up the whole deadline.
+// A stalled link must not use up the whole deadline.
 constexpr std::chrono::milliseconds kLongestForLink = std::chrono::seconds(20);
 
 std::string hostname() {

@@ -69,8 +69,8 @@ int64_t threads_of_ranks(const ResourceLimits& limits, const Demand& demand) {
   return int64_t{demand.local_ranks} * 32 + 2 * limits.processors;
 }
 
-// An estimate of open files that is enough for a rank (one connection to each other rank) and for the
-// launcher (three pipes for each rank).
+// A generous estimate of the open files that a rank needs (one connection to each other rank), which is also
+// enough for the launcher (three pipes for each rank).
 int64_t files_of_rank(const Demand& demand) {
   return 128 + 4 * int64_t{demand.world_size};
 }
@@ -128,7 +128,7 @@ Finding judge_processes(const ResourceLimits& limits, const Demand& demand) {
 }
 
 Finding judge_memory(const ResourceLimits& limits) {
-  if (!limits.memory_bytes) return {Verdict::note, "memory", "the system does not tell how much there is"};
+  if (!limits.memory_bytes) return {Verdict::note, "memory", "the system does not report how much there is"};
   const std::string text =
       bytes_text(static_cast<double>(*limits.memory_bytes)) + " (" + limits.memory_limit + ")";
   if (*limits.memory_bytes >= int64_t{1} << 30) return {Verdict::ok, "memory", text};

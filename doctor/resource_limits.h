@@ -25,7 +25,8 @@ struct ResourceLimits {
   int processors = 1;                       // processors in the affinity mask
 };
 
-/// The facts about a job from which its need of threads, files and locked memory on one host follows.
+/// The facts about a job that determine how many threads and files and how much locked memory it needs on one
+/// host.
 struct Demand {
   int local_ranks = 2;
   int world_size = 2;

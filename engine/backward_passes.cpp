@@ -18,8 +18,8 @@ using torch::autograd::Node;
 struct BackwardPasses::Pass : std::enable_shared_from_this<Pass> {
   explicit Pass(BackwardPasses* owner) : owner(owner) {}
 
-  /// Adds a callback to the current graph task: it ends the pass or, if the task is nested, adds such a
-  /// callback to the outer task.
+  /// Adds a callback to the current graph task. If the task is nested, the callback arranges the same for the
+  /// outer task; otherwise it ends the pass.
   void join_task();
   void join_task_around(const Node& node);
   void end();

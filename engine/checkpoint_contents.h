@@ -1,5 +1,5 @@
-// Code that saving and loading share: the names of an engine's state in a checkpoint, and the functions that
-// prepare its slices for being read or written.
+// Code that saving and loading share: the names of an engine's state in a checkpoint, and functions that
+// prepare the engine's slices before they are read or written.
 #pragma once
 
 #include <map>
@@ -32,9 +32,9 @@ SavedWindow saved_window(const EngineState& state);
 const char* spelled(at::ScalarType dtype);
 at::ScalarType dtype_of(const std::string& spelled_as);
 
-/// Copies the program's writes to parameters into this rank's slices and their master weights, as an update
-/// does first. If `opens`, which must be the same on all ranks, the current stream may also write to the
-/// slices until close_slices().
+/// Copies the program's writes to parameters into this rank's slices and their master weights; each update
+/// begins with the same copy. If `opens` is true, the current stream may also write to the slices until
+/// close_slices(). `opens` must be the same on all ranks.
 void open_slices(EngineState& state, bool opens, const std::string& label);
 /// Ends the period in which the slices may be written. `gathers`: also starts the all-gathers of buckets that
 /// stay in memory.

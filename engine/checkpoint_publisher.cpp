@@ -77,10 +77,9 @@ std::filesystem::path CheckpointPublisher::folder() {
     wait_until([&] { return files_->list(folder).has_value(); },
                std::min(kLongestDelay, communicator_->timeout()));
     if (files_->list(folder)) return folder;
-    throw UserError(
-        "this host does not see " + folder.string() +
-        ", which rank 0 has made: save to a folder that all hosts share, or let each host save to a "
-        "folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
+    throw UserError("this host does not see " + folder.string() +
+                    ", which rank 0 has created: save to a folder that all hosts share, or let each host "
+                    "save to a folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
   }
   const auto is_of_this_save = [&] { return read_text(*files_, folder / kSaveIdName) == save_id_; };
   if (communicator_->is_first_on_host() && !is_of_this_save()) {
@@ -90,7 +89,7 @@ std::filesystem::path CheckpointPublisher::folder() {
   }
   wait_until(is_of_this_save, communicator_->timeout());
   if (is_of_this_save()) return folder;
-  throw UserError("the first rank of this host has not made " + folder.string() + " in time");
+  throw UserError("the first rank of this host has not created " + folder.string() + " in time");
 }
 
 void CheckpointPublisher::wait_until(const std::function<bool()>& is_there, milliseconds patience) {

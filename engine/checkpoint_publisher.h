@@ -1,11 +1,11 @@
 // One rank's side of publishing a checkpoint: where its files are written, and how the ranks agree that the
 // tag is complete. Made for one save; used by the writer's thread.
 //
-// Without `node_local` all ranks write to the folder that rank 0 makes. With it, the first rank of a host
-// that does not see this folder makes one on its own host, under the same path, for the ranks of that host.
-// Such a rank publishes its folder before rank 0 publishes the tag, so rank 0's folder, which decides which
-// tag is loaded, is last. Every folder gets the whole manifest. So if the folders of all hosts are copied
-// into one folder, that folder is an ordinary checkpoint.
+// Without `node_local` all ranks write to the folder that rank 0 makes. With it, if a host does not see this
+// folder, the host's first rank makes a folder with the same path for the ranks of that host. These folders
+// are published first and rank 0's folder last, because rank 0's folder decides which tag is loaded. Every
+// folder gets the whole manifest. So if the folders of all hosts are copied into one folder, that folder is
+// an ordinary checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -42,7 +42,7 @@ class CheckpointPublisher {
   /// it.
   std::filesystem::path folder();
   /// Posts this rank's part and publishes the tag. `part`: the facts about this rank's files as JSON.
-  /// `failure`: why this rank has no such part, else empty. Returns the first failure of any rank, on all
+  /// `failure`: why this rank has no part; empty if it has one. Returns the first failure of any rank, on all
   /// ranks.
   std::string publish(const std::string& part, const std::string& failure);
   /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.

@@ -54,8 +54,9 @@ class CheckpointWriter {
   void forget_published(const std::string& name);
   /// Forgets all published files.
   void forget_published();
-  /// Starts a save and returns at once (if no thread can be created, after the save). No other save may be in
-  /// progress. All ranks start their saves in the same order. `files` must outlive the save.
+  /// Starts a save in a thread and returns at once. If no thread can be created, saves before it returns. No
+  /// other save may be in progress. All ranks start their saves in the same order. `files` must outlive the
+  /// save.
   void start(CheckpointPart part, FileSystem& files);
   /// Returns when no save is in progress and no old checkpoint is being removed.
   void finish();

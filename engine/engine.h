@@ -111,7 +111,7 @@ class Engine {
   /// the next save, the next load and the engine's destructor wait for the files. A collective, between
   /// step() and the next backward(). Between micro-steps (default tag "global_stepN_microK") a save includes
   /// the gradients so far. Ends raw access as step() does. Throws UserError on all ranks if a rank may not
-  /// save now. wait_for_checkpoint() reports later failures; earlier checkpoints then stay.
+  /// save now. wait_for_checkpoint() reports a failure to write the files; earlier checkpoints then remain.
   std::filesystem::path save_checkpoint(const std::filesystem::path& directory, const std::string& tag = {},
                                         const CheckpointOptions& options = {});
   /// Waits until the last checkpoint is published, so that no crash can lose it. If a rank could not write,
@@ -217,7 +217,7 @@ class Engine {
 Engine initialize(Model model, const Config& config, InitializeOptions options = {});
 /// The same with the config read from `ds_config`; `options` and the model supply values for "auto" settings.
 Engine initialize(Model model, const std::filesystem::path& ds_config, InitializeOptions options = {});
-/// The same for model_of(`model`), which must outlive the engine.
+/// The same for a module (model_of() in engine/model.h). `model` must outlive the engine.
 Engine initialize(torch::nn::Module& model, const Config& config, InitializeOptions options = {});
 Engine initialize(torch::nn::Module& model, const std::filesystem::path& ds_config,
                   InitializeOptions options = {});

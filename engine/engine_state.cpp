@@ -259,7 +259,7 @@ void EngineState::check_before_backward(const std::string& call) {
   if (!boundary.value_or(false) || backwards == 0) return;
   throw UserError(call +
                   "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
-                  "declared that the one before is the last: call it with false until then");
+                  "declared the previous one the last: call it with false until the last backward");
 }
 
 BackwardPasses::Start EngineState::begin_plain_backward() {
@@ -303,10 +303,9 @@ void EngineState::drop_failed_backward() {
 void EngineState::check_sets_group(int group, const std::string& call) {
   finish_open_step();
   if (schedule.is_given()) {
-    throw UserError(
-        "engine." + call +
-        "() in a run with a schedule, which sets these values: remove the config's \"scheduler\", or "
-        "the schedule of the program");
+    throw UserError("engine." + call +
+                    "() in a run with a schedule, which sets these values: remove the config's "
+                    "\"scheduler\", or the schedule of the program");
   }
   if (group >= 0 && group < optimizer->groups()) return;
   throw UserError("engine." + call + "(): parameter group " + std::to_string(group) + ", expected 0 to " +
@@ -316,21 +315,21 @@ void EngineState::check_sets_group(int group, const std::string& call) {
 void EngineState::check_states_are_here(const std::string& call) const {
   if (!states_on_host.away()) return;
   throw UserError(
-      call + "(): the optimizer's states are not there since offload_states(): call reload_states() before");
+      call + "(): the optimizer's states have been moved by offload_states(): call reload_states() first");
 }
 
 void EngineState::check_between_steps(const std::string& call) const {
   check_not_failed("engine." + call);
   if (backward_failed || passes.failed()) {
     throw UserError("engine." + call +
-                    "() after a backward() that threw: drop its gradients with engine.zero_grad() before");
+                    "() after a backward() that threw: drop its gradients with engine.zero_grad() first");
   }
   if (open_scopes > 0) {
-    throw UserError("engine." + call + "() inside a GatheredParameters scope: close the scope before");
+    throw UserError("engine." + call + "() inside a GatheredParameters scope: end the scope first");
   }
   check_in_place();
   if (backwards > 0) {
-    throw UserError("engine." + call + "() between backward() and step(): call it behind step()");
+    throw UserError("engine." + call + "() between backward() and step(): call it after step()");
   }
 }
 
@@ -338,12 +337,11 @@ void EngineState::check_in_place() const {
   const auto& parameters = buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     if (buckets.in_place(static_cast<int>(index))) continue;
-    throw UserError("parameter " + parameters[index].name +
-                    " has left its bucket since initialize() (moving or converting a module, setting a "
-                    "parameter's data and "
-                    "loading a whole module do that): do that before initialize(), or copy values in place "
-                    "with autograd off "
-                    "(torch::NoGradGuard; Python: torch.no_grad())");
+    throw UserError(
+        "parameter " + parameters[index].name +
+        " has left its bucket since initialize() (moving or converting a module, setting a parameter's data "
+        "and loading a whole module have this effect): do this before initialize(), or copy values in place "
+        "with autograd off (torch::NoGradGuard; Python: torch.no_grad())");
   }
 }
 
@@ -356,7 +354,7 @@ void EngineState::check_before_step(const std::string& call) const {
                     "last backward()");
   }
   if (open_scopes > 0) {
-    throw UserError(call + "() inside a GatheredParameters scope: close the scope before");
+    throw UserError(call + "() inside a GatheredParameters scope: end the scope first");
   }
   const auto& parameters = buckets.parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
@@ -372,7 +370,7 @@ void EngineState::check_before_step(const std::string& call) const {
   check_in_place();
   if (backwards > 0) return;
   throw UserError(
-      call + "() without a backward before it that reached a parameter of its model" +
+      call + "() without an earlier backward that reached a parameter of the model" +
       std::string(dropped_failed ? ": the last backward threw, and its gradients were dropped" : ""));
 }
 

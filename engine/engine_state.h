@@ -45,7 +45,8 @@ struct EngineState {
               ModelParameters parameters, const InitializeOptions& options);
   ~EngineState();
 
-  /// Throws UserError once an update has failed. `call`: the function to name in the error, "engine.step".
+  /// Throws UserError once an update has failed. `call`: the function to name in the error, such as
+  /// "engine.step".
   void check_not_failed(const std::string& call) const;
   /// Throws UserError if no backward may begin now. `call`: "engine.backward".
   void check_before_backward(const std::string& call);
@@ -61,17 +62,18 @@ struct EngineState {
   void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
   void check_states_are_here(const std::string& call) const;
-  /// Throws UserError if no step() may follow now. `call`: the function to name in the error, "engine.step".
+  /// Throws UserError if no step() may follow now. `call`: the function to name in the error, such as
+  /// "engine.step".
   void check_before_step(const std::string& call) const;
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
   /// parameter group.
   void check_sets_group(int group, const std::string& call);
-  /// Throws UserError for a parameter that has left its bucket.
+  /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
   void check_in_place() const;
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
   /// every stage.
   void measure();
-  /// For optimizers that make directions of gradients (Muon): makes the directions and computes their norm.
+  /// For optimizers that turn gradients into directions (Muon): computes the directions and their norm.
   void make_directions();
   /// Whether the host must know the step's outcome before it continues.
   bool waits_for_facts() const;

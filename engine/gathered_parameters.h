@@ -41,7 +41,8 @@ class GatherScope {
 class GatheredParameters {
  public:
   /// `parameters`: of the model, trained or frozen. When the scope ends, all ranks get what `modifier_rank`
-  /// wrote. Without a modifier rank, only writes by operators that all ranks run alike are sure to be kept.
+  /// wrote. Without a modifier rank, a write is sure to be kept only if all ranks make it by the same
+  /// operator.
   /// Throws UserError for a tensor that is not a parameter of the engine's model.
   GatheredParameters(Engine& engine, const std::vector<at::Tensor>& parameters,
                      std::optional<int> modifier_rank = std::nullopt);

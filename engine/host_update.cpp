@@ -6,14 +6,14 @@
 
 namespace zerorun {
 
-// Not with Muon, because it orthogonalizes whole matrices, which is work for the GPU that has the gradients.
+// False with Muon: it orthogonalizes whole matrices, which is work for the GPU, where the gradients are.
 bool updates_on_host(const Config& config, Device& device) {
   const bool is_muon = config.optimizer && std::holds_alternative<MuonConfig>(*config.optimizer);
   return device.streams().asynchronous() && config.zero.stage > 0 && !is_muon &&
          config.zero.offload_optimizer.device != OffloadDevice::none;
 }
 
-// Only if the host updates the slices: slices that the GPU updates stay in the GPU's memory.
+// False if the GPU updates the slices, because these stay in the GPU's memory.
 bool shards_off_gpu(const Config& config, Device& device) {
   return updates_on_host(config, device) && config.zero.stage == 3 &&
          config.zero.offload_param.device != OffloadDevice::none;

@@ -44,18 +44,17 @@ class Restore {
     if (options_.optimizer_states && saved != state_->optimizer_name) {
       throw UserError(
           "the checkpoint's optimizer is " + saved + ", and this engine's is " + state_->optimizer_name +
-          ": name the same one, or load with RestoreOptions::optimizer_states = false and counters = "
-          "false");
+          ": use the same one, or load with RestoreOptions::optimizer_states = false and counters = false");
     }
     const int64_t steps = state_->optimizer->steps();
     if (!options_.optimizer_states && steps > 0) {
       throw UserError(
-          "RestoreOptions::optimizer_states = false starts the optimizer anew, and this engine's has taken " +
+          "RestoreOptions::optimizer_states = false needs a new optimizer, but this engine's has taken " +
           std::to_string(steps) + " steps: load into an engine that has taken none");
     }
   }
 
-  /// Throws UserError if the model is not the checkpoint's.
+  /// Throws UserError if the model differs from the model in the checkpoint.
   void check_model() const {
     const auto& saved = saved_->manifest().parameters;
     std::set<std::string> wanted;
@@ -78,13 +77,13 @@ class Restore {
     }
     for (const auto& [name, parameter] : saved) {
       if (options_.strict && !wanted.contains(name)) {
-        differences += "\n  " + name + c10::str(" ", parameter.shape, " is in the checkpoint only");
+        differences += "\n  " + name + c10::str(" ", parameter.shape, " is only in the checkpoint");
       }
     }
     if (differences.empty()) return;
-    throw UserError("the checkpoint is of another model:" + differences +
-                    "\nbuild the model as it was, or load with RestoreOptions::strict = false, which leaves "
-                    "what only one side has (shapes must agree)");
+    throw UserError("the checkpoint is from another model:" + differences +
+                    "\nbuild the model as it was, or load with RestoreOptions::strict = false, which ignores "
+                    "entries that only one side has (shapes must agree)");
   }
 
   /// Throws UserError if the checkpoint has gradients that this engine cannot continue with.
@@ -102,14 +101,14 @@ class Restore {
     compare("gradients summed over ranks with each micro-step (stages 2 and 3):", saved.is_summed,
             own.is_summed);
     compare("precision:", manifest.precision, std::string(name_of(state_->config.precision.training)));
-    compare("dtype in which gradients travel:", saved.communication, own.communication);
+    compare("dtype of gradients in collectives:", saved.communication, own.communication);
     compare("dtype of gradients:", saved.dtype, own.dtype);
     compare("factor of gradients:", saved.factor, own.factor);
     if (differences.empty()) return;
     throw UserError(
-        "the checkpoint was saved among the micro-steps of an optimizer step, and its gradients fit into "
-        "another training only:" +
-        differences + "\nload it with the same settings, or one that was saved behind an optimizer step");
+        "the checkpoint was saved between the micro-steps of an optimizer step, and its gradients do not fit "
+        "this training:" +
+        differences + "\nload it with the same settings, or load one that was saved after an optimizer step");
   }
 
   /// Reads this rank's slices.
@@ -166,8 +165,7 @@ class Restore {
       } else if (same_precision && !is_generator) {  // a CPU run's checkpoint has no GPU generator
         throw UserError(
             "the checkpoint has no \"" + item.name +
-            "\": it was written with other parameter groups; load with RestoreOptions::counters = "
-            "false");
+            "\": it was written with other parameter groups; load with RestoreOptions::counters = false");
       }
     }
     if (!options_.counters) return;
@@ -186,7 +184,7 @@ class Restore {
 
   bool has_window() const { return options_.counters && saved_->manifest().window; }
 
-  // Reads in the order in which a checkpoint file has the states of a slice, so that each block is read once.
+  // Reads a slice's states in the order in which they are in a checkpoint file, so each block is read once.
   void read_slice(int bucket) {
     const auto& parameters = state_->buckets.parameters();
     for (const int index : state_->buckets.layout(bucket).parameters) {
@@ -244,10 +242,10 @@ class Restore {
     state_->reducer.resume_window(window);
     state_->counts.micro = saved_->manifest().window->micro_steps;
     if (state_->loss_scale() == saved_->manifest().window->loss_scale) return;
-    throw UserError(
-        c10::str("the checkpoint's gradients have the loss scale ", saved_->manifest().window->loss_scale,
-                 ", and this engine's is fixed at ", state_->loss_scale(),
-                 ": load with the same fp16.loss_scale, or a checkpoint behind an optimizer step"));
+    throw UserError(c10::str(
+        "the checkpoint's gradients have the loss scale ", saved_->manifest().window->loss_scale,
+        ", and this engine's is fixed at ", state_->loss_scale(),
+        ": load with the same fp16.loss_scale, or load a checkpoint that was saved after an optimizer step"));
   }
 
   // Ignores strides of dimensions of size 1, and all strides of an empty tensor.
@@ -307,10 +305,9 @@ void check_same_everywhere(const Manifest& manifest, const fs::path& folder, Com
   const auto all = exchange_texts(own, communicator, "comparing manifests");
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw UserError(
-        folder.string() + ": rank " + std::to_string(rank) +
-        " sees another checkpoint there than rank 0: copy one to all hosts, or load from a folder that "
-        "they share");
+    throw UserError(folder.string() + ": rank " + std::to_string(rank) +
+                    " sees another checkpoint there than rank 0: copy one to all hosts, or load from a "
+                    "folder that they share");
   }
 }
 
@@ -330,9 +327,9 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     state.check_between_steps("load_checkpoint");
     if (state.counts.micro > 0) {
       throw UserError(
-          "engine.load_checkpoint() among the micro-steps of an optimizer step, whose gradients would be "
-          "lost: call it behind the step() that ends with one (is_gradient_accumulation_boundary() before "
-          "it)");
+          "engine.load_checkpoint() between the micro-steps of an optimizer step, whose gradients would be "
+          "lost: call it after a step() that completes one (is_gradient_accumulation_boundary() is true "
+          "before it)");
     }
     if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
   });

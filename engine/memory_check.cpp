@@ -50,9 +50,8 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
   const OffloadParamConfig& param = config.zero.offload_param;
   if (config.zero.stage == 3 && (param.device != OffloadDevice::nvme || param.max_in_cpu > 0))
     return "keep parameters in files (zero_optimization.offload_param.device \"nvme\", max_in_cpu 0) and "
-           "gather few at a "
-           "time (stage3_max_live_parameters), ";
-  if (config.zero.stage < 2) return "divide gradients among the ranks (zero_optimization.stage 2), ";
+           "gather few at a time (stage3_max_live_parameters), ";
+  if (config.zero.stage < 2) return "partition gradients (zero_optimization.stage 2), ";
   return "";
 }
 

@@ -55,11 +55,10 @@ void check_trainable(const std::string& name, const at::Tensor& tensor, Dtype tr
   const std::string parameter = "parameter " + name;
   if (!is_convertible(tensor, training)) {
     throw UserError(parameter + " has dtype " + c10::toString(tensor.scalar_type()) +
-                    (training == Dtype::fp32
-                         ? ", and the config trains in fp32: enable bf16 or fp16 in the config, or convert "
-                           "the parameter to fp32"
-                         : ": expected a real floating-point type, to be converted to " +
-                               std::string(name_of(training))));
+                    (training == Dtype::fp32 ? ", but the config trains in fp32: enable bf16 or fp16 in the "
+                                               "config, or convert the parameter to fp32"
+                                             : ": expected a real floating-point type, to be converted to " +
+                                                   std::string(name_of(training))));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
     throw UserError(parameter +
@@ -128,10 +127,9 @@ void check_no_shared_memory(const ModelParameters& model) {
   for (const Extent& extent : extents) {
     const Extent* overlapped = extent.moves ? reaching : reaching_moved;
     if (overlapped && extent.owner == overlapped->owner && extent.begin < overlapped->end) {
-      throw UserError(
-          *overlapped->name + " and " + *extent.name +
-          " share memory without being one tensor: to tie parameters, register the same tensor in both "
-          "places; a buffer needs memory of its own");
+      throw UserError(*overlapped->name + " and " + *extent.name +
+                      " share memory without being one tensor: to tie parameters, register the same tensor "
+                      "in both places; a buffer needs memory of its own");
     }
     auto reaches_further = [&](const Extent* other) {
       return !other || extent.owner != other->owner || extent.end > other->end;

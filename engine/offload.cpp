@@ -46,7 +46,8 @@ std::vector<std::vector<StateInFile>> states_in_files(const SliceStore& store, c
 }
 
 // Returns the buckets whose slices of values are kept in files. Goes through the partitioned buckets in
-// order: a slice stays in memory if it fits into the elements of max_in_cpu that are left.
+// order. A slice stays in memory if the slices kept there, including this one, have at most max_in_cpu
+// elements.
 std::vector<int> buckets_in_files(const SliceStore& store, const OffloadParamConfig& offload) {
   std::vector<int> buckets;
   int64_t in_memory = 0;
@@ -133,8 +134,8 @@ void allow_open_files(const std::string& section, int64_t count) {
 }
 
 // Runs `keep` on all ranks. If a disk is full, the error says how much room `section` takes in `folder`. Each
-// of `slots` slices has two files open. A save opens a replacement for the file that its checkpoint links: if
-// the next save comes before both files are written again, the slice has four files open.
+// of the `slots` slices may have four files open: its two slots, and a replacement file for each slot that a
+// save has lent and no update has written since ([Note: generations] in offload/state_files.h).
 template <typename Keep>
 void make_files(Communicator& communicator, const std::string& section, const fs::path& folder, int64_t bytes,
                 int64_t slots, const Keep& keep) {
@@ -183,7 +184,7 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
   }
   StateFilesOptions files =
       files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
-  // Half of a chunk is for the slice, half for the header of the slice's file.
+  // One chunk holds a whole slice: half of it is for the values, half for the header of the slice's file.
   files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);
   make_files(communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
              [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
@@ -218,15 +219,17 @@ void log_offload_from_gpu(const Config& config, const SliceStore& store, Device&
     } else {
       log_info(what + "are in the host's memory, updated there");
       if (zero.offload_optimizer.ratio < 1)
-        log_warning("offload_optimizer.ratio is for files (device \"nvme\"): with \"cpu\" the host has all");
+        log_warning(
+            "offload_optimizer.ratio applies to files (device \"nvme\"): with \"cpu\" all states are in host "
+            "memory");
     }
   }
   if (zero.stage < 3 || zero.offload_param.device == OffloadDevice::none) return;
   const std::string what = "offload_param: slices of parameters ";
   if (!shards_off_gpu(config, device)) {
     log_warning(what +
-                "stay in the GPU's memory, where they are updated: offload_optimizer (and another "
-                "optimizer than Muon) has the host update them");
+                "stay in the GPU's memory, where they are updated: with offload_optimizer (and another "
+                "optimizer than Muon) the host updates them");
   } else if (store.value_files()) {
     log_info(what + "are" + in_files(*store.value_files(), zero.offload_param.nvme_path));
   } else {
@@ -248,7 +251,7 @@ void check_offload_options(const Config& config, const InitializeOptions& option
   check(zero.offload_optimizer.device == OffloadDevice::nvme && zero.stage > 0, "offload_optimizer",
         "which keeps its state in memory");
   check(zero.offload_param.device == OffloadDevice::nvme && zero.stage == 3, "offload_param",
-        "which wants all that it updates in memory at a time");
+        "which needs everything that it updates in memory at once");
 }
 
 void log_offload(const Config& config, const SliceStore& store, const Communicator& communicator) {
@@ -281,7 +284,8 @@ void ShardStates::plan(std::span<const int> shards) {
   for (const int shard : shards) planned_.push_back(chunks_[shard]);
   if (store_->files()) store_->files()->plan(planned_);
   if (!store_->value_files()) return;
-  // A bucket is read once for all of its consecutive shards, and only if the update reads its values.
+  // Consecutive shards of a bucket share one read of its values. Buckets whose values the update does not
+  // read are left out.
   for (ChunkOfSlice& chunk : planned_) chunk.chunk = 0;
   const auto same = [](const ChunkOfSlice& a, const ChunkOfSlice& b) { return a.bucket == b.bucket; };
   planned_.erase(std::unique(planned_.begin(), planned_.end(), same), planned_.end());

@@ -33,13 +33,13 @@ enum class OffloadedState { moments, master_weights, gradients };
 
 struct InitializeOptions {
   std::shared_ptr<Communicator> communicator;  // default: connect(), from the environment
-  /// The program's own optimizer: element-wise, and without a step so far. It must outlive the engine. The
+  /// The program's own optimizer. It must be element-wise, have made no step yet, and outlive the engine. The
   /// engine's destructor restores the optimizer's parameters and state, but not its learning rates and betas.
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<ParameterGroup> parameter_groups;  // default: one group with every parameter that requires grad
 
-  // The program's own schedule: at most one of `schedule` and `lr_scheduler`, and only if the config has no
-  // "scheduler". A skipped step does not advance the schedule.
+  // The program's own schedule. At most one of `schedule` and `lr_scheduler` may be set, and only if the
+  // config has no "scheduler". A skipped step does not advance the schedule.
 
   /// Returns the learning rate for a step and a group, `[](int64_t step, int group) { return 1e-3; }`, or a
   /// ScheduledValues, which may also set betas. The engine's thread calls it once for each applied step and

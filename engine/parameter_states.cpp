@@ -97,7 +97,7 @@ at::Tensor ParameterStates::read(const at::Tensor& parameter, const std::string&
   return gather(index, own, "state " + name);
 }
 
-// Completes the sums over ranks, of which the parameter's gradient is one, and returns its index.
+// Completes the sums of all gradients over ranks. Returns the index of `parameter`.
 int ParameterStates::find_complete_gradient(const at::Tensor& parameter, const std::string& call) const {
   EngineState& state = *state_;
   state.drop_failed_backward();

@@ -19,8 +19,8 @@ class ParameterStates {
 
   /// The names of the parameter's states except values and gradient: "master" (the fp32 master weights under
   /// 16-bit training) and torch.optim's names of moments ("exp_avg"). `parameter`: a parameter of the
-  /// engine's model; a frozen one has no such states. All functions throw UserError for any other tensor, and
-  /// all except those of gradients between backward() and step().
+  /// engine's model; a frozen one has no such states. Every function with a `parameter` throws UserError for
+  /// any other tensor. names(), read() and write() throw UserError between backward() and step().
   std::vector<std::string> names(const at::Tensor& parameter) const;
   /// Returns a copy of the state on the engine's device, in the parameter's shape, the same on all ranks.
   /// Throws UserError if there is no state of this name.

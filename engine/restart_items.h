@@ -15,13 +15,13 @@ namespace zerorun {
 struct RestartItem {
   std::string name;  // "steps.global", "generator.cpu"
   std::function<RestartValue()> read;
-  /// Takes a value that read() returned, in this process or another.
+  /// Restores a value that read() returned in this process or in an earlier one.
   std::function<void(const RestartValue&)> write;
 };
 
-/// The items of `state`, which must outlive the list; on all ranks they have the same names. Call it only
-/// when the outcome of the last step is known (finish_open_step()). A torch::optim::LRScheduler of the
-/// program counts its own steps: the program must restore those.
+/// The items of `state`, with the same names on all ranks. `state` must outlive the list. Call it only when
+/// the outcome of the last step is known (finish_open_step()). A torch::optim::LRScheduler of the program
+/// counts its own steps: the program must restore that count.
 std::vector<RestartItem> restart_items(EngineState& state);
 
 }  // namespace zerorun

@@ -83,7 +83,7 @@ std::string SaveAgreement::await(const std::string& name, int rank) {
     if (auto text = notices_->await(prefix_ + name, Deadline(a_while))) return *text;
     const auto patience_ends = patience_ends_->load();
     if (Clock::now() >= patience_ends)
-      throw CommError(what_ + " is given up: this rank ends, and rank " + std::to_string(rank) +
+      throw CommError(what_ + " is abandoned: this rank ends, and rank " + std::to_string(rank) +
                       " has not taken part");
     note_progress();
     if (has_progressed(rank)) end = Clock::now() + communicator_->timeout();

@@ -41,7 +41,7 @@ class SaveAgreement {
   /// Returns the text of say_broken(), once a rank has called it.
   std::optional<std::string> broken();
 
-  // Each rank posts the text of its part; rank 0 waits for it.
+  // Each rank posts the text of its part; rank 0 waits for the texts of all ranks.
   void say_part(const std::string& text);
   std::string await_part(int rank);
 

@@ -32,12 +32,12 @@ std::string words_of(const EngineState& state, const fs::path& directory, const 
                      const CheckpointOptions& options) {
   return "\"" + tag + "\" in " + directory.string() + " behind step " + std::to_string(state.counts.global) +
          " and " + std::to_string(state.counts.micro) + " micro-steps" +
-         (options.exclude_frozen ? ", without what is frozen" : "");
+         (options.exclude_frozen ? ", without frozen parameters" : "");
 }
 
 // If `check` throws on any rank, throws that error on all ranks; throws UserError if `words` differ between
-// ranks. Returns whether a rank has writes to parameters that other ranks lack. If nothing is wrong, this
-// takes one collective. After it no rank reads parameters until save_checkpoint() is done.
+// ranks. Returns whether a rank has writes to parameters that other ranks lack. Takes one collective if there
+// is no error. Once a rank has returned, no rank reads parameters until save_checkpoint() is done.
 template <typename Check>
 bool agree_to_save(EngineState& state, const std::string& words, const Check& check) {
   Communicator& communicator = *state.communicator;
@@ -71,8 +71,8 @@ bool agree_to_save(EngineState& state, const std::string& words, const Check& ch
 }
 
 // Values that are always accessible are copied at once, because the engine does not see the program's writes
-// to them. On a device with streams all values are copied at once. The reason is that gathers read and
-// sometimes write them: a copy at once runs on the current stream, which is ordered with gathers.
+// to them. On a device with streams all values are copied at once, because gathers read and sometimes write
+// them: a copy at once runs on the current stream, which is ordered with gathers.
 CopyTime copy_time(const EngineState& state, int bucket, const StateTensor& kept) {
   if (kept.home == Home::host) return CopyTime::before_change;
   const BucketKind bucket_kind = state.buckets.kind(bucket);
@@ -92,7 +92,7 @@ std::map<std::string, std::string> metadata_of(std::map<std::string, std::string
 }
 
 // Adds this rank's gradients of an unfinished accumulation window: its slices of the sums over ranks, or all
-// of its own gradients. No call of keep() precedes the changes of gradients, so gradients are copied at once.
+// of its own gradients. Gradients are copied at once, because code that changes them does not call keep().
 void add_gradients(EngineState& state, int bucket, const WindowSoFar& window, FileToWrite& file) {
   StatePins& pins = state.checkpoints.pins();
   auto add = [&](int parameter, const std::string& name, int64_t begin, const at::Tensor& values) {

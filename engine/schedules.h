@@ -13,8 +13,8 @@
 
 namespace zerorun {
 
-/// Throws UserError unless config and options name at most one schedule, an lr_scheduler comes with its
-/// optimizer, and each list of values per parameter group has one value for every group.
+/// Throws UserError if config and options name more than one schedule, if the options have an lr_scheduler
+/// without its optimizer, or if a list of values per parameter group does not have one value for every group.
 void check_schedules(const Config& config, const InitializeOptions& options);
 
 /// The config's schedule or the program's function; empty if there is neither. `optimizer` gives the groups'
@@ -27,13 +27,15 @@ Schedule make_schedule(const Config& config, const InitializeOptions& options,
 /// Gives an optimizer the values of a schedule. Used by one thread.
 class ScheduleFollower {
  public:
-  /// `schedule` may be empty, `lr_scheduler` (of the program) null. `optimizer` must outlive this object.
+  /// `schedule` may be empty. `lr_scheduler` is the program's and may be null. `optimizer` must outlive this
+  /// object.
   ScheduleFollower(Schedule schedule, torch::optim::LRScheduler* lr_scheduler, ShardOptimizer& optimizer)
       : schedule_(std::move(schedule)), lr_scheduler_(lr_scheduler), optimizer_(&optimizer) {}
 
   /// Whether there is a schedule or an lr_scheduler.
   bool is_given() const { return schedule_ || lr_scheduler_; }
-  /// Sets the values of the step that follows `applied_steps` applied steps; then no values are due.
+  /// Asks the schedule for the values of the step after `applied_steps` applied steps, and sets them.
+  /// From then on no values are due.
   void ask(int64_t applied_steps);
   /// A step was applied: new values are due.
   void note_applied() { behind_ = true; }

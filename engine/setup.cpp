@@ -15,8 +15,8 @@ void check_one_optimizer(const Config& config, const InitializeOptions& options)
   if (options.optimizer) check_client_optimizer(*options.optimizer);
   if (options.optimizer && config.optimizer) {
     throw UserError(
-        "both the config and the program name an optimizer: remove the config's \"optimizer\" block or "
-        "do not pass one to initialize()");
+        "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
+        "not pass one to initialize()");
   }
   if (!options.optimizer && !config.optimizer) {
     throw UserError("no optimizer: add an \"optimizer\" block to the config or pass one to initialize()");
@@ -32,7 +32,7 @@ void check_world_size(const Config& config, int world_size) {
   const BatchConfig& batch = config.batch;
   const int64_t product = batch.micro_batch_size_per_gpu * batch.gradient_accumulation_steps * world_size;
   if (batch.train_batch_size == product) return;
-  throw UserError("the config was read for another number of ranks: train_batch_size " +
+  throw UserError("the config was read for another world size: train_batch_size " +
                   std::to_string(batch.train_batch_size) + " is not micro-batch " +
                   std::to_string(batch.micro_batch_size_per_gpu) + " x accumulation " +
                   std::to_string(batch.gradient_accumulation_steps) + " x " + std::to_string(world_size) +

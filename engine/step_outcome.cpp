@@ -82,12 +82,12 @@ std::string StepOutcome::name_not_finite(std::span<const double> gradients,
     const auto [parameter, too_large] = reducer_->not_finite(static_cast<int64_t>(gradients[rank]));
     return "the gradient of parameter " + buckets_->parameters()[parameter].name + " on rank " +
            std::to_string(rank) +
-           (too_large
-                ? std::string(" is too large for ") + name_of(communication_) + ", in which gradients travel"
-                : " is not finite");
+           (too_large ? std::string(" is too large for ") + name_of(communication_) +
+                            ", the dtype of gradients in collectives"
+                      : " is not finite");
   }
   const int rank = first(sums);
-  ZR_CHECK(rank >= 0, "the norm is not finite, every gradient is");
+  ZR_CHECK(rank >= 0, "the norm is not finite although every gradient is");
   return "the sum over ranks and micro-steps of the gradients of parameter " +
          parameter_of_sum(static_cast<int64_t>(sums[rank])) + " is not finite, though each gradient is";
 }

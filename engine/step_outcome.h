@@ -44,8 +44,8 @@ class StepOutcome {
   const std::string& not_finite() const { return not_finite_; }
 
  private:
-  /// Returns the number by which finite checks identify the first element of `rank`'s slice in the bucket's
-  /// sum over ranks ([Note: finite checks] in device/step_facts.h).
+  /// Finite checks number the elements of the buckets' sums over ranks. Returns the number of the first
+  /// element of `rank`'s slice of the bucket ([Note: finite checks] in device/step_facts.h).
   int64_t sum_number(int bucket, int rank) const;
   const std::string& parameter_of_sum(int64_t number) const;
   std::string name_not_finite(std::span<const double> gradients, std::span<const double> sums) const;

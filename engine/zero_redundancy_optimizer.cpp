@@ -66,7 +66,7 @@ void ZeroRedundancyOptimizer::start(torch::nn::Module& model, int stage, bool ov
     for (const auto& parameter : model.named_parameters()) {
       if (registry().contains(parameter->unsafeGetTensorImpl()))
         throw UserError("parameter " + parameter.key() +
-                        " belongs to a ZeroRedundancyOptimizer already: destroy that one before");
+                        " belongs to a ZeroRedundancyOptimizer already: destroy that one first");
     }
     for (const at::Tensor& parameter : model.parameters()) {
       registered_.push_back(parameter.unsafeGetTensorImpl());
@@ -100,8 +100,7 @@ void ZeroRedundancyOptimizer::step(const torch::optim::Optimizer::LossClosure& c
   if (closure) {
     throw UserError(
         "ZeroRedundancyOptimizer::step(closure): a closure computes the loss again within an update, in "
-        "which "
-        "ranks may differ: call loss.backward() and then step()");
+        "which ranks may differ: call loss.backward() and then step()");
   }
   step();
 }

@@ -43,7 +43,7 @@ class ZeroRedundancyOptimizer {
   ZeroRedundancyOptimizer(const ZeroRedundancyOptimizer&) = delete;
   ZeroRedundancyOptimizer& operator=(const ZeroRedundancyOptimizer&) = delete;
 
-  /// Updates the parameters. Throws UserError if no backward has reached one of them since the last step.
+  /// Updates the parameters. Throws UserError if no backward has reached any of them since the last step.
   void step();
   /// Throws UserError for a closure, because optimizers may call it to recompute the loss within a step, and
   /// not equally often on all ranks.
@@ -77,9 +77,9 @@ class ZeroRedundancyOptimizer {
 };
 
 /// Turns an ordinary training program into one with ZeRO: partitions the training state of `model` as `stage`
-/// (0 to 3) says, and `optimizer` updates this rank's part. `model` and `optimizer` must outlive the result.
-/// Call step() and zero_grad() of the result, not of the optimizer. Evaluation and prediction need no change.
-/// A collective. Throws UserError.
+/// (0 to 3) says, and makes `optimizer` update this rank's part. `model` and `optimizer` must outlive the
+/// result. Call step() and zero_grad() of the result, not of the optimizer. Code for evaluation and
+/// prediction needs no change. A collective. Throws UserError.
 std::unique_ptr<ZeroRedundancyOptimizer> enable_zero(torch::nn::Module& model,
                                                      torch::optim::Optimizer& optimizer, int stage = 2,
                                                      std::shared_ptr<Communicator> communicator = {});

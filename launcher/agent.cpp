@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The launcher listens before it starts agents: an agent that cannot reach it for this long never will.
+// The launcher listens before it starts agents. So an agent that has not reached it after this time gives up.
 constexpr std::chrono::seconds kAgentPatience(20);
 
 int whole_number(const std::string& text) {
@@ -60,9 +60,9 @@ int number_by_starter() {
   return -1;
 }
 
-// The addresses that the launcher passed, followed by the launcher's address as sshd saw it. The launcher may
-// not have passed that address: it cannot look up its route to a host whose name only ssh's configuration
-// knows.
+// The addresses that the launcher passed, followed by the launcher's address as sshd saw it. The launcher
+// does not always know that last address: if only ssh's configuration knows the name of this host, the
+// launcher cannot look up its route to this host.
 std::vector<std::string> launcher_addresses(const std::string& given) {
   std::vector<std::string> addresses = split_list(given);
   const std::string connection = variable("SSH_CONNECTION");
@@ -93,7 +93,7 @@ ListeningSocket open_port(const NodeOrder& order) {
   return open_meeting_point("", *order.port, false);
 }
 
-// Runs the ranks of `order`. `console`: where their output goes; null: to the launcher.
+// Runs the ranks of `order`. Prints their output on `console`, or sends it to the launcher if that is null.
 NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console, Clock::time_point deadline,
                      int argc, char** argv) {
   const int first_rank = Placement(order.nodes).first_rank(order.node);
@@ -150,7 +150,7 @@ bool is_agent_command(int argc, const char* const* argv) {
 int run_agent_command(int argc, char** argv) {
   if (argc != 4 && argc != 5) {
     throw UserError(std::string("zerorun ") + kAgentCommand +
-                    " is zerorun's own: it starts it on each host of a job");
+                    " is internal: zerorun itself runs it on each host of a job");
   }
   std::signal(SIGPIPE, SIG_IGN);  // a write to ssh's closed pipe must not end the agent before its ranks
   const std::string ticket_text = read_ticket();
@@ -169,8 +169,8 @@ int run_agent_command(int argc, char** argv) {
   const NodeResult result =
       or_trouble(link, nullptr, [&] { return run_ranks(link, order, nullptr, no_deadline, argc, argv); });
   link.finish(result);
-  // 0 even if ranks failed: the launcher has the result, and after another exit code mpirun would end the
-  // agents of other hosts.
+  // Returns 0 even if ranks failed, because the launcher has the result, and 1 only if the launcher is lost.
+  // After an exit code other than 0 mpirun would end the agents of other hosts.
   return link.is_lost() ? 1 : 0;
 }
 

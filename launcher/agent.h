@@ -16,7 +16,8 @@ inline constexpr char kAgentCommand[] = "--agent";
 /// other (handshake.h). If it is not set, the ticket is the first line on stdin.
 inline constexpr char kTicketVariable[] = "ZERORUN_TICKET";
 /// The environment variable with the descriptor of the socket on which the ranks meet. It is set only for the
-/// agent of node 0, if that runs on the launcher's own host and the launcher has opened the socket.
+/// agent of node 0, and only if this agent runs on the launcher's host and the launcher has opened the
+/// socket.
 inline constexpr char kMeetingVariable[] = "ZERORUN_MEETING_FD";
 
 bool is_agent_command(int argc, const char* const* argv);
@@ -29,7 +30,7 @@ struct JoinPlan {
   int port = 0;
   std::string ticket;
   AgentHello hello;
-  // These values replace those in the other launcher's order.
+  // These values replace those in the NodeOrder that the other launcher sends.
   std::vector<std::string> arguments;
   LogOptions logs;
   std::chrono::milliseconds grace, failure_grace, timeout;

@@ -11,10 +11,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The most bytes of output that may be sent but not confirmed. The launcher confirms the bytes that it has
-// printed. So a stalled terminal holds up the ranks, but never the heartbeats.
+// At most this many bytes of output may be sent without the launcher's confirmation. The launcher confirms
+// bytes when it has printed them. So a stalled terminal holds up the ranks, but never the heartbeats.
 constexpr size_t kMostUntaken = 1 << 20;
-// The grace period of ranks whose launcher is lost: nobody waits for their results.
+// Ranks whose launcher is lost get only a short grace period, because nobody waits for their results.
 constexpr milliseconds kLostGrace(1000);
 // If two calls of service() are this far apart, this process itself was stopped, and the silence of the
 // launcher does not count.

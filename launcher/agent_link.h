@@ -33,13 +33,13 @@ class AgentLink : public JobControl {
   void send(FrameType type, std::string_view payload = {}) { socket_.send(type, payload); }
   /// Waits for a frame of this type, before the ranks run. Throws UserError if the launcher refuses the
   /// agent, and Error if the launcher is lost or ends the job, or if the frame does not arrive by `deadline`.
-  /// `purpose`: what is waited for, for the message.
+  /// `purpose` names the awaited message in these errors.
   std::string wait_for(FrameType type, Clock::time_point deadline, const std::string& purpose);
   /// Sends `result`, the last frame, and waits until the launcher closes the connection.
   void finish(const NodeResult& result);
 
   bool is_lost() const { return lost_; }
-  /// Sends output of a rank; counts it until the launcher has taken it.
+  /// Sends output of a rank. Its bytes count as pending until the launcher confirms them.
   void send_output(const RankOutput& output);
   bool takes_output() const;
   size_t unsent() const { return socket_.unsent(); }

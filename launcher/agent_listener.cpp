@@ -18,8 +18,8 @@ namespace {
 // The most connections that may be open before their agents have proved that they know the ticket
 // (handshake.h). Further ones are closed at once, so strangers cannot use up descriptors.
 constexpr size_t kMostGreetings = 128;
-// If no descriptor is left, a connection stays pending, and poll() would return at once each time. So no
-// connection is accepted for this long.
+// If no descriptor is left, a connection stays pending, and poll() would return at once each time. So the
+// listener waits this long before it accepts connections again.
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors(100);
 
 }  // namespace

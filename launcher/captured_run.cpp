@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The time between SIGTERM and SIGKILL to the launcher, which ends within 7 s: its default grace of 3 s for
-// the ranks, and then its waits for reports and readers.
+// The time between SIGTERM and SIGKILL to the launcher. After SIGTERM the launcher needs at most 7 s: the
+// ranks' default grace of 3 s, and then its waits for reports and for readers of its output.
 constexpr std::chrono::milliseconds kTimeToEnd(8000);
 
 struct Pipe {

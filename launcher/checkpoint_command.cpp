@@ -71,8 +71,7 @@ int inspect(const CheckpointArguments& arguments) {
     if (::fnmatch(arguments.parameters.c_str(), name.c_str(), 0) == 0) shown.push_back(name);
   }
   if (shown.empty() && !saved.manifest().parameters.empty())
-    throw UserError(arguments.paths.front() + ": no parameter is named like \"" + arguments.parameters +
-                    "\"");
+    throw UserError(arguments.paths.front() + ": no parameter name matches \"" + arguments.parameters + "\"");
   print_result(arguments, saved, shown);
   return kEqual;
 }
@@ -190,7 +189,7 @@ int run_import(const CheckpointArguments& arguments) {
         ", stage " + std::to_string(source.stage) + ", " + std::to_string(facts.world_size) + " ranks, " +
         facts.precision + ", " + facts.optimizer + ", after " + std::to_string(facts.generation) +
         " optimizer steps\n");
-  for (const std::string& what : facts.left_out) print("not taken over: " + what + "\n");
+  for (const std::string& what : facts.left_out) print("not imported: " + what + "\n");
   print(imported.folder.string() + ": " + std::to_string(source.parameters.size()) + " parameters, " +
         readable_bytes(imported.bytes) + "\n");
   return kEqual;

@@ -20,15 +20,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The time after the grace in which agents kill their ranks and send their results.
+// After the grace, agents have this long to kill their ranks and send their results.
 constexpr milliseconds kReportPatience(2500);
 constexpr milliseconds kFlushPatience(500);
-// Agents that are over exit at once, and so do the processes that started them. An agent that has not
-// connected yet would try again and again: after this time its starter is killed.
+// Agents that have sent their results exit at once, and so do the processes that started them. But an agent
+// that has not connected yet would try again and again, so the process that started it is killed after this
+// time.
 constexpr milliseconds kStarterPatience(1000);
 constexpr milliseconds kKillPatience(300);
 constexpr milliseconds kTick(50);
-// As in job.cpp: a second SIGINT within this time is the same one.
+// As in job.cpp, a second SIGINT within this time is ignored.
 constexpr milliseconds kSameInterruption(100);
 // If two rounds of the main loop are this far apart, this process itself was stopped, and the silence of
 // agents does not count.
@@ -132,8 +133,8 @@ void Cluster::greet(NewAgent agent) {
     refusal = "host " + hello.host + " (" + address + ") cannot take part: " + refusal;
     socket.send(FrameType::refusal, refusal);
     console_.notice(refusal);
-    // If this launcher has started the agents, the job cannot run without this one. An agent that joins may
-    // belong to another job.
+    // If this launcher has started the agents, the job cannot run without the refused one. If it has not, the
+    // refused agent may belong to another job, so this job goes on.
     if (!plan_.commands.empty() && phase_ == Phase::starting) fail({{refusal}, 1}, milliseconds(0));
     return;
   }
@@ -232,8 +233,8 @@ void Cluster::start_ranks(int port) {
   send_to_all(FrameType::start, encode(MeetingPoint{address, port}));
 }
 
-// Node 0's address in the connection to this host. If node 0 is this host, that is a loopback address: then
-// this returns the address by which agents of other hosts have reached this host.
+// The address from which node 0's agent has connected. If node 0 is this host, that may be a loopback
+// address. Then the function returns the address by which an agent of another host has reached this host.
 std::string Cluster::reachable_address_of_node_0() const {
   if (!is_loopback(agents_[0].address)) return agents_[0].address;
   for (const Agent& agent : agents_) {
@@ -247,7 +248,8 @@ void Cluster::enter_phase_that_is_due() {
   const bool late = Clock::now() >= deadline_;
   if (phase_ == Phase::starting && all_connected()) {
     phase_ = Phase::opening;
-    // Rank 0 may take over the socket: from now on all connections are for rank 0.
+    // Rank 0 may take over the listening socket. So the launcher stops accepting: new connections are for
+    // rank 0.
     listener_.close();
     agents_[0].socket->send(FrameType::open);
   } else if (phase_ == Phase::starting && late) {
@@ -314,14 +316,14 @@ void Cluster::handle_interruption(int signal) {
   }
 }
 
-// pdsh continues without a host that it could not reach.
+// pdsh goes on without a host that it could not reach. So only its output tells that the host is missing.
 void Cluster::look_for_missing_host() {
   if (phase_ != Phase::starting) return;
   const std::optional<std::string> line = starters_.find_line(kPdshFailure);
   if (line) fail({{*line + ", before the agent there had connected"}, 1}, milliseconds(0));
 }
 
-// A process that has started an agent runs as long as the agent: if it ends earlier, the job fails.
+// A process that has started an agent must run as long as the agent: if it ends earlier, the job fails.
 void Cluster::handle_starter_end(const StarterProcesses::Ended& starter) {
   if (phase_ >= Phase::ending) return;
   service_agents();  // an agent may have reported its end just before

@@ -3,7 +3,7 @@
 // once, on the main thread.
 //
 // The processes form a tree: the launcher has a connection to each agent, and each agent starts the ranks of
-// its host. An agent that loses the launcher, and a rank that loses its agent, ends.
+// its host. An agent ends when it loses the launcher, and a rank ends when it loses its agent.
 #pragma once
 
 #include <sys/types.h>
@@ -44,7 +44,7 @@ struct ClusterPlan {
 class Cluster {
  public:
   Cluster(ClusterPlan plan, Console& console, Signals& signals, const Guardian& guardian);
-  /// Kills the processes that it has started and that still run, which is only the case after an exception.
+  /// Kills the started processes that an exception has left running.
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;

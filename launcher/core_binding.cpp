@@ -58,8 +58,7 @@ std::vector<int> listed_processors(const HostCores& host, const std::string& lis
   return listed;
 }
 
-// Returns `cores`, with only those of their processors that are in `processors`. Omits cores that then have
-// no processor.
+// Keeps only processors that are in `processors`, and only cores that then still have a processor.
 Cores restrict_cores(const Cores& cores, const std::vector<int>& processors) {
   Cores left;
   for (ProcessorCore core : cores) {
@@ -109,9 +108,10 @@ std::vector<Cores> groups_at(Level level, const Cores& cores) {
   }
 }
 
-// Divides `cores` among `ranks` ranks, `each` cores for each rank, and appends the ranks' shares. If no rank
-// needs cores of two groups of `level`, spreads the ranks over the groups and divides each group by the next
-// level, else divides all cores by the next level. At level `core`, ranks get the cores in order.
+// Divides `cores` among `ranks` ranks, `each` cores for each rank, and appends the ranks' shares. If every
+// rank can have its cores in a single group of `level`, spreads the ranks over the groups and divides each
+// group at the next level. Otherwise divides all cores at the next level. At level `core`, ranks get the
+// cores in order.
 void divide(const Cores& cores, int ranks, int each, Level level, std::vector<Cores>& shares) {
   if (level == Level::core) {
     for (int rank = 0; rank < ranks; ++rank)
@@ -181,7 +181,7 @@ void refuse_other_bindings(const std::vector<std::string>& environment) {
 bool apply_binding(const CoreBinding& binding) noexcept {
   if (!binding.node_mask.empty()) {
     const auto set_policy = [&](int mode) {
-      // The kernel reads one bit less than the number that it is given.
+      // The kernel reads one bit less than its argument says, so 1 is added.
       return ::syscall(SYS_set_mempolicy, mode, binding.node_mask.data(),
                        binding.node_mask.size() * sizeof(unsigned long) * CHAR_BIT + 1) == 0;
     };

@@ -35,9 +35,9 @@ std::vector<CoreBinding> bind_cores(const HostCores& host, int ranks, const std:
 /// it would put the threads of all ranks on the same processors.
 void refuse_other_bindings(const std::vector<std::string>& environment);
 
-/// Binds the calling process, and what it will run, to the share. Async-signal-safe, for a forked child
-/// before exec. Memory comes from the share's NUMA nodes first, and from others only when these are full.
-/// Returns false, with errno set, if the kernel refuses the processors.
+/// Binds the calling process, and the program that it will exec, to the share. Async-signal-safe: a forked
+/// child may call it before exec. Memory comes from the share's NUMA nodes, and from other nodes only when
+/// these are full. Returns false, with errno set, if the kernel refuses the processors.
 bool apply_binding(const CoreBinding& binding) noexcept;
 
 }  // namespace zerorun

@@ -138,7 +138,7 @@ Trial try_job(const Request& request) {
     return trial;
   }
   // The deadline (--timeout) applies separately to the start of the hosts, to connecting, to the collectives,
-  // and to each round of links, of which there are about as many as hosts (on one host: ranks).
+  // and to each round of links. There are about as many rounds as hosts, or as ranks if there is one host.
   const int members = request.hosts > 1 ? request.hosts : request.local_ranks;
   const double limit = request.options.timeout_seconds * (4 + members);
   const CapturedRun run =

@@ -122,7 +122,7 @@ std::string describe_cause(const EndEvidence& evidence) {
   if (succeeded(evidence.wait_status)) return {};
   const int signal = signal_of(evidence.wait_status);
   if (signal == SIGKILL) return cause_of_kill(evidence);
-  // A program that detects an error itself exits or calls abort(): its last lines say more than its wait
+  // If a program detects an error, it exits or calls abort(). Its last lines then say more than its wait
   // status.
   const bool gave_up = signal == 0 || signal == SIGABRT;
   if (gave_up || signal == SIGBUS) {

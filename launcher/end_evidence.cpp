@@ -18,7 +18,7 @@ bool has_grown(const OomCounts& before, const OomCounts& after) {
   return after.cgroup > before.cgroup || after.machine > before.machine;
 }
 
-// The state letter of /proc/PID/stat, "PID (NAME) STATE ..."; the name may contain anything.
+// The state letter in /proc/PID/stat, whose text is "PID (NAME) STATE ...". NAME may contain any character.
 char state_of(pid_t pid, const std::string& root) {
   std::ifstream file(root + "/proc/" + std::to_string(pid) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -32,7 +32,7 @@ EndEvidence collect_evidence(pid_t pid, int wait_status, std::vector<std::string
                              const OomCounts& before, const std::vector<std::string>& folders) {
   EndEvidence evidence{.wait_status = wait_status, .last_lines = std::move(last_lines), .before = before};
   evidence.after = read_oom_counts();
-  // If no counter has grown, an entry in the log with this PID is about an older process.
+  // If no counter has grown, an entry in the log with this PID is about an earlier process.
   if (has_grown(before, evidence.after)) evidence.oom_kill = find_oom_kill(read_kernel_log(), pid);
   for (const std::string& folder : folders) {
     if (is_full(folder)) evidence.full_disks.push_back(folder);

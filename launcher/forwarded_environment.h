@@ -1,5 +1,5 @@
-// The variables that the launcher passes on to ranks on other hosts: those of its own environment that belong
-// to communication libraries and Python, as DeepSpeed does, and those in the file .deepspeed_env.
+// The variables that the launcher, like DeepSpeed's, passes on to ranks on other hosts: those of its own
+// environment that belong to communication libraries and Python, and those in the file .deepspeed_env.
 #pragma once
 
 #include <string>

@@ -17,9 +17,8 @@
 namespace zerorun {
 namespace {
 
-// Each message through the pipe is one pid_t, so that writes are atomic. The number of a process group means
-// to guard the group, its negative means to forget the group, and kGoodbye, which is no group's number, ends
-// the guardian.
+// Each message through the pipe is one pid_t, so that writes are atomic. A positive number tells the guardian
+// to guard this process group, a negative one to forget the group, and kGoodbye to exit.
 constexpr pid_t kGoodbye = 0;
 constexpr char kName[] = "zr-guardian";
 
@@ -38,8 +37,9 @@ void leave_the_launchers_world(int pipe_end) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
-  // A process that waits until the launcher closes its output or a lock file must not wait for the guardian.
-  // stderr stays open for the one message of guard(), after which the guardian ends.
+  // Closes the descriptors inherited from the launcher: a process that waits until the launcher closes its
+  // output or a lock file must not also wait for the guardian. Only stderr stays open, for the last message
+  // of guard().
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1}) ::dup2(nothing, fd);
   if (pipe_end > 3) ::close_range(3, pipe_end - 1, 0);

@@ -137,7 +137,7 @@ AgentGreeting::AgentGreeting(UniqueFd fd, const Seal& ticket)
 
 bool AgentGreeting::service() {
   if (Clock::now() >= deadline_) return false;
-  // Reads no more than this stage needs: the agent's frames follow its code at once, and are for FrameSocket.
+  // Reads no more than this stage needs: frames may follow the code at once, and FrameSocket reads them.
   const size_t wanted = stage_ == Stage::greeting ? kGreeting.size() + kNumber : kCode;
   std::array<char, 64> buffer;
   const ssize_t size = ::recv(fd_.get(), buffer.data(), wanted - incoming_.size(), 0);

@@ -16,8 +16,8 @@ namespace zerorun {
 /// order. Throws UserError naming a host or slot that does not exist, or the part with bad syntax.
 std::vector<Node> include_slots(const std::vector<Host>& pool, std::string_view filter);
 
-/// All slots but those that `filter` names. Hosts without a slot left are dropped. Throws as include_slots(),
-/// and if no slot is left.
+/// All slots but those that `filter` names. Hosts without a slot left are dropped. Throws UserError like
+/// include_slots(), and also if no slot is left.
 std::vector<Node> exclude_slots(const std::vector<Host>& pool, std::string_view filter);
 
 /// The first `per_node` slots (all, if not given) of the first `nodes` hosts (all, if not given). Hosts

@@ -20,13 +20,14 @@ using std::chrono::milliseconds;
 // These two times and the default grace of 3 s together stay below the 5 s that ending a job may take.
 constexpr milliseconds kKillPatience(1000);
 constexpr milliseconds kFlushPatience(500);
-// The interval for polling groups: no SIGCHLD comes when a group ends whose processes are not our children.
+// The interval at which process groups are polled. No SIGCHLD announces the end of a group whose last
+// processes are not our children.
 constexpr milliseconds kTick(50);
-// A second SIGINT within this time counts as the same one: `timeout -s INT` and shell wrappers send two.
+// A second SIGINT within this time is ignored, because `timeout -s INT` and shell wrappers send two at once.
 constexpr milliseconds kSameInterruption(100);
 constexpr size_t kReadSize = 1 << 16;
-// Bounds drain() for a pipe that is filled as fast as it is emptied. Together these reads empty the largest
-// pipe that the system's default limits allow (1 MiB).
+// Bounds drain(), because a process may fill a pipe as fast as drain() empties it. This many reads empty the
+// largest pipe that the system's default limits allow (1 MiB).
 constexpr int kReadsPerDrain = 16;
 
 }  // namespace

@@ -43,7 +43,7 @@ class Job {
   /// `control`: the connection to the launcher of a job on several hosts; null if the job has this host only.
   Job(JobPlan plan, JobOutput& output, Signals& signals, const Guardian& guardian,
       JobControl* control = nullptr);
-  /// Kills the ranks that are still running, which is only the case after an exception.
+  /// Kills the ranks that an exception has left running.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -93,7 +93,7 @@ class Job {
 
   bool all_ranks_ended() const;
   bool all_groups_gone() const;
-  /// The number in the job, as text, of the rank that has number `rank` on this host.
+  /// The rank's number in the job, as text. `rank`: its number on this host.
   std::string name_of(size_t rank) const;
   void report_survivors();
   void report_failure();

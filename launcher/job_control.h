@@ -21,8 +21,8 @@ class JobControl {
   virtual void append_poll_entries(std::vector<pollfd>& entries) const = 0;
   /// Reads and writes without blocking, and sends heartbeats. Called at least every kControlTick.
   virtual void service() = 0;
-  /// If an order to end the ranks of this host has arrived, or the launcher is lost: the time between SIGTERM
-  /// and SIGKILL. Each order is returned once.
+  /// Returns the time between SIGTERM and SIGKILL if an order to end the ranks of this host has arrived or
+  /// the launcher is lost, else nothing. Returns each order once.
   virtual std::optional<std::chrono::milliseconds> take_order_to_end() = 0;
   virtual void report(const RankFailure& failure) = 0;
   /// Reports a rank that a signal or a debugger has stopped. `description`: from describe_stop().

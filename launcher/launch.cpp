@@ -195,8 +195,8 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
   const int ranks = static_cast<int>(plan.environments.size());
 
-  // Orphans of ranks become children of the launcher instead of process 1. The launcher ends and reaps them,
-  // because process 1 of a container may not.
+  // Orphans of ranks become children of the launcher, not of process 1. The launcher ends and reaps them,
+  // because process 1 of a container does not always reap orphans.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
   Guardian guardian(argc, argv);
@@ -261,7 +261,8 @@ ClusterPlan plan_meeting(const LaunchOptions& options, const Endpoint& endpoint,
   return plan;
 }
 
-// Absent if the port is taken, usually by another launcher on this machine: then this one joins that one.
+// Absent if the port is taken, usually by another launcher on this machine. Then this launcher joins the
+// other.
 std::optional<ClusterPlan> plan_first(const LaunchOptions& options, const Endpoint& endpoint,
                                       const NodeOrder& order) {
   try {
@@ -278,7 +279,8 @@ int run_cluster(const LaunchOptions& options, ClusterPlan plan, int argc, char**
   std::vector<std::string> labels = rank_labels(plan.order.nodes);
   for (const StartCommand& command : plan.commands) labels.push_back(command.name);
   labels.emplace_back("agent");
-  // Ctrl-Z must not stop the launcher: it could not send heartbeats, and its agents would end their ranks.
+  // Ctrl-Z must not stop the launcher: a stopped launcher sends no heartbeats, so its agents would end their
+  // ranks.
   std::signal(SIGTSTP, SIG_IGN);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Signals signals;
@@ -342,7 +344,7 @@ int launch(const LaunchOptions& options, int argc, char** argv) {
   const bool here = part != Part::starts || place.node.has_value();
   if (here && options.venv_script.empty()) {
     const std::string program = find_program(arguments.front());
-    // Other hosts may have another PATH: they run the file that this host has found.
+    // Other hosts may have another PATH, so they get the path of the file that this host has found.
     if (part == Part::starts && arguments.front().find('/') == std::string::npos) arguments.front() = program;
   }
   NodeOrder order = make_order(options, place, std::move(arguments));

@@ -19,7 +19,7 @@ constexpr double kLongestTimeout = 1e6;
 constexpr double kLongestGrace = 3600;
 
 constexpr char kDescription[] =
-    "Runs PROGRAM as the ranks of one job. What follows PROGRAM is passed to it untouched.";
+    "Runs PROGRAM as the ranks of one job. Arguments after PROGRAM are passed to it unchanged.";
 
 constexpr char kExamples[] = R"(Examples:
   zerorun --num_gpus 2 build/bin/gpt2 --deepspeed ds_config.json --data FILE
@@ -63,12 +63,12 @@ constexpr std::array<std::string_view, 4> kNotOffered = {"--elastic_training", "
   const std::string name = argument.substr(0, argument.find('='));
   if (std::count(kNotOffered.begin(), kNotOffered.end(), name) > 0) {
     throw UserError(name +
-                    ": DeepSpeed's launcher has this option, zerorun does not offer it: leave it out "
+                    ": DeepSpeed's launcher has this option, but zerorun does not support it: leave it out "
                     "(zerorun --help lists the options)");
   }
   throw UserError(name +
-                  ": unknown option in front of the program's name: options of the program go behind it "
-                  "(zerorun --help lists ours)");
+                  ": unknown option before the program's name: options of the program go after it (zerorun "
+                  "--help lists ours)");
 }
 
 class UsageFormatter : public CLI::Formatter {
@@ -165,12 +165,12 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
              "--rdzv_endpoint,--rdzv-endpoint", options.rdzv_endpoint,
              "Where the launchers of all hosts meet; without --node_rank they number the hosts themselves")
           ->type_name("HOST[:PORT]");
-  app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "A text that the launchers of one job share")
+  app.add_option("--rdzv_id,--rdzv-id", options.rdzv_id, "Name of the job, the same for all its launchers")
       ->type_name("TEXT");
-  app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "Changes nothing: c10d or static")
+  app.add_option("--rdzv_backend,--rdzv-backend", values.rdzv_backend, "No effect: c10d or static")
       ->type_name("NAME")
       ->check(one_of("c10d", "static", "c10d"));
-  app.add_flag("--standalone", values.standalone, "One host, and a free port: what happens anyway")
+  app.add_flag("--standalone", values.standalone, "One host and a free port, as by default")
       ->excludes(node_rank)
       ->excludes(endpoint)
       ->excludes(nodes);
@@ -187,13 +187,13 @@ void add_placement_options(CLI::App& app, LaunchOptions& options, PlacementValue
 void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& values) {
   app.add_option("--launcher", options.launcher, "What starts the ranks on the hosts; without it ssh")
       ->type_name("ssh|pdsh|openmpi|mpich|slurm");
-  app.add_option("--launcher_args", values.launcher_args, "Options for that program, in one text")
+  app.add_option("--launcher_args", values.launcher_args, "Options for that program, as one string")
       ->type_name("TEXT");
   app.add_option("--ssh_port", values.ssh_port, "Port of the hosts' sshd")
       ->type_name("PORT")
       ->check(whole_number(1, kHighestPort));
   app.add_flag("--force_multi", options.force_multi, "Start the ranks through --launcher even on one host");
-  app.add_flag("--no_ssh_check", values.no_ssh_check, "Changes nothing: hosts are not tried beforehand");
+  app.add_flag("--no_ssh_check", values.no_ssh_check, "No effect: hosts are not checked in advance");
   app.add_option("--venv_script", options.venv_script,
                  "Script that bash reads on each host before the program")
       ->type_name("FILE");
@@ -201,7 +201,7 @@ void add_remote_options(CLI::App& app, LaunchOptions& options, PlacementValues& 
 
 void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& values) {
   CLI::Option* each = app.add_option("--enable_each_rank_log", options.logs.one_file_folder,
-                                     "Write what ranks print into DIR, a file for each, and do not print it")
+                                     "Write the output of each rank to a file in DIR instead of printing it")
                           ->type_name("DIR");
   CLI::Option* folder = app.add_option("--log_dir,--log-dir", options.logs.folder,
                                        "Folder for the files of --redirects and --tee")
@@ -217,7 +217,7 @@ void add_output_options(CLI::App& app, LaunchOptions& options, OutputValues& val
       ->type_name("LIST");
   app.add_flag("--save_pid", options.save_pid,
                "Write the launcher's process number into /tmp/NUMBER.deepspeed");
-  app.add_flag("-q,--quiet", options.quiet, "Print what ranks print, and failures");
+  app.add_flag("-q,--quiet", options.quiet, "Print only the output of ranks, and failures");
   app.add_option("--log_level", values.level,
                  "debug: print the commands that start ranks; warning, error, critical: the same as --quiet")
       ->type_name("debug|info|warning|error|critical");
@@ -228,25 +228,23 @@ void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues&
   app.add_flag("--no_python", options.no_python, "Run PROGRAM itself, although its name ends in .py")
       ->excludes(module);
   app.add_flag("--no_local_rank", values.no_local_rank,
-               "Changes nothing: ranks find LOCAL_RANK in their environment, never as an argument");
+               "No effect: ranks find LOCAL_RANK in their environment, never as an argument");
   app.add_flag("--dry_run,--dry-run", options.dry_run, "Print what would run where, and run nothing");
 }
 
 void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_seconds) {
-  app.add_option(
-         "--device", options.device,
-         "What ranks train on: GPUs where they can (auto, without it), the CPU (cpu), or GPUs only (cuda)")
+  app.add_option("--device", options.device,
+                 "Device: GPUs if they can be used (auto, the default), the CPU (cpu), or only GPUs (cuda)")
       ->type_name("auto|cpu|cuda")
       ->check(one_of("auto", "cpu", "cuda"));
-  app.add_option(
-         "--comm", options.comm,
-         "What ranks on CPUs talk over: shared memory on one host, else Gloo (auto, without it), shared "
-         "memory only (shm), or Gloo")
+  app.add_option("--comm", options.comm,
+                 "Communication of CPU ranks: shared memory on one host, else Gloo (auto, the default), only "
+                 "shared memory (shm), or Gloo")
       ->type_name("auto|shm|gloo")
       ->check(one_of("auto", "shm", "gloo"));
   CLI::Option* bind =
       app.add_flag("--bind_cores_to_rank", options.bind_cores_to_rank,
-                   "Give each rank cores and NUMA memory of its own, and a thread for each core");
+                   "Bind each rank to its own cores and NUMA memory, with one thread per core");
   app.add_option("--bind_core_list", options.bind_core_list, "Processors to divide: 0-3,8-11; without it all")
       ->type_name("LIST")
       ->needs(bind);

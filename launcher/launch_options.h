@@ -43,7 +43,8 @@ struct LaunchOptions {
   std::vector<std::string> command;  // the program and its arguments, untouched
 };
 
-/// The port where ranks meet if the user starts a launcher on each host: these cannot agree on a free port.
+/// The port where ranks meet if the user starts a launcher on each host. Those launchers cannot agree on a
+/// free port.
 inline constexpr int kDefaultPort = 29500;
 
 /// The text that the user requests with --help or --version instead of a job.

@@ -26,7 +26,7 @@ struct Display {
 
 class LineMultiplexer {
  public:
-  /// A longer line is written in pieces; '\n' ends a piece if a line of another rank follows it.
+  /// A longer line is written in pieces. A piece gets a '\n' if a line of another rank follows.
   static constexpr size_t kLongestLine = 1 << 20;
 
   /// Lines of source s, counted from 0, are marked with `labels`[s].
@@ -37,7 +37,7 @@ class LineMultiplexer {
   void close(int rank, Stream stream);
   /// Prints a line of the launcher's own on stderr.
   void notice(std::string_view line);
-  /// The bytes to write to the launcher's stream that have been added since the last call.
+  /// Returns and removes the bytes that are to be written to the launcher's stream.
   std::string take(Stream stream);
 
  private:

@@ -93,7 +93,7 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
                   UniqueFd listening) {
   if (!order.folder.empty() && ::chdir(order.folder.c_str()) != 0) {
     throw UserError("the launcher's folder " + order.folder + " cannot be entered on this host: " +
-                    std::strerror(errno) + ": make it, or start zerorun from a folder that all hosts have");
+                    std::strerror(errno) + ": create it, or start zerorun from a folder that all hosts have");
   }
   const JobEnvironment job = node_environment(order, point, machine, listening.get());
 

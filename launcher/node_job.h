@@ -17,8 +17,8 @@ bool gpus_wanted(const std::string& device);
 ThisMachine inspect_machine(const std::string& device);
 
 /// Reserves the port where the ranks meet: on `address` if the job has one host or `address` is a loopback
-/// address, else on all interfaces. Does not listen yet: in rank 0 either the engine or the program's own
-/// torch.distributed does, whichever is first. Throws UserError.
+/// address, else on all interfaces. Does not listen yet: in rank 0, the engine or the program's own
+/// torch.distributed starts to listen, whichever comes first. Throws UserError.
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host);
 
 /// The variables that the ranks of this host have in common. Throws UserError naming a GPU that this host

@@ -48,7 +48,7 @@ class DepthCheck : public nlohmann::json_sax<json> {
 json from_bytes(std::string_view payload) {
   DepthCheck check;
   if (!json::sax_parse(payload.begin(), payload.end(), &check, json::input_format_t::cbor)) {
-    throw Error("it is no CBOR, or nested too deep");
+    throw Error("it is not CBOR, or is nested too deeply");
   }
   return json::from_cbor(payload.begin(), payload.end());
 }
@@ -193,7 +193,7 @@ Message decode(std::string_view payload) {
     read(from_bytes(payload), message);
     return message;
   } catch (const std::exception& error) {
-    throw Error(std::string("a message between launcher and agent makes no sense: ") + error.what());
+    throw Error(std::string("invalid message between launcher and agent: ") + error.what());
   }
 }
 
@@ -210,7 +210,7 @@ RankOutput decode(std::string_view payload) {
   RankOutput output;
   constexpr size_t kHead = sizeof output.rank + 1;
   if (payload.size() < kHead || static_cast<unsigned char>(payload[kHead - 1]) > 1) {
-    throw Error("a message between launcher and agent makes no sense: output without a rank and a stream");
+    throw Error("invalid message between launcher and agent: output without a rank and a stream");
   }
   std::memcpy(&output.rank, payload.data(), sizeof output.rank);
   output.stream = static_cast<Stream>(payload[kHead - 1]);

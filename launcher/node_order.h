@@ -95,7 +95,7 @@ std::string encode(const StoppedRank& stopped);
 std::string encode(const RankFailure& failure);
 std::string encode(const RankOutput& output);
 
-/// Throws Error if `payload` is no such message.
+/// Throws Error if `payload` is not a valid Message.
 template <typename Message>
 Message decode(std::string_view payload);
 

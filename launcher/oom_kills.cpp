@@ -52,8 +52,8 @@ std::string limit_of(const std::string& line) {
 
 OomCounts read_oom_counts(const std::string& root) {
   OomCounts counts;
-  // The longest path is the process's own cgroup. In version 2, the counters of its ancestors include kills
-  // in other cgroups.
+  // The longest path is the process's own cgroup, so its counter is read first. In cgroup version 2, an
+  // ancestor's counter also includes kills in other cgroups.
   std::vector<std::string> folders = cgroup_folders("memory", root);
   std::ranges::stable_sort(folders, std::ranges::greater(), &std::string::size);
   for (const std::string& folder : folders) {

@@ -12,8 +12,9 @@
 namespace zerorun {
 namespace {
 
-/// Other processes (the user's shell) share the descriptor's flags, so O_NONBLOCK must not be set on `fd`. A
-/// terminal or a pipe is opened again. A file is not: it never blocks for long, and would lose its position.
+/// Other processes (the user's shell) share the descriptor's flags, so O_NONBLOCK must not be set on `fd`.
+/// Instead, a terminal or a pipe is opened again. A regular file is not opened again: it never blocks for
+/// long, and the new descriptor would start at position 0.
 UniqueFd reopen_non_blocking(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !(S_ISFIFO(info.st_mode) || ::isatty(fd))) return {};

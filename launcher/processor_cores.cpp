@@ -40,7 +40,7 @@ int index_of_ancestor(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_ob
 }
 
 std::vector<ProcessorCore> cores_of(hwloc_topology_t topology) {
-  // Some virtual machines do not say which processors are hyperthreads of one core.
+  // Some virtual machines do not say which processors share a core. Then each processor counts as a core.
   const bool has_cores = ::hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0;
   const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
   std::vector<ProcessorCore> cores;

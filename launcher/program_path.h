@@ -16,8 +16,9 @@ std::string find_program(const std::string& program);
 std::vector<std::string> program_arguments(std::vector<std::string> command, bool module, bool no_python,
                                            const std::string& python = "python3");
 
-/// The Python that belongs to the launcher, whose file is `launcher`: that of the virtual environment in
-/// which it is installed, as with torchrun; else "python3", which is looked up in $PATH.
+/// The Python that runs scripts. If the launcher, whose file is `launcher`, is installed in a virtual
+/// environment, this is the environment's Python, as with torchrun. Otherwise it is "python3", which is
+/// looked up in $PATH.
 std::string python_of(const std::filesystem::path& launcher);
 
 }  // namespace zerorun

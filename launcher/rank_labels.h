@@ -1,4 +1,4 @@
-// The names of ranks that are printed in front of their lines. Pure.
+// The names of ranks, which the launcher prints in front of the lines of their output. Pure.
 #pragma once
 
 #include <string>

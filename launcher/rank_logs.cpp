@@ -22,7 +22,7 @@ int number(std::string_view text, int highest, const std::string& option, const 
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= highest)
     return value;
-  throw UserError(option + " " + whole + ": '" + std::string(text) + "' is no number from 0 to " +
+  throw UserError(option + " " + whole + ": '" + std::string(text) + "' is not a number from 0 to " +
                   std::to_string(highest));
 }
 

@@ -13,7 +13,7 @@
 
 namespace zerorun {
 
-/// The streams of each local rank that an option such as --tee chooses.
+/// The value of an option such as --tee: which streams (stdout, stderr) of each local rank it chooses.
 struct StreamChoice {
   int all = 0;                            // for ranks not in `some`: bit 0 stdout, bit 1 stderr
   std::vector<std::pair<int, int>> some;  // local rank, streams
@@ -25,7 +25,7 @@ struct StreamChoice {
 /// Parses torchrun's `3` or `0:1,1:3` (0: none, 1: stdout, 2: stderr, 3: both). Throws UserError naming
 /// `option`.
 StreamChoice parse_stream_choice(const std::string& text, const std::string& option);
-/// Parses `0,2`. Throws UserError naming `option`.
+/// Parses a list of ranks such as `0,2`. Throws UserError naming `option`.
 std::vector<int> parse_rank_list(const std::string& text, const std::string& option);
 
 struct LogOptions {

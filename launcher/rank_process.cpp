@@ -115,7 +115,7 @@ RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const
   if (pid == 0) become_rank(child, signals, guardian);
 
   failure.write_end.reset();
-  // A program on a network file system may take many seconds to load.
+  // Waits without a limit, because a program on a network file system may take many seconds to load.
   pollfd entry = {failure.read_end.get(), POLLIN, 0};
   const int tick = plan.while_waiting ? static_cast<int>(kControlTick.count()) : -1;
   while (::poll(&entry, 1, tick) <= 0) {

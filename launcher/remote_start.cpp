@@ -29,7 +29,8 @@ std::vector<std::string> agent_arguments(const StartPlan& plan, const std::strin
   return words;
 }
 
-// The command line that another host's login shell runs. Every common shell has `exec`.
+// The command line that another host's login shell runs. `exec` replaces that shell by the agent; every
+// common shell has it.
 std::string agent_line(const StartPlan& plan, const std::string& node) {
   std::string line = "exec";
   for (const std::string& word : agent_arguments(plan, node)) line += " " + shell_word(word);
@@ -106,7 +107,7 @@ Starter parse_starter(const std::string& name) {
   }
   const bool of_deepspeed = name == "impi" || name == "mvapich";
   throw UserError("--launcher " + name + ": expected ssh, pdsh, openmpi, mpich or slurm" +
-                  (of_deepspeed ? " (DeepSpeed has " + name + ", zerorun does not offer it)" : ""));
+                  (of_deepspeed ? " (DeepSpeed has " + name + ", zerorun does not support it)" : ""));
 }
 
 std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vector<std::string>& hosts,

@@ -14,8 +14,8 @@ inline constexpr char kPdshFailure[] = ": ssh exited with exit code ";
 
 enum class Starter { ssh, pdsh, openmpi, mpich, slurm };
 
-/// The starter that --launcher names. Throws UserError for other names; the message says if only DeepSpeed
-/// has it.
+/// The starter that --launcher names. Throws UserError for other names. If DeepSpeed has a starter of that
+/// name, the message says so.
 Starter parse_starter(const std::string& name);
 
 struct StartPlan {

@@ -45,7 +45,8 @@ std::optional<int> Signals::next() {
 }
 
 void Signals::restore_in_child() const {
-  // SIGTERM must work in ranks even if the launcher inherited it ignored, because the Job ends ranks with it.
+  // The Job ends ranks with SIGTERM. So SIGTERM must work in ranks, even if the launcher was started with
+  // SIGTERM ignored.
   for (int signal : {SIGPIPE, SIGTERM, SIGTSTP}) std::signal(signal, SIG_DFL);
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }

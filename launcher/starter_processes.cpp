@@ -66,7 +66,7 @@ void StarterProcesses::start(const StartCommand& command, const std::string& fil
   for (const auto& [name, value] : command.variables) {
     const bool set = std::ranges::any_of(
         plan.environment, [&name = name](const std::string& entry) { return entry.starts_with(name + "="); });
-    // In front: MPICH's mpirun 4.0 does not pass the last variable on to other hosts.
+    // Inserted in front, because MPICH's mpirun 4.0 does not pass the last variable on to other hosts.
     if (!set) plan.environment.insert(plan.environment.begin(), name + "=" + value);
   }
   const UniqueFd input = pipe_with(command.input);

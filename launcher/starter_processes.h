@@ -36,8 +36,9 @@ class StarterProcesses {
   /// its agent a third.
   StarterProcesses(Console& console, size_t first_source, const Signals& signals, const Guardian& guardian);
 
-  /// Runs `file` with the arguments of `command`; if `file` is empty, the first of the command's candidates
-  /// that exists. `inherited`: a descriptor that the process keeps; -1: none. Throws UserError.
+  /// Runs `file` with the arguments of `command`. If `file` is empty, runs the first of the command's
+  /// candidates that exists instead. `inherited`: a descriptor that the process keeps; -1: none. Throws
+  /// UserError.
   void start(const StartCommand& command, const std::string& file = {}, int inherited = -1);
 
   /// Appends entries for the output that the console can take now.
@@ -50,8 +51,8 @@ class StarterProcesses {
   /// Returns the last line with `text` that a process for all agents (pdsh, mpirun, srun) has printed.
   std::optional<std::string> find_line(std::string_view text) const;
   void signal_all(int signal) const;
-  /// Ends what killed starters have left: pdsh runs each ssh in a process group of its own, and its children
-  /// become children of this process, which is a subreaper.
+  /// Ends the child processes that killed starters have left behind. For example, pdsh runs each ssh in a
+  /// process group of its own. When pdsh is killed, they become children of this process (a subreaper).
   static void end_orphans();
 
  private:

@@ -1,6 +1,6 @@
-// The layout of a slice's state in a file, which is read into memory chunk by chunk. A chunk has consecutive
-// elements of the slice with all of their states, in consecutive bytes of the file. The file has the format
-// of a checkpoint's file (docs/checkpoint_format.md). Pure functions; any thread.
+// Computes how a slice's state is laid out in a file. The file is read into memory chunk by chunk. A chunk
+// has consecutive elements of the slice with all of their states, in consecutive bytes of the file. The file
+// has the format of a checkpoint file (docs/checkpoint_format.md). Pure functions; any thread.
 #pragma once
 
 #include <cstdint>

@@ -92,9 +92,9 @@ void StateFiles::fail(int chunk, const std::string& what) {
 
 void StateFiles::check_not_failed() const {
   if (!home_.is_current()) {
-    throw UserError(
-        "a forked child of rank " + std::to_string(options_.rank) +
-        " uses the engine of its parent, whose state is in files that both have: train in the parent only");
+    throw UserError("a forked child of rank " + std::to_string(options_.rank) +
+                    " uses the engine of its parent, whose state is in files that both processes share: "
+                    "train only in the parent");
   }
   if (!failure_.empty()) throw TrainingError(failure_);
 }
@@ -165,8 +165,8 @@ LentSlot StateFiles::lend(int number) {
   Slot& slot = slice.slots[slice.complete];
   if (!slot.replacement) slot.replacement = make_file(slice.layout);
   slot.readers->fetch_add(1, std::memory_order_relaxed);
-  // The release pairs with the acquire in write(). So when write() sees no readers, it also sees whether a
-  // reader has given the file a name.
+  // This memory_order_release pairs with the acquire in write(). So when write() sees no readers, it also
+  // sees whether a reader has given the file a name.
   auto end = [file = slot.file, readers = slot.readers](OpenFile*) {
     readers->fetch_sub(1, std::memory_order_release);
   };
@@ -192,7 +192,8 @@ void StateFiles::note_opened(int chunk) {
   if (found != end) opened_of_plan_ = static_cast<size_t>(found - plan_.begin()) + 1;
 }
 
-// Whether the plan will open `chunk` soon. If so, a chunk that is opened later should not take its buffer.
+// Whether the plan will open `chunk` soon. If so, its buffer should not be given to a chunk that is opened
+// later.
 bool StateFiles::is_planned(int chunk) const {
   const size_t end = std::min(plan_.size(), opened_of_plan_ + 2 * buffers_.size());
   for (size_t i = opened_of_plan_; i < end; ++i) {
@@ -330,7 +331,8 @@ void StateFiles::finish(const TransferDone& done) {
     count = transfer.writes ? files_->write(transfer.file, transfer.bytes, transfer.offset)
                             : files_->read(transfer.file, transfer.bytes, transfer.offset);
   }
-  // -ECANCELED: the kernel cancels a request if the thread that submitted it has ended.
+  // These errors are temporary. The kernel reports ECANCELED if the thread that submitted the request has
+  // ended.
   const bool is_for_now = count == -EINTR || count == -EAGAIN || count == -ECANCELED;
   if (is_for_now && ++retries < kMostRetries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

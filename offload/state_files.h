@@ -70,19 +70,19 @@ class StateFiles {
 
   /// Sets the order in which chunks will be opened from now on, so that they can be read ahead.
   void plan(std::span<const int> chunks);
-  /// Returns the chunk's memory, in which states are at layout()'s offsets. The memory is valid until close()
-  /// has been called as often as open(). With `overwrites` the caller must write all states, and nothing is
-  /// read from the file.
+  /// Returns the chunk's memory; layout() has the offsets of the states in it. The memory is valid until
+  /// close() has been called as often as open(). With `overwrites` the caller must write all states, and
+  /// nothing is read from the file.
   std::byte* open(int chunk, bool overwrites = false);
   /// If `changed`, the chunk's memory is written to the next generation.
   void close(int chunk, bool changed);
   /// Returns when all changes are in the files and the generation is complete.
   void finish_generation();
-  /// Lends the last complete generation. No chunk of the slice may have changed since then. Throws UserError
-  /// if the disk has no room for the replacement file; the state is then unchanged.
+  /// Lends the last complete generation. No chunk of the slice may have changed since that generation. Throws
+  /// UserError if the disk has no room for the replacement file; the state is then unchanged.
   LentSlot lend(int slice);
 
-  // The next two count bytes since construction.
+  // The next two functions return the numbers of bytes read and written since construction.
   int64_t read_bytes() const { return read_bytes_; }
   int64_t written_bytes() const { return written_bytes_; }
   int64_t buffer_bytes() const;

@@ -31,8 +31,8 @@ class Transfers {
   /// Waits for all transfers in flight.
   virtual ~Transfers() = default;
 
-  /// Starts a transfer without waiting for the disk. The number of transfers in flight must not exceed `most`
-  /// of open_transfers().
+  /// Starts a transfer without waiting for the disk. The number of transfers in flight must not exceed the
+  /// `most` that was passed to open_transfers().
   virtual void start(const Transfer& transfer, int tag) = 0;
   /// Waits up to `patience` for a transfer to complete, and returns its result, or nothing if none completes.
   /// Does not wait if `patience` is 0.

@@ -24,7 +24,8 @@ using torch::optim::Adagrad;
 using torch::optim::AdagradOptions;
 using torch::optim::AdagradParamState;
 
-// Only Adagrad creates its state when it is constructed.
+// Whether the optimizer has not been stepped. Before the first step only Adagrad has state, made by its
+// constructor.
 bool is_fresh(const torch::optim::Optimizer& optimizer) {
   for (const auto& [parameter, state] : optimizer.state()) {
     auto* adagrad = dynamic_cast<const AdagradParamState*>(state.get());
@@ -119,7 +120,8 @@ class ClientOptimizer : public ShardOptimizer {
     }
   }
 
-  // Restores the optimizer, which outlives the engine and would otherwise keep the engine's memory.
+  // Gives the optimizer the state and parameters back that it had before the engine took it over. It outlives
+  // the engine and would otherwise keep the engine's memory.
   ~ClientOptimizer() override {
     optimizer_->state() = std::move(given_state_);
     for (size_t group = 0; group < given_.size(); ++group)
@@ -227,10 +229,9 @@ void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
                             type == typeid(torch::optim::SGD) || type == typeid(Adagrad) ||
                             type == typeid(torch::optim::RMSprop);
   if (!element_wise) {
-    throw UserError(
-        "optimizer " + name +
-        " may look at whole parameters, which are spread over ranks: expected torch::optim::Adam, AdamW, "
-        "SGD, Adagrad or RMSprop, or name an optimizer in the config");
+    throw UserError("optimizer " + name +
+                    " may need whole parameters, which are partitioned over ranks: expected "
+                    "torch::optim::Adam, AdamW, SGD, Adagrad or RMSprop, or name an optimizer in the config");
   }
   if (!is_fresh(optimizer)) {
     throw UserError(

@@ -1,4 +1,4 @@
-// Applies a torch::optim optimizer of the program to shards. Only element-wise optimizers are allowed: they
+// Applies the program's torch::optim optimizer to shards. Only element-wise optimizers are allowed: they
 // update an element from its own gradient and state, so a slice of a bucket can take the place of a
 // parameter.
 #pragma once

@@ -145,7 +145,7 @@ class LambOptimizer : public ShardOptimizer {
     pass.work = communicator_->all_reduce(squares, "Lamb's norms of " + buckets_->label(bucket));
   }
 
-  // The part of a parameter that is in the shard, counted from the shard's first element.
+  // Returns the range of the parameter's elements in the shard, relative to the start of the shard.
   Range range_in(const Shard& shard, int parameter) const {
     const Range in_slice = buckets_->range_in_slice(parameter, shard.rank);
     const int64_t begin = std::max(in_slice.begin, shard.begin);
@@ -209,7 +209,8 @@ class LambOptimizer : public ShardOptimizer {
     }
   }
 
-  // Rounded to float32, so that the order in which slices were added hardly ever makes a difference.
+  // Rounded to float32, which hides almost all differences from the order in which the sums of slices were
+  // added.
   static float trust_ratio(const LambConfig& group, double norm, double direction_norm) {
     if (norm == 0 || direction_norm == 0) return 1;
     return static_cast<float>(std::max(std::min(norm / direction_norm, group.max_coeff), group.min_coeff));

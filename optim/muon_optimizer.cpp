@@ -103,7 +103,7 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
  private:
-  // A slice of a bucket, which consists of one or more shards.
+  // A slice of a bucket. It consists of one or more shards.
   struct Slice {
     int rank;
     at::Tensor gradient;   // in the dtype of the shards' gradients
@@ -134,8 +134,8 @@ class MuonOptimizer : public ShardOptimizer {
     return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
-  // Starts the all-gather of a bucket's directions. At stage 0 this rank updates all slices and has all
-  // directions: then this copies them and returns null.
+  // Starts the all-gather of a bucket's directions. At stage 0 this rank updates all slices and already has
+  // all directions, so this copies them and returns null.
   std::unique_ptr<Work> start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
     const at::Tensor gathered = whole(position);

@@ -25,7 +25,7 @@ double warmup_share(const Warmup& warmup, int64_t iteration) {
   return 1.0 / std::log(steps) * std::log(static_cast<double>(iteration + 1));
 }
 
-// The iteration of a warm-up: the first two optimizer steps both use its first value.
+// Returns the iteration of a warm-up at optimizer step `step`. Steps 0 and 1 are both iteration 0.
 int64_t warmup_iteration(int64_t step) {
   return std::max<int64_t>(0, step - 1);
 }
@@ -81,7 +81,8 @@ double cycle_share(const OneCycle& schedule, int64_t step) {
   const auto stairs = static_cast<double>(
       rises ? schedule.first_stair_count : schedule.second_stair_count.value_or(schedule.first_stair_count));
   if (stairs <= 0) return rises ? at / peak : (at - 1) / (peak - 1);
-  // Computed from whole steps, not from `at`: rounding could put the height just below the edge of a stair.
+  // Computed from `step`, because `at` is rounded: at the edge of a stair, a rounding error could select the
+  // stair below.
   const double steps = std::fmod(static_cast<double>(step), total);
   const double position = steps <= rise ? steps * stairs / rise : (total - steps) * stairs / fall;
   return std::floor(position) / stairs;

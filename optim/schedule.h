@@ -21,9 +21,9 @@ struct ScheduledValues {
   std::optional<std::pair<double, double>> betas;  // absent: leaves the optimizer's betas unchanged
 };
 
-/// A schedule of the program: returns the values for optimizer step number `step` (0 is the first; skipped
-/// steps are not counted) in parameter group `group`. It may be called more than once for a step, and must
-/// return the same on every rank.
+/// A schedule that the program provides. It returns the values for optimizer step number `step` (0 is the
+/// first; skipped steps are not counted) in parameter group `group`. It may be called more than once for a
+/// step, and must return the same values on every rank.
 using Schedule = std::function<ScheduledValues(int64_t step, int group)>;
 
 /// The values for optimizer step number `step` (0 is the first; skipped steps are not counted) in parameter

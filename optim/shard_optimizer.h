@@ -28,8 +28,9 @@ struct Shard {
   int64_t begin = 0;  // offset of the shard in the slice, in elements
 };
 
-/// Returns memory for one moment of a shard, by torch.optim's name: 1-D float32 of the shard's length,
-/// initially zero. The same shard and name always give the same memory, which outlives the optimizer.
+/// Returns the memory of one moment of a shard: a 1-D float32 tensor of the shard's length, initially zero.
+/// `name` is the moment's name in torch.optim. The same shard and name always give the same memory, which
+/// outlives the optimizer.
 using BorrowMoment = std::function<at::Tensor(const Shard& shard, const char* name)>;
 
 enum class ShardUse {
@@ -65,8 +66,8 @@ class ShardOptimizer {
   /// Whether make_directions() transforms gradients before they are clipped and applied.
   virtual bool has_directions() const { return false; }
   /// Divides the gradients, which are finite, by `divisor` and transforms them into directions. Returns the
-  /// directions for this rank's slices, by bucket. Then step() must divide the directions by the clip divisor
-  /// only. A collective.
+  /// directions for this rank's slices, by bucket. After this call step() divides the directions only by
+  /// the clip divisor. A collective.
   virtual std::span<const at::Tensor> make_directions(double /*divisor*/) { return {}; }
   /// One step on the current stream: divides gradients by the divisor of `facts` (StepFacts in
   /// device/step_facts.h) and applies them, or does nothing if `apply` of the facts is 0. Calls `updated(i)`
@@ -90,8 +91,8 @@ class ShardOptimizer {
 };
 
 /// An optimizer of ds_config.json; `groups` has one config per parameter group. It multiplies gradients by
-/// 1/divisor in float32 and leaves them unchanged in memory. It updates a shard in one pass over memory, with
-/// the same bits on every device. `device` and `access` must outlive the result.
+/// 1/divisor in float32 and leaves them unchanged in memory. It updates a shard in one pass over memory, and
+/// the result has the same bits on every device. `device` and `access` must outlive the result.
 std::unique_ptr<ShardOptimizer> make_fused_optimizer(std::vector<OptimizerConfig> groups,
                                                      std::vector<Shard> shards, const BorrowMoment& borrow,
                                                      Device& device = cpu_device(),

@@ -24,21 +24,19 @@ constexpr const char* kReleased =
     "zerorun.zero.GatheredParameters; Python's engine.gather_around() gathers around modules that read "
     "addresses)";
 constexpr const char* kPending =
-    "the updated values of this parameter are still being gathered. Operators wait for them by themselves, "
+    "the updated values of this parameter are still being gathered. Operators wait for them automatically, "
     "so clone() has its values; before data_ptr(), storage() or saving call engine.synchronize()";
 constexpr const char* kShared =
     "the values of this parameter lie in memory that the ranks of this host share. Operators use them as "
     "they are, so clone() has its values; for data_ptr(), storage() or saving open a GatheredParameters "
-    "scope "
-    "around the access (C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters), or at "
-    "stages 1 and 2 call engine.synchronize() before, which makes a copy";
+    "scope around the access (C++: zerorun::GatheredParameters, Python: zerorun.zero.GatheredParameters), or "
+    "at stages 1 and 2 call engine.synchronize() before, which makes a copy";
 constexpr const char* kIncomplete =
-    "the engine has gone before the last update of this parameter had arrived on this rank, so its values "
-    "are "
-    "incomplete: end the run";
+    "the engine was destroyed before the last update of this parameter had arrived on this rank, so its "
+    "values are incomplete: end the run";
 constexpr const char* kGone =
-    "the engine that kept the slices of this parameter (ZeRO stage 3) has gone, and its values with it: keep "
-    "the engine as long as the model";
+    "the engine that held the slices of this parameter (ZeRO stage 3) was destroyed, and the values with it: "
+    "keep the engine as long as the model";
 
 std::string make_label(int bucket, const BucketLayout& layout,
                        const std::vector<NamedParameter>& parameters) {
@@ -102,8 +100,8 @@ at::Tensor Buckets::allocate_values(int bucket) {
   return communicator_->allocate(numel, scalar_type(dtype()));
 }
 
-// Moves the bucket's parameters into new memory, `flat`. The local tensor `exact` holds the given fp32 values
-// if master weights start from them; otherwise it is `flat`.
+// Moves the bucket's parameters into new memory, `flat`. If master weights start from the unrounded fp32
+// values, the local tensor `exact` holds these values; otherwise `exact` is `flat`.
 void Buckets::move_in(int bucket) {
   const BucketLayout& bucket_layout = layout(bucket);
   ZR_CHECK(marked() || !bucket_layout.partitioned, "partitioned buckets are marked");
@@ -207,7 +205,8 @@ void Buckets::leave() {
   }
 }
 
-// Returns an undefined tensor if there is no memory for the values.
+// Returns the values that the parameters keep when the engine is destroyed; undefined if there is no memory
+// for the values.
 at::Tensor Buckets::values_to_leave(int bucket) const {
   if (own_values_[bucket].defined()) return own_values_[bucket];
   if (!shared(bucket)) return flat(bucket);

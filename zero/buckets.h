@@ -44,8 +44,8 @@ struct BucketKind {
   bool comes_and_goes = false;
   /// Ranks share the memory of the values, so the program's writes go to a private copy, one per rank.
   bool copied_for_writes = false;
-  /// The parameters are accessible only around uses, and all ranks have the same uses. The values are lost
-  /// when the engine is destroyed.
+  /// The parameters are accessible only while they are in use, and all ranks have the same uses. The values
+  /// are lost when the engine is destroyed.
   bool around_uses = false;
 
   /// Whether the program writes to temporary memory, from which the values must be copied to the slices.
@@ -73,11 +73,11 @@ inline bool has_master(const BucketLayout& layout, const BucketOptions& options)
 
 class Buckets {
  public:
-  /// Moves `parameters` into buckets on the communicator's device, as laid out by `store`. `parameters`:
-  /// floating-point, dense, on any device or deferred, frozen parameters last. The store keeps values and
-  /// master weights, in its files if it has files for them; `store` must outlive this object. The leaf
-  /// tensors stay the same objects and get rank 0's values. During this call, at most one bucket at a time
-  /// takes memory that it does not keep afterwards. A collective.
+  /// Moves `parameters` into buckets on the communicator's device, as laid out by `store`. The parameters
+  /// must be floating-point and dense, with frozen parameters last; they may be on any device or deferred.
+  /// The store keeps values and master weights, in its files if it has files for them; `store` must outlive
+  /// this object. The leaf tensors stay the same objects and get rank 0's values. During this call, at most
+  /// one bucket at a time takes memory that it does not keep afterwards. A collective.
   Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
           const BucketOptions& options);
   ~Buckets();
@@ -103,7 +103,7 @@ class Buckets {
             .copied_for_writes = shared(bucket) || gathers_once(bucket),
             .around_uses = partitioned(bucket)};
   }
-  /// The bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
+  /// The name of the bucket in messages: "bucket 3 (transformer.h.1.mlp.c_fc.weight and 2 more)".
   const std::string& label(int bucket) const { return labels_[bucket]; }
 
   /// All values of a whole or shared bucket, 1-D; slice r belongs to rank r.
@@ -169,7 +169,8 @@ class Buckets {
   /// Bumps autograd's version counters of trained parameters, because their values have changed. Backward
   /// over a graph recorded before the change then fails, as in plain LibTorch.
   void bump_versions() const;
-  /// Call this after the program has written to parameters of the bucket; one thread at a time.
+  /// Call this after the program has written to parameters of the bucket. Only one thread at a time may call
+  /// it.
   void note_written(int bucket) { written_[bucket] = true; }
   /// Copies the values that the program has written since the last call into the master weights. The written
   /// values must already be in this rank's slices.

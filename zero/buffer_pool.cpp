@@ -24,7 +24,7 @@ CommunicationBuffer BufferPool::take(int64_t numel) {
     buffer = std::move(*best);
     free_.erase(best);
   } else {
-    // Not from the communicator, whose allocate() is a collective.
+    // Allocated by the device: the communicator's allocate() is a collective, and take() is not.
     buffer = own(communicator_->device().allocate(std::max(numel, common_numel_), dtype_));
   }
   buffer.memory = buffer.memory.as_strided({numel}, {1}, 0);

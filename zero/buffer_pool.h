@@ -30,7 +30,7 @@ class BufferPool {
 
   /// Makes `count` buffers of the common size, so that the first use allocates nothing. A collective.
   void reserve(int count);
-  /// Frees the buffers that are not in use, but keeps the reserved buffers, and the `count` largest of the
+  /// Frees the buffers that are not in use, except the reserved buffers and the `count` largest of the
   /// buffers that are larger than the common size.
   void trim(int count);
 

@@ -19,10 +19,10 @@ void CopyWatch::finish_iteration(bool logs) {
   if (done_ || bytes_ == 0) return;
   done_ = true;
   if (!logs) return;
-  log_warning(
-      "the model converted " + std::to_string(bytes_) +
-      " bytes of partitioned parameters to another dtype or device in one iteration (autocast, .to()): "
-      "the copies are whole and live until backward, outside of stage3_max_live_parameters");
+  log_warning("the model converted " + std::to_string(bytes_) +
+              " bytes of partitioned parameters to another dtype or device in one iteration (autocast, "
+              ".to()): the copies are not partitioned, stay in memory until backward, and are not counted by "
+              "stage3_max_live_parameters");
 }
 
 }  // namespace zerorun

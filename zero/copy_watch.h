@@ -1,5 +1,5 @@
-// Warns once about full copies that a model makes of partitioned parameters: autograd's graph keeps them
-// until backward, and no limit counts them. Owned by Residency, used under its lock.
+// Warns once if a model makes full copies of partitioned parameters. Autograd's graph keeps the copies until
+// backward, and no memory limit includes them. Owned by Residency, used under its lock.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,7 +17,8 @@ class CopyWatch {
 
   /// Counts the bytes of the parameters if `op` copies them.
   void note(const c10::OperatorHandle& op, std::span<const Touched> touched);
-  /// Ends the iteration. If it copied parameters, logs a warning (if `logs`) and ends the counting for good.
+  /// Ends the iteration. If parameters were copied in it, logs a warning (if `logs`) and stops counting
+  /// permanently.
   void finish_iteration(bool logs);
 
  private:

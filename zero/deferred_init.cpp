@@ -71,7 +71,8 @@ at::Tensor make_tensor(const at::Tensor& deferred) {
     make_values(deferred, made);
     return made;
   }
-  // The elements of an expanded tensor overlap, so they can only be written by computing the whole storage.
+  // In an expanded tensor several elements share memory, so make_values() cannot write them. The whole
+  // storage is computed instead.
   const OperatorTape& tape = owner.tape_owner->tape();
   const c10::Storage whole = allocate_storage(tape.nbytes(owner.storage));
   tape.replay(owner.storage, whole);

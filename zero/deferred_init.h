@@ -1,8 +1,9 @@
-// Builds a model that is too large for any single rank. While a DeferredInit lives, tensors that its thread
-// makes get no memory, and the operators that compute their values are recorded. These run when the values
-// are requested, one storage at a time, and give the same bits as plain construction. The user owns the
-// scope; one thread builds the model and makes the values. Unsupported operations throw a UserError, or a
-// LibTorch error if memory is read without an operator; the message says what to do.
+// Builds a model that is too large for any single rank. While a DeferredInit lives, tensors that are
+// created in its thread get no memory, and the operators that compute their values are recorded. The recorded
+// operators run when the values are requested, one storage at a time, and give the same bits as plain
+// construction. The user owns the scope; one thread builds the model and makes the values. Unsupported
+// operations throw a UserError, or a LibTorch error if memory is read without an operator; the message says
+// what to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,10 +18,10 @@ namespace zerorun {
 namespace {
 
 const char* const kNoMemory =
-    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was "
-    "accessed other than by an operator (data_ptr(), torch::save, torch::tensor() of a vector). "
-    "Initialise it by operators that do not read it, build it outside the DeferredInit scope or under a "
-    "zerorun::InterceptionPause within, or wait until zerorun::initialize() has made its values";
+    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was accessed "
+    "without an operator (data_ptr(), torch::save, torch::tensor() of a vector). Initialise it by operators "
+    "that do not read it, build it outside the DeferredInit scope or under a zerorun::InterceptionPause "
+    "within, or wait until zerorun::initialize() has computed its values";
 
 const char* const kRemedy =
     "Initialise this parameter without reading it, or build the module outside the DeferredInit scope";
@@ -54,8 +54,8 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> values, Visit visit) {
   }
 }
 
-// Puts `tensor` at the given position. Changes the stack's list in place, so no other stack may share the
-// list.
+// Puts `tensor` at position `index` of the stack, or at position `item` of the list there. Changes the list
+// in place, so no other stack may share it.
 void put(torch::jit::Stack& stack, size_t index, std::optional<size_t> item, at::Tensor tensor) {
   if (item) {
     stack[index].toList().set(*item, std::move(tensor));
@@ -170,7 +170,7 @@ at::Tensor zeros_for_deferred(const at::Tensor& tensor) {
   return deferred_owner_of(tensor) ? allocate_like(tensor) : tensor;
 }
 
-// Refuses an operator whose trial showed effects that the tape cannot hold.
+// Throws if the trial run of an operator had effects that the tape cannot record.
 void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& deferred,
                  const torch::jit::Stack& inputs, const torch::jit::Stack& results) {
   for (const TapeSlot& slot : deferred) {
@@ -188,8 +188,8 @@ void check_trial(const c10::OperatorHandle& op, const std::vector<TapeSlot>& def
   if (!all_plain(results)) refuse(op, "its result is not a dense tensor");
 }
 
-// Finds the geometry of the operator's results by a trial on Meta tensors or, if it has no Meta kernel, on
-// zeros.
+// Finds the sizes, strides and dtypes of the operator's results by a trial run on Meta tensors or, if the
+// operator has no Meta kernel, on zeros.
 torch::jit::Stack foretell(const c10::OperatorHandle& op, const torch::jit::Stack& values,
                            const std::vector<TapeSlot>& deferred) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -268,11 +268,11 @@ TapeOperator DeferredRecorder::new_entry(const c10::OperatorHandle& op, const Ar
                      .made = {},
                      .random = {},
                      .default_dtype = c10::get_default_dtype_as_scalartype()};
-  // A tape that held its own deferred tensors would never be destroyed.
+  // Deferred tensors own the tape. If the tape held them too, it would never be destroyed.
   for (const TapeSlot& slot : seen.deferred) put(entry.arguments, slot.index, slot.item, at::Tensor());
   for (const at::Tensor& tensor : seen.real) {
     if (tensor.is_inference()) {
-      refuse(op, "it also reads an inference tensor, whose changes nobody can see");
+      refuse(op, "it also reads an inference tensor, whose changes cannot be tracked");
     }
     entry.captured.push_back({tensor, static_cast<uint32_t>(tensor._version())});
   }

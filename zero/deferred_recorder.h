@@ -31,8 +31,8 @@ class DeferredRecorder : public OperatorRecorder, public std::enable_shared_from
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
   const OperatorTape& tape() const { return tape_; }
-  /// Call this when the scope ends. From then on, an operator that autograd would record is refused as a use
-  /// of the model, unless it only copies.
+  /// Call this when the scope ends. From then on, an operator that autograd would record counts as a use of
+  /// the model and throws, unless it only copies.
   void end_building() { building_ = false; }
 
  private:

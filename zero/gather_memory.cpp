@@ -56,7 +56,7 @@ void GatherMemory::take_unplanned(int bucket) {
   count(static_cast<int64_t>(memory.nbytes()));
 }
 
-// Also waits for the bucket's own last users if they used other memory, because their events are about to be
+// Also waits for the streams that last used the bucket in other memory, because their events are about to be
 // recorded again.
 void GatherMemory::wait_for_last_uses(int bucket) {
   Place& place = places_[bucket];
@@ -116,7 +116,7 @@ void GatherMemory::free_arena() {
   arena_.reset();
 }
 
-// The bytes of this rank's slice of the buffer.
+// This rank's share of the bucket's shared buffer, in bytes.
 int64_t GatherMemory::shared_bytes(int bucket) const {
   return buckets_->layout(bucket).slice_numel * size_of(buckets_->dtype());
 }

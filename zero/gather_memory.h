@@ -27,7 +27,7 @@ class GatherMemory {
   bool planned(int bucket) const { return places_[bucket].planned; }
 
   /// Gives the bucket the arena's memory at `offset` (elements), or its shared buffer. Returns false if
-  /// another bucket still uses part of that memory, or if it lies beyond the arena's end.
+  /// another bucket still uses part of that memory, or if the memory would extend beyond the arena's end.
   bool take_planned(int bucket, int64_t offset);
   /// Gives the bucket its shared buffer, or else allocates memory for it. With a single rank the bucket's
   /// memory is its slice, unless a gather must copy the slice from a file or from host memory.
@@ -35,7 +35,8 @@ class GatherMemory {
   /// Call this before the current stream writes to the bucket's memory. Makes the stream wait for all streams
   /// that used this memory, or that used the bucket at its previous position.
   void wait_for_last_uses(int bucket);
-  /// Releases the bucket's memory. It may be reused once the streams that use it have done their work so far.
+  /// Releases the bucket's memory. The memory may be reused when the streams that use it have finished the
+  /// work submitted to them so far.
   void give_back(int bucket);
 
   /// Gives a shared bucket, which must have no copy yet, a private copy of its values. This rank may write

@@ -67,8 +67,8 @@ Trace study(std::span<const std::vector<int>> uses, std::span<const int64_t> buc
   return trace;
 }
 
-// Finds the stays that need the fewest gathers within `max_live`. By Belady's rule, the bucket with the
-// furthest next use is released first.
+// Chooses from which use to which use each bucket stays in memory, with the fewest gathers that `max_live`
+// allows. By Belady's rule, the bucket with the furthest next use is released first.
 class DemandPass {
  public:
   DemandPass(const Trace& trace, const GatherLimits& limits)
@@ -153,8 +153,8 @@ void start_early(const Trace& trace, int64_t prefetch, std::vector<Stay>& reside
   }
 }
 
-// Finds the positions of stays in one arena. An optimal placement is NP-hard, so this class tries simple
-// heuristics.
+// Places stays (a stay is the time that one bucket is in memory) in one arena. An optimal placement is
+// NP-hard to find, so this class tries simple heuristics.
 class ArenaPacking {
  public:
   explicit ArenaPacking(const std::vector<Stay>& residencies)
@@ -178,9 +178,10 @@ class ArenaPacking {
  private:
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
 
-  // Returns an offset for `numel` elements among the stays in `taken`, which are sorted by offset and may
-  // overlap if they are in memory at different times. Without a ceiling: the start of the smallest gap that
-  // fits. With a ceiling: the highest place below the ceiling that fits. If no gap fits: after all stays.
+  // Returns an offset at which `numel` elements overlap no stay in `taken`. These stays are sorted by offset
+  // and may overlap each other if they are in memory at different times. Without a ceiling, returns the start
+  // of the smallest gap that fits. With a ceiling, returns the highest offset that fits below the ceiling. If
+  // no gap fits, returns the end of the last stay.
   int64_t find_gap(const std::vector<int>& taken, int64_t numel, int64_t ceiling = kEndless) const {
     int64_t end = 0;  // the largest end of the stays passed so far
     int64_t chosen = kNone;

@@ -4,9 +4,9 @@
 //
 // [Note: trace] A use is an operator with the buckets that it needs; consecutive operators that need the same
 // buckets count as one use. The trace is the list of uses of an earlier iteration. While an iteration matches
-// the trace, it follows the plan's steps. From its first difference on, it gets no more steps and is
-// recorded, and the record becomes the trace when the iteration ends. A record is cleared when it has 2^15
-// uses, so that it does not grow forever if nothing ends the iteration.
+// the trace, it follows the plan's steps. From the first difference on, the iteration gets no more steps. Its
+// uses, including those before the difference, are recorded and become the trace when it ends. A record is
+// cleared when it has 2^15 uses, so that it does not grow forever if nothing ends the iteration.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,14 @@ class GatherTrace {
   /// the iteration has differed from the trace; then the caller must call record().
   const GatherPlan::Step* follow(std::span<const int> buckets);
   void record(std::span<const int> buckets, std::string reason);
-  /// Whether a use of `buckets` may begin the next iteration: the trace begins with the same buckets, and the
-  /// current iteration has two uses or more and is not in the middle of the trace.
+  /// Whether a use of `buckets` may be the first use of the next iteration. This requires that the trace
+  /// begins with the same buckets, and that the current iteration has two uses or more and is not in the
+  /// middle of the trace.
   bool may_begin_again(std::span<const int> buckets) const;
   /// Ends the iteration. Makes a plan if this was the first iteration or differed from the trace.
   void finish(std::span<const int64_t> bucket_numel, const GatherLimits& limits);
 
-  /// Whether there is a plan and this iteration has kept to it.
+  /// Whether there is a plan and this iteration has matched the trace so far.
   bool following() const { return planned_ && !departed_; }
   /// The current plan; empty before the first finish().
   const GatherPlan& plan() const { return plan_; }

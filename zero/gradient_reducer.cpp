@@ -13,8 +13,8 @@
 namespace zerorun {
 namespace {
 
-// The number of reductions that may be in flight while a bucket is being filled. wait() adds the other ranks'
-// gradients, which have usually arrived by the time two more buckets are filled.
+// The number of reductions that may be in flight while a bucket is being filled. Work::wait() adds the other
+// ranks' gradients. These have usually arrived by the time two more buckets are filled.
 constexpr int kSlackWithOverlap = 2;
 
 // Elements of the largest bucket with several parameters or, if there is none, of the largest bucket.
@@ -110,7 +110,7 @@ int GradientReducer::slack() const {
   return options_.overlap ? kSlackWithOverlap : 0;
 }
 
-// Without accumulation, separate fp32 sums would only repeat the values of the reduced gradients.
+// Without gradient accumulation, separate fp32 sums would only be copies of the reduced gradients.
 bool GradientReducer::reduced_in_sums() const {
   return !options_.policy.reduce_every_backward && options_.accumulation != options_.communication &&
          (options_.accumulates || options_.accumulation != Dtype::fp32);
@@ -129,9 +129,9 @@ at::Tensor GradientReducer::allocate_own(int64_t numel, Dtype dtype) {
   return device_->allocate(numel, scalar_type(dtype));
 }
 
-// Makes buffers of sums, for a window with more backwards than the config says.
+// Makes the missing buffers of sums. They are missing if a window has more backwards than the config says.
 void GradientReducer::make_sums() {
-  // If a reduction has started, further gradients are late anyway.
+  // Once a reduction has started, further gradients go to late buffers and need no sums.
   const bool reduction_started = std::ranges::any_of(states_, &BucketState::reduction_started);
   if (reduction_started || options_.accumulation == options_.communication) return;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
@@ -165,7 +165,7 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   if (!gradient.defined()) {
     throw UserError(
         "the gradient of parameter " + buckets_->parameters()[parameter].name +
-        " was taken away by a hook of the program before the engine saw it: let such hooks keep grad()");
+        " was removed by a hook of the program before the engine saw it: such hooks must keep grad()");
   }
   if (!buckets_->in_place(parameter)) return;  // step() reports the error
   place(parameter, buckets_->flattened(parameter, gradient.is_sparse() ? gradient.to_dense() : gradient));
@@ -217,7 +217,8 @@ void GradientReducer::take_buffer(int bucket) {
   streams_->wait(state.buffer.free, streams_->current(), Handover::free);
 }
 
-// Orders the current stream's writes to the bucket's memory after all earlier uses.
+// Call this before the current stream writes to the bucket's memory. Makes the stream wait for all earlier
+// uses.
 void GradientReducer::start_writing(BucketState& state) {
   const StreamId stream = streams_->current();
   if (state.writers.has(stream)) return;
@@ -232,7 +233,8 @@ void GradientReducer::start_ready_reductions() {
   while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
-// Fills the communication buffer with this rank's gradients for the bucket, and zeros where it has none.
+// Fills the communication buffer with this rank's gradients for the bucket, or zeros for parameters without a
+// gradient.
 void GradientReducer::complete_buffer(int bucket) {
   BucketState& state = states_[bucket];
   take_buffer(bucket);
@@ -279,8 +281,8 @@ void GradientReducer::start_reduction(int bucket) {
   }
   pending_.push_back(std::move(pending));
   ++reductions_in_flight_;
-  // On a device with streams no reduction needs to stay in flight: retiring one does not block the host, and
-  // the reduce stream orders later work.
+  // On a device with streams no reduction needs to stay in flight: wait() does not block the host, because
+  // only the reduce stream waits.
   const int may_be_in_flight = streams_->asynchronous() ? 0 : slack();
   while (reductions_in_flight_ > may_be_in_flight) retire_one_reduction();
   if (!options_.overlap) finish_reduction();
@@ -333,7 +335,7 @@ void GradientReducer::start_remaining_reductions() {
   while (const auto bucket = plan_.take()) start_reduction(*bucket);
   if (plan_.made()) return;
   plan_.make(*communicator_);
-  // Frees buffers that only the unplanned order needed.
+  // The planned order needs fewer buffers than the order of the first backward: frees the rest.
   finish_reduction();
   pool_.trim(slack() + 1);
 }

@@ -96,23 +96,23 @@ class GradientReducer {
   void abandon_backward() {
     if (std::exchange(in_backward_, false)) is_abandoned_ = true;
   }
-  /// Sets a function that is called on autograd's thread before each gradient of a backward that began
-  /// without start_backward(). If the function calls start_backward(), it is also called for every later
-  /// gradient of that backward. Otherwise the gradient stays in grad().
+  /// Sets a function that is called on autograd's thread before each gradient of a backward that the engine
+  /// has not started. The function may call start_backward(): then the reducer takes this gradient and all
+  /// later ones of the backward. Until it does, gradients stay in grad().
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
-  /// later work on the current stream may read them. Returns on how many ranks `notice` was true; the
-  /// exchange of late gradients sends it along.
+  /// later work on the current stream may read them. Returns the number of ranks that passed `notice` as
+  /// true, counted by the same all-reduce that finds late gradients.
   int64_t finish_window(bool notice = false);
   /// The sums over ranks of the bucket's gradients since the last step: this rank's slice, or the whole
   /// bucket if every rank updates all parameters. Always the same tensor; the optimizer may overwrite it.
   const at::Tensor& gradient(int bucket) const;
-  /// Call this before writing to gradient(bucket) on the current stream. A copy on the host counts as old
-  /// then, and the next finish_window() makes it again.
+  /// Call this before writing to gradient(bucket) on the current stream. Marks the copy on the host as
+  /// outdated, so that the next finish_window() copies again.
   void start_change(int bucket);
-  /// If `to_host`, this rank's slice of the sums in host memory. The copy stream may still be writing it when
-  /// finish_window() returns.
+  /// Returns this rank's slice of the sums in host memory if `to_host` is set. The copy stream may still be
+  /// writing it when finish_window() returns.
   const at::Tensor& on_host(int bucket) const { return states_[bucket].on_host; }
   /// Call this after the optimizer step, on its stream: the next window's sums start from zero.
   void start_window();
@@ -122,8 +122,8 @@ class GradientReducer {
 
   /// Returns the state of the window between two micro-steps. On return no collective is in flight, and the
   /// store has the window's gradients (at stages 0 and 1 this rank's own, not summed over ranks). Throws
-  /// UserError if the store lacks some of them: late gradients, and gradients of a window with more backwards
-  /// than the config says.
+  /// UserError if some of the gradients are not in the store: late gradients, or gradients of a window with
+  /// more backwards than the config says.
   WindowSoFar window_so_far();
   /// Resumes a window; the store must have its gradients, and zeros for parameters that had none.
   void resume_window(const WindowSoFar& window);

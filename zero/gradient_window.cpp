@@ -20,8 +20,7 @@ WindowSoFar GradientReducer::window_so_far() {
   if (elsewhere) {
     throw UserError(
         "the gradients of a window with several backwards and gradient_accumulation_steps 1, or with "
-        "gradients "
-        "that came late, cannot be saved: save behind the step() that ends it");
+        "gradients that came late, cannot be saved: save after the step() that ends it");
   }
   WindowSoFar window{.has_gradient = written_, .arrivals = window_arrivals_, .tally = {}};
   if (reduces_every_backward()) {
@@ -55,7 +54,8 @@ void GradientReducer::finish_reduction() {
   streams_->wait(reduced_, streams_->current(), Handover::reduced);
 }
 
-// Makes the current stream, which will write to the bucket's sums, wait for their copy to the host.
+// The current stream is about to write to the bucket's sums. Makes it wait until they have been copied to the
+// host.
 void GradientReducer::start_change(int bucket) {
   if (!options_.to_host) return;
   streams_->wait(states_[bucket].left, streams_->current(), Handover::on_host);

@@ -12,9 +12,10 @@
 
 #include "base/error.h"
 
-// Later versions of LibTorch use the key for themselves.
-static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
-              "zero/interception.cpp is made for LibTorch 2.11: look who uses DispatchKey::Fake in this one");
+// Later versions of LibTorch use the dispatch key Fake themselves.
+static_assert(
+    TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
+    "zero/interception.cpp is written for LibTorch 2.11: check what uses DispatchKey::Fake in this version");
 
 namespace zerorun {
 namespace {
@@ -30,7 +31,8 @@ struct Reveal {
 bool c10::StorageImpl::*throw_on_access_flag();
 template struct Reveal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// The deleter of owned storages' memory; its context is the owner.
+// The deleter of an owned storage's data pointer. The pointer's context is the storage's owner, which is told
+// that the storage is gone.
 void owner_tag(void* context) {
   auto* owner = static_cast<StorageOwner*>(context);
   if (owner && owner->storage_gone) owner->storage_gone(owner);
@@ -153,9 +155,10 @@ bool touches_no_memory(const c10::FunctionSchema& schema) {
          std::find(std::begin(metadata_only), std::end(metadata_only), name) != std::end(metadata_only);
 }
 
-// LibTorch decomposes these operators when dispatch reaches the autograd keys, which come before the
-// fallback's key. But with cuDNN they also read the storages of weights directly. So they skip the autograd
-// keys and reach the fallback undecomposed. The operators that they then call go through autograd as usual.
+// With cuDNN these operators read the storages of weights directly, so the fallback must see the operators.
+// But LibTorch would decompose them at the autograd keys, which come before the fallback's key. So they skip
+// the autograd keys and reach the fallback undecomposed. The operators that they call afterwards go through
+// autograd as usual.
 bool reads_storages(const std::string& name) {
   static constexpr std::string_view recurrent[] = {"aten::lstm", "aten::gru", "aten::rnn_tanh",
                                                    "aten::rnn_relu"};
@@ -174,11 +177,11 @@ void install_interception() {
   std::call_once(once, [] {
     if (!interception_key_is_free()) {
       throw InternalError("dispatch key " + std::string(c10::toString(kKey)) +
-                          ", by which the engine hears of operators on parameters, is in use by LibTorch or "
-                          "another library of this program");
+                          ", by which the engine intercepts operators on parameters, is already used by "
+                          "LibTorch or another library of this program");
     }
-    // Registrations last as long as these objects, which are never destroyed: the process needs them to its
-    // end.
+    // The registrations end when these objects are destroyed. The process needs the registrations until it
+    // exits, so the objects are never destroyed.
     static auto& libraries = *new std::map<std::pair<std::string, c10::DispatchKey>, torch::Library>;
     auto library = [](const std::string& name, c10::DispatchKey key) -> torch::Library& {
       return libraries

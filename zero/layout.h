@@ -52,8 +52,8 @@ int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t r
                             int64_t allgather_bucket_size);
 
 /// Lays out `parameters`; buckets of trained parameters come first. Offsets and slice lengths are multiples
-/// of `alignment` (elements). The parameters of a bucket take at most `bucket_numel` elements, alignment
-/// included; a larger parameter gets a bucket of its own.
+/// of `alignment` (elements). The parameters of a bucket take at most `bucket_numel` elements, including gaps
+/// for alignment; a larger parameter gets a bucket of its own.
 Layout make_layout(std::span<const LayoutParameter> parameters, int world_size, int64_t alignment,
                    int64_t bucket_numel);
 

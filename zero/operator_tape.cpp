@@ -28,8 +28,8 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// During the lifetime of an object of this class, the default dtype and the state of the operator's generator
-// are those with which the operator was recorded.
+// Sets the default dtype and the state of the operator's generator to what they were when the operator was
+// recorded. The destructor restores the previous dtype and state.
 class RecordedSurroundings {
  public:
   explicit RecordedSurroundings(const TapeOperator& entry) : default_dtype_(c10::get_default_dtype()) {
@@ -80,8 +80,8 @@ class Replay {
   }
 
  private:
-  // Selects the operators to run, from the last to the first. An operator needs the last earlier writer of
-  // each storage that it reads or does not overwrite completely.
+  // Selects the operators to run, from the last to the first. If an operator reads a storage, or writes only
+  // part of it, the last earlier writer of that storage must run too.
   void choose_steps() {
     std::set<size_t, std::greater<>> open;
     auto need = [&](StorageId storage, size_t before) {
@@ -132,16 +132,15 @@ class Replay {
   static void check_captured(const TapeOperator& entry) {
     for (const CapturedTensor& captured : entry.captured) {
       if (captured.tensor._version() == captured.version) continue;
-      throw UserError(
-          "operator " + c10::toString(entry.op.operator_name()) +
-          ", recorded under zerorun::DeferredInit, reads a tensor that has been written since: its values "
-          "are gone. Write to that tensor only after zerorun::initialize(), or make it under the "
-          "DeferredInit scope too");
+      throw UserError("operator " + c10::toString(entry.op.operator_name()) +
+                      ", recorded under zerorun::DeferredInit, reads a tensor that has been written to "
+                      "since: its values are gone. Write to that tensor only after zerorun::initialize(), or "
+                      "create it in the DeferredInit scope too");
     }
   }
 
-  // Returns the operator's in-place form if nothing else needs its input: for x * 0.02, x *= 0.02 gives the
-  // same bits and needs no second tensor.
+  // Returns the operator's in-place form if nothing else needs its input. For example, x *= 0.02 gives the
+  // same bits as x * 0.02 and needs no second tensor.
   std::optional<c10::OperatorHandle> in_place_form(size_t step, const TapeOperator& entry) const {
     if (entry.made.size() != 1 || entry.made[0].item || entry.op.schema().returns().size() != 1 ||
         entry.deferred.empty()) {
@@ -184,9 +183,8 @@ class Replay {
     if (!alike) {
       throw UserError(
           "operator " + c10::toString(entry.op.operator_name()) +
-          " lays its result out in memory otherwise than it had foretold under zerorun::DeferredInit: "
-          "what follows could differ from plain construction. Build this part of the model outside the "
-          "scope");
+          " returns a result with another memory layout than announced under zerorun::DeferredInit: later "
+          "values could differ from plain construction. Build this part of the model outside the scope");
     }
     if (memory_.emplace(expected.storage, result.storage()).second) return;
     at::Tensor place = tensor_on(memory_.at(expected.storage), expected);
@@ -257,7 +255,7 @@ std::optional<size_t> OperatorTape::last_writer(StorageId storage, size_t before
 }
 
 void OperatorTape::replay(StorageId target, const c10::Storage& memory) const {
-  // Ranks may be threads of one process, which has a single default generator.
+  // Ranks may be threads of one process. They share its default generator, so only one replays at a time.
   static std::mutex one_at_a_time;
   std::lock_guard lock(one_at_a_time);
   InterceptionPause pause;

@@ -28,7 +28,7 @@ struct TapeTensor {
   bool same_geometry(const TapeTensor& other) const;
 };
 
-/// The position of a tensor of the tape among an operator's arguments or results.
+/// A tensor of the tape, and its position among an operator's arguments or results.
 struct TapeSlot {
   size_t index = 0;
   std::optional<size_t> item;  // index in the list at `index`; absent: the value is no list

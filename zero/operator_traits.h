@@ -22,16 +22,17 @@ bool only_allocates(const c10::OperatorHandle& op);
 /// Whether the operator copies a tensor, possibly to another dtype. Module::to(dtype) calls such operators
 /// without a NoGradGuard.
 bool only_copies(const c10::OperatorHandle& op);
-/// Whether the host is expected to read the result, as with torch::tensor(3), or with torch::randperm(n),
+/// Whether the host is expected to read the result. Examples are torch::tensor(3) and torch::randperm(n),
 /// whose values nn::init::sparse_ uses as indices.
 bool is_for_the_host(const c10::OperatorHandle& op);
 bool is_resize(const c10::OperatorHandle& op);
 
 bool returns_tensors_only(const c10::FunctionSchema& schema);
 /// Whether every result is an argument that the operator writes to. False for operators with an out=
-/// argument, which they may resize.
+/// argument, because they may resize the argument.
 bool only_writes_in_place(const c10::FunctionSchema& schema);
-/// The argument that the operator writes to and returns as `result`, by the schema's alias names.
+/// Returns the index of the argument that the operator writes to and returns as result number `result`,
+/// according to the alias names in the schema.
 std::optional<size_t> aliased_argument(const c10::FunctionSchema& schema, size_t result);
 
 }  // namespace zerorun

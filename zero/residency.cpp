@@ -72,9 +72,9 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
     const BucketKind kind = states_[bucket].kind;
     if (!kind.around_uses) continue;
     const bool is_used = states_[bucket].pins == 0;
-    // While a bucket has writes that the other ranks have not received, a further write to it does not count
-    // as a use. So the further write does not make the ranks exchange the earlier writes yet ([Note: writes
-    // to shared buckets]).
+    // If the program writes again to a bucket whose earlier writes the other ranks have not received, this
+    // does not count as a use. So the ranks do not exchange the writes yet ([Note: writes to shared
+    // buckets]).
     const bool goes_on_writing = writer_queries_.empty() && item.written && written_before(bucket);
     shares_writes = shares_writes || (is_used && !goes_on_writing);
     if (!kind.comes_and_goes) continue;
@@ -185,14 +185,16 @@ void Residency::move(int bucket, State to, std::string reason) {
   state.state = to;
 }
 
-// Starts the all-gather. First copies a shard in a file or in host memory to its part of the gathered bucket.
+// Starts the all-gather. If the shard is in a file or in host memory, first copies it into the memory of the
+// gathered bucket.
 std::unique_ptr<Work> Residency::gather(int bucket, std::string reason) {
   const at::Tensor& memory = memory_.of(bucket);
   at::Tensor own = buckets_->shard(bucket);
   if (buckets_->shard_is_fetched(bucket)) {
     own = buckets_->slice(bucket, memory, communicator_->rank());
     if (buckets_->gathers_once(bucket) && !buckets_->shared_gathers()->start(bucket)) {
-      // The slice is still in the buffer. It is opened only because the planned reads contain it.
+      // The slice is still in the buffer and need not be copied. It is opened only because the planned reads
+      // include it.
       buckets_->with_shard(bucket, ValueUse::read, [] {});
     } else {
       copy_shard(bucket, ValueUse::read, own, buckets_->shard(bucket));
@@ -287,7 +289,7 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
   current_.assign(buckets.begin(), buckets.end());
 }
 
-// Announces the shard reads of the iteration that begins.
+// Announces the order in which the new iteration will read shards from files.
 void Residency::plan_reads() {
   if (!fetches_shards_) return;
   reads_.clear();

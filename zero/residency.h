@@ -17,11 +17,11 @@
 // The other ranks receive this rank's slice of the copy
 //   - for a whole bucket: with the next update;
 //   - for a partitioned bucket in shared memory: at the next use, which is an operator on a partitioned
-//     bucket that no scope holds. Another write to the bucket just written does not count as a use;
+//     bucket that no scope holds. A further write to the same bucket does not count as a use;
 //   - for a bucket gathered from files ([Note: shared gathers]): when the bucket is released.
-// All ranks have the same uses and releases; operators inside a scope do not count as uses. An update
-// writes to memory that all ranks read. It begins after a collective that each rank enters after its last use
-// of the parameters (the norm's all-reduce). The first use after the update waits until all ranks have
+// All ranks have the same uses and releases; operators inside a scope do not count as uses. An update writes
+// to memory that all ranks read. So it begins only after a collective (the norm's all-reduce) that each rank
+// enters after its last use of the parameters. The first use after the update waits until all ranks have
 // updated their slices of the bucket.
 #pragma once
 
@@ -75,8 +75,8 @@ class Residency final : public OperatorListener {
     return has_writes();
   }
 
-  /// Whether this rank may read parameters by operators that the other ranks do not run: no bucket is
-  /// gathered around its uses, and the next use shares no writes.
+  /// Whether this rank may run operators that read parameters while the other ranks do not run them. It may
+  /// if no bucket is gathered around its uses and the next use does not share writes.
   bool allows_lone_reads() const {
     std::lock_guard lock(mutex_);
     const bool shares = std::ranges::any_of(states_, [](const BucketState& s) { return s.kind.around_uses; });
@@ -139,8 +139,8 @@ class Residency final : public OperatorListener {
     std::span<const Touched> touched;
   };
 
-  /// Whether raw access to the parameters throws unless the bucket is pinned, even though all values may be
-  /// in memory.
+  /// Whether raw access to the parameters throws while nothing pins the bucket, even if all values are in
+  /// memory.
   bool guarded(int bucket) const {
     const BucketState& state = states_[bucket];
     return state.kind.around_uses || (state.kind.copied_for_writes && !state.open);
@@ -180,8 +180,8 @@ class Residency final : public OperatorListener {
   std::string describe(const OperatorUse& use) const;
 
   GatherTrace& trace() { return training_ ? training_trace_ : inference_trace_; }
-  /// Whether uses are recorded and gathers are planned. They are not if gathers cost nothing, or in inference
-  /// if all buckets may stay in memory.
+  /// Whether uses are recorded and gathers are planned. Neither is done if gathers cost nothing, or in
+  /// inference if all buckets may stay in memory.
   bool traced() const;
   void plan_reads();
 

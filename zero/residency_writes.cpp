@@ -11,8 +11,8 @@
 
 namespace zerorun {
 
-// Makes the update wait for gathers, which read the shard, and for users of the gathered memory, which may
-// contain the shard. If the host updates the shard, the calling thread waits.
+// Makes the update wait for gathers, because they read the shard. It also waits for users of the gathered
+// memory, because that memory may contain the shard. If the host updates the shard, the calling thread waits.
 void Residency::start_update(int bucket) {
   std::lock_guard lock(mutex_);
   const StreamId stream = streams_->current();
@@ -71,7 +71,7 @@ void Residency::hold(std::span<const int> buckets) {
   for (int bucket : buckets) {
     BucketState& state = states_[bucket];
     if (state.state == State::gathering) move(bucket, State::resident);
-    // Writes that all ranks made before the scope must stay if the scope is abandoned.
+    // Writes that all ranks made before the scope must not be lost if the scope is abandoned.
     if (state.kind.comes_and_goes && state.state == State::dirty && state.pins == 0) {
       write_back(bucket);
       move(bucket, State::resident);
@@ -81,7 +81,7 @@ void Residency::hold(std::span<const int> buckets) {
     states_[bucket].held_clean = true;
   }
   for (int bucket : buckets) {
-    // Called now, because writes through raw pointers inside the scope cannot be observed.
+    // before_write_() is called now, because writes through raw pointers inside the scope cannot be observed.
     if (!states_[bucket].kind.copied_for_writes) before_write_(bucket);
     pin(bucket);
     join(bucket);
@@ -140,8 +140,8 @@ void Residency::start_writer_query(std::vector<int> buckets) {
   writer_queries_.push_back({std::move(buckets), std::move(writers), std::move(work)});
 }
 
-// Writes that only some ranks made are lost, just as releasing a gathered bucket loses writes to other ranks'
-// slices.
+// Writes that only some ranks made are lost. Likewise, writes to other ranks' slices are lost when a gathered
+// bucket is released.
 void Residency::finish_writer_queries() {
   for (WriterQuery& query : std::exchange(writer_queries_, {})) {
     query.work->wait();
@@ -200,8 +200,8 @@ void Residency::drop_copy(int bucket) {
   if (state.state == State::dirty) move(bucket, State::resident);
 }
 
-// Ends the scope on a bucket that this rank only read, or that only some ranks wrote (such writes are
-// dropped).
+// Ends the scope on a bucket that this rank only read, or that only some ranks wrote. Drops those
+// writes.
 void Residency::end_read(int bucket) {
   drop_copy(bucket);
   if (states_[bucket].kind.comes_and_goes && !memory_.planned(bucket)) move(bucket, State::sharded);

@@ -3,14 +3,14 @@
 // Owned by Buckets; Residency uses it under its lock.
 //
 // [Note: shared gathers] Each rank decides alone whether its slice stays in the buffer. It counts the gathers
-// that it has started; when it releases a gather, it publishes this count. If all ranks have released the
-// last gather that this rank has started:
-//   - this rank returns the pages of its slice to the system;
-//   - its next gather reads the slice from the file again.
-// Otherwise the slice in the buffer is still valid, because values change only after a collective that each
-// rank enters after it has released the bucket (the norm's all-reduce before an update, a barrier before the
-// program's writes). No rank reads a slice too early, because a gather is complete only after every rank has
-// started it.
+// that it has started. When it releases a gather, it publishes this count. A bucket is free if all ranks have
+// released the last gather that this rank has started.
+//   - give_back_pages() returns the pages of this rank's slices of free buckets to the system.
+//   - start() of a free bucket makes this rank read its slice from the file.
+//   - start() of a bucket that is not free reads nothing: the slice in the buffer is still valid. For values
+//     change only after a collective (the norm's all-reduce before an update, a barrier before the program's
+//     writes). Every rank releases the bucket before it enters that collective, and some rank has not.
+// No rank reads a slice too early, because a gather is complete only after every rank has started it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@ struct StagePolicy {
   /// If true, reduced gradients are all-gathered and every rank updates all parameters. If false, each rank
   /// updates its slice, and the updated parameters are all-gathered.
   bool replicate_update;
-  /// If true, whole parameters are in memory only around their use. If false, always.
+  /// If true, whole parameters are in memory only around their use. If false, they are always in memory.
   bool partition_parameters;
 };
 
@@ -33,8 +33,8 @@ struct BytesPerParameter {
 };
 
 /// Returns the bytes of model state on one rank (ZeRO, Rajbhandari et al. 2020, section 3). Every rank keeps
-/// all values of `whole_parameters` parameters, and 1/world size of the values of the other parameters.
-/// `in_files` of these other parameters have their values in files, which count 0 bytes.
+/// all values of `whole_parameters` parameters, and 1/world size of the values of the other parameters. The
+/// values of `in_files` of these other parameters are in files and count 0 bytes.
 constexpr double model_state_bytes(int64_t parameters, int64_t whole_parameters, int64_t in_files,
                                    int world_size, StagePolicy policy, const BytesPerParameter& bytes) {
   const double n = static_cast<double>(parameters);

@@ -35,7 +35,7 @@ CASES = {
     2: OURS | {"ddp": "DDP", "deepspeed": "DeepSpeed"},
     3: OURS | {"fsdp2": "FSDP2", "fsdp2_kept": "FSDP2, not resharded", "deepspeed": "DeepSpeed"},
 }
-# The same program a second time: how far two equal cases are apart in this run.
+# Runs the same program as "zerorun" a second time. The difference between the two shows the noise of this run.
 CONTROL = "zerorun_again"
 
 

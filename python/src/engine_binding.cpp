@@ -216,7 +216,8 @@ void bind_facts(Class& engine) {
           "gathers", [](CoreEngine& core) { return core.get().residency().gathers; }, NoGil());
 }
 
-// This rank's place in the job as torchrun's variables, also for ranks that srun, mpirun or mpiexec started.
+// This rank's place in the job, as the environment variables that torchrun would set. Works also if srun,
+// mpirun or mpiexec has started the rank.
 std::map<std::string, std::string> variables_of_place() {
   const Environment place = Environment::read();
   std::map<std::string, std::string> variables = {

@@ -11,7 +11,8 @@ import pytest
 from launch import SOURCE, run
 
 TRACES = json.loads((SOURCE / "tests/golden/data/traces.json").read_text())
-# By number of ranks: 97 of the runs had 2, the others repeat a few of these on 1 and on 3.
+# The models to train, by number of ranks. 97 of the recorded runs had 2 ranks. The others repeat a few of these runs
+# with 1 and with 3 ranks.
 MODELS = {1: ["own"], 2: ["own", "transformers"], 3: ["own"]}
 TEXT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import zerorun
 from small import config, loss_of, make, net, step
-from zerorun import NotOfferedError, UserError, _check
+from zerorun import NotSupportedError, UserError, _check
 
 
 def refused(match, action):
@@ -178,9 +178,9 @@ def test_calls_out_of_order():
     engine.destroy()
     engine.destroy()
     refused("destroyed", lambda: engine.backward(torch.ones(1, requires_grad=True)))
-    with pytest.raises(NotOfferedError, match="call the engine"):
+    with pytest.raises(NotSupportedError, match="call the engine"):
         engine.train_batch()
-    with pytest.raises(NotOfferedError):
+    with pytest.raises(NotSupportedError):
         zerorun.init_inference()
     with pytest.raises(UserError, match="copied"):
         import copy

@@ -17,7 +17,7 @@ from ._core import CommError, Error, InternalError, TrainingError, UserError  # 
 from . import checkpointing, comm, ops, runtime, utils, zero  # noqa: E402
 from .comm import init_distributed  # noqa: E402
 from .engine import DeepSpeedEngine, Engine, initialize  # noqa: E402
-from .errors import NotOfferedError  # noqa: E402
+from .errors import NotSupportedError  # noqa: E402
 from .arguments import add_config_arguments  # noqa: E402
 from .data import RepeatingLoader  # noqa: E402
 
@@ -25,13 +25,13 @@ __version__ = _core.version
 
 
 def __getattr__(name):
-    from .errors import not_offered_attribute
+    from .errors import not_supported_attribute
 
-    raise not_offered_attribute(name)
+    raise not_supported_attribute(name)
 
 
 __all__ = [
-    "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotOfferedError", "RepeatingLoader",
+    "CommError", "DeepSpeedEngine", "Engine", "Error", "InternalError", "NotSupportedError", "RepeatingLoader",
     "TrainingError", "UserError", "add_config_arguments", "checkpointing", "comm", "init_distributed", "initialize",
     "ops", "runtime", "utils", "zero",
 ]

@@ -3,7 +3,7 @@ stage."""
 
 import torch.utils.checkpoint as _torch_checkpoint
 
-from .errors import not_offered
+from .errors import not_supported
 
 _is_configured = False
 
@@ -21,7 +21,7 @@ def configure(mpu_, deepspeed_config=None, partition_activations=None, contiguou
     """Accepts settings that have no effect; refuses those that would have one."""
     global _is_configured
     if mpu_ is not None or partition_activations or checkpoint_in_cpu or contiguous_checkpointing:
-        raise not_offered("activation checkpointing with mpu, partition_activations, contiguous_checkpointing or "
+        raise not_supported("activation checkpointing with mpu, partition_activations, contiguous_checkpointing or "
                           "checkpoint_in_cpu", "leave these out; checkpoint() then recomputes on each rank")
     _is_configured = True
 

@@ -12,7 +12,7 @@ import torch
 from . import _core, _registry, data
 from ._core import UserError
 from .comm import init_distributed, take_over_launcher
-from .errors import not_offered
+from .errors import not_supported
 from .facts import Facts
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
@@ -38,7 +38,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     refuse_models(model)
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
-            raise not_offered(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
+            raise not_supported(f"initialize({name}=...)", "leave it out; parameters are partitioned over all ranks")
     take_over_launcher()
     if dist_init_required is not False:
         init_distributed()
@@ -95,8 +95,8 @@ class Engine(Facts, torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in _NOT_OFFERED:
-                raise not_offered(f"engine.{name}()", _NOT_OFFERED[name]) from None
+            if name in _NOT_SUPPORTED:
+                raise not_supported(f"engine.{name}()", _NOT_SUPPORTED[name]) from None
             module = self.__dict__.get("_modules", {}).get("module")
             if module is not None and hasattr(module, name):
                 return getattr(module, name)
@@ -210,7 +210,7 @@ class Engine(Facts, torch.nn.Module):
         """Compiles the model, and gathers all of it around forward and backward. To gather less at once, compile its blocks
         instead: block.compile()."""
         if schedule is not None or compiled_autograd_enabled:
-            raise not_offered("engine.compile() with a schedule or compiled_autograd_enabled", "leave it out")
+            raise not_supported("engine.compile() with a schedule or compiled_autograd_enabled", "leave it out")
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def destroy(self):
@@ -250,7 +250,7 @@ class Engine(Facts, torch.nn.Module):
                         load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
         """Returns (path, client_state); (None, None) if no tag is given and the folder has no checkpoint."""
         if custom_load_fn is not None:
-            raise not_offered("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
+            raise not_supported("load_checkpoint(custom_load_fn=...)", "load with load_module_strict=False")
         load_dir = os.fspath(load_dir)
         if tag is None and not os.path.exists(os.path.join(load_dir, "latest")):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
@@ -305,7 +305,7 @@ class Engine(Facts, torch.nn.Module):
 
 DeepSpeedEngine = Engine
 
-_NOT_OFFERED = {
+_NOT_SUPPORTED = {
     "eval_batch": "call the engine under torch.no_grad()",
     "train_batch": "call the engine, backward() and step() for each micro-batch",
     "set_train_batch_size": "make an engine with another config",
@@ -323,5 +323,5 @@ def _end_engines():
         try:
             engine.destroy()
         except Exception as error:  # noqa: BLE001: the interpreter is ending
-            log.error("an engine did not end well: %s", error)
+            log.error("an engine was not destroyed cleanly: %s", error)
             _core.note_failure()

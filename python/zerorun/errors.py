@@ -3,7 +3,7 @@
 from ._core import UserError
 
 
-class NotOfferedError(UserError, NotImplementedError):
+class NotSupportedError(UserError, NotImplementedError):
     """A function of DeepSpeed that ZeroRun does not have. The message names the remedy."""
 
 
@@ -16,11 +16,11 @@ _REMEDIES = {
 }
 
 
-def not_offered(name, remedy):
-    return NotOfferedError(f"{name} is not offered by zerorun: {remedy}")
+def not_supported(name, remedy):
+    return NotSupportedError(f"{name} is not supported by zerorun: {remedy}")
 
 
-def not_offered_attribute(name):
+def not_supported_attribute(name):
     if name in _REMEDIES:
-        return not_offered(f"zerorun.{name}", _REMEDIES[name])
+        return not_supported(f"zerorun.{name}", _REMEDIES[name])
     return AttributeError(f"module 'zerorun' has no attribute '{name}': docs/python.md lists what it has")

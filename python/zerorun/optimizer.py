@@ -32,7 +32,8 @@ _RULES = {
     torch.optim.Adagrad: _named("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")),
     torch.optim.RMSprop: _named("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")),
 }
-# Options that may differ between parameter groups, and options of groups without an optimizer that ZeroRun ignores.
+# The options that may differ between parameter groups. After them, the options that ZeroRun ignores in groups that are
+# passed without an optimizer.
 _OF_GROUPS = {"params", "lr", "weight_decay", "betas", "eps"}
 _WITHOUT_EFFECT = {"foreach", "fused", "capturable", "initial_lr", "name", "param_names", "group_name"}
 
@@ -69,7 +70,7 @@ def _check_same(optimizer, groups):
     for index, group in enumerate(groups):
         for name in ("maximize", "differentiable"):
             if group.get(name):
-                raise UserError(f"optimizer {type(optimizer).__name__}: {name}=True is not offered: leave it out")
+                raise UserError(f"optimizer {type(optimizer).__name__}: {name}=True is not supported: leave it out")
         for name, value in _hyperparameters(optimizer, group).items():
             if name not in _OF_GROUPS and value != first[name]:
                 raise UserError(f"parameter group {index} has {name}={value}, group 0 has {first[name]}: groups may have "

@@ -7,7 +7,7 @@ import torch
 from . import _core, _registry
 from ._core import UserError, survive_termination  # noqa: F401
 from .data import RepeatingLoader  # noqa: F401
-from .errors import not_offered
+from .errors import not_supported
 from .raw_access import MARK, find
 
 logger = logging.getLogger("zerorun")
@@ -81,7 +81,7 @@ def safe_set_full_grad(param, value):
 
 
 def safe_get_local_grad(param):
-    raise not_offered("safe_get_local_grad()", "take safe_get_full_grad(), which has the whole gradient on all ranks")
+    raise not_supported("safe_get_local_grad()", "take safe_get_full_grad(), which has the whole gradient on all ranks")
 
 
 def set_z3_leaf_modules(model, leaf_module_classes):

@@ -12,7 +12,7 @@ void DeepspeedFlags::add_to(CLI::App& app) {
       ->expected(0, 1)
       ->type_name("FILE");
   app.add_option("--deepspeed_config", deepspeed_config, "the ds_config.json")->type_name("FILE");
-  app.add_option("--local_rank,--local-rank", local_rank, "taken and ignored: LOCAL_RANK says the same");
+  app.add_option("--local_rank,--local-rank", local_rank, "ignored: LOCAL_RANK has the same value");
 }
 
 std::filesystem::path DeepspeedFlags::config_file() const {

@@ -19,8 +19,8 @@ struct StepRecord {
 /// Lines under the header `step,loss,grad_norm,lr,loss_scale,skipped`, with 17 significant digits.
 class CsvLog {
  public:
-  /// Opens the log of a run that begins with step `first`. The file's lines of earlier steps stay, its other
-  /// lines are removed. Throws UserError if the file cannot be written.
+  /// Opens the log of a run that begins with step `first`. Keeps the file's lines of earlier steps and
+  /// removes all other lines. Throws UserError if the file cannot be written.
   explicit CsvLog(const std::string& file, int64_t first = 0);
   /// Appends a line, and returns when the line is in the file. Throws UserError if the file cannot be
   /// written.

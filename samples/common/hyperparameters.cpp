@@ -13,13 +13,13 @@ std::string fast_precision() {
 }
 
 void Hyperparameters::add_to(CLI::App& app) {
-  const std::string group = "Used where the ds_config.json says \"auto\", and only there";
+  const std::string group = "Used only for keys that are \"auto\" in the ds_config.json";
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   auto add = [&](const std::string& flag, auto& value, const CLI::Range& range, const std::string& meaning) {
     app.add_option(flag, value, meaning)->check(range)->group(group);
   };
-  add("--batch", micro_batch, count, "samples of one forward and backward on one rank");
-  add("--accumulation", accumulation, count, "micro-steps of one optimizer step");
+  add("--batch", micro_batch, count, "samples per forward and backward on one rank");
+  add("--accumulation", accumulation, count, "micro-steps per optimizer step");
   add("--lr", lr, CLI::NonNegativeNumber, "learning rate, after the warm-up if there is one");
   add("--weight-decay", weight_decay, CLI::NonNegativeNumber, "weight decay");
   add("--warmup", warmup, count, "optimizer steps of the warm-up");

@@ -14,8 +14,8 @@ namespace zerorun {
 /// (AMX or AVX-512), else "fp32". GPUs are not considered.
 std::string fast_precision();
 
-/// add_to() makes the members' present values the defaults of the flags. Values in the config take precedence
-/// over flags.
+/// The values that the members have when add_to() is called are the defaults of the flags. Values in the
+/// config take precedence over flags.
 struct Hyperparameters {
   int64_t micro_batch = 8;  // samples of a rank per micro-step
   int64_t accumulation = 1;

@@ -69,9 +69,9 @@ std::string from_rank_0(Communicator& communicator, const std::string& text) {
   return result;
 }
 
-// Runs `work` on ranks with `is_mine`. Meanwhile all ranks repeat short all-reduces, so `work` may take
-// longer than the timeout of a collective. A collective. If `work` throws, its rank rethrows, and the others
-// throw UserError.
+// Runs `work` on the ranks where `is_mine` is true. All ranks must call this. They repeat short all-reduces
+// until `work` is done, so `work` may take longer than the timeout of a collective. If `work` throws, its
+// rank rethrows, and the others throw UserError.
 void while_others_wait(Communicator& communicator, bool is_mine, const std::function<void()>& work) {
   std::future<void> done;
   if (is_mine) done = std::async(std::launch::async, work);

@@ -45,8 +45,8 @@ class Dataset {
   int64_t train_batch_size() const { return samplers_.front().train_batch_size(); }
   /// "3 files, 123,456 tokens, 964 samples"
   std::string description() const;
-  /// A text that checkpoints store. In data sets with the same identity each sample number stands for the
-  /// same sample.
+  /// A text that is stored in checkpoints. If two data sets have the same identity, each sample number refers
+  /// to the same sample in both.
   std::string identity() const;
 
  private:

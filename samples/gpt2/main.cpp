@@ -70,16 +70,14 @@ int64_t resume_data(const ProgramOptions& options, const Dataset& data, const st
   const bool is_ours = state.is_object() && state.contains("data") && state["data"].is_string() &&
                        state.contains("next_sample") && state["next_sample"].is_number_integer();
   if (!is_ours)
-    throw UserError(
-        "--resume " + options.resume +
-        ": the checkpoint does not say which data it was trained on: begin with the first sample of "
-        "--data by --new-data");
+    throw UserError("--resume " + options.resume +
+                    ": the checkpoint does not say which data it was trained on: start at the first sample "
+                    "of --data with --new-data");
   if (state["data"] != data.identity())
-    throw UserError(
-        "--resume " + options.resume + ": the checkpoint was trained on other data (" +
-        state["data"].get<std::string>() + "; now " + data.identity() +
-        "): give the same files, tokenizer, --seq and --seed, or begin with the new ones' first sample by "
-        "--new-data");
+    throw UserError("--resume " + options.resume + ": the checkpoint was trained on other data (" +
+                    state["data"].get<std::string>() + "; now " + data.identity() +
+                    "): give the same files, tokenizer, --seq and --seed, or begin with the new ones' first "
+                    "sample by --new-data");
   return state["next_sample"].get<int64_t>();
 }
 

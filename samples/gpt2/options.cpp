@@ -120,7 +120,7 @@ fs::path ProgramOptions::cache_folder() const {
 
 std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   ProgramOptions options;
-  CLI::App app("Trains a GPT-2 on text under ZeRO and writes some text with it.", "gpt2");
+  CLI::App app("Trains a GPT-2 on text with ZeRO and generates some text with it.", "gpt2");
   app.option_defaults()->always_capture_default();
   options.deepspeed.add_to(app);
   app.add_option("--layers", options.model.layers, "transformer blocks");
@@ -130,10 +130,11 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
                  "tokens; at least as many as the tokenizer has (default: as many)");
   app.add_option("--seq", options.seq, "tokens of a sample");
   app.add_option("--steps", options.steps, "optimizer steps");
-  app.add_option("--seed", options.model.seed, "of initial weights, order of samples, and generated text");
+  app.add_option("--seed", options.model.seed,
+                 "seed of initial weights, order of samples, and generated text");
   app.add_option("--data", options.data, "text to train on (default: ZeroRun's own sources)")
       ->type_name("FILE...");
-  app.add_option("--weights", options.weights, "samples from each file of --data, in proportion")
+  app.add_option("--weights", options.weights, "relative number of samples from each file of --data")
       ->type_name("NUMBER...");
   app.add_option("--field", options.field, "--data is JSON or JSON lines: train on the texts under this key")
       ->type_name("KEY");
@@ -145,26 +146,29 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
       ->type_name("DIR");
   app.add_option("--eval", options.eval, "held-out text, whose perplexity is measured at the end")
       ->type_name("FILE");
-  app.add_option("--eval-every", options.eval_every, "and every so many optimizer steps (0: not)");
+  app.add_option("--eval-every", options.eval_every,
+                 "also measure it every so many optimizer steps (0: never)");
   app.add_option("--init", options.init, "initial weights: a .safetensors file, or a Hugging Face folder")
       ->type_name("PATH");
   app.add_option("--save", options.save,
                  "where to write the trained model: a .safetensors file, or a Hugging Face folder")
       ->type_name("PATH");
-  app.add_option("--save-dir", options.save_dir, "folder for checkpoints, one at the end")->type_name("DIR");
-  app.add_option("--save-every", options.save_every, "and one every so many optimizer steps (0: none)");
-  app.add_option("--keep-last", options.keep_last, "checkpoints that stay in it (0: all)")
-      ->check(CLI::NonNegativeNumber);
-  app.add_flag("--save-on-sigterm", options.save_on_sigterm, "on SIGTERM save the step under way and end");
-  app.add_option("--resume", options.resume, "folder of checkpoints, whose latest is gone on from")
+  app.add_option("--save-dir", options.save_dir, "folder for checkpoints; one is saved at the end")
       ->type_name("DIR");
-  app.add_flag("--new-data", options.new_data, "--resume, but with the first sample of other --data");
-  app.add_option("--csv", options.csv, "where to write a line a step")->type_name("FILE");
+  app.add_option("--save-every", options.save_every,
+                 "also save one every so many optimizer steps (0: never)");
+  app.add_option("--keep-last", options.keep_last, "number of checkpoints to keep (0: all)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--save-on-sigterm", options.save_on_sigterm, "on SIGTERM finish the step, save and exit");
+  app.add_option("--resume", options.resume, "folder of checkpoints; training continues from the latest")
+      ->type_name("DIR");
+  app.add_flag("--new-data", options.new_data, "with --resume: start at the first sample of other --data");
+  app.add_option("--csv", options.csv, "file to which each step writes a line")->type_name("FILE");
   app.add_flag("--sequential", options.sequential, "read the text from front to back instead of shuffled");
-  app.add_option("--generate", options.generate, "tokens of text to write at the end");
+  app.add_option("--generate", options.generate, "tokens of text to generate at the end");
   app.add_option("--temperature", options.temperature, "of that text; 0: always the most probable token");
-  app.add_option("--top-k", options.top_k, "draw among so many most probable tokens (0: all)");
-  app.add_option("--prompt", options.prompt, "what the text goes on from (default: a newline)")
+  app.add_option("--top-k", options.top_k, "sample among this many most probable tokens (0: all)");
+  app.add_option("--prompt", options.prompt, "start of the generated text (default: a newline)")
       ->default_str("")
       ->type_name("TEXT");
   options.hyperparameters.add_to(app);
@@ -178,7 +182,7 @@ std::optional<ProgramOptions> parse_options(int argc, char** argv) {
   check_output("--csv", options.csv);
   const bool saves = options.save_every > 0 || options.keep_last > 0 || options.save_on_sigterm;
   if (saves && options.save_dir.empty()) {
-    throw UserError("--save-every, --keep-last and --save-on-sigterm are about --save-dir: name a folder");
+    throw UserError("--save-every, --keep-last and --save-on-sigterm need --save-dir: name a folder");
   }
   return options;
 }

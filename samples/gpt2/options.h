@@ -43,12 +43,14 @@ struct ProgramOptions {
   std::string prompt = "\n";
 
   bool saves_folder() const { return !save.empty() && !save.ends_with(".safetensors"); }
-  /// --save if it is a folder, else the folder of the file --save or --csv; empty if neither is given.
+  /// Returns --save if it names a folder, else the folder that contains the file of --save or --csv. Empty if
+  /// neither flag is given.
   std::filesystem::path output_folder() const {
     return saves_folder() ? std::filesystem::path(save) : folder_of(save.empty() ? csv : save);
   }
-  /// --cache; else a folder named tokens beside --save-dir, --save or --csv (the first of these that is
-  /// given); else a folder of this user in the system's folder for temporary files.
+  /// Returns --cache if it is given, else a folder named "tokens" beside --save-dir, --save or --csv (the
+  /// first of these that is given). Without any of these flags, returns a folder of this user in the system's
+  /// folder for temporary files.
   std::filesystem::path cache_folder() const;
 };
 

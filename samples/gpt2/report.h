@@ -13,11 +13,12 @@
 
 namespace zerorun {
 
-/// Bytes on this rank by category, with the ZeRO formula's value for the model states.
+/// Returns a table of the bytes on this rank by category. `formula_bytes` is the size of the model states by
+/// the ZeRO paper's formula; the table compares it with the actual size.
 std::string memory_table(const BytesByCategory& bytes, double formula_bytes);
 
-/// The elements that this rank has sent per micro-step, in the ZeRO paper's unit of (N-1)/N x parameters, and
-/// statistics of gathers. Needs more than one rank.
+/// Reports the number of elements that this rank has sent per micro-step, in the ZeRO paper's unit of (N-1)/N
+/// x parameters, and statistics of gathers. Needs more than one rank.
 std::string traffic_report(Engine& engine, int64_t parameters, int64_t micro_steps);
 
 /// Waits for the checkpoint that is being written. On a terminal, rank 0 shows a progress bar after two

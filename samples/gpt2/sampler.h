@@ -4,8 +4,8 @@
 // Samples are numbered consecutively over all steps, micro-steps and ranks. A step has the same sample
 // numbers at any world size if train_batch_size is the same. The text of a sample depends only on its number,
 // the corpus, seq and the seed:
-//   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in an order of its own
-//   sequential  window after window from the start, wrapping around at size - seq
+//   shuffled    the corpus is cut into windows of seq tokens; each epoch reads them in a different random
+//   order sequential  sample n starts at token n * seq, modulo (corpus size - seq)
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ class Sampler {
   std::vector<int64_t> samples(int64_t first, int64_t micro_step, int64_t rank) const;
   /// Returns the index of a sample's first token in the corpus.
   int64_t offset(int64_t sample) const;
-  /// Returns the offsets of one rank's samples in one micro-step, for a run whose steps all have this batch
-  /// size.
+  /// Returns the offsets of one rank's samples in one micro-step, for a run in which every step has
+  /// train_batch_size() samples.
   std::vector<int64_t> offsets(int64_t step, int64_t micro_step, int64_t rank) const;
 
   int64_t train_batch_size() const {

@@ -196,7 +196,7 @@ TokenFile::TokenFile(const fs::path& file) : name_(file.string()) {
                     (header_->row_length > 0 ? header_->tokens / header_->row_length * 4 : 0);
   if (is_complete) return;
   if (header_) ::munmap(const_cast<Header*>(header_), static_cast<size_t>(bytes_));
-  throw UserError(name_ + ": is no complete file of tokens: delete it, and it is made again");
+  throw UserError(name_ + ": is not a complete file of tokens: delete it, and it will be created again");
 }
 
 TokenFile::TokenFile(TokenFile&& other) noexcept

@@ -27,12 +27,12 @@ int run(int argc, char** argv) {
   std::string csv_file;
   zerorun::Hyperparameters hyperparameters{
       .micro_batch = 64, .accumulation = 1, .lr = 1e-2, .weight_decay = 0.0, .warmup = 20};
-  CLI::App app("Trains a small classifier on made-up data under ZeRO.", "mlp");
+  CLI::App app("Trains a small classifier on synthetic data with ZeRO.", "mlp");
   app.option_defaults()->always_capture_default();
   deepspeed.add_to(app);
   app.add_option("--steps", steps, "optimizer steps")->check(CLI::NonNegativeNumber);
   app.add_option("--seed", seed, "of initial weights and data");
-  app.add_option("--csv", csv_file, "where to write a line a step")->type_name("FILE");
+  app.add_option("--csv", csv_file, "file to which each step writes a line")->type_name("FILE");
   hyperparameters.add_to(app);
   if (!zerorun::parse_arguments(app, argc, argv)) return 0;
 

@@ -45,16 +45,16 @@ bool parse(int argc, char** argv, Options& options) {
       ->type_name("FOLDER")
       ->required();
   app.add_option("--level", options.level,
-                 "1: optimizer states are partitioned, 2: and gradients, 3: and parameters")
+                 "1: optimizer states are partitioned, 2: also gradients, 3: also parameters")
       ->check(CLI::Range(1, 3));
-  app.add_option("--batch", options.batch, "texts of a step on all ranks")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--batch", options.batch, "texts per step on all ranks")->check(CLI::Range(1, 1 << 20));
   app.add_option("--length", options.length, "tokens of a text that are used")->check(CLI::Range(2, 1 << 20));
   app.add_option("--steps", options.steps, "optimizer steps")->check(CLI::NonNegativeNumber);
   app.add_option("--lr", options.lr, "learning rate")->check(CLI::NonNegativeNumber);
   app.add_option("--save", options.save, "folder for checkpoints and the trained weights")
       ->type_name("FOLDER");
   app.add_option("--save-every", options.save_every, "steps between checkpoints")->check(CLI::PositiveNumber);
-  app.add_flag("--resume", options.resume, "go on from the latest checkpoint in --save");
+  app.add_flag("--resume", options.resume, "continue from the latest checkpoint in --save");
   return parse_arguments(app, argc, argv);
 }
 
@@ -83,7 +83,7 @@ int run(int argc, char** argv) {
   const auto ranks = connect();
   const int64_t world_size = ranks->world_size();
   if (options.batch % world_size != 0)
-    throw UserError("--batch " + std::to_string(options.batch) + " is no multiple of the " +
+    throw UserError("--batch " + std::to_string(options.batch) + " is not a multiple of the " +
                     std::to_string(world_size) + " ranks, which share it");
 
   const Tokenizer tokenizer = load_tokenizer(options.init);

@@ -1,4 +1,4 @@
-// The characters with which GPT-2's files write bytes, as bytes_to_unicode() of GPT-2's encoder.py defines
+// The characters that stand for bytes in GPT-2's files, as bytes_to_unicode() of GPT-2's encoder.py defines
 // them: a printable byte is written as itself, the other bytes as U+0100, U+0101 and so on. Pure functions,
 // safe from any thread.
 #pragma once

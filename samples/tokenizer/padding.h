@@ -16,8 +16,8 @@ struct PaddedTokens {
 };
 
 /// Truncates sequences to `max_length` tokens and pads the shorter ones on the right with `padding` to the
-/// length of the longest. Equals transformers' tokenizer(texts, padding=True, truncation=True,
-/// max_length=...).
+/// length of the longest. Gives the same result as tokenizer(texts, padding=True, truncation=True,
+/// max_length=...) of the Python package `transformers`.
 PaddedTokens pad(std::span<const std::vector<int32_t>> sequences, int64_t max_length, int32_t padding);
 
 }  // namespace zerorun

@@ -18,8 +18,8 @@ class TextReader {
   TextReader(const TextReader&) = delete;
   TextReader& operator=(const TextReader&) = delete;
 
-  /// Returns the next part of the file, about 1 MiB, or an empty part at its end. A part ends between words
-  /// (last_cut()); with `any_bytes` it may end anywhere. Valid until the next call.
+  /// Returns the next part of the file, about 1 MiB, or an empty part at the file's end. A part ends between
+  /// words (last_cut()); with `any_bytes` it may end anywhere. The result is valid until the next call.
   std::string_view next();
   int64_t size() const { return size_; }
 

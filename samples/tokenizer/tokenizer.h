@@ -64,7 +64,7 @@ class Tokenizer {
 };
 
 /// Encodes large texts fast, because it caches the tokens of words. Used by one thread. `tokenizer` must
-/// outlive it.
+/// outlive the encoder.
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}

@@ -100,7 +100,8 @@ class Reader {
     if (!vocabulary.is_object()) fail("expected the vocabulary as an object {\"token\": number}");
     for (const auto& [token, number] : vocabulary.items()) {
       if (!number.is_number_integer()) fail("token '" + token + "' has no number");
-      // A special token may have characters that stand for no byte. Then its bytes are its text itself.
+      // A special token may contain characters that stand for no byte. In that case its text is used as its
+      // bytes.
       place(token, number.get<int64_t>(), to_bytes(token).value_or(token));
     }
   }

@@ -1,5 +1,5 @@
-// Learns a byte-level BPE from text: the most frequent pair of neighbouring tokens becomes a token, again and
-// again (Sennrich et al., 2016, algorithm 1). Of equally frequent pairs, the one with the lower token numbers
+// Learns a byte-level BPE from text: repeatedly makes the most frequent pair of neighbouring tokens a new
+// token (Sennrich et al., 2016, algorithm 1). Of equally frequent pairs, the one with the lower token numbers
 // is merged first. The merges are the same as those of BpeTrainer in the Python package `tokenizers`.
 #pragma once
 

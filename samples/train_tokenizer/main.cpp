@@ -26,8 +26,8 @@ int run(int argc, char** argv) {
   CLI::App app("Learns a byte-level BPE from text files.", "train_tokenizer");
   app.option_defaults()->always_capture_default();
   app.add_option("--data", data, "UTF-8 text to learn from")->type_name("FILE...")->required();
-  app.add_option("--vocab", vocab, "tokens: <|endoftext|>, the 256 bytes, and what is learned");
-  app.add_option("--max-length", max_length, "of a sequence of the model, in tokens (model_max_length)");
+  app.add_option("--vocab", vocab, "number of tokens: <|endoftext|>, the 256 bytes, and the learned ones");
+  app.add_option("--max-length", max_length, "maximum length of a sequence, in tokens (model_max_length)");
   app.add_option("--out", out, "folder for tokenizer.json, vocab.json and merges.txt")
       ->type_name("FOLDER")
       ->required();

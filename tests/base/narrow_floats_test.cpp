@@ -114,14 +114,14 @@ TEST_CASE("narrow floats: ties round to even, values next to a tie to the nearer
       std::vector<uint16_t> wanted;
       for (uint16_t low = 0; low < infinity; ++low) {
         const float below = widened_by_c10(low, dtype);
-        // Rounding treats infinity as the next power of two, one step above the largest finite value.
+        // For rounding, infinity counts as the value one step above the largest finite value.
         const float step = below - widened_by_c10(static_cast<uint16_t>(low == 0 ? 0 : low - 1), dtype);
         const auto high = static_cast<uint16_t>(low + 1);
         const double above =
             high == infinity ? static_cast<double>(below) + step : widened_by_c10(high, dtype);
         const auto tie = static_cast<float>((static_cast<double>(below) + above) / 2);
-        // The next condition is true only if the CPU flushes subnormals to 0: otherwise fp32 holds every tie
-        // exactly.
+        // A tie lies halfway between two 16-bit values, and fp32 holds it exactly. So it can equal one of the
+        // two values only if the CPU flushes subnormals to 0.
         if (tie == below || static_cast<double>(tie) == above) continue;
         for (auto [value, bits] :
              {std::pair(std::nextafter(tie, 0.0F), low), std::pair(tie, low % 2 ? high : low),

@@ -37,8 +37,8 @@ void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int
   file.sync();
 }
 
-// Writes the file of one rank as a save with offloaded state does: the nameless file that an optimizer update
-// has written gets a name.
+// Writes the file of one rank as a save with offloaded state does: gives a name to the nameless file that an
+// optimizer update has written.
 void link_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   const auto slot = std::make_shared<OpenFile>(OpenFile::create_nameless(files, kDirectory));
   const std::string data = data_of(save, rank);

@@ -117,7 +117,8 @@ TEST_CASE("A change of any digit of a manifest is detected") {
     if (text[at] < '0' || text[at] > '9') continue;
     std::string damaged = text;
     damaged[at] = damaged[at] == '7' ? '6' : '7';
-    // A digit beyond the precision of float64 may change without changing the number.
+    // The changed digit may be beyond the precision of float64. Then the manifest has the same numbers, and
+    // is accepted.
     std::string same = "refused";
     user_error([&] { same = to_json(parse_manifest(damaged, "m.json")); });
     CHECK((same == "refused" || same == text));

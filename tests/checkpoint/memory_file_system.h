@@ -41,7 +41,7 @@ class MemoryFileSystem : public FileSystem {
   int open(const std::filesystem::path& file) override;
   int create_nameless(const std::filesystem::path& folder) override;
   int link_open(int file, const std::filesystem::path& name) override;
-  /// Does not extend the file: no test reads the zeros.
+  /// Does nothing: no test reads the zeros with which a real file system would extend the file.
   int allocate(int /*file*/, int64_t /*bytes*/) override { return 0; }
   bool has_descriptors() const override { return false; }
   void close(int /*file*/) override {}
@@ -69,7 +69,7 @@ class MemoryFileSystem : public FileSystem {
   int find(const std::filesystem::path& path) const;
   int add(const std::filesystem::path& path, bool is_folder);
   int remove(const std::filesystem::path& path, bool is_folder);
-  /// Changes the nodes as the operation says, even if a crash has lost operations before this one.
+  /// Applies the operation to the nodes, even if a crash has lost earlier operations.
   void apply(const Operation& operation);
   void apply_pages(const Operation& write, const std::function<bool()>& keeps);
   void put(int node, std::span<const std::byte> bytes, int64_t offset);

@@ -1,5 +1,5 @@
-// Tests that checkpoints are published, replaced, removed and refused. The last test lets each call of the
-// file system fail once.
+// Tests that checkpoints are published, replaced, removed and refused. The last test makes each file system
+// call fail in turn.
 #include "checkpoint/publication.h"
 
 #include <algorithm>

@@ -18,7 +18,7 @@ std::string file_bytes(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
 }
 
-// Returns the reader's error message for a file of this header and data, or "no error".
+// Returns the reader's error message for a file with this header and this data, or "no error".
 std::string message_for(const std::string& header, const std::string& data) {
   const TemporaryFolder folder;
   const auto file = folder.write("x.safetensors", file_bytes(header, data));
@@ -87,7 +87,7 @@ TEST_CASE("a failed write leaves the old file and nothing else") {
   const std::map<std::string, TensorToWrite> tensors = {{"a", {"F32", {1}, std::as_bytes(std::span(data))}}};
   std::filesystem::create_directories(folder / "taken.safetensors");
   folder.write("taken.safetensors/file", "old");
-  // Renaming a file to a folder's name fails after everything has been written.
+  // The write fails at its last step, because a file cannot be renamed to the name of an existing folder.
   CHECK_THAT(user_error([&] { write_safetensors(folder / "taken.safetensors", tensors); }),
              Contains("cannot be written"));
   CHECK_THAT(user_error([&] {
@@ -157,7 +157,7 @@ TEST_CASE("malformed headers say what is wrong") {
 
   CHECK_THAT(message_for("{" + good, data), Contains("not valid JSON"));
   CHECK_THAT(message_for("[]", ""), Contains("not a JSON object"));
-  CHECK_THAT(message_for("{" + good + "," + good + "}", data), Contains("tensor 'a' is there twice"));
+  CHECK_THAT(message_for("{" + good + "," + good + "}", data), Contains("tensor 'a' appears twice"));
   CHECK_THAT(message_for("{\"a\":3}", data), Contains("tensor 'a': expected dtype, shape"));
   CHECK_THAT(message_for("{" + entry("a", "F32", "[-4]", 0, 16) + "}", data), Contains("expected dtype"));
   CHECK_THAT(message_for("{" + entry("a", "F32", "[4.0]", 0, 16) + "}", data), Contains("expected dtype"));

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# failures_test.sh BIN SOURCE: ends jobs on three hosts by different causes. Checks the report of each cause, how soon
-# all processes have ended on every host, and that none is left.
+# failures_test.sh BIN SOURCE: makes jobs on three hosts fail in different ways. Checks that each job reports the cause,
+# how soon all processes have ended on every host, and that none is left.
 set -euo pipefail
 bin=$1 source=$2
 # shellcheck source=tests/cluster/hosts.bash
@@ -159,7 +159,7 @@ printf 'worker-0 slots=1\nworker-9 slots=1\n' >unknown
 on 0 timeout 30 "$bin/zerorun" --device cpu --hostfile unknown sleep 100 >job.log 2>&1 && fail "a host that does not exist"
 grep -q 'ssh to worker-9 exited with code 255, before the agent there had connected' job.log || fail "unknown host"
 if command -v pdsh >/dev/null; then
-  # pdsh goes on with the host that it has reached.
+  # pdsh keeps running on the host that it has reached, so the launcher must end the job by itself.
   on 0 timeout 30 env PDSH_RCMD_TYPE=ssh "$bin/zerorun" --device cpu --launcher pdsh --hostfile unknown sleep 100 \
     </dev/null >job.out 2>job.log && fail "a host that does not exist, by pdsh"
   grep -q 'worker-9: ssh exited with exit code 255, before the agent there had connected' job.log || fail "pdsh"

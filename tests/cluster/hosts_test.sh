@@ -20,7 +20,7 @@ hosts=("$bin/zerorun" --device cpu --timeout 60 --hostfile "$work/hostfile")
 # compare NAME: checks that NAME.csv has the losses of one host, and that the ranks of NAME.log used Gloo.
 compare() {
   cmp alone.csv "$1.csv" || fail "$1: other losses than on one host"
-  grep -q "collectives go over Gloo, not over shared memory: rank [0-9]* is on another host" "$1.log" ||
+  grep -q "collectives use Gloo instead of shared memory: rank [0-9]* is on another host" "$1.log" ||
     fail "$1: the ranks should have seen that they are on several hosts"
   pass "$1: the losses of one host, to the bit, over Gloo"
 }
@@ -69,7 +69,8 @@ on 0 timeout 100 "$bin/zerorun" --device cpu --timeout 60 --nnodes 3 --nproc_per
 wait "${joining[@]}"
 compare joined
 
-# The working folder, the variables of .deepspeed_env and the arguments arrive unchanged, and no shell runs any part.
+# The working folder, the variables of .deepspeed_env and the arguments arrive unchanged, and no shell interprets any
+# part of them.
 odd=$'two words $(touch was_run) "quoted" \'single\' ; * \\ \n line'
 # shellcheck disable=SC2016
 on 0 timeout 60 "${hosts[@]}" --include worker-1:0@worker-2:1 sh -c \

@@ -1,5 +1,5 @@
-// Tests what a rank reads from the variables of srun, mpirun and mpiexec. The tables contain the variables
-// that Slurm 22.05, OpenMPI 4.1 and MPICH 4.0 of Debian 12 set.
+// Tests how a rank reads its environment from the variables of srun, mpirun and mpiexec. The tables contain
+// the variables that Slurm 22.05, OpenMPI 4.1 and MPICH 4.0 of Debian 12 set.
 #include "comm/cluster_environment.h"
 
 #include <sys/socket.h>
@@ -21,7 +21,7 @@ using Catch::Matchers::Contains;
 using Table = std::map<std::string, std::string>;
 using Hosts = std::vector<std::string>;
 
-// Rank 2 of 3 on two nodes, of step 0 of job 1.
+// The variables of rank 2 in step 0 of job 1. The step has 3 ranks on two nodes.
 const Table kSlurm = {
     {"SLURM_PROCID", "2"},           {"SLURM_NTASKS", "3"},         {"SLURM_LOCALID", "0"},
     {"SLURM_NODEID", "1"},           {"SLURM_JOB_ID", "1"},         {"SLURM_JOB_NODELIST", "gpu[01-02]"},
@@ -59,8 +59,8 @@ Table without(Table table, const std::string& name) {
   return table;
 }
 
-// Reads `table` on a fake host with the address 192.0.2.2, where process 4321 has made the socket pair of
-// descriptor 8.
+// Reads `table` on a fake host with the address 192.0.2.2. Descriptor 8 belongs to a socket pair that process
+// 4321 has created.
 Environment read(const Table& table) {
   const Variables variables([&](const std::string& name) -> std::optional<std::string> {
     const auto found = table.find(name);

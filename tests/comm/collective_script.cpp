@@ -146,8 +146,8 @@ class Script {
     expect("all_gather in place" + size, output, wanted);
   }
 
-  // Starts twelve collectives of several kinds and sizes, then waits for them: in order, in reverse order and
-  // shuffled.
+  // Starts twelve collectives of several kinds and sizes, then waits for them. Does so three times: waits in
+  // order, in reverse order, and in shuffled order.
   void many_under_way() {
     constexpr int kCount = 12;
     for (int order = 0; order < 3; ++order) {
@@ -194,8 +194,8 @@ class Script {
     comm_.barrier("volume")->wait();
     const int others = world_ - 1;
     const bool root = rank_ == world_ - 1;
-    // A rank sends (N-1)/N of the N x 30 elements of `whole`, that is, (N-1) x 30. There were two
-    // reduce-scatters. `part` has 30 elements, which are sent to N-1 ranks.
+    // A reduce-scatter sends (N-1)/N of the N x 30 elements of `whole`, that is, (N-1) x 30, and it has run
+    // twice. The other collectives send the 30 elements of `part` to N-1 ranks.
     expect_volume(Collective::reduce_scatter, 2 * others * 30);
     expect_volume(Collective::all_gather, others * 30);
     expect_volume(Collective::all_reduce, others * 30);

@@ -1,4 +1,4 @@
-// Tests whether ranks train on a GPU or on the CPU, with fakes of the NVIDIA driver and of
+// Tests how ranks choose between the GPU and the CPU, with fakes of the NVIDIA driver and of
 // libzerorun_cuda.so. Where the real driver is installed, it is found before the fake, and tests that need
 // the fake do nothing.
 #include "comm/cuda_library.h"
@@ -99,12 +99,12 @@ TEST_CASE("cuda library: errors thrown in it are caught by their types") {
 }
 
 TEST_CASE("cuda library: a library that exists and does not fit is an error and is not skipped") {
-  // The first library that can be loaded lacks the function zerorun_connect_cuda; the second one has it.
+  // The first library can be loaded, but lacks the function zerorun_connect_cuda. The second one has it.
   const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(library.connect);
   CHECK_THAT(library.failure,
              Contains("undefined symbol: zerorun_connect_cuda") && Contains("build ZeroRun anew"));
-  // The first file exists and is no library.
+  // The first file exists, but is not a library.
   const CudaLibrary text =
       load_cuda_library({ZERORUN_SOURCE_DIR "/tests/comm/CMakeLists.txt", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(text.connect);
@@ -143,7 +143,7 @@ TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the l
   const std::string with_auto = outcome(1, ZERORUN_FAKE_CUDA, "auto", "UserError");
   const std::string with_cuda = outcome(1, ZERORUN_FAKE_CUDA, "cuda", "UserError");
   unsetenv(variable.c_str());
-  CHECK_THAT(with_auto, Contains("training runs on the CPU, though there is a GPU") && Contains(reason) &&
+  CHECK_THAT(with_auto, Contains("training runs on the CPU although there is a GPU") && Contains(reason) &&
                             Contains(kOnCpu));
   CHECK_THAT(with_cuda, StartsWith("UserError: training on GPUs is asked for") && Contains(reason));
 }
@@ -162,20 +162,19 @@ TEST_CASE("device: a GPU without the CUDA part is a warning, or an error if GPUs
   CHECK_THAT(
       outcome(2, "/nowhere/libzerorun_cuda.so", "auto"),
       StartsWith(
-          "zerorun: warning: training runs on the CPU, though there is a GPU: cannot load the CUDA part") &&
+          "zerorun: warning: training runs on the CPU although there is a GPU: cannot load the CUDA part") &&
           Contains("ZERORUN_CUDA_LIBRARY") && Contains("--device cpu") && Catch::Matchers::EndsWith(kOnCpu));
   CHECK_THAT(
       outcome(2, "/nowhere/libzerorun_cuda.so", "cuda"),
       StartsWith(
-          "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but cannot load"));
+          "UserError: training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but cannot load"));
 }
 
 TEST_CASE("device: if GPUs are asked for and there are none, the error contains the driver's reason") {
   if (has_driver()) return;
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "cuda") ==
-        "UserError: training on GPUs is asked for (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
-        "driver's "
-        "cuInit says CUDA_ERROR_NO_DEVICE");
+        "UserError: training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
+        "driver's cuInit says CUDA_ERROR_NO_DEVICE");
   const auto endings = run_processes(1, [](int) {
     setenv("ZERORUN_DEVICE", "cuda", 1);
     return sum_of_all(*connect());
@@ -220,9 +219,8 @@ TEST_CASE("device: all ranks train on GPUs or none does") {
     const std::string result = sum_of_all(*connect());
     return log.text() + result;
   });
-  CHECK_THAT(endings[0].text,
-             StartsWith("zerorun: warning: training runs on the CPU: every rank needs a GPU that it "
-                        "can use, and rank 1 found none"));
+  CHECK_THAT(endings[0].text, StartsWith("zerorun: warning: training runs on the CPU: every rank needs a GPU "
+                                         "that it can use, but rank 1 found none"));
   for (int rank : {1, 2}) CHECK(endings[rank].text == "cpu 18.000000");
 }
 

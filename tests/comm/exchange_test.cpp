@@ -20,7 +20,7 @@ struct Rank {
   std::string word = "word";
 };
 
-// Returns, by rank, the words that the rank gets, each followed by '|', or the rank's error.
+// Returns one text per rank: the words that the rank received, each followed by '|', or the rank's error.
 Words exchange(const std::vector<Rank>& ranks) {
   const Connection connection = c10::make_intrusive<c10d::HashStore>();
   Words results(ranks.size());

@@ -158,8 +158,8 @@ TEST_CASE("gloo: of several ranks only the absent one is named") {
       3);
   for (int index = 0; index < 3; ++index) {
     CHECK(endings[index].text ==
-          "CommError: reduce_scatter of bucket 3: rank 2 did not take part within 2 s "
-          "(the limit set by --timeout)");
+          "CommError: reduce_scatter of bucket 3: rank 2 did not take part within 2 s (the limit set by "
+          "--timeout)");
   }
 }
 
@@ -192,7 +192,7 @@ TEST_CASE("gloo: ranks that gather buckets of equal size in another order get an
   });
   for (int rank : {0, 1}) {
     CHECK_THAT(endings[rank].text,
-               StartsWith("CommError: ranks disagree on what comes next: rank " + std::to_string(rank)) &&
+               StartsWith("CommError: ranks disagree on the next collective: rank " + std::to_string(rank)) &&
                    Contains("all_gather of bucket 3 for aten::addmm on layer0") &&
                    Contains("all_gather of bucket 4 for aten::addmm on layer1"));
     CHECK(endings[rank].seconds < 12);

@@ -175,9 +175,10 @@ TEST_CASE("jobs: if two jobs start together on one port, one of them runs and th
     CHECK_THAT(endings[told].text,
                StartsWith("UserError: cannot listen on 127.0.0.1:" + std::to_string(port)) &&
                    Contains("the port is in use"));
-    // Rank 1 of the refused job gets the CommError if it connects after the other job has ended.
+    // Rank 1 of the refused job gets the UserError while the other job runs, and the CommError if it connects
+    // after the other job has ended.
     CHECK_THAT(endings[told + 1].text,
-               StartsWith("UserError: rank 1 has come to the store of another job at 127.0.0.1:" +
+               StartsWith("UserError: rank 1 has connected to the store of another job at 127.0.0.1:" +
                           std::to_string(port)) ||
                    StartsWith("CommError: rank 1 did not reach rank 0"));
   }
@@ -191,8 +192,8 @@ TEST_CASE(
     std::string message;
   } const cases[] = {
       {"", 2, "UserError: rank 1 is taken at 127.0.0.1:"},
-      {"", 3, "UserError: rank 1 has come to the store of another job at 127.0.0.1:"},
-      {"another", 2, "UserError: rank 1 has come to the store of another job at 127.0.0.1:"},
+      {"", 3, "UserError: rank 1 has connected to the store of another job at 127.0.0.1:"},
+      {"another", 2, "UserError: rank 1 has connected to the store of another job at 127.0.0.1:"},
   };
   for (const auto& [job, world_size, message] : cases) {
     CAPTURE(job, world_size);

@@ -94,7 +94,7 @@ class CountingStore : public c10d::Store {
   Traffic traffic_;
 };
 
-// The traffic of rank 0, and for each member of Traffic the maximum over the other ranks.
+// The traffic of rank 0. `others`: the maximum over the other ranks, for each member of Traffic separately.
 struct Counted {
   Traffic first;
   Traffic others;
@@ -205,7 +205,7 @@ TEST_CASE("scale: for joining and for an exchange every rank sends as few messag
     CHECK(routes[ranks].others.values == 1);
     CHECK(routes[ranks].first.calls == 4);
     CHECK(routes[ranks].first.values == ranks);
-    // Every rank reads all words, here at most 40 bytes per rank.
+    // Every rank reads the words of all ranks. A word has at most 40 bytes here.
     CHECK(routes[ranks].others.bytes < 40 * (ranks + 2));
   }
 }
@@ -260,7 +260,7 @@ TEST_CASE("scale: Gloo's messages grow with the number of ranks, at the start an
     }
   }
   at::removeCallback(handle);
-  // Growth is linear: every rank reads two values of each other rank.
+  // The number of values that a rank reads grows linearly: it reads two values of each other rank.
   const auto growth = [&](int ranks) {
     return connects[2 * ranks].others.values - connects[ranks].others.values;
   };

@@ -90,7 +90,7 @@ TEST_CASE("script's store: the engine connects first, and the program's group sh
 }
 
 TEST_CASE("script's store: the program's group comes first, and the engine shares its store") {
-  // The launcher has reserved the port, but does not listen on it.
+  // `launched`: the launcher has reserved the port, but does not listen on it.
   for (const bool launched : {false, true}) {
     for (const int late : {0, 1}) {
       CAPTURE(launched, late);

@@ -1,4 +1,5 @@
-// Tests the memory of one rank's arena: its places do not overlap, freed neighbours merge, memory is zero.
+// Tests the memory of one rank's arena: allocations do not overlap, adjacent freed ranges are merged, and
+// memory is filled with zeros.
 #include "comm/shared_arena.h"
 
 #include <ATen/ops/count_nonzero.h>

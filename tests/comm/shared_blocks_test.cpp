@@ -89,7 +89,7 @@ TEST_CASE("shared blocks: after make_own() only the pages that are written to ar
   CHECK(pair.pages() == before);
   mine.reset();
   theirs.reset();
-  // When the place is reserved and opened again, it is shared memory again.
+  // After make_own(), the block can be reserved and opened again. Then it is shared again.
   const auto again = pair.first->reserve(kNumel, 2);
   REQUIRE(again == offset);
   mine = pair.first->open(*again, kNumel, at::kByte);

@@ -1,5 +1,5 @@
-// Tests processes that use shared memory and are late, out of step, killed or stopped, or cannot share
-// memory: which rank the error names, and how soon.
+// Tests processes that use shared memory when one of them is late, out of step, killed or stopped, or cannot
+// share memory. Checks which rank the error names, and how soon the error comes.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -51,9 +51,9 @@ TEST_CASE("shared memory: ranks whose label, size or dtype differ get an error t
       return "went through";
     });
     const std::string mine = "all_gather of bucket 3 for layer0 (4 elements of Float)";
-    CHECK(endings[0].text == "CommError: ranks disagree on what comes next: rank 0 is in " + mine +
+    CHECK(endings[0].text == "CommError: ranks disagree on the next collective: rank 0 is in " + mine +
                                  ", rank 1 in " + test.theirs);
-    CHECK(endings[1].text == std::string("CommError: ranks disagree on what comes next: rank 1 is in ") +
+    CHECK(endings[1].text == std::string("CommError: ranks disagree on the next collective: rank 1 is in ") +
                                  test.theirs + ", rank 0 in " + mine);
     for (const Ending& ending : endings) CHECK(ending.seconds < 15);  // long before the deadline of 30 s
   }
@@ -73,9 +73,9 @@ TEST_CASE("shared memory: ranks in different collectives get an error that shows
   });
   const std::string sides[] = {"all_reduce of the gradient norm", "all_gather of bucket 4 for layer1"};
   for (int rank : {0, 1}) {
-    CHECK(endings[rank].text == "CommError: ranks disagree on what comes next: rank " + std::to_string(rank) +
-                                    " is in " + sides[rank] + ", rank " + std::to_string(1 - rank) + " in " +
-                                    sides[1 - rank]);
+    CHECK(endings[rank].text == "CommError: ranks disagree on the next collective: rank " +
+                                    std::to_string(rank) + " is in " + sides[rank] + ", rank " +
+                                    std::to_string(1 - rank) + " in " + sides[1 - rank]);
   }
 }
 
@@ -190,10 +190,10 @@ TEST_CASE("shared memory: if one rank asks for Gloo, all use it, or it is an err
       return std::to_string(open_memory_files()) + " " + std::to_string(tensor.item<double>());
     });
     for (const Ending& ending : endings) {
-      CHECK(ending.text == (wanted == "auto" ? "0 3.000000"
-                                             : "UserError: shared memory is asked for (--comm shm, "
-                                               "ZERORUN_COMM=shm), but rank 1 is told to use Gloo (--comm, "
-                                               "ZERORUN_COMM)"));
+      CHECK(ending.text == (wanted == "auto"
+                                ? "0 3.000000"
+                                : "UserError: shared memory was requested (--comm shm, ZERORUN_COMM=shm), "
+                                  "but rank 1 is told to use Gloo (--comm, ZERORUN_COMM)"));
     }
   }
 }
@@ -217,7 +217,7 @@ TEST_CASE("shared memory: if one rank can have none, all use Gloo, or get an err
       if (wanted == "auto") {
         CHECK(ending.text == "3.000000");
       } else {
-        CHECK_THAT(ending.text, StartsWith("UserError: shared memory is asked for (--comm shm, ") &&
+        CHECK_THAT(ending.text, StartsWith("UserError: shared memory was requested (--comm shm, ") &&
                                     Contains("but on rank 1: limits of the process (ulimit -f"));
       }
     }

@@ -13,7 +13,7 @@ namespace {
 constexpr int combinations = 4000;
 constexpr unsigned seed = 20240607;
 
-/// Splits `path` into keys. Replaces "*", a name that users choose, by "mine".
+/// Splits `path` into keys. Replaces "*", which stands for a name that users choose, by "mine".
 Draft::Path keys_on(std::string_view path) {
   Draft::Path keys;
   std::string key;

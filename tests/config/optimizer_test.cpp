@@ -136,7 +136,7 @@ TEST_CASE("optimizers: \"auto\" that the program does not fill in is refused, wh
   CHECK(std::get<RmspropConfig>(*config.optimizer).lr == 0.5);
 }
 
-TEST_CASE("optimizers: AMSGrad is offered; without torch_adam a note says that DeepSpeed lacks it") {
+TEST_CASE("optimizers: AMSGrad is supported; without torch_adam a note says that DeepSpeed lacks it") {
   for (const char* type : {"Adam", "AdamW"}) {
     CHECK(optimizer<AdamConfig>(type, R"("amsgrad": true)").amsgrad);
     CHECK(!optimizer<AdamConfig>(type, "").amsgrad);
@@ -182,7 +182,8 @@ TEST_CASE("optimizers: values out of their range are refused") {
   }
 }
 
-TEST_CASE("optimizers: a type that is not supported is refused, with the name of the nearest offered type") {
+TEST_CASE(
+    "optimizers: a type that is not supported is refused, with the name of the nearest supported type") {
   for (const auto& [type, nearest] :
        {std::pair("OneBitAdam", "Adam"), std::pair("zerooneadam", "Adam"), std::pair("MuSGD", "SGD"),
         std::pair("MuAdamW", "AdamW"), std::pair("Rprop", "RMSprop")}) {
@@ -199,11 +200,11 @@ TEST_CASE("optimizers: a type that is not supported is refused, with the name of
         "write \"Adam\", the closest one that is supported");
 }
 
-TEST_CASE("optimizers: each type that is not supported has a nearest type that is offered") {
-  const std::string offered = supported_choices(type_row());
+TEST_CASE("optimizers: each type that is not supported has a nearest type that is supported") {
+  const std::string supported = supported_choices(type_row());
   for_each_word(type_row().unsupported_choices, [&](std::string_view word) {
     INFO(word);
-    CHECK(has_word(offered, nearest_supported(type_row(), word)));
+    CHECK(has_word(supported, nearest_supported(type_row(), word)));
   });
   for_each_word(type_row().nearest_choices, [&](std::string_view pair) {
     INFO(pair);

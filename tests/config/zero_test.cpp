@@ -42,7 +42,7 @@ const std::vector<Size> sizes = {
 
 }  // namespace
 
-TEST_CASE("stages 0 to 3 are offered") {
+TEST_CASE("stages 0 to 3 are supported") {
   for (int stage = 0; stage <= 3; ++stage) {
     CHECK(zero("\"stage\": " + std::to_string(stage)).stage == stage);
   }

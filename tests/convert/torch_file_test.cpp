@@ -23,7 +23,7 @@ std::string counting() {
 
 const std::string kFloats = pk::storage("FloatStorage", "0", 24);
 
-// A file of torch.save with `value` and a storage "0" of 24 floats.
+// A file as torch.save writes it, with `value` and a storage "0" of 24 floats.
 class Saved {
  public:
   explicit Saved(const std::string& value, const std::string& data = counting())
@@ -43,7 +43,8 @@ class Saved {
   TorchFile file_;
 };
 
-// Returns the message that refuses a tensor. CHECKs that the message names the file and the tensor.
+// Returns the message with which the reader refuses the tensor `value`. CHECKs that the message names the
+// file and the tensor.
 std::string refusal(const std::string& value) {
   const std::string message = user_error([&] { Saved(value).tensor(); });
   CHECK_THAT(message, Contains("x.pt: weight: "));

@@ -1,5 +1,5 @@
-// Tests the reader of zip archives: valid archives with each feature that torch.save uses, and damaged
-// archives, with a wrong value for every length and offset.
+// Tests the reader of zip archives. Valid archives use each feature that torch.save uses. Damaged archives
+// have a wrong length or offset, a flipped bit, or are cut off.
 #include "convert/zip_archive.h"
 
 #include <catch2/catch.hpp>

@@ -49,8 +49,8 @@ void run_all(const Body& body, int64_t numel, int64_t threads, const Done& done)
   }
 }
 
-// Runs `Body`, which copies or adds. Returns the slot with the reports of all threads (0: all values are
-// finite).
+// Runs `Body`, which copies or adds. Returns the slot of a Tally to which all threads report (0: all values
+// are finite).
 template <template <typename, typename> typename Body>
 uint64_t scale(const at::Tensor& to, const at::Tensor& from, float factor, int64_t number, int64_t threads) {
   uint64_t slot = 0;

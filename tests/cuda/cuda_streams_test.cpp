@@ -129,7 +129,7 @@ TEST_CASE("cuda streams: a wait of the host ends at its deadline, and the error 
   streams.record(event, streams.current());
   const auto start = std::chrono::steady_clock::now();
   CHECK_THROWS_WITH(streams.await(event, 250ms, "the norm of step 7"),
-                    "the norm of step 7: GPU 0 did not get there within 0.25 s");
+                    "the norm of step 7: GPU 0 did not reach this point within 0.25 s");
   CHECK(seconds_since(start) < 0.75);
   ZR_CUDA(cudaDeviceSynchronize());
 }

@@ -135,7 +135,8 @@ ncclResult_t FakeNccl::state(ncclComm* comm) {
   return comm->polls != 0 ? ncclInProgress : reported_;
 }
 
-// An abort waits for the GPU, which becomes idle only after an abort of every communicator has begun.
+// An abort waits until the GPU is idle. The GPU becomes idle only after aborts of all communicators have
+// begun.
 ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);

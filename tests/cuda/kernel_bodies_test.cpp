@@ -60,8 +60,8 @@ TEST_CASE("kernel bodies: every 16-bit value is widened to the same bits as on t
 }
 
 TEST_CASE("kernel bodies: values are rounded to the same bits as on the CPU, NaN included") {
-  // Tests every value of a float's upper 16 bits. Combines each with the values of the lower 16 bits where
-  // the result of rounding may change, and with the values just below and above those.
+  // Tests all values of a float's upper 16 bits. Combines each with those values of the lower 16 bits at
+  // which the result of rounding may change, and with the neighbours of those values.
   std::vector<uint32_t> lower = {0, 1, 0xffff};
   for (int bit = 1; bit < 16; ++bit) {
     for (uint32_t near : {0xffffffff, 0U, 1U}) {

@@ -141,8 +141,8 @@ Tally found_in(Device& device, const at::Tensor& to, const at::Tensor& from, flo
   const at::Tensor tally = new_tally(device);
   const at::Tensor target = put(device, to);
   const at::Tensor source = put(device, from);
-  // The kernel runs twice on one tally, first with number 1000, then with 40, because several kernels use one
-  // tally in an optimizer step.
+  // In an optimizer step several kernels report to one tally. So the kernel runs twice on one tally here: it
+  // reports the number 1000 first, and then 40.
   for (const int64_t number : {int64_t{1000}, int64_t{40}}) {
     if (adds) device.add_scaled(target, source, factor, {tally, number});
     if (!adds) device.copy_scaled(target, source, factor, {tally, number});

@@ -347,7 +347,7 @@ TEST_CASE("nccl: ranks that wait for different collectives get an error that nam
   });
   for (int rank : {0, 1}) {
     CHECK_THAT(endings[rank].text,
-               StartsWith("ranks disagree on what comes next: rank " + std::to_string(rank)) &&
+               StartsWith("ranks disagree on the next collective: rank " + std::to_string(rank)) &&
                    Contains("all_gather of bucket 3") && Contains("reduce_scatter of bucket 4"));
   }
 }

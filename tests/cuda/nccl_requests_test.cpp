@@ -1,5 +1,5 @@
-// Tests the use of NCCL's non-blocking communicators with a fake NCCL that records forbidden calls. A
-// communicator takes one request at a time, no call during another call, and no call after an abort.
+// Tests the use of NCCL's non-blocking communicators with a fake NCCL. The fake records forbidden calls: a
+// request before the previous one is done, a call during another call, and a call after an abort.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -237,10 +237,8 @@ TEST_CASE("nccl requests: if a rank that hangs blocks the freeing of memory, the
   rank.comms->forget_memory(&memory);
   CHECK(std::chrono::steady_clock::now() - start >= kPatience.with_memory);
   CHECK(std::chrono::steady_clock::now() - start < 10s);
-  CHECK(
-      error_of([&] { rank.start(Collective::all_gather); }) ==
-      "all_gather of bucket 3: NCCL could not take back memory that other ranks know of: one of them stands "
-      "still");
+  CHECK(error_of([&] { rank.start(Collective::all_gather); }) ==
+        "all_gather of bucket 3: NCCL could not release memory that other ranks use: one of them is stopped");
   wait_until([] { return times_done("deregister 0") == 1; });
   const Words done = fake_nccl().done();
   CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==

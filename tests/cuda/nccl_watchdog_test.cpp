@@ -174,9 +174,9 @@ TEST_CASE("watchdog: ranks that wait for different collectives both get an error
     first.pass(5s);
     second.pass(5s);
     CHECK(first.error() ==
-          "ranks disagree on what comes next: rank 0 is in all_gather of bucket 3, rank 1 in " + words);
-    CHECK(second.error() ==
-          "ranks disagree on what comes next: rank 1 is in " + words + ", rank 0 in all_gather of bucket 3");
+          "ranks disagree on the next collective: rank 0 is in all_gather of bucket 3, rank 1 in " + words);
+    CHECK(second.error() == "ranks disagree on the next collective: rank 1 is in " + words +
+                                ", rank 0 in all_gather of bucket 3");
   }
 }
 
@@ -237,7 +237,7 @@ TEST_CASE("watchdog: before rank 0 fails, it gives the waiting ranks time to rea
   const auto start = Clock::now();
   first.pass(10s);
   CHECK(Clock::now() - start >= kTimeToRead);
-  CHECK_THAT(first.error(), StartsWith("ranks disagree on what comes next"));
+  CHECK_THAT(first.error(), StartsWith("ranks disagree on the next collective"));
 }
 
 TEST_CASE("watchdog: an error from NCCL breaks the communicator at once and permanently, with one abort") {
@@ -288,11 +288,10 @@ TEST_CASE("watchdog: ranks that start collectives of equal size in another order
     if (!differ) {
       CHECK(second.error() == "none");
     } else {
-      CHECK_THAT(
-          second.error(),
-          StartsWith("ranks 0 and 1 have not started the same: among their calls 97 to 112 of all_gather "
-                     "some differ (the last are all_gather of bucket 111 on rank 0, all_gather of bucket "
-                     "111 on rank 1)"));
+      CHECK_THAT(second.error(),
+                 StartsWith("ranks 0 and 1 have not made the same NCCL calls: among their calls 97 to 112 of "
+                            "all_gather some differ (the last are all_gather of bucket 111 on rank 0, "
+                            "all_gather of bucket 111 on rank 1)"));
     }
   }
 }

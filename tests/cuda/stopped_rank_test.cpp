@@ -1,5 +1,5 @@
-// Tests the watchdog of rank 1, with a real store, while a signal has stopped rank 0, which serves the store.
-// Needs neither CUDA nor a GPU.
+// Tests the watchdog of rank 1 with a real store. Rank 0 serves the store, and a signal has stopped it. Needs
+// neither CUDA nor a GPU.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -71,7 +71,7 @@ TEST_CASE("watchdog: if a signal has stopped rank 0, the other rank's error at t
       1, 60s);
   CHECK(endings[0].text ==
         "all_gather of bucket 3 did not end within 3 s (the limit set by --timeout), and rank 0, which keeps "
-        "the store of all ranks, does not answer: it stands still or cannot be reached");
+        "the store of all ranks, does not answer: it is stopped or cannot be reached");
   CHECK(endings[0].seconds < 20);
   CHECK(endings[1].text.empty());
 }

@@ -1,4 +1,5 @@
-// Tests that no other thread waits for the courier's calls to the store while the store's server hangs.
+// Tests the courier, which makes the watchdog's calls to the store. If the store's server hangs, no other
+// thread may wait for these calls.
 #include "cuda/store_courier.h"
 
 #include <torch/torch.h>
@@ -40,8 +41,8 @@ TEST_CASE("watchdog: a store that hangs delays neither the error at the deadline
     CHECK(Clock::now() - start < 10s);
     CHECK_THROWS_WITH(
         watchdog.check(),
-        "all_gather of bucket 3 did not end within 0.2 s (the limit set by --timeout), and rank 0, "
-        "which keeps the store of all ranks, does not answer: it stands still or cannot be reached");
+        "all_gather of bucket 3 did not end within 0.2 s (the limit set by --timeout), and rank 0, which "
+        "keeps the store of all ranks, does not answer: it is stopped or cannot be reached");
     watchdog.stop();
     CHECK(Clock::now() - start < 20s);
     CHECK(probe.aborts == 1);

@@ -61,8 +61,8 @@ TEST_CASE("sum of squares: right to a few units in the last place for every size
     const std::vector<float> values = random_values(random, count);
     const double got = sum_of(values);
     INFO(count << " values");
-    // All terms are positive, so the relative error is at most that of count / 16 + 16 roundings of half a
-    // unit in the last place.
+    // All terms are positive. So the relative error is at most that of count / 16 + 16 roundings, each of
+    // half a unit in the last place.
     const double bound = (static_cast<double>(count) / 16 + 16) * std::numeric_limits<double>::epsilon() / 2;
     REQUIRE(std::abs(got - static_cast<double>(wide_sum(values))) <= bound * got);
     REQUIRE(std::abs(got - kahan_sum(values)) <= bound * got);

@@ -1,4 +1,4 @@
-// Tests that the update kernels give the same bits on every instruction set, also if a shard is updated in
+// Tests that the update kernels give the same bits on every instruction set, even if a shard is updated in
 // pieces. tests/optim/ checks the values.
 #include "device/update_kernels.h"
 

@@ -50,7 +50,8 @@ void release(Known& known, const std::string& after = "an access") {
   expect_released(known.model->bias, "bias after " + after);
 }
 
-// Throws unless the parameters, gathered anew from the slices, are `w` and `b`. All ranks must call it.
+// Releases the parameters and gathers them again from the slices. Throws unless their values are `w` and `b`.
+// All ranks must call it.
 void expect_values(Known& known, const std::string& what) {
   release(known, what);
   expect_same(known.model->weight, known.w, what + ", weight");

@@ -1,5 +1,5 @@
-// Tests that a checkpoint which is written while training continues has the state at the time of the call,
-// for each kind of change to the state and for many positions of the writer.
+// Tests checkpoints that are written while training continues. A checkpoint must have the state at the time
+// of the call, whatever change to the state follows, and however much the writer has written by then.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <future>

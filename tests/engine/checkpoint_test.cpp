@@ -298,7 +298,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
     training.engine->save_checkpoint(folder / "a", "x",
                                      {.exclude_frozen = training.state->communicator->rank() == 1});
   };
-  CHECK_THAT(error_of(two_contents, cases[0]), Contains(", without what is frozen: give"));
+  CHECK_THAT(error_of(two_contents, cases[0]), Contains(", without frozen parameters: give"));
   auto bad_client_state = [&](StateTraining& training) {
     training.engine->save_checkpoint(folder / "a", "x", {.client_state = "{"});
   };

@@ -25,8 +25,8 @@ class CollectedState {
   Whole whole_;
 };
 
-/// Fails unless both states have the same bits. If `same_precision` is false, the states are of trainings in
-/// two precisions. Then the frozen parameter is not compared: it has no master weights, and its values are
+/// Fails unless both states have the same bits. If `same_precision` is false, the two trainings had different
+/// precisions. Then the frozen parameter is not compared: it has no master weights, and its values are
 /// rounded to the dtype of each training.
 void check_same(CollectedState::Whole a, CollectedState::Whole b, bool same_precision = true);
 

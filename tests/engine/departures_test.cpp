@@ -33,8 +33,8 @@ at::Tensor input(int iteration) {
   return values({3, 6}, iteration);
 }
 
-// `iteration` returns the losses of one step. Trains six steps with the engine and with a plain module, and
-// CHECKs that the parameters have the same bits. `departs`: whether iterations are expected to differ from
+// Trains six steps with the engine and with a plain module, and CHECKs that the parameters have the same
+// bits. `iteration` returns the losses of one step. `departs`: whether iterations are expected to differ from
 // the trace.
 using Iteration = std::function<std::vector<at::Tensor>(const Built&, int iteration)>;
 void check_training(const Iteration& iteration, bool departs) {
@@ -183,8 +183,8 @@ TEST_CASE("Two threads at the same time run branches of one forward and compute 
           Layers::apply(*plain, {0, 1, 2, 0}, input(i)) + Layers::apply(*plain, {3, 1, 2, 1}, input(i));
       loss_of(sum).backward();
       plain_step(*plain);
-      // Gradients of one parameter are added in the order of its operators, which depends on the threads. So
-      // the comparison allows rounding, and the next iteration starts from equal values.
+      // The order in which gradients of one parameter are added depends on the timing of the threads. So the
+      // comparison allows rounding errors, and then both models get equal values for the next iteration.
       const auto found = model->parameters(), expected = plain->parameters();
       torch::NoGradGuard no_grad;
       for (size_t index = 0; index < found.size(); ++index) {

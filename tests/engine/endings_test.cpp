@@ -98,8 +98,8 @@ TEST_CASE("After a failed initialize() operators on the model throw an error, an
       bad.copy_(outside);
     }
     outside.add_(1);  // makes the values of `bad` impossible to compute
-    // Buckets are filled from the last parameter to the first: "last" is moved into a bucket before `bad`
-    // fails, and `good` is not moved.
+    // Buckets are filled from the last parameter to the first. So when the parameter `bad` fails, "last" is
+    // already in a bucket, and the parameter `good`, which comes before `bad`, has not been moved yet.
     model.register_parameter("last", torch::ones({32, 32}));
     CHECK_THROWS_AS(make_engine(model, Partition{.bucket_numel = kBucket}, communicator), std::exception);
     expect_throws([&] { model.named_parameters()["last"].sum(); }, "engine", "an operator afterwards");

@@ -123,8 +123,8 @@ std::string train_beside_nothing(int rank, int port, int stage) {
   return std::to_string(after);
 }
 
-// Reads values in files, which are gathered into one buffer for all ranks. Rank 0 forks while it still has
-// the first parameter gathered. Its child switches to evaluation and uses the other parameter, and rank 1
+// Reads values that are stored in files and gathered into one buffer for both ranks. Rank 0 forks while it
+// has the first parameter gathered. Its child switches to evaluation and uses the other parameter, and rank 1
 // releases the first parameter. Then rank 0 must still read the right values.
 std::string read_beside_a_child(int rank, int port, bool forks) {
   at::set_num_threads(1);

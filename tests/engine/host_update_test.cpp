@@ -1,6 +1,6 @@
-// Tests updates in host memory for parameters on another device, with the recording device. The bits are
-// those of a device without streams, every hand-over and host wait is necessary, and allocations match the
-// formula.
+// Tests updates in host memory for parameters on another device, the recording device. Results must have the
+// bits of a device without streams, uses of memory must be ordered, every wait of the host must be necessary,
+// and the memory in use must be that of the formula (Engine::formula_bytes()).
 #include <catch2/catch.hpp>
 
 #include "tests/engine/streams_support.h"

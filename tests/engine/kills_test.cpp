@@ -114,8 +114,8 @@ void learn_digests(const Way& way, Told& told) {
   });
 }
 
-// Resumes from the newest checkpoint, and trains to the end with a save after each step. Throws if the loaded
-// state differs from the digest of its step.
+// Resumes from the newest checkpoint, and trains to the end with a save after each step. Throws if the digest
+// of the loaded state differs from the digest that was recorded for its step.
 void train_on(const Way& way, int stage, uint64_t seed, const std::filesystem::path& folder, Told& told) {
   CollectedState loaded;
   run_ranks(way.ranks, [&](std::shared_ptr<Communicator> communicator) {
@@ -218,8 +218,8 @@ TEST_CASE("If any file system call fails, published checkpoints stay, and all ra
           const auto latest = latest_tag(local_file_system(), folder / "a");
           const std::string tag = kStepTag + std::to_string(step);
           if (errors[step][0].empty()) last = step;
-          // A save that fails after its last rename has published its tag; otherwise the previous tag is
-          // still the latest.
+          // If a save fails after its last rename, its tag is already the latest. Otherwise the previous tag
+          // is still the latest.
           expect(last == 0 || latest == kStepTag + std::to_string(last) || latest == tag, "another latest");
           if (latest == tag) last = step;
           communicator->barrier("checked")->wait();

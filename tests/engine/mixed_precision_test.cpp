@@ -14,7 +14,8 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-// The backwards of a step that the program runs in a no_sync() scope, if it accumulates gradients by itself.
+// Which backwards of a step run in a no_sync() scope. Unless it is `none`, the program accumulates gradients
+// itself, and the configured number of micro-steps is 1.
 enum class InScope { none, all_but_last, all, all_on_rank_1 };
 
 struct Mixed {

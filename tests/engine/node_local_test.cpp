@@ -201,7 +201,7 @@ TEST_CASE("If one host cannot save its part, the save fails on all hosts, soon a
   });
   CHECK(failures == (hosts.second.calls() > call ? 4 : 0));
   CHECK((call > 0 || failures == 4));
-  // Rank 0's folder decides which tag is loaded.
+  // Rank 0's folder decides which tag is loaded, so a failed save must leave nothing in it.
   CHECK(names_in(hosts.first.real(kDirectory)).empty() == (failures > 0));
   if (fs::exists(hosts.second.real(kDirectory)))
     CHECK(names_in(hosts.second.real(kDirectory)).count(".global_step1.partial") == 0);

@@ -190,9 +190,8 @@ TEST_CASE("The log says whether a gradient is infinite or only too large for the
     }
     expect(engine.skipped_steps() == 1, "the step is skipped");
   }));
-  CHECK_THAT(capture.text(),
-             Contains("the gradient of parameter branch.bias on rank 1 is too large for fp16, in "
-                      "which gradients travel"));
+  CHECK_THAT(capture.text(), Contains("the gradient of parameter branch.bias on rank 1 is too large for "
+                                      "fp16, the dtype of gradients in collectives"));
 }
 
 TEST_CASE("A gradient norm beyond the range of float32 is reported and clipped like others") {

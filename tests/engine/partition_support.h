@@ -48,8 +48,8 @@ std::shared_ptr<Built> build(const Build& how);
 
 /// A scalar loss in which each element of the output has a different weight.
 at::Tensor loss_of(const at::Tensor& output);
-/// Takes the same step on a plain module as the engine's SGD: subtracts `lr` times the gradients. Then drops
-/// the gradients.
+/// Takes the engine's SGD step on a plain module: subtracts `lr` times the gradients. Then drops the
+/// gradients.
 void plain_step(torch::nn::Module& model, double lr = 1);
 
 /// CHECKs that three iterations and a following evaluation give the bits of the plain module: outputs,

@@ -1,5 +1,5 @@
-// Tests stage 3 on the tiny GPT-2. Under all limits it gives the bits of the other stages, and keeps to the
-// communication volume and memory that the limits promise.
+// Tests stage 3 on the tiny GPT-2. With any limits, results have the same bits as at the other stages, and
+// communication volume and memory stay within what the limits allow.
 #include <catch2/catch.hpp>
 
 #include "tests/engine/net.h"
@@ -92,8 +92,8 @@ TEST_CASE("Stage 3 sends as many elements as its limits promise") {
   CHECK(volume({}) == Approx(1).epsilon(0.02));
   for (int64_t prefetch : {0, 20'000, 50'000'000}) {
     CAPTURE(prefetch);
-    // Belady's rule keeps buckets from forward to backward where it can, so each bucket is gathered at most
-    // twice per micro-step.
+    // The engine releases the bucket whose next use is furthest ahead (Belady's rule). So some buckets stay
+    // in memory from forward to backward, and each bucket is gathered at most twice per micro-step.
     CHECK(volume({.max_live = 35'000, .prefetch = prefetch}) <= 2.04);
     const double without_reuse = volume({.max_live = 60'000, .max_reuse_distance = 0, .prefetch = prefetch});
     CHECK(without_reuse == Approx(2).epsilon(0.06));

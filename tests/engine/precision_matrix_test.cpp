@@ -1,5 +1,5 @@
-// Tests in every precision, on the tiny GPT-2, that all stages give the same bits, also if a step is skipped,
-// and that model states take the bytes of ZeRO's memory formulas (docs/architecture.md).
+// Tests on the tiny GPT-2, in every precision, that all stages give the same bits, also if a step is skipped.
+// Model states must take the bytes that ZeRO's memory formulas give (docs/architecture.md).
 #include <catch2/catch.hpp>
 
 #include "tests/support/tiny_gpt2.h"
@@ -79,8 +79,8 @@ TEST_CASE("Model states in 16 bits take the bytes of the ZeRO formula within 5 p
   double parameters = 0;
   for (const auto& [name, values] : run.parameters) parameters += static_cast<double>(values.numel());
   // Bytes per parameter: 2 for its value, `gradient` for its gradient, 12 for master weight and moments.
-  // Whole gradients are in 16 bits unless they are accumulated. Slices of gradients are in the accumulation
-  // dtype.
+  // Gradients are in the accumulation dtype at stages 2 and 3, and at all stages if they are accumulated.
+  // Otherwise they are in 16 bits.
   const double n = ranks;
   const double gradient = !narrow && (stage >= 2 || accumulation > 1) ? 4 : 2;
   const double per_parameter = stage == 0   ? 14 + gradient

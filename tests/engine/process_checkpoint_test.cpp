@@ -1,5 +1,5 @@
-// Tests checkpoints of ranks that are processes, over shared memory and over Gloo. Training over one of these
-// resumes from checkpoints of the other.
+// Tests checkpoints of ranks that are processes and communicate over shared memory or over Gloo. Training
+// over one of them resumes from checkpoints that were saved over the other.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -28,8 +28,8 @@ struct Way {
   bool adds_up;  // accumulates over several micro-steps
 };
 
-// Trains to the checkpoint and saves it; with `loads`, loads it instead. Returns the losses of the steps
-// after the checkpoint, as text.
+// Trains up to the checkpoint and saves it. If `loads`, loads the checkpoint instead. Returns the losses of
+// the steps after the checkpoint, as text.
 std::string run(const Way& way, int rank, int port, const std::filesystem::path& folder, bool loads) {
   at::set_num_threads(1);
   set_rank_variables(rank, way.ranks, port, std::chrono::minutes(1));

@@ -144,7 +144,7 @@ TEST_CASE("Ranks that use parameters in different orders at stage 3 get an error
       },
       std::chrono::milliseconds(2000));
   for (const std::string& error : errors) {
-    CHECK_THAT(error, Contains("ranks disagree on what comes next") && Contains("rank 0") &&
+    CHECK_THAT(error, Contains("ranks disagree on the next collective") && Contains("rank 0") &&
                           Contains("rank 1") && Contains("for aten::addmm on 0.") &&
                           Contains("for aten::addmm on 1."));
   }

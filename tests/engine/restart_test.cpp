@@ -22,7 +22,8 @@ void finish_open_step(StateTraining& training) {
   if (training.state->residency) training.state->residency->finish_iteration();
 }
 
-// The part of a tensor that this rank saves and restores. In shared memory this is its own slice.
+// The part of a tensor that this rank saves and restores. If the tensor is in shared memory, this is the
+// rank's own slice.
 at::Tensor part_of(const StateTensor& state) {
   return state.home == Home::shared ? state.own : state.memory;
 }
@@ -107,7 +108,7 @@ TEST_CASE("Slices and restart items can be put back before the first step too") 
   }
 }
 
-// Uses one rank, since rank-threads share one generator.
+// Uses one rank, because rank-threads share one random number generator.
 TEST_CASE("Training differs if one restart item is not put back") {
   const StateCase adam = all_state_cases().front();
   auto communicator = make_thread_communicators(1, std::chrono::seconds(60)).front();

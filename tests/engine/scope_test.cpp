@@ -1,5 +1,5 @@
-// Tests GatheredParameters: raw access, and access that differs between ranks, to parameters that are
-// otherwise not in memory.
+// Tests GatheredParameters. In a scope, parameters that are otherwise not in memory allow raw access, and
+// ranks may access them in different ways.
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>

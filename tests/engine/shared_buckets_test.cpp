@@ -43,7 +43,7 @@ void dawdle(int rank, int turn, int world) {
   if (turn % world == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
 }
 
-// Actions of a rank on its network after each step.
+// A function that acts on a rank's network after each step.
 using Between = std::function<void(Net& model, Engine& engine, int rank, int step)>;
 
 struct Outcome {

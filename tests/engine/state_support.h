@@ -1,4 +1,5 @@
-// Trainings with every kind of optimizer, whose engine state a test can inspect. For rank-threads.
+// Trainings with every kind of optimizer, for tests on rank-threads. A test can inspect the state of the
+// engine.
 #pragma once
 
 #include <torch/torch.h>

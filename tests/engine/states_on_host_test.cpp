@@ -1,5 +1,5 @@
-// Tests engine.offload_states(). State that moves from a rank's GPU to the host and back is unchanged, no
-// call uses it in between, and ranks on CPUs refuse the same calls as ranks on GPUs.
+// Tests engine.offload_states(). State that moves from a rank's GPU to the host and back is unchanged. Until
+// it is back, calls that need it are refused. Ranks on CPUs refuse the same calls as ranks on GPUs.
 #include <catch2/catch.hpp>
 
 #include "base/error.h"

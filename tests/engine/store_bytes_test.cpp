@@ -1,5 +1,5 @@
-// Compares the bytes of slices that the slice store counts with the bytes that the device has allocated, and
-// with the estimate that is made before training.
+// Tests how the slice store counts the bytes of slices. The count must equal the bytes that the device has
+// allocated, and agree with the estimate that is made before training.
 #include <catch2/catch.hpp>
 
 #include "engine/memory_check.h"
@@ -17,9 +17,9 @@ namespace {
 // Upper bound, in bytes, of allocations that the store does not count: StepFacts, tallies and Lamb's norms.
 // Here they take at most 424 bytes (Lamb on 3 ranks).
 constexpr int64_t kNumbers = 512;
-// The bound must not exceed the size of a slice's tensor, or the test would not notice if the store did not
-// count that tensor. Slices of `first` and `last` are large enough: `last` has 67 x 13 elements, and its
-// smallest tensor is a third of them in 16 bits. Slices that hold only `bias` or `fixed` are smaller than the
+// The test notices that the store fails to count a tensor of a slice only if the tensor is larger than this
+// bound. The tensors of `first` and `last` are. The smallest of them has a third of the 67 x 13 elements of
+// `last`: on three ranks, in 16 bits. The tensors of slices with only `bias` or `fixed` are smaller than the
 // bound.
 static_assert(67 * 13 / 3 * 2 >= kNumbers);
 
@@ -87,8 +87,8 @@ TEST_CASE("The estimate of memory before training is exact or too low, never too
              : kept.kind == StateKind::master   ? master
                                                 : moments) += state.store.bytes(kept);
           });
-          // Without shared memory each rank stores the whole of parameters that are always resident; the
-          // estimate counts a slice.
+          // Without shared memory, each rank stores always-resident parameters whole, but the estimate counts
+          // only a slice of them.
           const bool has_whole = !shares_memory && stage > 0;
           expect(needed.values == values || (has_whole && needed.values < values),
                  "values: " + std::to_string(needed.values) + " of " + std::to_string(values));

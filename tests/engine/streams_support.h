@@ -19,10 +19,10 @@ inline const std::string kFp16 =
 // Values of Setting::offload.
 /// The optimizer state is in host memory, and the host runs the update.
 inline constexpr const char* kHostUpdate = R"(, "offload_optimizer": {"device": "cpu"})";
-/// As kHostUpdate, and at stage 3 the parameters' slices are in host memory too.
+/// Like kHostUpdate. At stage 3 the parameters' slices are in host memory too.
 inline constexpr const char* kHostSlices =
     R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
-/// As kHostSlices, but the state and the slices are in files of `folder`.
+/// Like kHostSlices, but the state and the slices are in files of `folder`.
 std::string in_files_of(const std::filesystem::path& folder);
 
 struct Setting {

@@ -49,8 +49,8 @@ TEST_CASE("streams: buckets that evaluation gathers between steps are handed ove
   };
   const Trained recorded = run_recorded(setting, program, recordings);
   check_clean(recordings);
-  // With a limit of 700 elements all parameters fit into the limit, but not together with the arena, so
-  // evaluation allocates.
+  // The limit of 700 elements is an exception: it has room for all parameters, but not for the arena too, so
+  // evaluation allocates memory.
   for (size_t step = 4; step < allocations.size() && max_live != 700; ++step) {
     CHECK(allocations[step] == allocations[step - 1]);
   }
@@ -126,8 +126,8 @@ TEST_CASE("streams: only fp16 waits for a step's own results, and a step allocat
   };
   run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
   check_clean(recordings);
-  // The host waits once per step: under fp16 for this step's results, otherwise for those of the previous
-  // step.
+  // The host waits once per step. Under fp16 it waits for this step's results, otherwise for those of the
+  // previous step.
   for (size_t step = 4; step < counts.size(); ++step) {
     CHECK(counts[step].host_waits - counts[step - 1].host_waits == 1);
     CHECK(counts[step].allocations == counts[step - 1].allocations);

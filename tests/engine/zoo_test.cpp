@@ -11,7 +11,7 @@ namespace {
 using namespace torch::nn;
 namespace F = torch::nn::functional;
 
-// A Build of one module, whose input has `sizes`.
+// Makes a Build of one module. The module's input has the shape `sizes`.
 template <class Holder, class Options>
 Build one(Options options, std::vector<int64_t> sizes) {
   return [=](Built& built) {

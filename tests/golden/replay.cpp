@@ -42,7 +42,8 @@ double norm_of(const json& trace, const json& norms, size_t step) {
   return norm * (after / before);
 }
 
-// Returns `trace`, or, if DeepSpeed reports no norms in it, the trace of a run with the same norms.
+// Returns the trace that has the expected norms: `trace` itself or, if DeepSpeed reported no norms in it, the
+// trace of another run that has the same norms.
 const json& trace_with_norms(const json& trace) {
   if (!trace["steps"][0]["grad_norm"].is_null()) return trace;
   std::string run = trace["name"].get<std::string>().substr(std::string("fp32_s0_").size());
@@ -66,8 +67,8 @@ void check_betas(const std::vector<std::optional<std::pair<double, double>>>& fo
 }
 
 // Returns the l2 norm that DeepSpeed should have for a parameter that has `values` in ZeroRun. In every step
-// DeepSpeed's Lion subtracts lr from elements that never have a gradient. These are the embedding of the last
-// position, whose prediction is in no loss.
+// DeepSpeed's Lion subtracts lr from elements that never have a gradient. These elements are the embedding of
+// the last position. No loss depends on them, because the prediction at that position is unused.
 double l2_of(const json& trace, const std::string& parameter, const at::Tensor& values) {
   at::Tensor in_float64 = values.to(torch::kDouble, false, true);
   const json& optimizer = trace["ds_config"]["optimizer"];
@@ -141,8 +142,9 @@ void replay(const json& trace, const Tolerance& tolerance,
   for (const auto& [parameter, values] : run.parameters) {
     INFO(name << " final " << parameter);
     const double l2 = trace["final"].at(parameter)[0];
-    // The keys' third of this bias has a gradient that is zero except for rounding. Adam divides that
-    // gradient by its own magnitude and Lion takes its sign, so the updates are noise.
+    // A third of this bias belongs to the attention keys. The gradient of this third is zero except for
+    // rounding. Adam divides that gradient by its own magnitude and Lion takes its sign, so the updates are
+    // noise.
     const bool noise = parameter.ends_with("attn.c_attn.bias");
     const double found = l2_of(trace, parameter, values);
     const double allowed = noise ? tolerance.noise : values.dim() > 1 ? tolerance.matrix : tolerance.vector;
@@ -151,8 +153,8 @@ void replay(const json& trace, const Tolerance& tolerance,
   std::printf("%-36s loss %.1e  norm %.1e\n", name.c_str(), worst_loss, worst_norm);
 }
 
-// Changes a trace of several ranks so that one rank replays it, with more micro-steps. That rank takes the
-// micro-batches in the order of the trace, whose ranks take samples in turn.
+// Changes a trace of several ranks so that one rank replays it, with more micro-steps. The micro-batches keep
+// their order: in each micro-step, the ranks of the trace take the next micro-batches in rank order.
 json on_one_rank(json trace) {
   json& config = trace["ds_config"];
   config["gradient_accumulation_steps"] =

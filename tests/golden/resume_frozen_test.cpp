@@ -1,5 +1,5 @@
-// Tests that an engine at any stage loads small checkpoints of DeepSpeed with a frozen parameter and buffers,
-// and that the loss scale continues as in DeepSpeed.
+// Tests that an engine at any stage loads small DeepSpeed checkpoints that contain a frozen parameter and
+// buffers, and that the loss scale continues as in DeepSpeed.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <map>

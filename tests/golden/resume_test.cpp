@@ -41,9 +41,9 @@ Hashes weights_of(torch::nn::Module& model) {
   return hashes;
 }
 
-// Returns the expected steps. DeepSpeed resumed the universal checkpoint at another world size too, with
-// another global batch. At that world size, the steps of the resumed run are expected, otherwise those of the
-// uninterrupted run.
+// Returns the expected steps. For the universal checkpoint, there is also a run that DeepSpeed resumed at
+// another world size, with another global batch. That run's steps are expected at its world size. At all
+// other world sizes, the steps of the uninterrupted run are expected.
 const json& steps_at(const json& facts, int world_size) {
   for (const json& resumed : facts["resumed"]) {
     if (world_size != facts["world_size"] && resumed["world_size"] == world_size) return resumed["steps"];

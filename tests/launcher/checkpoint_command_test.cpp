@@ -307,7 +307,7 @@ TEST_CASE("prune keeps the newest checkpoints, latest, multiples of K, and tags 
   CHECK(plan["removed"] == json({"global_step30", "global_step10"}));
   CHECK(plan["kept"].size() == 4);
   CHECK(tags_in(out) == before);
-  // bias.safetensors is not freed: checkpoints that are kept link to it.
+  // bias.safetensors is not freed, because the checkpoints that remain link to the same file.
   int64_t freed = 0;
   for (const char* tag : {"global_step10", "global_step30"}) {
     for (const char* file : {"a.safetensors", "b.safetensors", "manifest.json"})

@@ -26,7 +26,7 @@ using zerorun::testing::user_error;
 
 namespace {
 
-// "PROCESSORS@NODES xTHREADS" for each rank.
+// Returns a text "PROCESSORS@NODES xTHREADS" for each rank.
 std::vector<std::string> shares(const HostCores& host, int ranks, const std::string& list = "",
                                 std::optional<double> quota = {}) {
   std::vector<std::string> texts;
@@ -83,7 +83,8 @@ TEST_CASE("binding: ranks stay within a NUMA node where all of them can") {
         Shares{"0@0 x1", "1@0 x1", "3@1 x1", "4@1 x1"});
   CHECK(shares(synthetic_cores("pack:2 numa:1 core:5 pu:1"), 4) ==
         Shares{"0-1@0 x2", "2-3@0 x2", "5-6@1 x2", "7-8@1 x2"});
-  // Three ranks of three cores do not fit into two nodes of five.
+  // A node of five cores has room for only one rank of three cores. So one of the three ranks gets cores of
+  // both nodes.
   CHECK(shares(synthetic_cores("pack:2 numa:1 core:5 pu:1"), 3) ==
         Shares{"0-2@0 x3", "3-5@0-1 x3", "6-8@1 x3"});
 }
@@ -153,8 +154,8 @@ TEST_CASE("binding: errors name the option, the host's processors and the remedy
            {eight, 1, "99999999999999999999", "found '99999999999999999999'"},
            {eight, 1, "0-9999999", "found '0-9999999'"},
            {eight, 1, "3-1", "the range 3-1 ends before it begins"},
-           {eight, 1, "0-3,3", "the numbers must rise, and 3 follows 3"},
-           {eight, 1, "4,2", "the numbers must rise, and 2 follows 4"}}) {
+           {eight, 1, "0-3,3", "the numbers must increase, but 3 follows 3"},
+           {eight, 1, "4,2", "the numbers must increase, but 2 follows 4"}}) {
     CAPTURE(row.list);
     CHECK_THAT(user_error([&] { bind_cores(row.host, row.ranks, row.list, {}); }), Contains(row.message));
   }
@@ -183,7 +184,7 @@ TEST_CASE("binding: a rank gets the threads of its share, and a dry run shows th
 TEST_CASE("binding: a bound process runs on its share only") {
   const HostCores host = zerorun::read_host_cores();
   REQUIRE_FALSE(host.usable.empty());
-  // The last processor, and memory of NUMA node 0, which every machine has.
+  // Binds to the last processor, and to the memory of NUMA node 0, because every machine has a node 0.
   CoreBinding binding = bind_cores(host, 1, std::to_string(host.usable.back()), {})[0];
   binding.node_mask = {1};
   const pid_t child = ::fork();

@@ -51,7 +51,7 @@ TEST_CASE("cores: version 2 of cgroups, the smallest quota of the cgroup and its
                     {kMount + "/a/b/cpu.max", "300000 100000\n"},
                     {kMount + "/a/cpu.max", "200000 100000\n"}}) == 2);
   CHECK(quota_with({{kGroup, "0::/\n"}, {kMount + "/cpu.max", "200000 100000\n"}}) == 2);
-  // A container may see its own cgroup's folder as the mount point.
+  // In a container, the mount point may be the folder of the container's own cgroup.
   CHECK(quota_with({{kGroup, "0::/docker/0123\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
   CHECK(quota_with({{kGroup, "0::/../neighbour\n"}, {kMount + "/cpu.max", "50000 100000\n"}}) == 0.5);
 }

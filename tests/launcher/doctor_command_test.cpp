@@ -1,5 +1,5 @@
-// Runs `zerorun doctor` as users do: on this host, with mistakes, with ranks that cannot connect. The host
-// that runs this test may have problems of its own: so the exit code may be 1 although the ranks work.
+// Runs `zerorun doctor` as users do: on this host, with wrong settings, and with ranks that cannot connect.
+// The host that runs this test may itself have problems, so the exit code may be 1 although the ranks work.
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,7 +103,8 @@ TEST_CASE("doctor: ranks that fail are a problem, and their output is shown") {
              Contains("problem  collectives") && Contains("exited with code 2") && Contains("ZERORUN_COMM"));
   CHECK_FALSE(json::parse(as_json.out).at("job").at("output").empty());
 
-  // With this deadline some wait fails: when a rank connects, measures a link or tries collectives.
+  // With this deadline some wait times out. It may happen when a rank connects, measures a link or tries
+  // collectives.
   const Outcome late = folder.run("doctor --device cpu --timeout 0.001 --json");
   CHECK(late.exit_code == 1);
   const json findings = json::parse(late.out).at("job").at("findings");

@@ -1,5 +1,5 @@
-// Tests the causes that the launcher reports for a rank's end. The kernel's log is recorded; /proc and
-// cgroups are fakes in temporary folders.
+// Tests the causes that the launcher reports for a rank's end. The tests supply the text of the kernel's log,
+// and fakes of /proc and cgroups in temporary folders.
 #include "launcher/end_cause.h"
 
 #include <sys/wait.h>
@@ -93,7 +93,7 @@ TEST_CASE("end: out of memory, by the kernel's counters") {
                               {{.limit = "the memory limit of cgroup /a", .resident_bytes = 3LL << 29}}),
              StartsWith("out of memory: the kernel killed it at the memory limit of cgroup /a, when it used "
                         "1.50 GiB itself: use fewer ranks"));
-  // A shell that ran the program reports 128 + 9.
+  // If a shell ran the program, the shell exits with 128 + 9 after a SIGKILL of the program.
   CHECK_THAT(describe_cause({.wait_status = exited(137), .before = {.cgroup = 0}, .after = {.cgroup = 1}}),
              StartsWith("out of memory"));
 }
@@ -136,7 +136,7 @@ TEST_CASE("end: counters of both versions of cgroups") {
                      {mount + "/a/memory.events", events + "8\noom_group_kill 0\n"},
                      {mount + "/a/b/memory.events", events + "2\noom_group_kill 0\n"}})
             .cgroup == 2);
-  // A container may see its own cgroup's folder as the mount point.
+  // In a container, the mount point may be the folder of the container's own cgroup.
   CHECK(counts_with({{group, "0::/docker/0123\n"}, {mount + "/memory.events", events + "4\n"}}).cgroup == 4);
 }
 

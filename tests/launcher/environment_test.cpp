@@ -119,8 +119,8 @@ TEST_CASE("ranks inherit no descriptors of the launcher") {
   std::istringstream lines(result.out);
   for (std::string line; std::getline(lines, line);) ++seen[line.substr(line.rfind(' ') + 1)];
   CHECK(seen == std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 3}, {"3", 3}, {"4", 1}});
-  // On ranks 1 and 2, descriptor 3 is the folder that ls reads. On rank 0 the folder is 4, and 3 is the
-  // socket on which the ranks meet.
+  // On ranks 1 and 2, descriptor 3 is the folder /proc/self/fd, which ls reads. On rank 0 that folder is
+  // descriptor 4, and descriptor 3 is the socket on which the ranks meet.
 }
 
 TEST_CASE("the job's token is the same for all ranks, and differs between jobs") {

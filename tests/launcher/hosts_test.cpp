@@ -47,7 +47,8 @@ Nodes nodes_of(const json& result) {
 }  // namespace
 
 TEST_CASE("hostfiles are read as DeepSpeed reads them, but malformed entries are refused") {
-  // DeepSpeed reads `4x` as 4, takes a colon as part of a host's name, and takes any number of slots.
+  // DeepSpeed accepts these entries: it reads `4x` as 4, takes a colon as part of a host's name, and allows
+  // any number of slots. ZeroRun refuses them.
   const std::set<std::string> refused_here = {"worker-0 slots=4x\n", "worker-0:2 slots=4\n",
                                               "worker-0 slots=99999999999999999999\n"};
   int equal = 0;

@@ -52,7 +52,7 @@ TEST_CASE("two launchers, one for each host, run the ranks of one job") {
   CHECK_THAT(of_first.out,
              Contains("0/4 0/2 0/2" + job + "listens.\n") && Contains("1/4 1/2 0/2" + job + ".\n"));
   CHECK_THAT(of_second.out, Contains("2/4 0/2 1/2" + job + ".\n") && Contains("3/4 1/2 1/2" + job + ".\n"));
-  // Prefixes and reports of failures name the rank's number in the job, not on its host.
+  // Prefixes and failure reports contain the rank's number in the job, not its number on the host.
   CHECK_THAT(of_second.out, Contains("[node 1 rank 2] ") || Contains("[node 1 rank 3] "));
   CHECK(of_first.exit_code == 1);
   CHECK_THAT(of_first.err, Contains("zerorun: rank 3 on node 1 exited with code 1\n"));

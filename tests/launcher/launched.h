@@ -1,5 +1,6 @@
-// A launcher under test, with shell scripts as its ranks. For one thread. Every process of the job carries a
-// mark in its environment, so a test can list the processes that still run, even if their parents have ended.
+// A launcher under test, with shell scripts as its ranks. Only one thread may use it. Every process of the
+// job carries a mark in its environment, so a test can list the processes that still run, even if their
+// parents have ended.
 #pragma once
 
 #include <sys/types.h>
@@ -54,7 +55,7 @@ class Launched {
   Result finish(double seconds = 20);
   /// Waits until this job or `other` has ended; returns whether this one has.
   bool ends_first(Launched& other);
-  /// As finish(), but reads the launcher's output only after the launcher has ended.
+  /// Like finish(), but reads the launcher's output only after the launcher has ended.
   Result finish_unread(double seconds);
   /// Closes the reading end of stdout.
   void close_output();

@@ -114,8 +114,8 @@ TEST_CASE("the guardian does not kill a process group that it was told to forget
       ::execl("/bin/sleep", "sleep", "60", nullptr);  // closes the pipe to the guardian
       _exit(99);
     }
-    // The guardian must get the children's messages before the message of forget(): wait until each child is
-    // a `sleep`.
+    // The guardian must get the children's messages before the message of forget(). The delay gives each
+    // child the time to send its message and to become a `sleep`.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     guardian.forget(children[1]);
     if (::write(announced[1], children, sizeof children) != sizeof children) _exit(99);

@@ -135,7 +135,7 @@ TEST_CASE("of two jobs that start at once on one port, one runs and the other ge
     other.create_file("go");
     Result result = other.finish();
     CHECK(result.exit_code == 0);
-    // Both ranks ran to their end; one may have started after the other ended.
+    // Both ranks must run to their end, but one of them may start after the other has ended.
     CHECK_THAT(result.out, Matches("(.*(up|done)\n){4}") && Matches("[^]*up\n[^]*up\n[^]*") &&
                                Matches("[^]*done\n[^]*done\n[^]*"));
   }

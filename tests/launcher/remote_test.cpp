@@ -205,7 +205,8 @@ TEST_CASE("an agent and a launcher accept each other only if both have the ticke
     std::thread launcher([&] { known = greets(listening, other, 2); });
     CHECK_THROWS_WITH(zerorun::connect_to_launcher({"127.0.0.1"}, listening.port, ticket, soon(), wanted),
                       Contains("no launcher of this job answers there"));
-    // The agent may have connected only once; greets() then still waits for a second connection: this one.
+    // greets() waits for two connections, but the agent may have connected only once. Then this is the second
+    // connection.
     auto [client, server] = std::pair(UniqueFd(::socket(AF_INET, SOCK_STREAM, 0)), 0);
     sockaddr_storage address{};
     socklen_t size = sizeof address;

@@ -19,7 +19,8 @@ enum class TransferFault {
 
 class FaultyTransfers : public Transfers {
  public:
-  /// `number`: index of the faulty transfer (is_short: all are faulty). `count`: number of transfers so far.
+  /// `number`: index of the faulty transfer; with is_short, every transfer is faulty. `count` receives the
+  /// number of transfers so far.
   FaultyTransfers(std::unique_ptr<Transfers> inner, TransferFault fault, int64_t number, int64_t& count)
       : inner_(std::move(inner)), fault_(fault), number_(number), count_(&count) {}
 

@@ -230,7 +230,8 @@ TEST_CASE("client: the callback gets each shard once, in order, when the shard i
 }
 
 TEST_CASE(
-    "client: an optimizer that outlives the shards has its parameters again, and no memory of the shards") {
+    "client: an optimizer that outlives the shards has its parameters again, and cannot map memory of the "
+    "shards") {
   const Tensors given = two_groups();
   torch::optim::Adam optimizer(groups_of(given), torch::optim::AdamOptions(0.5));
   Tensors tensors = two_groups();

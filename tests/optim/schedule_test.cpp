@@ -60,7 +60,7 @@ json beta1_of(const json& item, int64_t step) {
 }
 
 /// Compares betas in step `step`. A schedule without betas keeps the optimizer's, which are 0.9 and 0.999 in
-/// the table.
+/// DeepSpeed's recorded table.
 bool has_betas_of(const json& item, int64_t step, const ScheduledValues& values) {
   const json beta1 = beta1_of(item, step);
   if (beta1.is_null()) return true;

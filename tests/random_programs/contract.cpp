@@ -182,8 +182,9 @@ class Contract {
     return !operation.body.empty() || operation.kind == Kind::scope;
   }
 
-  // The contract leaves two cases open when an exception leaves a scope: whether writes by operators in the
-  // scope are kept, and whether writes to memory are lost if an outer scope still holds that memory.
+  // When an exception leaves a scope, the contract does not say whether writes by operators in the scope are
+  // kept, and whether writes to memory are lost if an outer scope still holds that memory. So the exception
+  // is not allowed after either kind of write.
   bool allows_fail(Operation& operation) {
     if (attempts_ == 0) return false;
     if (setup_.ranks == 1) operation.rank = kEverybody;

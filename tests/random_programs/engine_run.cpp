@@ -228,9 +228,9 @@ class EngineRun {
   }
 
   // The engine does not notice a loss.backward() that throws before its first gradient, so the program must
-  // then drop earlier gradients itself. At stages 0 and 1 this function uses engine.backward() only: in a
-  // loss.backward() the engine would allocate separate sums at the first gradient, which the plain run does
-  // not model.
+  // then drop earlier gradients itself. This function calls loss.backward() at stages 2 and 3 only. At stages
+  // 0 and 1 the engine would allocate separate sums at the first gradient of a loss.backward(), and the plain
+  // run does not model that.
   void run_failing_backward(const Operation& operation) {
     const bool plain = operation.how >= 3 && setup_.stage >= 2;
     const at::Tensor loss = loss_that_fails(model_->all, operation.parameters, operation.data, rank_);

@@ -33,8 +33,8 @@ void add_operations(const std::vector<Operation>& operations, int scopes, Featur
   }
 }
 
-// Features of the order of operations in one list: several backwards before a step, and a step whose last
-// backward is inside a no_sync scope.
+// Adds the features that depend on the order of operations in one list, such as several backwards before a
+// step, or a step whose last backward is inside a no_sync scope.
 void add_order(const std::vector<Operation>& operations, Features& features) {
   int backwards = 0;
   bool unreduced = false;

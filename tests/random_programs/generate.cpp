@@ -175,7 +175,8 @@ class Operations {
     if (block.kind == Kind::attempt || dice_.chance(20)) {
       Operation fail{.kind = Kind::fail, .rank = everybody_or_one()};
       auto* inner = &block.body;
-      // Adds the exception at the end of this block, or of a block that is nested at its end.
+      // Adds the exception at the end of this block. If this block ends with a nested block, the exception
+      // may go to the end of the nested block instead.
       while (!inner->empty() && is_block(inner->back().kind) && dice_.chance(70)) inner = &inner->back().body;
       if (dice_.chance(70)) inner->push_back(fail);
     }

@@ -51,7 +51,8 @@ std::string run_in_threads(const Program& program, std::chrono::milliseconds dea
         failures[rank] = run_rank(program, communicator, journals[rank]);
       },
       deadline, program.setup.place == Place::sharing_threads);
-  // Puts the messages of ranks that only waited in vain for another rank last.
+  // Moves the messages of ranks that only waited in vain for another rank to the end, because they do not
+  // show the cause.
   std::ranges::stable_partition(failures, [](const std::string& failure) {
     return failure.find("did not take part") == std::string::npos;
   });

@@ -16,14 +16,14 @@ struct Outcome {
   std::string failure = {};  // message of the program that failed; empty: all passed
 };
 
-/// Whether the same child processes can run both programs: both in threads, or in processes with the same
-/// Place and number of ranks.
+/// Whether the same child processes can run both programs. They can if both programs run their ranks as
+/// threads, or if both run them as processes with the same Place and the same number of ranks.
 bool run_alike(const Program& a, const Program& b);
 /// Runs programs until one fails. run_alike() must hold for all of them. `deadline` limits each wait for
 /// other ranks.
 Outcome run_isolated(std::span<const Program> programs, std::chrono::milliseconds deadline);
 
-// In in_ranks.cpp, for the child processes:
+// For the child processes, defined in in_ranks.cpp:
 /// Runs the program's ranks as threads. Returns the messages of the ranks that failed, or an empty string.
 std::string run_in_threads(const Program& program, std::chrono::milliseconds deadline);
 /// Runs programs in this process, which is one of several rank processes.

@@ -23,8 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The largest number of programs that run in one set of child processes. Starting children takes a moment, so
-// a set runs many programs; not more, because the time limit and --stop are checked only between sets.
+// The largest number of programs that run in one set of child processes. Larger sets save time, because
+// starting children takes a moment. Smaller sets end sooner, which matters because the time limit and --stop
+// are checked only between sets.
 constexpr size_t kMostTogether = 200;
 
 struct Options {
@@ -82,7 +83,7 @@ Options read_options(int count, char** arguments) {
 void report(const std::string& what, const Program& program, std::string failure, const Options& options) {
   std::cout << "FAILED: " << what << "\n" << failure << "\n";
   if (options.shrinks) {
-    // A short deadline, because many failures include waits that time out.
+    // The deadline is short, because in many failures ranks wait until it has passed.
     constexpr std::chrono::milliseconds kShortDeadline(3000);
     const Program shorter = shrink(
         program,

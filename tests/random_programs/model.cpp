@@ -91,7 +91,7 @@ void fail_in_forward(const std::vector<at::Tensor>& parameters, const Operation&
   at::Tensor state = input(parameters.front().scalar_type(), operation.data, rank);
   for (int index : operation.parameters) state = use(parameters[index], state);
   const at::Tensor& last = parameters[operation.parameters.back()];
-  // The shapes of this operator do not match, so it throws while it uses the parameter.
+  // The shapes of this operator's inputs do not match, so it throws while it uses the parameter.
   if (operation.how % 2 == 1 && last.dim() == 2) at::mm(at::ones({1, kWidth + 1}, last.options()), last);
   throw Thrown("thrown in forward");
 }

@@ -153,8 +153,8 @@ class PlainRun {
       note_text("step()", training_.report());
       return Flow::on;
     }
-    // If the schedule threw, the update has been applied all the same. When the program uses the engine next,
-    // the engine calls the schedule again.
+    // Training is over if the loss scale is at its minimum. If the schedule threw instead, the update has
+    // still been applied, and the engine calls the schedule again when the program next uses the engine.
     const bool over = ending == PlainTraining::Ending::scale_at_minimum;
     note_text("step() throws", over ? kScaleAtMinimum : kScheduleThrows);
     return over ? Flow::over : Flow::on;

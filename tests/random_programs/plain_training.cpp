@@ -78,15 +78,16 @@ void PlainTraining::begin(bool first) {
   last_overflow_ = -1;
 }
 
-// For stages 0 and 1: whether a rank adds up its gradients in the accumulation dtype, in memory
-// separate from the buffers that it sends.
+// Returns whether a rank adds up its gradients in the accumulation dtype, in memory separate from the buffers
+// that it sends. Matters at stages 0 and 1 only.
 bool PlainTraining::sums_apart() const {
   if (accumulating_ == travelling_) return false;
   return made_sums_ || setup_.micro_steps > 1 || accumulating_ != at::kFloat;
 }
 
 void PlainTraining::drop_gradients() {
-  // As in backward(): the engine had already allocated separate sums when the backward threw.
+  // When the backward threw, the engine had already allocated separate sums. So made_sums_ is set as in
+  // backward().
   if (!by_shards() && !is_boundary() && !departed_) made_sums_ = true;
   micro_steps_ -= micro_steps_ % setup_.micro_steps;
   gradients_.assign(program_.parameters.size(), {});
@@ -111,7 +112,8 @@ void PlainTraining::backward(const std::vector<at::Tensor>& losses, bool retain,
   has_gradients_ = true;
 }
 
-// The sum over ranks of the gradients that they send: added in float32 in rank order, rounded once.
+// Returns the sum over ranks of the gradients that they send. Adds them in float32 in rank order and rounds
+// the result once.
 at::Tensor PlainTraining::over_ranks(const std::vector<at::Tensor>& by_rank, const at::Tensor& like) const {
   at::Tensor sum;
   for (int rank = 0; rank < ranks(); ++rank) {

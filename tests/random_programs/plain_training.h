@@ -28,12 +28,13 @@ class PlainTraining {
   const std::vector<at::Tensor>& parameters(int rank) const { return models_[rank]->all; }
   int ranks() const { return setup_.ranks; }
 
-  /// Does what initialize() does: all ranks get rank 0's values, and earlier optimizer state and gradients
-  /// are dropped. At stage 3 the values become inaccessible when an engine is destroyed, so every call except
-  /// the first makes a new model.
+  /// Does the work of initialize(): all ranks get rank 0's values, and earlier optimizer state and gradients
+  /// are dropped. At stage 3 every call except the first makes a new model, because the values become
+  /// inaccessible when an engine is destroyed.
   void begin(bool first);
-  /// Runs backward of every rank's loss. `reduces` is false inside a no_sync scope. `plain`: as if by
-  /// loss.backward(), whose gradients the engine divides by the number of micro-steps when it copies them.
+  /// Runs backward of every rank's loss. `reduces` is false inside a no_sync scope. If `plain`, the program
+  /// calls loss.backward() instead of engine.backward(). The engine then divides gradients by the number of
+  /// micro-steps when it copies them.
   void backward(const std::vector<at::Tensor>& losses, bool retain, bool reduces, bool plain);
   /// Drops all gradients since the last optimizer step, as the engine does after a backward that threw on all
   /// ranks.

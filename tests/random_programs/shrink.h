@@ -8,8 +8,8 @@
 
 namespace zerorun::testing {
 
-/// Repeats changes that remove or simplify a part of the program, and keeps each change after which `fails`
-/// is true. Ends when no change is left, or after `budget`.
+/// Repeats changes that remove or simplify a part of the program. Keeps a change if `fails` is true for the
+/// changed program. Ends when no change can be kept, or after `budget`.
 Program shrink(Program program, const std::function<bool(const Program&)>& fails,
                std::chrono::seconds budget);
 

@@ -21,7 +21,7 @@ using nlohmann::json;
 constexpr int64_t kBatch = 4, kLength = 16, kSteps = 20;
 const Gpt2Options kShape{.layers = 2, .hidden = 16, .heads = 2, .vocab = 400, .positions = 32};
 
-// Returns lines of README.md with 2 to more than 40 words, so that some are cut off and some are padded.
+// Returns lines of README.md of different lengths, so that some are cut off and some are padded.
 std::vector<std::string> texts() {
   const std::string text = read_text(ZERORUN_SOURCE_DIR "/README.md");
   std::vector<std::string> lines;
@@ -182,7 +182,7 @@ TEST_CASE("oslo_gpt2: a user's mistake is one message") {
     CHECK_THAT(outcome.err, Contains(expected));
     CHECK(count(outcome.err, "error: ") == 1);
   }
-  CHECK_THAT(files.train(4, 1, "--batch 6").err, Contains("--batch 6 is no multiple of the 4 ranks"));
+  CHECK_THAT(files.train(4, 1, "--batch 6").err, Contains("--batch 6 is not a multiple of the 4 ranks"));
   CHECK_THAT(config_with("model_type", "llama"),
              Contains("config.json: model_type is \"llama\", expected \"gpt2\""));
   CHECK_THAT(config_with("activation_function", "relu"), Contains("activation_function is \"relu\""));

@@ -331,8 +331,8 @@ TEST_CASE("a file that says \"auto\" everywhere trains like the same file with i
   // The resolved configuration contains the values of the flags, so it needs no flags.
   std::filesystem::rename(resolved, folder / "kept.json");
   CHECK(train(folder / "kept.json", "") == expected);
-  // Only at stage 2, to save time: values in the file take precedence over flags, and each flag has an effect
-  // if the file says "auto".
+  // The rest runs at stage 2 only, to save time. It tests that values in the file take precedence over flags,
+  // and that each flag has an effect if the file says "auto".
   if (stage == 3) return;
   CHECK(train(written_out, " --batch 1 --accumulation 1 --lr 1 --weight-decay 1 --warmup 1") == expected);
   for (const char* other :

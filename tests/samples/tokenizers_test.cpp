@@ -60,8 +60,8 @@ void append_utf8(std::string& text, uint32_t c) {
   }
 }
 
-// Returns a text of at least `size` bytes. Its words have 1 to 8 code points, which `draw` returns. All kinds
-// of white space separate them.
+// Returns a text of at least `size` bytes. Each word has 1 to 8 code points, each from a call of `draw`.
+// Between words there is white space of all kinds.
 template <typename Draw>
 std::string words(size_t size, uint64_t seed, Draw draw) {
   std::mt19937_64 random(seed);

@@ -121,7 +121,8 @@ class RecordingKernels : public CpuDevice {
   }
 };
 
-// The device of host memory, for offloaded updates. Its uses are reported as the host's.
+// The device that performs offloaded updates in host memory. The checker receives its uses as uses by the
+// host.
 class RecordingHost : public RecordingKernels {
  public:
   explicit RecordingHost(Recording& recording) : recording_(&recording) {}

@@ -14,9 +14,11 @@
 namespace zerorun::testing {
 
 struct Recording {
-  /// Stream waits of this kind of hand-over are left out: the test expects the checker to report a violation.
+  /// If set, streams do not wait at this kind of hand-over, and the test expects the checker to report a
+  /// violation.
   std::optional<Handover> dropped = {};
-  /// Host waits whose `what` contains this text are left out. If the text is empty, none is.
+  /// Host waits whose `what` contains this text are left out. If the text is empty, all host waits take
+  /// place.
   std::string dropped_on_host = {};
 
   StreamChecker checker = {};

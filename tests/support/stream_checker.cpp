@@ -72,8 +72,8 @@ void StreamChecker::note(const Use& mine, const Clock& clock) {
                           (other.writes ? " writes (" : " reads (") + other.what +
                           "), and nothing puts them in order");
   }
-  // Removes uses that later uses need not be compared with: those that this write covers, and earlier reads
-  // of the same bytes by this stream.
+  // Removes earlier uses of the same bytes that this use replaces: all of them if it writes, otherwise only
+  // reads by this stream. Later uses need to be compared with this use only.
   std::erase_if(uses_, [&](const Use& other) {
     const bool covered = mine.begin <= other.begin && other.end <= mine.end;
     return covered && (mine.writes || (!other.writes && other.stream == mine.stream));

@@ -188,9 +188,10 @@ TEST_CASE("buckets: a parameter that has moved out is found") {
       state.leaves[0].set_data(at::zeros({4, 4}));
       expect(!state.buckets.in_place(0), "with memory of its own");
       expect(state.buckets.in_place(1), "the other one");
-      // Both leaves alias the bucket's memory, but at another parameter's position or with other strides.
+      // A leaf in the bucket's memory, but at the position of another parameter.
       state.leaves[0].set_data(state.leaves[1].detach());
       expect(!state.buckets.in_place(0), "in another's place");
+      // A leaf at its own position, but with other strides.
       state.leaves[1].set_data(state.leaves[1].detach().t());
       expect(!state.buckets.in_place(1), "transposed");
       communicator.barrier("the end")->wait();
@@ -256,7 +257,7 @@ TEST_CASE("buckets: values of parameters after the buckets are destroyed") {
       }
       state.reset();
 
-      // Values of whole buckets remain. From now on the program is their only owner.
+      // The values of whole buckets remain. From now on only the program's leaves own this memory.
       expect_equal(leaves[0], given_values(specs, 0), "a whole parameter");
       torch::NoGradGuard no_grad;
       leaves[0].add_(communicator.rank());

@@ -70,8 +70,8 @@ std::vector<int64_t> random_sizes(std::mt19937& random, int count, int smallest,
   return sizes;
 }
 
-// The fewest gathers for uses of one bucket each, with room for `room` buckets. An exhaustive search tries
-// all choices of the buckets that stay.
+// Returns the fewest possible gathers if each use needs one bucket and memory has room for `room` buckets.
+// Found by an exhaustive search over the buckets that stay in memory at each use.
 int fewest_gathers(const Uses& uses, int buckets, int room) {
   constexpr int kNever = 1 << 20;
   std::vector<int> cost(1 << buckets, kNever);  // by the bit set of the buckets in memory
@@ -196,8 +196,8 @@ TEST_CASE("gather schedule: if operators use two buckets at once, the arena is a
 }
 
 TEST_CASE("gather schedule: the arena is never larger than the model") {
-  // This case was found by a search: if buckets are placed one by one, ordered by start or by size, the arena
-  // needs 2736 elements.
+  // A search found this case. The model has 2704 elements, but the arena would need 2736 if buckets were
+  // placed one by one, ordered by start or by size.
   GatherCase input{.uses = {}, .numel = {528, 160, 624, 288, 80, 528, 496}, .limits = {2704, 792, 2042}};
   for (int bucket : {0, 3, 4, 5, 5, 3, 6, 3, 6, 0, 4, 5, 1, 2, 5, 5, 4, 5, 0}) input.uses.push_back({bucket});
   const GatherPlan plan = input.plan();
@@ -271,8 +271,8 @@ TEST_CASE("gather schedule: random traces keep to every limit") {
     const GatherPlan plan = input.plan();
     check(input, plan, all_equal);
     if (plan.arena_numel <= input.bound()) continue;
-    // The bound cannot always be met: if uses share some of their buckets and have many sizes, it may be that
-    // no placement fits.
+    // The bound cannot always be met. If uses share some of their buckets and the buckets differ in size,
+    // there may be no placement that fits.
     ++past_bound;
     INFO(input.text());
     CHECK_FALSE(all_equal);

@@ -82,8 +82,8 @@ class Simulator {
 
   bool needed(int bucket, int k) const { return next_use(bucket, k) == k; }
 
-  // Elements of gathered buckets: if `live`, of those gathered for uses up to and including use `k`, else of
-  // those gathered for later uses.
+  // The number of elements in gathered buckets. If `live`, counts the buckets that were gathered for use `k`
+  // or an earlier use. Otherwise counts those gathered for later uses.
   int64_t held_numel(int k, bool live) const {
     int64_t sum = 0;
     for (const auto& [bucket, held] : held_) sum += (held.use <= k) == live ? case_.numel[bucket] : 0;

@@ -1,5 +1,5 @@
-// Executes a gather plan and reports the rules that it violates. The simulator knows the rules only, not how
-// plan_gathers() makes plans. Pure functions, any thread.
+// Executes a gather plan and reports the rules that it violates. The simulator knows the rules, but not how
+// plan_gathers() makes plans. Its functions are pure, so any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct GatherCase {
   std::string text() const;
 };
 
-/// Returns the rules that `plan` violates, or an empty string. If `all_equal`, all buckets have one size, so
-/// the arena never fragments. Two more rules then apply: each eviction is necessary and takes the bucket
-/// whose next use is furthest ahead, and each gather starts as early as the limits allow.
+/// Returns the rules that `plan` violates, or an empty string. `all_equal` tells that all buckets have one
+/// size, so the arena never fragments. If so, two more rules apply: each eviction is necessary and takes the
+/// bucket whose next use is furthest ahead, and each gather starts as early as the limits allow.
 std::string simulate(const GatherCase& input, const GatherPlan& plan, bool all_equal);
 
 }  // namespace zerorun

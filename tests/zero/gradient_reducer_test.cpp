@@ -81,7 +81,7 @@ at::Tensor loss_with(const Run& run, int parameter, const at::Tensor& values) {
   return (run.state.leaves[parameter] * values).sum();
 }
 
-// Expects gradient() to be this rank's part of `expected`, the sums of the whole bucket.
+// `expected` has the gradient sums of the whole bucket. Expects gradient() to be this rank's part of them.
 void expect_gradient(const Run& run, int bucket, const at::Tensor& expected, const std::string& what) {
   const at::Tensor& found = run.reducer->gradient(bucket);
   const at::Tensor mine = run.policy.replicate_update
@@ -274,8 +274,8 @@ TEST_CASE("gradients: the dtypes of communication and accumulation decide where 
     double of_two;    // the sum over 2 ranks, each with gradients 1 and 2^-8
     double of_three;  // the same with gradients 1, 2^-8 and 2^-8
   };
-  // In bf16, 1 + 2^-8 and 2 + 2^-7 lie half-way between two numbers and round to the even one; 1 + 2^-7 and 2
-  // + 2^-6 are exact. Stages 0 and 1 add micro-batches before they send the sum; stages 2 and 3 send each
+  // In bf16, 1 + 2^-8 and 2 + 2^-7 lie half-way between two numbers and are rounded to the even one. 1 + 2^-7
+  // and 2 + 2^-6 are exact. Stages 0 and 1 add micro-batches and then send the sum. Stages 2 and 3 send each
   // micro-batch and add afterwards.
   const double half = 2 + 1.0 / 128;
   const double full = 2 + 1.0 / 64;

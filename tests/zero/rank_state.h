@@ -120,8 +120,8 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-/// Throws unless both tensors are equal. `found` may be a parameter that is gathered around its uses: a
-/// single operator reads it.
+/// Throws unless both tensors are equal. `found` may be a parameter that is in memory only during its uses,
+/// because a single operator reads it.
 inline void expect_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   const at::Tensor values = found.detach().clone();
   expect(values.sizes() == expected.sizes(), what + ": other sizes");

@@ -14,8 +14,8 @@
 namespace zerorun::testing {
 
 TEST_CASE("residency: values are in memory while an operator runs, and only then") {
-  // The first limits allow all buckets to stay in memory, the second none. The third allow two, and gathers
-  // start early.
+  // The first limits allow all buckets to stay in memory, the second allow none, and the third allow two.
+  // With the third limits, gathers also start before their use.
   for (const GatherLimits limits : {GatherLimits{}, GatherLimits{0, 0, 0}, GatherLimits{192, 100, 192}}) {
     INFO("at most " << limits.max_live << " elements");
     auto body = [](Model& model) {

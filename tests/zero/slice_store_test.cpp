@@ -12,7 +12,7 @@
 namespace zerorun::testing {
 namespace {
 
-// The store of one of three ranks, which own 4 elements of the bucket each. Parameter 0 is the first 5
+// The store of one of three ranks. Each rank owns 4 elements of the bucket. Parameter 0 is the first 5
 // elements, parameter 1 is empty, and parameter 2 is the next 6 elements.
 constexpr int kRanks = 3;
 SliceStore three_ranks_store(int rank) {

@@ -112,7 +112,7 @@ def gradients_are_set(stage, precision):
     for step in range(2):
         engine.backward(engine(batch(step, rank).to(engine.dtype)).float().pow(2).mean())
         for name, parameter in trained.items():
-            # a number that each precision has exactly, also times the loss scale and the number of ranks
+            # every precision represents these numbers exactly, also multiplied by the loss scale and number of ranks
             plain[name].grad = torch.randint(-8, 9, parameter.shape, generator=random) / 8
             safe_set_full_grad(parameter, plain[name].grad)
             assert torch.equal(safe_get_full_grad(parameter), plain[name].grad), (stage, precision, name)
