@@ -50,6 +50,7 @@ struct alignas(64) ControlBlock::Rank {
   Word taken;                                 // 1 after a process has claimed this rank
   alignas(64) std::atomic<uint64_t> waiting;  // 0: none; else kind << 56 | (number + 1)
   Word failed;
+  Word threaded;
 };
 
 struct alignas(64) ControlBlock::Slot {
@@ -162,6 +163,14 @@ void ControlBlock::say_failed() {
 
 bool ControlBlock::has_failed(int rank) const {
   return rank_part(rank).failed.load() != 0;
+}
+
+void ControlBlock::say_threaded() {
+  rank_part(rank_).threaded.store(1);
+}
+
+bool ControlBlock::is_threaded(int rank) const {
+  return rank_part(rank).threaded.load() != 0;
 }
 
 uint32_t ControlBlock::bell() const {

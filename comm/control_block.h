@@ -75,6 +75,10 @@ class ControlBlock {
   /// of their own failures.
   void say_failed();
   bool has_failed(int rank) const;
+  /// Records that several threads of this rank use the communicator. While one of them waits, another one may
+  /// start the collective that other ranks wait for.
+  void say_threaded();
+  bool is_threaded(int rank) const;
 
   /// A counter that changes when an event occurs that this rank may wait for. Read it before you check the
   /// condition, and pass the value to sleep().

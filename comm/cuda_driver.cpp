@@ -30,13 +30,13 @@ std::string unfit(void* driver, int count) {
   int version = 0;
   if (version_of && version_of(&version) == 0 && version < kOldestDriver) {
     return "the NVIDIA driver supports CUDA " + std::to_string(version / 1000) + "." +
-           std::to_string(version % 1000 / 10) + " at most, but 13.0 is needed: update the driver";
+           std::to_string(version % 1000 / 10) + " at most, and 13.0 is needed: update the driver";
   }
   for (int device = 0; device < count; ++device) {
     int major = 0;
     if (!attribute_of || attribute_of(&major, kMajorCapability, device) != 0 || major >= 8) continue;
     return "GPU " + std::to_string(device) + " has compute capability " + std::to_string(major) +
-           ".x, but 8.0 (A100) or later is needed: exclude it from CUDA_VISIBLE_DEVICES";
+           ".x, and 8.0 (A100) or later is needed: exclude it from CUDA_VISIBLE_DEVICES";
   }
   return "";
 }

@@ -19,6 +19,7 @@
 #include "comm/deadline.h"
 #include "comm/exchange.h"
 #include "comm/notices.h"
+#include "comm/order_watch.h"
 #include "comm/rank_order_sum.h"
 #include "comm/wait_board.h"
 
@@ -77,12 +78,14 @@ class Scratch {
 class GlooWork : public Work {
  public:
   GlooWork(Gloo group, std::shared_ptr<Scratch> scratch, std::shared_ptr<WaitBoard> wait_board,
-           CollectiveCall call, int tag, std::chrono::milliseconds timeout)
+           std::shared_ptr<OrderWatch> order, CollectiveCall call, int tag, std::chrono::milliseconds timeout)
       : group_(std::move(group)),
         scratch_(std::move(scratch)),
         wait_board_(std::move(wait_board)),
+        order_(std::move(order)),
         call_(std::move(call)),
         tag_(tag),
+        number_(order_->count(call_.kind)),
         timeout_(timeout) {
     rank_ = group_->getRank();
     world_size_ = group_->getSize();
@@ -95,8 +98,8 @@ class GlooWork : public Work {
     timeout_ = std::min(timeout_, kPatienceWithDropped);
     try {
       const Deadline deadline(timeout_);
-      finish(receives_, deadline);
-      finish(sends_, deadline);
+      finish(receives_, deadline, nullptr);
+      finish(sends_, deadline, nullptr);
     } catch (const std::exception&) {
       // The next wait() reports the error.
     }
@@ -104,8 +107,13 @@ class GlooWork : public Work {
 
   void wait() override {
     const Deadline deadline(timeout_);
-    finish(receives_, deadline);
-    finish(sends_, deadline);
+    {
+      OrderWatch::Wait wait(*order_, call_, number_, [this] { stop(); });
+      finish(receives_, deadline, &wait);
+      finish(sends_, deadline, &wait);
+    }
+    receives_.clear();
+    sends_.clear();
     if (!received_.defined()) return;
     std::vector<const void*> slices;
     for (int rank = 0; rank < world_size_; ++rank) {
@@ -195,16 +203,27 @@ class GlooWork : public Work {
   static std::string failure_of(PeerMessage& posted, std::chrono::milliseconds timeout) {
     if (!posted.message) return posted.failure;
     try {
-      posted.message->wait(timeout);
-      return "";
+      if (posted.message->wait(timeout)) return "";
+      // stop() has ended the wait. A wait that misses its deadline makes Gloo close this rank's connections,
+      // so the ranks that wait for this one fail too.
+      return posted.message->wait(std::chrono::milliseconds(1)) ? "" : "stopped";
     } catch (const std::exception& error) {
       return first_line(error.what());
     }
   }
 
+  // Makes wait() end: its messages are given up.
+  void stop() {
+    for (const auto* messages : {&receives_, &sends_}) {
+      for (const PeerMessage& posted : *messages) {
+        if (posted.message) posted.message->abort();
+      }
+    }
+  }
+
   // Checks every message even after a failure, so that the error names all missing ranks. If a connection is
   // lost, the error does not name ranks that are merely late (Gloo reports a timeout for these).
-  void finish(std::vector<PeerMessage>& messages, const Deadline& deadline) {
+  void finish(std::vector<PeerMessage>& messages, const Deadline& deadline, const OrderWatch::Wait* wait) {
     std::vector<int> lost;
     std::vector<int> late;
     std::string reason;
@@ -218,9 +237,12 @@ class GlooWork : public Work {
       (timed_out ? late : lost).push_back(posted.rank);
       if (!timed_out && reason.empty()) reason = failure;
     }
-    messages.clear();
     if (lost.empty() && late.empty()) return;
     wait_board_->mark_broken();
+    if (const std::string error = wait ? wait->disagreement() : ""; !error.empty()) {
+      wait_board_->publish_failed(call_);
+      throw CommError(error);
+    }
     std::vector<int> absent = lost;
     absent.insert(absent.end(), late.begin(), late.end());
     if (auto disagreement = wait_board_->disagreement(call_, absent)) throw CommError(*disagreement);
@@ -235,8 +257,10 @@ class GlooWork : public Work {
   Gloo group_;
   std::shared_ptr<Scratch> scratch_;
   std::shared_ptr<WaitBoard> wait_board_;
+  std::shared_ptr<OrderWatch> order_;
   CollectiveCall call_;
   int tag_;
+  uint64_t number_;
   std::chrono::milliseconds timeout_;
   int rank_ = 0;
   int world_size_ = 0;
@@ -271,6 +295,7 @@ class GlooCommunicator : public Communicator {
       : Communicator(group->getRank(), group->getSize(), timeout),
         group_(std::move(group)),
         wait_board_(std::make_shared<WaitBoard>(store, group_->getRank())),
+        order_(kept_by_forks(std::make_shared<OrderWatch>(store, group_->getRank(), group_->getSize()))),
         store_(store) {}
 
   std::unique_ptr<Notices> open_notices() override { return make_notices(store_, boards_++); }
@@ -280,7 +305,8 @@ class GlooCommunicator : public Communicator {
   std::unique_ptr<Work> start(CollectiveCall call) override {
     const int tag = tag_of(call);
     return std::make_unique<WorkOfThisProcess>(
-        std::make_shared<GlooWork>(group_, scratch_, wait_board_, std::move(call), tag, timeout()), rank());
+        std::make_shared<GlooWork>(group_, scratch_, wait_board_, order_, std::move(call), tag, timeout()),
+        rank());
   }
 
   // A tag contains the number of the collective, its kind and a hash. The number has 9 bits, because it must
@@ -300,6 +326,7 @@ class GlooCommunicator : public Communicator {
 
   Gloo group_;
   std::shared_ptr<WaitBoard> wait_board_;
+  std::shared_ptr<OrderWatch> order_;
   StorePointer store_;
   int boards_ = 0;
   std::shared_ptr<Scratch> scratch_ = std::make_shared<Scratch>();

@@ -17,8 +17,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a waiting rank checks whether the processes of other ranks have ended.
-constexpr milliseconds kLook(250);
 // How long the destructor waits for other ranks to read the input of a collective, if wait() was never called
 // for it.
 constexpr milliseconds kPatienceWithDropped(10'000);
@@ -55,10 +53,6 @@ bool is_done_for_caller(const SharedTransfers::Transfer& transfer) {
   return transfer.lends ? transfer.over : transfer.taken;
 }
 
-void remove(std::vector<int>& ranks, const auto& condition) {
-  if (!std::ranges::all_of(ranks, condition)) std::erase_if(ranks, condition);
-}
-
 }  // namespace
 
 SharedTransfers::SharedTransfers(std::unique_ptr<HostRanks> ranks, int rank, int world_size,
@@ -83,6 +77,7 @@ SharedTransfers::~SharedTransfers() {
 }
 
 std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall call) {
+  note_thread();
   auto transfer = std::make_shared<Transfer>();
   transfer->call = std::move(call);
   const CollectiveCall& mine = transfer->call;
@@ -112,6 +107,13 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
 
 void SharedTransfers::wait(Transfer& transfer) {
   await(transfer, is_done_for_caller, timeout_);
+}
+
+void SharedTransfers::note_thread() {
+  const std::thread::id own = std::this_thread::get_id();
+  std::thread::id first = thread_.load();
+  if (first == own) return;
+  if (first != std::thread::id() || !thread_.compare_exchange_strong(first, own)) control_.say_threaded();
 }
 
 int64_t SharedTransfers::scratch_bytes() const {
@@ -267,112 +269,6 @@ void SharedTransfers::take_share(const Transfer& transfer) {
 void SharedTransfers::take_sum(const Transfer& transfer, int64_t own_offset) {
   for (int rank = 0; rank < world_size_; ++rank) slices_[rank] = lent_by(rank, transfer) + own_offset;
   sum_in_rank_order(transfer.call.output, slices_);
-}
-
-void SharedTransfers::await(Transfer& transfer, Condition done, milliseconds timeout) {
-  if (reached(transfer, done)) return;
-  const Deadline deadline(timeout);
-  auto look = Deadline::Clock::now() + kLook;
-  control_.say_waiting(transfer.which);
-  for (;;) {
-    const uint32_t bell = control_.bell();
-    if (reached(transfer, done)) break;
-    const auto now = Deadline::Clock::now();
-    if (now >= look || now >= deadline.end()) {
-      check_on_others(transfer, done, deadline);
-      look = now + kLook;
-    }
-    control_.sleep(bell, spin_, std::min(kLook, deadline.remaining()));
-  }
-  control_.say_waiting(std::nullopt);
-}
-
-// Advances `transfer` first, then all others, because other ranks may wait for them. Throws if the ranks
-// disagree about `transfer`.
-bool SharedTransfers::reached(Transfer& transfer, Condition done) {
-  std::lock_guard lock(mutex_);
-  advance(transfer);
-  if (done(transfer)) return true;
-  advance_all();
-  if (!transfer.disagreement.empty()) fail(transfer.disagreement);
-  return done(transfer);
-}
-
-// Throws if the process of a rank that `transfer` needs has ended, or if the deadline has passed.
-void SharedTransfers::check_on_others(Transfer& transfer, Condition done, const Deadline& deadline) {
-  const std::vector<int> ended = ranks_->processes.ended();
-  const bool late = Deadline::Clock::now() >= deadline.end();
-  if (ended.empty() && !late) return;
-  if (reached(transfer, done)) return;  // the rank did its part before its process ended
-  const std::vector<int> missing = absent(transfer);
-  std::vector<int> gone;
-  std::ranges::set_intersection(missing, ended, std::back_inserter(gone));
-  if (gone.empty() && !late) return;
-  const std::string disagreement = out_of_step(transfer, missing);
-  if (!disagreement.empty()) fail(disagreement);
-  const std::string what = describe(transfer.call);
-  if (!gone.empty()) fail(what + ": " + words_of_ended(blamed(transfer, gone)));
-  fail(missed_deadline(what, blamed(transfer, missing), deadline.timeout()));
-}
-
-// Returns the other ranks that have not posted. If this rank already has its output, returns those that have
-// not finished instead.
-std::vector<int> SharedTransfers::absent(const Transfer& transfer) const {
-  std::lock_guard lock(mutex_);
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world_size_; ++rank) {
-    const bool there = transfer.taken ? control_.has_finished(rank, transfer.which)
-                                      : control_.has_posted(rank, transfer.which);
-    if (!there && rank != rank_) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-// Returns the ranks to name in the error. Removes from `absent` the ranks that have failed themselves, then
-// the ranks that wait for a collective that this rank has already posted. A removal that would leave no rank
-// is skipped.
-std::vector<int> SharedTransfers::blamed(const Transfer& transfer, const std::vector<int>& absent) const {
-  std::vector<int> ranks = absent;
-  remove(ranks, [&](int rank) { return control_.has_failed(rank); });
-  {
-    std::lock_guard lock(mutex_);
-    if (transfer.taken) return ranks;
-  }
-  remove(ranks, [&](int rank) {
-    const auto theirs = control_.waiting(rank);
-    return theirs && control_.has_posted(rank_, *theirs);
-  });
-  return ranks;
-}
-
-// Returns the error if a rank in `absent` waits for a collective that this rank has not started, or if
-// another collective in flight has a disagreement. Returns an empty text otherwise.
-std::string SharedTransfers::out_of_step(const Transfer& transfer, const std::vector<int>& absent) const {
-  std::lock_guard lock(mutex_);
-  for (const auto& other : under_way_) {
-    if (!other->disagreement.empty()) return other->disagreement;
-  }
-  if (transfer.taken) return "";
-  for (int rank : absent) {
-    const auto theirs = control_.waiting(rank);
-    if (!theirs || control_.has_posted(rank_, *theirs)) continue;
-    return describe_disagreement(rank_, describe(transfer.call), rank, control_.words(rank, *theirs));
-  }
-  return "";
-}
-
-std::string SharedTransfers::words_of_ended(const std::vector<int>& ranks) const {
-  std::string processes;
-  for (int rank : ranks) {
-    processes += (processes.empty() ? "" : ", ") + std::to_string(ranks_->processes.process(rank));
-  }
-  return name_ranks(ranks) + (ranks.size() == 1 ? " has ended (process " : " have ended (processes ") +
-         processes + ")";
-}
-
-void SharedTransfers::fail(const std::string& message) {
-  control_.say_failed();
-  throw CommError(message);
 }
 
 }  // namespace zerorun

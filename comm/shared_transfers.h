@@ -3,12 +3,14 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -55,7 +57,14 @@ class SharedTransfers {
     int64_t bytes;
   };
   using Condition = bool (*)(const Transfer&);
+  /// The error that a wait will throw if it stays the same.
+  struct Stuck {
+    std::string error;
+    Deadline::Clock::time_point since;
+  };
 
+  /// Call this at each start and wait. Publishes whether several threads do so.
+  void note_thread();
   void lend(Transfer& transfer);
   Block take_scratch(int64_t bytes);
   void free_slot(Numbered next);
@@ -72,6 +81,7 @@ class SharedTransfers {
   void await(Transfer& transfer, Condition done, std::chrono::milliseconds timeout);
   bool reached(Transfer& transfer, Condition done);
   void check_on_others(Transfer& transfer, Condition done, const Deadline& deadline);
+  void check_order(const Transfer& transfer, Stuck& stuck);
   std::vector<int> absent(const Transfer& transfer) const;
   std::vector<int> blamed(const Transfer& transfer, const std::vector<int>& absent) const;
   std::string out_of_step(const Transfer& transfer, const std::vector<int>& absent) const;
@@ -85,6 +95,7 @@ class SharedTransfers {
   const std::chrono::milliseconds timeout_;
   const std::chrono::microseconds spin_;
   std::array<uint64_t, kCollectiveKinds> next_{};
+  std::atomic<std::thread::id> thread_{};  // the first thread that used the communicator
 
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Transfer>> under_way_;  // in the order of start()

@@ -14,6 +14,8 @@ namespace {
 
 constexpr char kPostedForAll[] = "posted";
 constexpr std::chrono::milliseconds kPatience(500);
+// Like kTimeToRead, if other ranks fail one after the other because the ranks that they wait for have failed.
+constexpr std::chrono::milliseconds kTimeToReadInTurn(1000);
 // The deadline of the calls to the store that are made for the NCCL watchdog. The watchdog itself does not
 // wait that long: the calls run in another thread, and it waits at most 3 s for that thread
 // (cuda/nccl_watchdog.cpp).
@@ -76,6 +78,15 @@ std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
     return describe_disagreement(rank_, mine.words, other, theirs.front().words);
   }
   return std::nullopt;
+}
+
+void WaitBoard::publish_failed(const CollectiveCall& call) const {
+  try {
+    store_->set(key(rank_), encoded({pending_collective_of(call, call.input.numel())}), Deadline(kPatience));
+  } catch (const CommError&) {
+    // Ignored for the same reason as in publish().
+  }
+  if (rank_ == 0) std::this_thread::sleep_for(kTimeToReadInTurn);
 }
 
 void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {

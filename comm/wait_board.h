@@ -36,6 +36,9 @@ class WaitBoard {
   /// s, plus kTimeToAnswer if the store does not answer, plus kTimeToRead on rank 0.
   std::optional<std::string> disagreement(const CollectiveCall& call, const std::vector<int>& ranks) const;
 
+  /// Publishes that this rank's wait for `call` has failed, so that ranks whose waits fail later can name it.
+  /// Takes a second more on rank 0, which keeps the store. Never throws.
+  void publish_failed(const CollectiveCall& call) const;
   /// Publishes the collectives that this rank waits for, replacing its earlier list. Never throws: it ignores
   /// errors, because rank 0 may have ended and the store with it.
   void publish(const std::vector<PendingCollective>& waiting) const;

@@ -119,7 +119,7 @@ struct KeyFact {
   constexpr KeyFact without_auto() const { return with(&KeyFact::never_auto, true); }
   constexpr KeyFact also(std::string_view name) const { return with(&KeyFact::other_name, name); }
   constexpr KeyFact in_any_case(std::string_view words) const { return with(&KeyFact::any_case, words); }
-  constexpr KeyFact without_choices(std::string_view words) const {
+  constexpr KeyFact unsupported(std::string_view words) const {
     return with(&KeyFact::unsupported_choices, words);
   }
   constexpr KeyFact nearest(std::string_view pairs) const { return with(&KeyFact::nearest_choices, pairs); }

@@ -36,7 +36,7 @@ static constexpr KeyFact rows[] = {
            "name of the optimizer; Adam means AdamW unless adam_w_mode is false; OneBitAdam, OneBitLamb and "
            "ZeroOneAdam were removed from DeepSpeed after 0.19.6")
         .in_any_case(types_in_any_case)
-        .without_choices(unsupported_types)
+        .unsupported(unsupported_types)
         .nearest(nearest_types)
         .advise("write Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb or Muon"),
     section("optimizer.params", "hyperparameters of the optimizer"),

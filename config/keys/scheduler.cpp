@@ -24,7 +24,7 @@ constexpr KeyFact rate(std::string_view path, std::string_view fallback, std::st
 static constexpr KeyFact rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
     choice(".type", "", all_types, "name of the schedule")
-        .without_choices(unsupported_types)
+        .unsupported(unsupported_types)
         .advise("write WarmupDecayLR for a linear decay, WarmupCosineLR for a cosine, OneCycle for a cycle, "
                 "or give initialize() a schedule of the program (InitializeOptions::schedule, lr_scheduler)"),
     section("scheduler.params", "parameters of the schedule"),

@@ -168,7 +168,7 @@ def test_exceptions_in_forward_and_backward(stage):
 
 def test_calls_out_of_order():
     engine = make(2)
-    refused("without a backward", engine.step)
+    refused("without an earlier backward", engine.step)
     refused("expected a loss of one element", lambda: engine.backward(torch.ones(2, requires_grad=True)))
     refused("expected a tensor", lambda: engine.backward(1.0))
     loss = loss_of(engine)

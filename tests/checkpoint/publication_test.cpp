@@ -63,7 +63,7 @@ TEST_CASE("A folder that is no checkpoint is not replaced, and a slash at the en
   fs::create_directories(folder / "mine");
   folder.write("mine/notes", "precious");
   CHECK_THAT(user_error([&] { publish(local_file_system(), folder / "", "mine", "1"); }),
-             Contains("no checkpoint, and is not replaced"));
+             Contains("exists and is not a checkpoint, so no checkpoint replaces it"));
   CHECK(read_file(folder / "mine" / "notes") == "precious");
   MemoryFileSystem memory;
   publish(memory, "/a/b/", "one", "1");

@@ -23,9 +23,9 @@ SharedSegment mapped_again(const SharedSegment& segment) {
 
 TEST_CASE("control block: the block of another job is refused") {
   const SharedSegment made = ControlBlock::make(kRanks, 7);
-  CHECK_THROWS_WITH(ControlBlock(mapped_again(made), 1, kRanks, 8), Contains("another job's"));
+  CHECK_THROWS_WITH(ControlBlock(mapped_again(made), 1, kRanks, 8), Contains("belongs to another job"));
   const SharedSegment unmarked = SharedSegment::create("test", ControlBlock::bytes(kRanks));
-  CHECK_THROWS_WITH(ControlBlock(mapped_again(unmarked), 1, kRanks, 8), Contains("another job's"));
+  CHECK_THROWS_WITH(ControlBlock(mapped_again(unmarked), 1, kRanks, 8), Contains("belongs to another job"));
   CHECK_NOTHROW(ControlBlock(mapped_again(made), 1, kRanks, 7));
 }
 

@@ -102,8 +102,8 @@ TEST_CASE("cuda library: a library that exists and does not fit is an error and 
   // The first library can be loaded, but lacks the function zerorun_connect_cuda. The second one has it.
   const CudaLibrary library = load_cuda_library({"libm.so.6", ZERORUN_FAKE_CUDA});
   CHECK_FALSE(library.connect);
-  CHECK_THAT(library.failure,
-             Contains("undefined symbol: zerorun_connect_cuda") && Contains("build ZeroRun anew"));
+  CHECK_THAT(library.failure, Contains("undefined symbol: zerorun_connect_cuda") &&
+                                  Contains("rebuild ZeroRun on this machine"));
   // The first file exists, but is not a library.
   const CudaLibrary text =
       load_cuda_library({ZERORUN_SOURCE_DIR "/tests/comm/CMakeLists.txt", ZERORUN_FAKE_CUDA});
@@ -115,9 +115,9 @@ TEST_CASE("cuda library: the error of a failed load names the library that is mi
   CHECK_THAT(
       explain_load_failure("libzerorun_cuda.so: cannot open shared object file: No such file or directory"),
       StartsWith("cannot load the CUDA part of ZeroRun: libzerorun_cuda.so: cannot open") &&
-          Contains("build ZeroRun where the CUDA toolkit is found") && Contains("ZERORUN_CUDA_LIBRARY"));
+          Contains("build ZeroRun on a machine with the CUDA toolkit") && Contains("ZERORUN_CUDA_LIBRARY"));
   CHECK_THAT(explain_load_failure("libnccl.so.2: cannot open shared object file: No such file or directory"),
-             Contains("install libnccl.so.2, or let LD_LIBRARY_PATH name its folder"));
+             Contains("install libnccl.so.2, or add its folder to LD_LIBRARY_PATH"));
   CHECK_THAT(explain_load_failure("/opt/libtorch_cuda.so: undefined symbol: ncclDevCommCreate"),
              Contains("undefined symbol: ncclDevCommCreate") && Contains("another version"));
   CHECK_THAT(load_cuda_library({"libzerorun_cuda_nowhere.so"}).failure,
@@ -137,7 +137,7 @@ TEST_CASE("device: if the CPU is asked for, it is used also with GPUs, and nothi
 TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the log says why") {
   if (has_driver()) return;
   const auto [variable, value, reason] = GENERATE(
-      table<std::string, std::string, std::string>({{"FAKE_DRIVER", "12040", "knows CUDA 12.4 at most"},
+      table<std::string, std::string, std::string>({{"FAKE_DRIVER", "12040", "supports CUDA 12.4 at most"},
                                                     {"FAKE_CAPABILITY", "7", "compute capability 7.x"}}));
   setenv(variable.c_str(), value.c_str(), 1);
   const std::string with_auto = outcome(1, ZERORUN_FAKE_CUDA, "auto", "UserError");
@@ -145,7 +145,7 @@ TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the l
   unsetenv(variable.c_str());
   CHECK_THAT(with_auto, Contains("training runs on the CPU although there is a GPU") && Contains(reason) &&
                             Contains(kOnCpu));
-  CHECK_THAT(with_cuda, StartsWith("UserError: training on GPUs is asked for") && Contains(reason));
+  CHECK_THAT(with_cuda, StartsWith("UserError: training on GPUs was requested") && Contains(reason));
 }
 
 TEST_CASE("device: GPUs are taken where there are any") {
@@ -179,7 +179,7 @@ TEST_CASE("device: if GPUs are asked for and there are none, the error contains 
     setenv("ZERORUN_DEVICE", "cuda", 1);
     return sum_of_all(*connect());
   });
-  CHECK_THAT(endings.front().text, StartsWith("UserError: training on GPUs is asked for") &&
+  CHECK_THAT(endings.front().text, StartsWith("UserError: training on GPUs was requested") &&
                                        Contains("there is no NVIDIA driver") && Contains("libcuda.so.1"));
 }
 

@@ -250,7 +250,7 @@ TEST_CASE("jobs: values that a stranger copies to a rank's keys are an error") {
   });
   CHECK_THAT(endings[0].text,
              StartsWith("CommError: ") && Contains("/joined/1'") &&
-                 Contains("written by somebody who does not know this job's token (ZERORUN_JOB)"));
+                 Contains("written by a process that does not know this job's token (ZERORUN_JOB)"));
   CHECK(endings[1].text == "done");
 }
 

@@ -113,7 +113,7 @@ TEST_CASE("Ranks must store as many elements as the parameters' shapes need") {
   CHECK(refusal({.stage = 1}) == "no error");
   CHECK(refusal({.stage = 2, .stored = {4, 4}, .moments = {4, 4}}) == "no error");  // 2 elements of padding
   CHECK(refusal({.stage = 1, .stored = {4, 2}, .moments = {4, 2}}) == "no error");  // the padding is left out
-  const char* const otherwise = "the ranks have divided it otherwise";
+  const char* const otherwise = "the ranks have partitioned it in a way";
   CHECK_THAT(refusal({.stored = {6, 6}}), Contains("zero_pp_rank_0") && Contains(otherwise));
   CHECK_THAT(refusal({.moments = {3, 4}}),
              Contains("zero_pp_rank_1") && Contains("exp_avg") && Contains(otherwise));
@@ -137,7 +137,7 @@ TEST_CASE("Files of several runs, missing entries and unsupported parallelism ar
   fewer.remove("zero_pp_rank_1_mp_rank_00_model_states.pt");
   CHECK_THAT(fewer.refusal(), Contains("1 files of model states") && Contains("2 ranks"));
   CHECK_THAT(refusal({.stage = 1, .model = {{"module", pk::dict({{"b\xff", floats("0", {6}, {1})}})}}}),
-             Contains("no UTF-8 text"));
+             Contains("not UTF-8 text"));
 }
 
 TEST_CASE("A moment in another memory layout than its parameter is refused") {

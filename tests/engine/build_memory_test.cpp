@@ -36,6 +36,7 @@ std::string build(int rank, int port) {
   InitializeOptions options;
   options.communicator = connect();
   const int64_t start = status_bytes("VmRSS");
+  const int64_t start_of_files = status_bytes("RssFile");
   torch::nn::Sequential model;
   {
     DeferredInit scope;
@@ -45,7 +46,9 @@ std::string build(int rank, int port) {
       "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
       "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})",
                               options.communicator, options);
-  const int64_t peak = status_bytes("VmHWM") - start;
+  // Without the pages of libraries that were loaded meanwhile. The kernel loads more of them if the page
+  // cache has them.
+  const int64_t peak = status_bytes("VmHWM") - start - (status_bytes("RssFile") - start_of_files);
   at::Tensor sums = torch::zeros({kLayers}, torch::kDouble);
   for (int layer = 0; layer < kLayers; ++layer) {
     torch::NoGradGuard no_grad;

@@ -268,7 +268,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
       Contains("no checkpoint"));
   CHECK_THAT(error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "a", "x"); },
                       cases[0]),
-             Contains("is no checkpoint"));
+             Contains("is not a checkpoint"));
   CHECK_THAT(
       error_of([&](StateTraining& training) { training.engine->save_checkpoint(folder / "a", "../x"); },
                cases[0]),
@@ -278,7 +278,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
     training.engine->load_checkpoint(folder / "a");
   };
   CHECK_THAT(error_of(in_between, cases[0], R"(, "gradient_accumulation_steps": 2)"),
-             Contains("among the micro-steps"));
+             Contains("between the micro-steps"));
   auto before_step = [&](StateTraining& training) {
     training.engine->backward(training.model->loss(torch::zeros({1, 61})));
     training.engine->save_checkpoint(folder / "a", "x");

@@ -212,7 +212,7 @@ TEST_CASE("initialize() always logs once which settings of the config are not su
   const fs::path file = folder.write("ds_config.json", kPlain);
   const std::vector<std::string> warnings = load_config(file, 2).warnings;
   REQUIRE(warnings.size() == 1);
-  CHECK_THAT(warnings[0], Contains("dump_state: true is known and not supported"));
+  CHECK_THAT(warnings[0], Contains("dump_state: true is not supported"));
   for (const bool asked : {false, true}) {
     InitializeOptions options;
     options.log_config = asked;

@@ -398,9 +398,9 @@ TEST_CASE("Errors of loss.backward() and related calls") {
     auto loss = [&] { return model->forward(sample(0, 0, 0), true).sum(); };
     SECTION("no backward, or one of other parameters") {
       Engine engine = make_engine(*model, sgd_config(2), communicator);
-      CHECK_THROWS_WITH(engine.step(), Contains("without a backward before it that reached a parameter"));
+      CHECK_THROWS_WITH(engine.step(), Contains("without an earlier backward that reached a parameter"));
       torch::ones({3}, torch::requires_grad()).sum().backward();
-      CHECK_THROWS_WITH(engine.step(), Contains("without a backward before it that reached a parameter"));
+      CHECK_THROWS_WITH(engine.step(), Contains("without an earlier backward that reached a parameter"));
     }
     SECTION("fp16 without the loss scale") {
       Engine engine = make_engine(*model, config_of(1, "fp16", 1), communicator);

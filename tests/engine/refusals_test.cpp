@@ -16,7 +16,7 @@ TEST_CASE("Calls that step() and backward() refuse") {
     Net model;
     Engine engine = make_engine(*model, sgd_config(1), communicator);
     auto loss = [&] { return model->forward(sample(0, 0, 0), true).sum(); };
-    CHECK_THROWS_WITH(engine.step(), Contains("without a backward before it"));
+    CHECK_THROWS_WITH(engine.step(), Contains("without an earlier backward"));
     CHECK_THROWS_WITH(engine.backward(torch::ones({3}, torch::requires_grad())), Contains("3 elements"));
     CHECK_THROWS_WITH(engine.backward(torch::ones({})), Contains("does not require grad"));
 
@@ -93,7 +93,7 @@ TEST_CASE("Calls of initialize() that are refused by name") {
     InitializeOptions two_ranks_config;
     two_ranks_config.communicator = communicator;
     CHECK_THROWS_WITH(initialize(*model, parse_config(sgd_config(1), "test config", 2), two_ranks_config),
-                      Contains("another number of ranks"));
+                      Contains("another world size"));
 
     model->register_buffer("alias", model->first->weight.detach()[3]);
     CHECK_THROWS_WITH(initialize_with(sgd_config(1)), Contains("first.weight and alias share memory"));

@@ -16,7 +16,7 @@ const std::vector<OffloadedState> kAll{OffloadedState::moments, OffloadedState::
                                        OffloadedState::gradients};
 
 void check_refused(Engine& engine, const std::filesystem::path& folder) {
-  const std::string why = "the optimizer's states are not there since offload_states()";
+  const std::string why = "the optimizer's states have been moved by offload_states()";
   CHECK_THROWS_WITH(engine.backward(torch::ones({}, torch::requires_grad())), Contains(why));
   CHECK_THROWS_WITH(engine.step(), Contains(why) && Contains("engine.step()") && Contains("reload_states()"));
   CHECK_THROWS_WITH(engine.save_checkpoint(folder), Contains(why));

@@ -168,7 +168,7 @@ TEST_CASE("Calls that ZeroRedundancyOptimizer and enable_zero() refuse") {
     };
     SECTION("a step without a backward, and a closure") {
       const auto optimizer = wrapped();
-      CHECK_THROWS_WITH(optimizer->step(), Contains("without a backward before it"));
+      CHECK_THROWS_WITH(optimizer->step(), Contains("without an earlier backward"));
       CHECK_THROWS_WITH(optimizer->step([] { return at::Tensor(); }), Contains("a closure"));
     }
     SECTION("two on one model") {

@@ -147,7 +147,7 @@ TEST_CASE("inspect shows counters, files, and the parameters that a pattern name
   CHECK_THAT(one.out, Contains("h.bias  [2]") && Contains("value F32 8 B") && !Contains("h.weight"));
   const Outcome none = folder.run("checkpoint inspect out --parameter nothing");
   CHECK(none.exit_code == 2);
-  CHECK_THAT(none.err, Contains("no parameter is named like \"nothing\""));
+  CHECK_THAT(none.err, Contains("no parameter name matches \"nothing\""));
 }
 
 TEST_CASE("verify passes a whole checkpoint and names each damaged file, block and parameter") {
@@ -411,7 +411,7 @@ TEST_CASE("import converts a checkpoint of DeepSpeed, and describes it") {
   CHECK(tags_in(folder / "by_folder") == std::vector<std::string>{"global_step5"});
   const Outcome none = folder.run("checkpoint import . out2");
   CHECK(none.exit_code == 2);
-  CHECK_THAT(none.err, Contains("no checkpoint of DeepSpeed"));
+  CHECK_THAT(none.err, Contains("not a checkpoint of DeepSpeed"));
   CHECK_FALSE(fs::exists(folder / "out2"));
 }
 

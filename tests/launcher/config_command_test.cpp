@@ -88,8 +88,10 @@ TEST_CASE("check prints all messages of each file in the order of lines, then th
   REQUIRE(errors.size() == 2);
   CHECK_THAT(errors[0], StartsWith("refused.json:3:3: error: gradient_cliping: expected a known key, found "
                                    "\"gradient_cliping\"; did you mean \"gradient_clipping\"?"));
-  CHECK_THAT(errors[1], StartsWith("refused.json:4:33: error: zero_optimization.stage: expected an integer "
-                                   "from 0 to 3, found 4; "));
+  CHECK_THAT(
+      errors[1],
+      StartsWith(
+          "refused.json:4:33: error: zero_optimization.stage: expected an integer from 0 to 3, found 4; "));
   const auto warnings = headlines(outcome.out, "warning");
   REQUIRE(warnings.size() == 1);
   CHECK_THAT(warnings[0], StartsWith("warned.json:2:37: warning: train_micro_batch_size_per_gpu: "));
@@ -204,7 +206,7 @@ TEST_CASE("--model-hidden gives the sizes that follow from it") {
   CHECK(open.exit_code == 0);
   CHECK(headlines(open.out, "note").size() == 1);
   CHECK_THAT(open.out,
-             Contains("auto.json:2:27: note: zero_optimization.reduce_bucket_size: \"auto\": given by the "
+             Contains("auto.json:2:27: note: zero_optimization.reduce_bucket_size: \"auto\": from the "
                       "model's hidden size when a run starts: zero_optimization.reduce_bucket_size, "
                       "zero_optimization.stage3_prefetch_bucket_size, "
                       "zero_optimization.stage3_param_persistence_threshold\n"));
@@ -303,10 +305,10 @@ TEST_CASE("diff prints settings that differ, and ignores spelling, order and wri
     "optimizer": {"type": "AdamW", "params": {"lr": 2e-4}}, "zero_optimization": {"stage": 1}})");
   const Outcome different = folder.config("diff clean.json other.json");
   CHECK(different.exit_code == 1);
-  CHECK_THAT(different.out, Contains("optimizer.params.lr\n  clean.json: 1e-04 (line 4)\n"
-                                     "  other.json: 2e-04 (line 2)\n"));
-  CHECK_THAT(different.out, Contains("zero_optimization.stage\n  clean.json: 2 (line 5)\n"
-                                     "  other.json: 1 (line 2)\n"));
+  CHECK_THAT(different.out,
+             Contains("optimizer.params.lr\n  clean.json: 1e-04 (line 4)\n  other.json: 2e-04 (line 2)\n"));
+  CHECK_THAT(different.out,
+             Contains("zero_optimization.stage\n  clean.json: 2 (line 5)\n  other.json: 1 (line 2)\n"));
   const json differences =
       json::parse(folder.config("diff --json clean.json other.json").out).at("differences");
   REQUIRE(differences.size() == 2);

@@ -116,7 +116,7 @@ TEST_CASE("mistakes name the option, what was expected and what was found") {
              Contains("--num_gpus") && Contains("--include"));
   CHECK_THAT(mistake({"--num_gpu", "2", "p"}), Contains("--num_gpu: unknown option"));
   CHECK_THAT(mistake({"--elastic_training", "p"}),
-             Contains("--elastic_training") && Contains("does not offer"));
+             Contains("--elastic_training") && Contains("does not support"));
   for (const char* option : {"--hostfile", "--include", "--exclude"})
     CHECK_THAT(mistake({option, "", "p"}), Contains(option) && Contains("found an empty text"));
   CHECK_THAT(mistake({"--include", "a", "--exclude", "b", "p"}),

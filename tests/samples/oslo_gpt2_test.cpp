@@ -121,7 +121,7 @@ TEST_CASE("oslo_gpt2: losses of a plain loop at all levels and world sizes, also
   }
 
   // A run that is resumed after step 10 has the same bits on the same number of ranks, and close values on
-  // another number of ranks.
+  // another world size.
   const std::string save = " --save " + (files.folder / "parts").string();
   const Outcome first = files.train(2, 2, "--steps 10" + save);
   REQUIRE(first.exit_code == 0);

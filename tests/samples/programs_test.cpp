@@ -20,7 +20,7 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
       {config + "--steps many", "--steps"},
       {config + "--layers 0", "--layers 0: expected 1 to"},
       {config + "--steps -1", "--steps -1"},
-      {config + "--save-every 2", "--save-every, --keep-last and --save-on-sigterm are about --save-dir"},
+      {config + "--save-every 2", "--save-every, --keep-last and --save-on-sigterm need --save-dir"},
       {config + data + "--steps 1 --resume " + (folder / "nowhere").string(),
        "nowhere has no file \"latest\""},
       {config + "--vocab 255", "--vocab 255: expected 256"},
@@ -252,11 +252,8 @@ TEST_CASE("SIGTERM to the launcher: all ranks save the same step, and the next r
   const std::string csv = folder / "log.csv", saves = folder / "saves";
   const Outcome ended =
       run(folder, "sh -c '" + gpt2 + "--steps 1000000 --csv " + csv + " --save-dir " + saves +
-                      " --save-every 5 --keep-last 2 --save-on-sigterm & "
-                      "until [ -e " +
-                      saves +
-                      "/latest ]; do sleep 0.05; done; sleep 0.2; "
-                      "kill -TERM $!; wait $!'");
+                      " --save-every 5 --keep-last 2 --save-on-sigterm & until [ -e " + saves +
+                      "/latest ]; do sleep 0.05; done; sleep 0.2; kill -TERM $!; wait $!'");
   INFO(ended.err);
   const size_t step = read_csv(csv).size();
   CHECK(step >= 5);

@@ -76,7 +76,7 @@ TEST_CASE("token file: it is made once, and again if something that its tokens d
        {good.substr(0, good.size() - 1), good + "x", std::string("short"), "X" + good.substr(1)}) {
     folder.write("bad", bad);
     CHECK_THAT(user_error([&] { TokenFile(folder / "bad"); }),
-               Contains("no complete file of tokens: delete it"));
+               Contains("is not a complete file of tokens: delete it"));
   }
   CHECK_THAT(user_error([&] {
                make_token_file({{folder / "none"}, "", 0}, Tokenizer::bytes(), folder / "cache");

@@ -121,8 +121,8 @@ TEST_CASE("the error about a hook that removes a gradient names the parameter") 
     add_hook(state.leaves[1], calls, true);
     GradientReducer reducer(state.buckets, state.store, communicator, {.policy = policy_of(2)});
     reducer.start_backward(true);
-    expect_throws<UserError>([&] { state.leaves[1].sum().backward(); }, {"parameter p1", "taken away"},
-                             "backward");
+    expect_throws<UserError>([&] { state.leaves[1].sum().backward(); },
+                             {"parameter p1", "was removed by a hook"}, "backward");
   });
 }
 
