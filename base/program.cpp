@@ -36,7 +36,7 @@ void tell(const std::string& rank, const std::string& message) {
 // Reports an error that all ranks throw. Ranks other than 0 first wait. Usually the launcher ends them
 // meanwhile, so only rank 0 reports the error (see run_program()). Rank 0's message has no rank number.
 int tell_once(const std::string& rank, const char* message, int exit_code) {
-  if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(2));
+  if (!rank.empty() && rank != "0") std::this_thread::sleep_for(std::chrono::seconds(4));
   tell(rank == "0" ? "" : rank, message);
   return exit_code;
 }
