@@ -55,21 +55,14 @@ OrderWatch::~OrderWatch() {
 }
 
 uint64_t OrderWatch::count(Collective kind) {
-  note_thread();
+  if (threads_.is_another()) is_threaded_ = true;
   return started_[static_cast<size_t>(kind)]++;
-}
-
-void OrderWatch::note_thread() {
-  const std::thread::id own = std::this_thread::get_id();
-  std::thread::id first = thread_.load();
-  if (first == own) return;
-  if (first != std::thread::id() || !thread_.compare_exchange_strong(first, own)) is_threaded_ = true;
 }
 
 OrderWatch::Wait::Wait(OrderWatch& watch, const CollectiveCall& call, uint64_t number,
                        std::function<void()> stop)
     : watch_(&watch), call_(&call), number_(number), stop_(std::move(stop)) {
-  watch.note_thread();
+  if (watch.threads_.is_another()) watch.is_threaded_ = true;
   std::lock_guard lock(watch.mutex_);
   watch.wait_ = this;
   watch.since_ = Clock::now();

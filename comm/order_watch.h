@@ -20,6 +20,7 @@
 
 #include "comm/communicator.h"
 #include "comm/job_store.h"
+#include "comm/thread_use.h"
 #include "comm/wait_board.h"
 
 namespace zerorun {
@@ -69,7 +70,6 @@ class OrderWatch {
   using Clock = std::chrono::steady_clock;
 
   void run();
-  void note_thread();
   Statement statement(uint64_t beat) const;
   /// Returns whether the store has answered.
   bool publish(const Statement& own) const;
@@ -80,8 +80,8 @@ class OrderWatch {
   const int world_size_;
   const std::chrono::milliseconds look_;
   std::array<std::atomic<uint64_t>, kCollectiveKinds> started_{};
-  std::atomic<std::thread::id> thread_{};  // the first thread that used the communicator
-  std::atomic<bool> is_threaded_ = false;  // several threads have used it
+  ThreadUse threads_;
+  std::atomic<bool> is_threaded_ = false;  // several threads have used the communicator
 
   std::mutex mutex_;
   std::condition_variable over_or_due_;

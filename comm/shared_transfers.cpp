@@ -77,7 +77,7 @@ SharedTransfers::~SharedTransfers() {
 }
 
 std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall call) {
-  note_thread();
+  if (threads_.is_another()) control_.say_threaded();
   auto transfer = std::make_shared<Transfer>();
   transfer->call = std::move(call);
   const CollectiveCall& mine = transfer->call;
@@ -107,13 +107,6 @@ std::shared_ptr<SharedTransfers::Transfer> SharedTransfers::start(CollectiveCall
 
 void SharedTransfers::wait(Transfer& transfer) {
   await(transfer, is_done_for_caller, timeout_);
-}
-
-void SharedTransfers::note_thread() {
-  const std::thread::id own = std::this_thread::get_id();
-  std::thread::id first = thread_.load();
-  if (first == own) return;
-  if (first != std::thread::id() || !thread_.compare_exchange_strong(first, own)) control_.say_threaded();
 }
 
 int64_t SharedTransfers::scratch_bytes() const {

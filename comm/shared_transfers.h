@@ -3,19 +3,18 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "comm/deadline.h"
 #include "comm/host_ranks.h"
+#include "comm/thread_use.h"
 
 namespace zerorun {
 
@@ -63,8 +62,6 @@ class SharedTransfers {
     Deadline::Clock::time_point since;
   };
 
-  /// Call this at each start and wait. Publishes whether several threads do so.
-  void note_thread();
   void lend(Transfer& transfer);
   Block take_scratch(int64_t bytes);
   void free_slot(Numbered next);
@@ -95,7 +92,7 @@ class SharedTransfers {
   const std::chrono::milliseconds timeout_;
   const std::chrono::microseconds spin_;
   std::array<uint64_t, kCollectiveKinds> next_{};
-  std::atomic<std::thread::id> thread_{};  // the first thread that used the communicator
+  ThreadUse threads_;
 
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Transfer>> under_way_;  // in the order of start()

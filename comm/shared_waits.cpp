@@ -23,7 +23,7 @@ void remove(std::vector<int>& ranks, const auto& condition) {
 
 void SharedTransfers::await(Transfer& transfer, Condition done, milliseconds timeout) {
   if (reached(transfer, done)) return;
-  note_thread();
+  if (threads_.is_another()) control_.say_threaded();
   const Deadline deadline(timeout);
   Stuck stuck;
   auto look = Deadline::Clock::now() + kLook;

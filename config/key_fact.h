@@ -189,6 +189,7 @@ inline constexpr PlainRow section{KeyType::section}, object{KeyType::object}, an
 constexpr KeyFact feature(std::string_view path, std::string_view meaning) {
   return section(path, meaning).switched_by("enabled");
 }
+inline constexpr KeyFact enabled = boolean(".enabled", "false", "enable the feature");
 constexpr KeyFact choice(std::string_view path, std::string_view fallback, std::string_view choices,
                          std::string_view meaning) {
   return {

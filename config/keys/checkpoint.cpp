@@ -37,7 +37,7 @@ static constexpr KeyFact rows[] = {
     feature("nebula", "checkpoints in the Nebula cloud service")
         .not_supported("checkpoints are written by ZeroRun itself")
         .removed_from_deepspeed(),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     boolean(".enable_nebula_load", "true", "load checkpoints from Nebula"),
     text(".nebula_load_path", "", "path to load checkpoints from").or_null(),
     text(".persistent_storage_path", "", "path to save checkpoints to").or_null(),

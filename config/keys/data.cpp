@@ -7,16 +7,16 @@ namespace zerorun::keys {
 static constexpr KeyFact rows[] = {
     feature("data_efficiency", "data sampling and data routing")
         .not_supported("the program selects its training data itself"),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     integer(".seed", "1234", "random seed of the samplers"),
     feature("data_efficiency.data_sampling", "how samples are drawn"),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     integer(".num_epochs", "1000", "number of epochs"),
     integer(".num_workers", "0", "number of loader processes"),
     boolean(".pin_memory", "false", "load samples into page-locked memory"),
     feature("data_efficiency.data_sampling.curriculum_learning",
             "curriculum learning: easy samples come first"),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     text(".data_cluster_path", "", "folder with the clustered samples").or_null(),
     section("data_efficiency.data_sampling.curriculum_learning.curriculum_metrics",
             "difficulty metrics; the keys are the names of the metrics")
@@ -32,7 +32,7 @@ static constexpr KeyFact rows[] = {
     anything(".schedule_config", "parameters of the schedule"),
     feature("data_efficiency.data_sampling.dynamic_batching",
             "batches whose size depends on sequence lengths"),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     text(".metrics_path", "", "folder with the sequence lengths").or_null(),
     text(".lr_scaling_method", "\"linear\"", "how the learning rate is scaled with the batch size"),
     integer(".min_batch_size", "1", "minimum batch size"),
@@ -41,12 +41,12 @@ static constexpr KeyFact rows[] = {
     integer(".max_tokens", "", "maximum number of tokens per batch").or_null(),
     boolean(".verbose", "false", "print the batches"),
     feature("data_efficiency.data_routing", "which tokens pass through which layers"),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     object(".random_ltd", "random layerwise token dropping (random-LTD)").switched_by("enabled").refused(),
     feature("curriculum_learning", "curriculum learning in the form of old DeepSpeed versions")
         .not_supported("the program selects its training data itself")
         .removed_from_deepspeed(),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     text(".curriculum_type", "", "difficulty metric"),
     integer(".min_difficulty", "", "difficulty at the start"),
     integer(".max_difficulty", "", "difficulty at the end"),
@@ -55,13 +55,13 @@ static constexpr KeyFact rows[] = {
     feature("progressive_layer_drop", "skip layers during training")
         .not_supported("the model decides which layers it runs")
         .removed_from_deepspeed(),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     number(".theta", "1.0", "fraction of layers that are kept at the end"),
     number(".gamma", "0.001", "how fast this fraction is reached"),
     feature("eigenvalue", "eigenvalues of the Hessian of the loss, used by quantize_training")
         .not_supported("ZeroRun does not quantize during training")
         .removed_from_deepspeed(),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     boolean(".verbose", "false", "print the eigenvalues"),
     integer(".max_iter", "100", "maximum number of iterations"),
     number(".tol", "0.01", "tolerance at which the iteration stops"),

@@ -3,25 +3,23 @@
 
 namespace zerorun::keys {
 
+constexpr std::string_view no_monitors = "ZeroRun has no monitors; programs log their own metrics";
+
 static constexpr KeyFact rows[] = {
-    feature("tensorboard", "training metrics, written to TensorBoard")
-        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
+    feature("tensorboard", "training metrics, written to TensorBoard").not_supported(no_monitors),
     boolean(".enabled", "false", "write TensorBoard logs"),
     text(".output_path", "\"\"", "folder for the logs"),
     text(".job_name", "\"DeepSpeedJobName\"", "name of the folder of this run"),
-    feature("csv_monitor", "training metrics, written to CSV files")
-        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
+    feature("csv_monitor", "training metrics, written to CSV files").not_supported(no_monitors),
     boolean(".enabled", "false", "write CSV files"),
     text(".output_path", "\"\"", "folder for the files"),
     text(".job_name", "\"DeepSpeedJobName\"", "name of the folder of this run"),
-    feature("wandb", "training metrics, written to Weights & Biases")
-        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
+    feature("wandb", "training metrics, written to Weights & Biases").not_supported(no_monitors),
     boolean(".enabled", "false", "write to Weights & Biases"),
     text(".group", "", "group of the run").or_null(),
     text(".team", "", "team of the run").or_null(),
     text(".project", "\"deepspeed\"", "project of the run"),
-    feature("comet", "training metrics, written to Comet")
-        .not_supported("ZeroRun has no monitors; programs log their own metrics"),
+    feature("comet", "training metrics, written to Comet").not_supported(no_monitors),
     boolean(".enabled", "false", "write to Comet"),
     integer(".samples_log_interval", "100", "number of samples between two log entries"),
     text(".project", "", "project of the run").or_null(),

@@ -14,7 +14,7 @@ static constexpr KeyFact rows[] = {
     boolean(".grad_partitioned", "true", "partition the gradients that are sent between stages"),
     feature("hybrid_engine", "inference during training")
         .not_supported("inference runs on the training engine itself, in eval mode"),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     integer(".max_out_tokens", "512", "maximum number of output tokens"),
     integer(".inference_tp_size", "1", "number of tensor-parallel ranks"),
     boolean(".release_inference_cache", "false", "free the memory of the inference cache"),
@@ -69,7 +69,7 @@ static constexpr KeyFact rows[] = {
     feature("elasticity", "batch sizes that stay valid when the number of ranks changes")
         .not_supported("the world size of a run is fixed")
         .removed_from_deepspeed(),
-    boolean(".enabled", "false", "enable the feature").refused(),
+    enabled.refused(),
     integer(".max_train_batch_size", "2000", "maximum batch size").least(1),
     integers(".micro_batch_sizes", "[2, 4, 6]", "micro-batch sizes to choose from").least(1),
     integer(".min_gpus", "1", "minimum number of ranks").least(1),
@@ -82,7 +82,7 @@ static constexpr KeyFact rows[] = {
     number(".version", "0.2", "version of the algorithm"),
     feature("autotuning", "search for a faster configuration")
         .not_supported("ZeroRun runs one configuration"),
-    boolean(".enabled", "false", "enable the feature"),
+    enabled,
     boolean(".fast", "true", "try fewer configurations"),
     text(".results_dir", "\"autotuning_results\"", "folder for the results"),
     text(".exps_dir", "\"autotuning_exps\"", "folder for the trials"),
