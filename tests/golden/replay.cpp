@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "tests/support/temporary_folder.h"
+#include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
 
 using nlohmann::json;
 
 const json& traces() {
-  static const json all = json::parse(std::ifstream(ZERORUN_SOURCE_DIR "/tests/golden/data/traces.json"));
+  static const json all = json::parse(std::ifstream(source_folder() / "tests/golden/data/traces.json"));
   return all;
 }
 
