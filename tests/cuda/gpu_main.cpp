@@ -1,6 +1,6 @@
 // The main function of programs whose tests need a GPU. Without a GPU it prints the reason and exits with 77.
-// The tests of the program bin/NAME are in the library lib/libNAME_body.so beside it. It is loaded after a GPU was
-// found, because LibTorch's CUDA libraries may be missing on a machine without a GPU.
+// The tests of the program bin/NAME are in the library lib/libNAME_body.so beside it. It is loaded after a
+// GPU was found, because LibTorch's CUDA libraries may be missing on a machine without a GPU.
 #include <dlfcn.h>
 
 #include <cstdio>

@@ -107,8 +107,8 @@ std::vector<double> train_two_ranks(const std::string& device, int stage, const 
       binaries + "zerorun --num_gpus 2 --timeout 120 --device " + device + " " + binaries +
       "gpt2 --deepspeed " + config.string() +
       " --layers 2 --hidden 64 --heads 4 --vocab 256 --seq 32 --steps 8 --generate 0 --sequential" +
-      " --init " + (source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors").string() + " --data " + text.string() +
-      " --csv " + csv.string() + " 2>&1";
+      " --init " + (source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors").string() +
+      " --data " + text.string() + " --csv " + csv.string() + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   std::string output;
   for (int character = 0; (character = std::fgetc(pipe)) != EOF;) output += static_cast<char>(character);

@@ -68,7 +68,8 @@ InitializeOptions initialize_options(const RunOptions& options, torch::nn::Modul
 
 const std::vector<uint8_t>& golden_text() {
   static const std::vector<uint8_t> text = [] {
-    std::filesystem::path path = source_folder() / "tests/golden/data/GPL-3";  // in a bundle for another machine
+    std::filesystem::path path =
+        source_folder() / "tests/golden/data/GPL-3";  // in a bundle for another machine
     if (!std::filesystem::exists(path)) path = "/usr/share/common-licenses/GPL-3";
     std::ifstream file(path, std::ios::binary);
     std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};

@@ -16,8 +16,8 @@
 namespace zerorun::testing {
 
 /// The training text of the golden traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3, or of
-/// tests/golden/data/GPL-3 where a bundle for another machine has it. If that file is missing or different, the function prints the reason and exits with 77, which ctest reports
-/// as a skipped test.
+/// tests/golden/data/GPL-3 where a bundle for another machine has it. If that file is missing or different,
+/// the function prints the reason and exits with 77, which ctest reports as a skipped test.
 const std::vector<uint8_t>& golden_text();
 
 struct RunOptions {
