@@ -102,7 +102,10 @@ void check_kernels(const Figures& figures) {
 
 void check_model(const Figures& figures, const std::string& part) {
   CAPTURE(part);
-  const double plain_loss = figures.value(part, "plain", "loss", "");
+  const double first_loss = figures.value(part, "plain", "first loss", "");
+  const double third_loss = figures.value(part, "plain", "third loss", "");
+  const double learned = first_loss - third_loss;
+  CHECK(learned > 0.1);  // found here: 0.25
   CHECK(figures.value(part, "plain", "step", "ms") > 0);
   CHECK(figures.value(part, "plain, clipping", "step", "ms") > 0);
   CHECK(figures.value(part, "plain, no update", "step", "ms") > 0);
@@ -116,9 +119,11 @@ void check_model(const Figures& figures, const std::string& part) {
     const json& ratio = figures.find(part, stage, "ratio", "");
     CHECK(ratio["goal"] == "<= 1.030");
     CHECK(ratio["met"] == (ratio["value"] <= 1.03));
-    // Both train the same model on the same tokens; bf16 rounds to 2^-9.
-    check_close(figures.value(part, stage, "loss", ""), plain_loss, 1e-2);
-    CHECK(figures.value(part, stage, "loss", "") == figures.value(part, "stage 0", "loss", ""));
+    // Both train the same model on the same tokens. Without an update, or with another model, the difference
+    // would be as large as what is learned; clipping and the rounding to bf16 make a hundredth of it.
+    check_close(figures.value(part, stage, "first loss", ""), first_loss, 1e-3);
+    CHECK(std::abs(figures.value(part, stage, "third loss", "") - third_loss) <= 0.05 * learned);
+    CHECK(figures.value(part, stage, "third loss", "") == figures.value(part, "stage 0", "third loss", ""));
     const std::string memory = part + ", memory";
     double states = 0;
     for (const char* name : {"parameters", "gradients", "master", "moments"})
