@@ -31,6 +31,7 @@ struct CheckpointArguments {
   std::string parameters = "*";
   bool json = false;
   bool dry_run = false;
+  bool replace = false;
   int64_t keep = 0;
   int64_t keep_every = 0;
   std::string dtype = "fp32";
@@ -169,7 +170,7 @@ int run_export(const CheckpointArguments& arguments) {
 int run_import(const CheckpointArguments& arguments) {
   const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
   const ImportedCheckpoint imported =
-      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag);
+      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
   const DeepSpeedFacts& facts = source.facts;
   if (arguments.json) {
     print_json({{"folder", imported.folder.string()},
@@ -241,7 +242,7 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
   commands.push_back(add(app, arguments, "prune",
                          "Remove old checkpoints that ZeroRun has named (global_stepN)", "FOLDER", 1, prune));
   commands.back()
-      .app->add_option("--keep", arguments.keep, "Keep so many with the highest steps, and latest")
+      .app->add_option("--keep", arguments.keep, "Keep so many that were saved last, and latest")
       ->required()
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
@@ -266,6 +267,7 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
   commands.push_back(add(app, arguments, "import", "Take over a checkpoint that DeepSpeed wrote",
                          "DEEPSPEED_AND_OUT", 2, run_import));
   add_tag(commands.back().app, "The new checkpoint's name; DeepSpeed's if not given");
+  commands.back().app->add_flag("--replace", arguments.replace, "Replace a checkpoint of this name");
   return commands;
 }
 
