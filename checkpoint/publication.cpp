@@ -221,11 +221,14 @@ void Publication::remove_tags(int64_t keep_last) {
 
 void Publication::name_latest() {
   const fs::path partial = partial_folder(directory_, kLatest, id_);
-  write_text(*files_, partial, tag_ + "\n");
   const fs::path latest = directory_ / kLatest;
-  const int renamed = files_->rename(partial, latest);
-  if (renamed < 0) files_->remove_file(partial);
-  check_done(renamed, partial, "renamed to " + latest.string());
+  try {
+    write_text(*files_, partial, tag_ + "\n");
+    check_done(files_->rename(partial, latest), partial, "renamed to " + latest.string());
+  } catch (...) {
+    files_->remove_file(partial);
+    throw;
+  }
   check_done(files_->sync_folder(directory_), directory_, "synced");
 }
 

@@ -346,6 +346,8 @@ TEST_CASE("If any call fails, latest names a complete checkpoint, and a second t
     all_tried = faulty.calls() <= call;
     CHECK((error == "no error") == all_tried);
     if (!all_tried) CHECK_THAT(error, Contains("/a") && Contains("cannot be"));
+    const auto names = memory.list("/a").value();
+    for (const std::string& name : names) CHECK_FALSE(tag_of_partial(name));
     const auto latest = latest_tag(memory, "/a");
     REQUIRE(latest);
     CHECK(read_text(memory, fs::path("/a") / *latest / "data.safetensors") == (*latest == "one" ? "1" : "2"));
