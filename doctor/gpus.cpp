@@ -1,7 +1,5 @@
 #include "doctor/gpus.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -11,6 +9,8 @@
 #include <memory>
 #include <sstream>
 #include <system_error>
+
+#include "doctor/nvml.h"
 
 namespace zerorun {
 namespace {
@@ -44,48 +44,10 @@ void read_proc(const std::string& folder, Gpus& gpus) {
     gpus.gpus.push_back({.name = model_in(content_of(entry + "/information"))});
 }
 
-// The types of NVIDIA's nvml.h that are used here. NVML's functions return 0 on success.
+// A type of NVIDIA's nvml.h.
 struct NvmlMemory {
   unsigned long long total, free, used;
 };
-using NvmlDevice = void*;
-
-// Loads and initialises NVML, and shuts it down when destroyed.
-class Nvml {
- public:
-  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
-    if (!library_) {
-      error_ = "the driver's library libnvidia-ml.so.1 is not installed";
-    } else if (const int code = call<int()>("nvmlInit_v2"); code != 0) {
-      error_ = std::string("NVML says: ") + words_of(code);
-    }
-  }
-  ~Nvml() {
-    if (library_ && error_.empty()) call<int()>("nvmlShutdown");
-    if (library_) ::dlclose(library_);
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
-
-  const std::string& error() const { return error_; }
-
-  /// Calls the function of this name and type; -1 if the library does not have it.
-  template <typename Function, typename... Arguments>
-  int call(const char* name, Arguments... arguments) const {
-    auto* function = reinterpret_cast<Function*>(::dlsym(library_, name));
-    return function ? function(arguments...) : -1;
-  }
-
- private:
-  const char* words_of(int code) const {
-    auto* function = reinterpret_cast<const char* (*)(int)>(::dlsym(library_, "nvmlErrorString"));
-    return function ? function(code) : "it is too old";
-  }
-
-  void* library_;
-  std::string error_;
-};
-
 void ask_nvml(Gpus& gpus) {
   const Nvml nvml;
   gpus.library_error = nvml.error();
@@ -99,8 +61,11 @@ void ask_nvml(Gpus& gpus) {
   if (count > 0) gpus.gpus.clear();  // a container may use fewer GPUs than /proc lists
   for (unsigned number = 0; number < count; ++number) {
     NvmlDevice device = nullptr;
-    if (nvml.call<int(unsigned, NvmlDevice*)>("nvmlDeviceGetHandleByIndex_v2", number, &device) != 0)
+    const int code = nvml.call<int(unsigned, NvmlDevice*)>("nvmlDeviceGetHandleByIndex_v2", number, &device);
+    if (code != 0) {
+      gpus.gpus.push_back({.error = nvml.words_of(code)});
       continue;
+    }
     text.fill('\0');
     NvmlMemory memory{};
     nvml.call<int(NvmlDevice, char*, unsigned)>("nvmlDeviceGetName", device, text.data(),
@@ -163,6 +128,11 @@ Findings judge_gpus(const Gpus& gpus) {
   Findings findings = {judge_driver(gpus)};
   for (size_t number = 0; number < gpus.gpus.size(); ++number) {
     const Gpu& gpu = gpus.gpus[number];
+    if (!gpu.error.empty()) {
+      findings.push_back({Verdict::problem, "GPU " + std::to_string(number), "does not answer: " + gpu.error,
+                          "look for Xid messages in `dmesg`, and reset the GPU or restart the machine"});
+      continue;
+    }
     const std::string memory =
         gpu.memory_bytes > 0 ? ", " + bytes_text(static_cast<double>(gpu.memory_bytes)) : "";
     findings.push_back({Verdict::ok, "GPU " + std::to_string(number), gpu.name + memory});

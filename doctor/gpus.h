@@ -11,8 +11,9 @@
 namespace zerorun {
 
 struct Gpu {
-  std::string name;
+  std::string name = {};
   int64_t memory_bytes = 0;  // 0: not known
+  std::string error = {};    // NVML's words if the GPU does not answer; then nothing else is known
 };
 
 struct Gpus {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/gpu_presence.h"
 #include "doctor/host_report.h"
 #include "doctor/links.h"
 #include "launcher/captured_run.h"
@@ -88,7 +89,7 @@ Request parse_request(int argc, const char* const* argv) {
                     "' (see zerorun doctor --help)");
   if (given.dry_run) throw UserError("doctor: --dry_run has no meaning here: leave it out");
 
-  const int gpus = given.device == "cpu" ? 0 : count_gpus();
+  const int gpus = given.device == "cpu" ? 0 : count_gpu_files();
   const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
                           given.ranks_per_node || given.nodes || given.node_rank;
   if (!says_where && gpus < 2) {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 
 namespace {
 

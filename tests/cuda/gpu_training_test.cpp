@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 #include "comm/rendezvous.h"
 #include "tests/golden/replay.h"
 #include "tests/support/temporary_folder.h"

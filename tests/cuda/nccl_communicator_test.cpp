@@ -12,8 +12,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/cuda_driver.h"
 #include "base/error.h"
-#include "comm/cuda_driver.h"
 #include "comm/rendezvous.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"

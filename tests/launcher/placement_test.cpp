@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/gpu_presence.h"
 #include "launcher/dry_run.h"
-#include "launcher/machine.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "tests/support/temporary_folder.h"
@@ -25,9 +25,9 @@ TEST_CASE("GPUs are counted by their device files") {
        {"nvidia", "nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia1x", "anvidia3"}) {
     std::ofstream(std::string(folder) + "/" + name) << "";
   }
-  CHECK(zerorun::count_gpus(folder) == 2);
+  CHECK(zerorun::count_gpu_files(folder) == 2);
   std::filesystem::remove_all(folder);
-  CHECK(zerorun::count_gpus(folder) == 0);
+  CHECK(zerorun::count_gpu_files(folder) == 0);
 }
 
 TEST_CASE("programs that cannot be run are refused with a remedy") {
@@ -73,6 +73,7 @@ TEST_CASE("the environment of a rank") {
                                               "ZERORUN_TERMINAL=1",
                                               "CUDA_VISIBLE_DEVICES=7",
                                               "ZERORUN_DEVICE=cuda",
+                                              "NCCL_MULTI_RANK_GPU_ENABLE=0",
                                               "OMP_NUM_THREADS="};
   auto rank2 = zerorun::rank_environment(inherited, job, 2);
   CHECK(value_of(rank2, "HOME") == "/h");
@@ -89,6 +90,8 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank2, "CUDA_VISIBLE_DEVICES") == "7");
   CHECK(value_of(rank2, "ZERORUN_DEVICE") == "cuda");
   CHECK(value_of(rank2, "ZERORUN_COMM") == "(none)");
+  CHECK(value_of(rank2, "NCCL_LAUNCH_ORDER_IMPLICIT") == "1");
+  CHECK(value_of(rank2, "NCCL_MULTI_RANK_GPU_ENABLE") == "0");
   CHECK(value_of(rank2, "ZERORUN_TERMINAL") == "(none)");
   CHECK(value_of(rank2, "TORCHELASTIC_USE_AGENT_STORE") == "(none)");
 
@@ -106,6 +109,7 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank0, "CUDA_VISIBLE_DEVICES") == "0,2");
   CHECK(value_of(rank0, "OMP_NUM_THREADS") == "8");
   CHECK(value_of(rank0, "ZERORUN_TIMEOUT") == "600");
+  CHECK(value_of(rank0, "NCCL_LAUNCH_ORDER_IMPLICIT") == "(none)");
 }
 
 TEST_CASE("on several hosts, local variables count the ranks of one host") {

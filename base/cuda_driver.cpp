@@ -1,4 +1,4 @@
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 
 #include <dlfcn.h>
 
@@ -42,6 +42,10 @@ std::string unfit(void* driver, int count) {
 }
 
 }  // namespace
+
+bool has_cuda_driver() {
+  return dlopen(kCudaDriver, RTLD_LAZY | RTLD_LOCAL) != nullptr;
+}
 
 int count_usable_gpus(std::string& reason, int* found) {
   if (found) *found = 0;

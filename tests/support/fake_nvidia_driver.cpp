@@ -1,7 +1,13 @@
 // A fake libcuda.so.1, the NVIDIA driver's library. Environment variables set the number of GPUs (FAKE_GPUS,
-// default 0), the major compute capability (FAKE_CAPABILITY, default 9) and the CUDA version (FAKE_DRIVER,
-// default 13000, which means 13.0).
+// default 0), of which CUDA_VISIBLE_DEVICES shows some, the major compute capability (FAKE_CAPABILITY,
+// default 9), the CUDA version (FAKE_DRIVER, default 13000, which means 13.0), and what cuInit does
+// (FAKE_INIT: an error code, or "hang").
+#include <unistd.h>
+
 #include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
 
 namespace {
 
@@ -12,8 +18,15 @@ int number(const char* name, int otherwise) {
   return variable ? std::atoi(variable) : otherwise;
 }
 
+// CUDA ignores the first entry of the list that is no GPU, and all after it.
 int gpus() {
-  return number("FAKE_GPUS", 0);
+  const int all = number("FAKE_GPUS", 0);
+  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!list) return all;
+  std::istringstream entries(list);
+  int visible = 0;
+  for (std::string entry; std::getline(entries, entry, ',') && std::atoi(entry.c_str()) < all;) ++visible;
+  return visible;
 }
 
 }  // namespace
@@ -21,6 +34,9 @@ int gpus() {
 extern "C" {
 
 int cuInit(unsigned int) {
+  const char* wish = std::getenv("FAKE_INIT");
+  while (wish && std::strcmp(wish, "hang") == 0) ::pause();
+  if (wish) return std::atoi(wish);
   return gpus() > 0 ? 0 : kNoDevice;
 }
 
