@@ -21,8 +21,10 @@ using nlohmann::json;
 
 constexpr char kQuestion[] = "--ask_gpus";
 constexpr char kVisible[] = "CUDA_VISIBLE_DEVICES";
-// Without persistence mode the driver first initializes every GPU, about a second each.
-constexpr std::chrono::seconds kPatience(60);
+// The limits of the wait for the driver, in seconds; between them the job's --timeout applies. Without
+// persistence mode the driver first initializes every GPU, about a second each.
+constexpr double kShortestWait = 5;
+constexpr double kLongestWait = 60;
 constexpr char kOrCpu[] = "--device cpu (or ZERORUN_DEVICE=cpu) trains on the CPU";
 
 // The value of a variable, as the ranks will find it; null if it is not set.
@@ -76,11 +78,13 @@ std::string explanation(const GpuAnswer& answer, const GpuDemand& demand) {
   return demand.visible.empty() ? "" : " (" + std::string(kVisible) + "=" + demand.visible + ")";
 }
 
-GpuAnswer ask(const std::vector<std::string>& environment, int ranks,
+GpuAnswer ask(const std::vector<std::string>& environment, int ranks, double timeout_seconds,
               const std::function<void()>& meanwhile) {
-  const CapturedRun run = run_launcher({kQuestion, std::to_string(ranks)}, kPatience, environment, meanwhile);
+  const auto wait = static_cast<int>(std::clamp(timeout_seconds, kShortestWait, kLongestWait));
+  const CapturedRun run =
+      run_launcher({kQuestion, std::to_string(ranks)}, std::chrono::seconds(wait), environment, meanwhile);
   if (run.timed_out) {
-    throw UserError("the NVIDIA driver has not answered for " + std::to_string(kPatience.count()) +
+    throw UserError("the NVIDIA driver has not answered for " + std::to_string(wait) +
                     " s (look for a broken GPU in `dmesg`): " + kOrCpu);
   }
   try {
@@ -129,7 +133,7 @@ int check_gpus(const NodeOrder& order, const ThisMachine& machine, const std::ve
     environment.push_back(kVisible + ("=" + ours));
   }
   const int ranks = static_cast<int>(slots.size());
-  const GpuAnswer answer = ask(environment, ranks, meanwhile);
+  const GpuAnswer answer = ask(environment, ranks, order.timeout_seconds, meanwhile);
   // --venv_script may add the driver's library to the search path.
   if (!answer.driver && !order.venv_script.empty()) return 0;
   const char* sharing = value_in(inherited, "NCCL_MULTI_RANK_GPU_ENABLE");

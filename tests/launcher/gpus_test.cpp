@@ -98,6 +98,14 @@ TEST_CASE("gpus: GPUs that cannot be used are an error, and the CPU is not used 
                  Contains("--device cpu"));
 }
 
+TEST_CASE("gpus: a driver that does not answer is an error, and the launcher does not wait for ever") {
+  CHECK_THAT(error_of({"--num_gpus", "1", "--timeout", "1"}, {{"FAKE_GPUS", "1"}, {"FAKE_INIT", "hang"}}),
+             Contains("the NVIDIA driver has not answered for 5 s") && Contains("--device cpu"));
+  CHECK_THAT(
+      error_of({"--num_gpus", "1"}, {{"FAKE_GPUS", "1"}, {"FAKE_INIT", "crash"}}),
+      Contains("the process that asks the NVIDIA driver for its GPUs was killed by signal 6 (SIGABRT)"));
+}
+
 TEST_CASE("gpus: on several hosts, the host that has too few is refused, and the job ends") {
   const std::string port = std::to_string(21000 + ::getpid() % 9000);
   const auto start = [&](const std::string& node, const std::string& gpus) {

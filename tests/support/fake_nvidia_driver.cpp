@@ -1,7 +1,7 @@
 // A fake libcuda.so.1, the NVIDIA driver's library. Environment variables set the number of GPUs (FAKE_GPUS,
 // default 0), of which CUDA_VISIBLE_DEVICES shows some, the major compute capability (FAKE_CAPABILITY,
 // default 9), the CUDA version (FAKE_DRIVER, default 13000, which means 13.0), and what cuInit does
-// (FAKE_INIT: an error code, or "hang").
+// (FAKE_INIT: an error code, "hang" or "crash").
 #include <unistd.h>
 
 #include <cstdlib>
@@ -36,6 +36,7 @@ extern "C" {
 int cuInit(unsigned int) {
   const char* wish = std::getenv("FAKE_INIT");
   while (wish && std::strcmp(wish, "hang") == 0) ::pause();
+  if (wish && std::strcmp(wish, "crash") == 0) std::abort();
   if (wish) return std::atoi(wish);
   return gpus() > 0 ? 0 : kNoDevice;
 }
