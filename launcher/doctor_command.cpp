@@ -92,7 +92,7 @@ Request parse_request(int argc, const char* const* argv) {
   const int gpus = given.device == "cpu" ? 0 : count_gpu_files();
   const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
                           given.ranks_per_node || given.nodes || given.node_rank;
-  if (!says_where && gpus < 2) {
+  if (!says_where && gpus == 0) {
     arguments.insert(arguments.end(), {"--num_gpus", "2"});
     if (given.device.empty()) arguments.insert(arguments.end(), {"--device", "cpu"});
   }
@@ -211,7 +211,9 @@ int run_doctor_command(int argc, const char* const* argv) {
   } else {
     print_trial(trial, host);
   }
-  return trial.mistake ? 2 : problem ? 1 : 0;
+  // A broken GPU is no mistake on the command line, although the job that tries it ends like after one.
+  if (trial.mistake && !has_problem(findings)) return 2;
+  return problem ? 1 : 0;
 }
 
 }  // namespace zerorun

@@ -90,8 +90,9 @@ GpuAnswer ask(const std::vector<std::string>& environment, int ranks, double tim
   try {
     return answer_in(run.out);
   } catch (const json::exception&) {
-    throw UserError("the process that asks the NVIDIA driver for its GPUs " + describe_end(run.wait_status) +
-                    " " + run.err + ": " + kOrCpu);
+    const std::string how = succeeded(run.wait_status) ? "no answer" : describe_end(run.wait_status);
+    throw UserError("asking the NVIDIA driver for its GPUs failed: " + how +
+                    (run.err.empty() ? "" : ", " + run.err) + ": " + kOrCpu);
   }
 }
 

@@ -103,7 +103,7 @@ TEST_CASE("gpus: a driver that does not answer is an error, and the launcher doe
              Contains("the NVIDIA driver has not answered for 5 s") && Contains("--device cpu"));
   CHECK_THAT(
       error_of({"--num_gpus", "1"}, {{"FAKE_GPUS", "1"}, {"FAKE_INIT", "crash"}}),
-      Contains("the process that asks the NVIDIA driver for its GPUs was killed by signal 6 (SIGABRT)"));
+      Contains("asking the NVIDIA driver for its GPUs failed: killed by signal 6 (SIGABRT): --device cpu"));
 }
 
 TEST_CASE("gpus: on several hosts, the host that has too few is refused, and the job ends") {

@@ -1,5 +1,8 @@
-// A fake libnvidia-ml.so.1, the driver's library for monitoring. Environment variables set the number of GPUs
-// (FAKE_NVML_GPUS, default 0) and which of them does not answer (FAKE_LOST, its number).
+// A fake libnvidia-ml.so.1, the driver's library for monitoring. Environment variables set the result of
+// nvmlInit (FAKE_NVML_INIT), the number of GPUs (FAKE_NVML_GPUS, default 0), which of them does not answer
+// (FAKE_LOST, its number), and of all others their uncorrected errors (FAKE_ERRORS), compute mode
+// (FAKE_MODE), whether MIG is on (FAKE_MIG), and the NVLinks that are up, of 18 (FAKE_NVLINKS, default 18).
+// GPU 0 is at PCI address 0000:10:00.0, GPU 1 at 0000:11:00.0, ...
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -7,10 +10,18 @@
 namespace {
 
 constexpr int kInvalid = 2;
+constexpr int kNotLoaded = 9;
 constexpr int kLost = 15;
 
 struct Memory {
   unsigned long long total, free, used;
+};
+
+struct PciInfo {
+  char old_address[16];
+  unsigned domain, bus, device;
+  unsigned device_id, subsystem_id;
+  char address[32];
 };
 
 int number(const char* name, int otherwise) {
@@ -23,7 +34,7 @@ int number(const char* name, int otherwise) {
 extern "C" {
 
 int nvmlInit_v2() {
-  return 0;
+  return number("FAKE_NVML_INIT", 0);
 }
 
 int nvmlShutdown() {
@@ -31,7 +42,7 @@ int nvmlShutdown() {
 }
 
 const char* nvmlErrorString(int code) {
-  return code == kLost ? "GPU is lost" : "Invalid Argument";
+  return code == kLost ? "GPU is lost" : code == kNotLoaded ? "Driver Not Loaded" : "Invalid Argument";
 }
 
 int nvmlSystemGetDriverVersion(char* text, unsigned size) {
@@ -64,6 +75,46 @@ int nvmlDeviceGetName(void* device, char* text, unsigned size) {
 int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   if (device == nullptr) return kInvalid;
   memory->total = 80ULL << 30;
+  return 0;
+}
+
+int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* pci) {
+  pci->domain = 0;
+  pci->bus = 0x10 + static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(device)) - 1;
+  pci->device = 0;
+  return 0;
+}
+
+int nvmlDeviceGetEccMode(void*, unsigned* now, unsigned* later) {
+  *now = *later = 1;
+  return 0;
+}
+
+int nvmlDeviceGetMigMode(void*, unsigned* now, unsigned* later) {
+  *now = *later = number("FAKE_MIG", 0);
+  return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(void*, int kind, int counter, unsigned long long* errors) {
+  if (kind != 1 || counter != 0) return kInvalid;
+  *errors = number("FAKE_ERRORS", 0);
+  return 0;
+}
+
+int nvmlDeviceGetRemappedRows(void*, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                              unsigned* failed) {
+  *corrected = *uncorrected = *pending = *failed = 0;
+  return 0;
+}
+
+int nvmlDeviceGetComputeMode(void*, int* mode) {
+  *mode = number("FAKE_MODE", 0);
+  return 0;
+}
+
+int nvmlDeviceGetNvLinkState(void*, unsigned link, int* up) {
+  if (link >= 18) return kInvalid;
+  *up = static_cast<int>(link) < number("FAKE_NVLINKS", 18);
   return 0;
 }
 }
