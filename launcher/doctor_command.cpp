@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/gpu_presence.h"
 #include "doctor/host_report.h"
 #include "doctor/links.h"
 #include "launcher/captured_run.h"
 #include "launcher/hostfile.h"
 #include "launcher/launch_options.h"
 #include "launcher/machine.h"
+#include "launcher/node_job.h"
 #include "launcher/rank_status.h"
 
 namespace zerorun {
@@ -89,7 +89,7 @@ Request parse_request(int argc, const char* const* argv) {
                     "' (see zerorun doctor --help)");
   if (given.dry_run) throw UserError("doctor: --dry_run has no meaning here: leave it out");
 
-  const int gpus = given.device == "cpu" ? 0 : count_gpu_files();
+  const int gpus = inspect_machine(given.device).gpus;
   const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
                           given.ranks_per_node || given.nodes || given.node_rank;
   if (!says_where && gpus == 0) {
