@@ -185,6 +185,13 @@ TEST_CASE("device: if GPUs are asked for and there are none, the error contains 
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "cuda") ==
         "UserError: training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
         "driver's cuInit says CUDA_ERROR_NO_DEVICE");
+  for (const auto& [code, remedy] :
+       {std::pair{"802", "start the service nvidia-fabricmanager"}, {"803", "restart the machine"}}) {
+    setenv("FAKE_INIT", code, 1);
+    CHECK_THAT(outcome(1, ZERORUN_FAKE_CUDA, "cuda"),
+               Contains(std::string("cuInit says error ") + code) && Contains(remedy));
+    unsetenv("FAKE_INIT");
+  }
   const auto endings = run_processes(1, [](int) {
     setenv("ZERORUN_DEVICE", "cuda", 1);
     return sum_of_all(*connect());

@@ -30,6 +30,33 @@ TEST_CASE("GPUs are counted by their device files") {
   CHECK(zerorun::count_gpu_files(folder) == 0);
 }
 
+TEST_CASE(
+    "a machine has GPUs if the driver has device files, or its library is installed and the PCI bus has "
+    "GPUs") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string root = (folder / "").parent_path();
+  CHECK_FALSE(zerorun::has_gpus(true, root));
+  const std::string device = "sys/bus/pci/devices/0000:18:00.0/";
+  std::filesystem::create_directories(folder / device);
+  folder.write(device + "vendor", "0x10de\n");
+  folder.write(device + "class", "0x068000\n");  // an NVSwitch
+  CHECK_FALSE(zerorun::has_gpus(true, root));
+  folder.write(device + "class", "0x030200\n");
+  CHECK(zerorun::has_gpus(true, root));
+  CHECK_FALSE(zerorun::has_gpus(false, root));  // a container that was given none
+  std::filesystem::create_directories(folder / "dev");
+  folder.write("dev/nvidia0", "");
+  CHECK(zerorun::has_gpus(false, root));
+}
+
+TEST_CASE("values of CUDA_VISIBLE_DEVICES that hide all GPUs") {
+  for (const char* value : {"", "-1", "-1,0", "NoDevFiles", "none", "void"})
+    CHECK(zerorun::hides_all_gpus(value));
+  CHECK_FALSE(zerorun::hides_all_gpus(nullptr));
+  for (const char* value : {"0", "0,-1", "7,3", "GPU-1234", "MIG-1234", "-12"})
+    CHECK_FALSE(zerorun::hides_all_gpus(value));
+}
+
 TEST_CASE("programs that cannot be run are refused with a remedy") {
   CHECK(zerorun::find_program("/bin/sh") == "/bin/sh");
   CHECK_THAT(zerorun::find_program("sh"), Catch::Matchers::EndsWith("/sh"));
