@@ -1,7 +1,7 @@
 #include "cuda/cuda_device.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -105,9 +105,10 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
 }
 
 // LibTorch's caching allocator reuses freed memory without a wait, but only on the stream for which it was
-// allocated.
+// allocated. Not at::empty(): with torch.use_deterministic_algorithms() it fills new memory with NaN, while
+// other streams may still read what was there.
 at::Tensor CudaDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
-  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(location_));
+  return at::Tensor(at::detail::empty_cuda({numel}, dtype, location_, std::nullopt));
 }
 
 // LibTorch's own allocator frees memory by cudaFree(), which waits for every stream. So nothing need be

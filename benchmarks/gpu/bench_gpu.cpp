@@ -2,6 +2,7 @@
 // card's bandwidth and matrix products), kernels (the engine's, beside a copy), gpt2 (steps at stages 0 to 3
 // beside a plain LibTorch loop, and their memory), operators (the host's time), offload (an update on the
 // host). With --tiny it runs on the CPU, to test itself.
+#include <ATen/Parallel.h>
 #include <torch/version.h>
 
 #include <CLI/CLI.hpp>
@@ -90,11 +91,16 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--device", options.device)->check(CLI::IsMember({"auto", "cuda", "cpu"}));
   app.add_option("--json", options.json, "a file for all figures; written after each part");
-  app.add_flag("--tiny", options.tiny, "small sizes, which also run on the CPU: tests the program only");
+  app.add_flag("--tiny", options.tiny,
+               "3 rounds of small sizes, which also run on the CPU: tests the program only");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (options.tiny) {
+    options.rounds = 3;
+    at::set_num_threads(1);
   }
   return zerorun::run_program([&] { return zerorun::run(options); });
 }

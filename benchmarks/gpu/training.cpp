@@ -11,7 +11,7 @@
 namespace zerorun {
 namespace {
 
-constexpr double kLearningRate = 1e-4;
+constexpr double kLearningRate = 1e-3;
 constexpr double kWeightDecay = 0.01;
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.999;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <bit>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <fstream>
@@ -28,8 +27,9 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 namespace fs = std::filesystem;
 
-// The test case that a rank's process runs, and the variables that tell it what to do.
-constexpr char kRankCase[] = "a rank of another test";
+// The test case of a rank that trains.
+constexpr char kTraining[] = "a rank's training";
+// Variables that tell a rank's process what to do.
 constexpr char kWhere[] = "ZERORUN_TEST_RANK_WHERE";
 constexpr char kFolder[] = "ZERORUN_TEST_RANK_FOLDER";
 
@@ -66,23 +66,19 @@ Run run_from(const json& object) {
           .save_to = object["save_to"].get<std::string>()};
 }
 
-// JSON has no infinities, which are the norms of steps that are skipped.
 json to_json(const Outcome& outcome) {
-  std::vector<uint64_t> norms;
-  for (const double norm : outcome.grad_norms) norms.push_back(std::bit_cast<uint64_t>(norm));
-  return {{"losses", outcome.losses},           {"grad_norms", norms},
+  return {{"losses", outcome.losses},           {"grad_norms", outcome.grad_norms},
           {"loss_scales", outcome.loss_scales}, {"skipped", outcome.skipped},
           {"parameters", outcome.parameters},   {"violations", outcome.violations}};
 }
 
 Outcome outcome_from(const json& object) {
-  Outcome outcome{.losses = object["losses"],
-                  .loss_scales = object["loss_scales"],
-                  .skipped = object["skipped"],
-                  .parameters = object["parameters"],
-                  .violations = object["violations"]};
-  for (const uint64_t norm : object["grad_norms"]) outcome.grad_norms.push_back(std::bit_cast<double>(norm));
-  return outcome;
+  return {.losses = object["losses"],
+          .grad_norms = object["grad_norms"],
+          .loss_scales = object["loss_scales"],
+          .skipped = object["skipped"],
+          .parameters = object["parameters"],
+          .violations = object["violations"]};
 }
 
 // FNV-1a hash of the tensor's bytes.
@@ -110,13 +106,15 @@ std::function<void()> random_delays(int rank, std::function<void(int64_t microse
   };
 }
 
-// The library whose function keeps the current stream of the GPU busy.
-std::function<void(int64_t)> gpu_delay() {
-  const fs::path library = binary_folder().parent_path() / "lib" / "libgpu_ranks_test_body.so";
-  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  void* function = handle ? dlsym(handle, "zerorun_delay_stream") : nullptr;
-  if (!function) throw std::runtime_error(std::string("delays on the GPU: ") + dlerror());
-  return reinterpret_cast<void (*)(int64_t)>(function);
+const char* name_of(Where where) {
+  constexpr const char* kNames[] = {"cpu", "recorded", "gpu"};
+  return kNames[static_cast<int>(where)];
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (!value) FAIL("this test case is run by others only");
+  return value;
 }
 
 // What a rank trains with.
@@ -125,27 +123,21 @@ struct Place {
   Recording* recording = nullptr;
 };
 
-Place connect_rank(const std::string& where) {
-  Environment environment = Environment::read();
-  environment.device = DeviceChoice::cpu;
-  const std::shared_ptr<Communicator> control = connect(environment);
-  if (where == "cpu") return {control};
-  if (where == "recorded") {
-    // The host delays its collectives. The device's own work is complete when it is started.
-    auto delays = random_delays(environment.rank, [](int64_t microseconds) {
-      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-    });
-    static Recording recording;
-    return {std::make_shared<StagedCommunicator>(control, make_recording_device(recording), delays),
-            &recording};
+Place connect_rank() {
+  const std::string where = variable(kWhere);
+  const std::shared_ptr<Communicator> control = connect_on_cpu();
+  if (where == name_of(Where::cpu)) return {control};
+  if (where == name_of(Where::gpu)) {
+    const auto delays = random_delays(control->rank(), gpu_delay());
+    return {std::make_shared<StagedCommunicator>(control, first_gpu(), delays)};
   }
-  Environment alone;
-  alone.device = DeviceChoice::cuda;
-  alone.timeout = environment.timeout;
-  const std::shared_ptr<Communicator> gpu = connect(alone);  // owns the device
-  const std::shared_ptr<Device> device(gpu, &gpu->device());
-  return {
-      std::make_shared<StagedCommunicator>(control, device, random_delays(environment.rank, gpu_delay()))};
+  // The host delays its collectives. The device's own work is complete when it is started.
+  const auto delays = random_delays(control->rank(), [](int64_t microseconds) {
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  });
+  static Recording recording;
+  return {std::make_shared<StagedCommunicator>(control, make_recording_device(recording), delays),
+          &recording};
 }
 
 Outcome train(const Run& run, const Place& place) {
@@ -172,19 +164,19 @@ Outcome train(const Run& run, const Place& place) {
 }
 
 // Turns the process that run_processes() has forked into a new process of this program.
-std::string become_rank(Where where, int rank, int ranks, int port, const fs::path& folder) {
-  constexpr const char* kNames[] = {"cpu", "recorded", "gpu"};
+std::string become_rank(const std::string& name, Where where, int rank, int ranks, int port,
+                        const fs::path& folder) {
   set_rank_variables(rank, ranks, port, kTimeout);
   setenv("ZERORUN_DEVICE", where == Where::gpu ? "cuda" : "cpu", 1);
   // Without this setting some operators of LibTorch give other bits in every run on a GPU.
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);
-  setenv(kWhere, kNames[static_cast<int>(where)], 1);
+  setenv(kWhere, name_of(where), 1);
   setenv(kFolder, folder.c_str(), 1);
   const int log = open((folder / log_name(rank)).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
   const std::string program = fs::read_symlink("/proc/self/exe");
-  execl(program.c_str(), program.c_str(), kRankCase, nullptr);
+  execl(program.c_str(), program.c_str(), name.c_str(), nullptr);
   throw std::runtime_error("cannot start " + program);
 }
 
@@ -192,7 +184,7 @@ std::string become_rank(Where where, int rank, int ranks, int port, const fs::pa
 Outcomes read_results(const fs::path& folder, int ranks) {
   Outcomes outcomes;
   for (int rank = 0; rank < ranks; ++rank) {
-    const json results = json::parse(read_file(folder / result_name(rank)));
+    const json results = json::from_cbor(read_file(folder / result_name(rank)));
     for (const auto& [name, object] : results.items()) {
       const Outcome mine = outcome_from(object);
       if (rank == 0) {
@@ -210,21 +202,58 @@ Outcomes read_results(const fs::path& folder, int ranks) {
 
 }  // namespace
 
-TEST_CASE(kRankCase, "[.]") {
-  const char* where = std::getenv(kWhere);
-  const char* folder_name = std::getenv(kFolder);
-  if (!where || !folder_name) FAIL("only other tests run this one");
-  const fs::path folder = folder_name;
+TEST_CASE(kTraining, "[.]") {
+  const fs::path folder = folder_of_rank();
   at::set_num_threads(1);
-  const Place place = connect_rank(where);
-  if (std::string(where) == "gpu") at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  const Place place = connect_rank();
+  if (variable(kWhere) == name_of(Where::gpu)) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  }
   json results = json::object();
   for (const json& object : json::parse(read_file(folder / "runs"))) {
     const Run run = run_from(object);
     INFO(run.name);
     results[run.name] = to_json(train(run, place));
   }
-  std::ofstream(folder / result_name(place.communicator->rank())) << results;
+  // Not as text: JSON has no infinities and no NaN.
+  std::ofstream file(folder / result_name(place.communicator->rank()), std::ios::binary);
+  json::to_cbor(results, file);
+}
+
+void run_on_ranks(const std::string& name, Where where, int ranks, const fs::path& folder) {
+  const int port = free_port();
+  const std::vector<Ending> endings = run_processes(
+      ranks, [&](int rank) { return become_rank(name, where, rank, ranks, port, folder); }, -1, kLimit);
+  for (int rank = 0; rank < ranks; ++rank) {
+    INFO("rank " << rank << " of " << ranks << " " << endings[rank].text << "\n"
+                 << read_file(folder / log_name(rank)));
+    REQUIRE(endings[rank].status == 0);
+  }
+}
+
+fs::path folder_of_rank() {
+  return variable(kFolder);
+}
+
+std::shared_ptr<Communicator> connect_on_cpu() {
+  Environment environment = Environment::read();
+  environment.device = DeviceChoice::cpu;
+  return connect(environment);
+}
+
+std::shared_ptr<Device> first_gpu() {
+  Environment alone;  // a job of one rank
+  alone.device = DeviceChoice::cuda;
+  const std::shared_ptr<Communicator> owner = connect(alone);
+  return {owner, &owner->device()};
+}
+
+std::function<void(int64_t)> gpu_delay() {
+  const fs::path library = binary_folder().parent_path() / "lib" / "libgpu_ranks_test_body.so";
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* function = handle ? dlsym(handle, "zerorun_delay_stream") : nullptr;
+  if (!function) throw std::runtime_error(std::string("delays on the GPU: ") + dlerror());
+  return reinterpret_cast<void (*)(int64_t)>(function);
 }
 
 double Outcome::mean_loss(size_t step) const {
@@ -242,14 +271,7 @@ Outcomes train_in_processes(Where where, int ranks, const std::vector<Run>& runs
   json list = json::array();
   for (const Run& run : runs) list.push_back(to_json(run));
   folder.write("runs", list.dump());
-  const int port = free_port();
-  const std::vector<Ending> endings = run_processes(
-      ranks, [&](int rank) { return become_rank(where, rank, ranks, port, folder / ""); }, -1, kLimit);
-  for (int rank = 0; rank < ranks; ++rank) {
-    INFO("rank " << rank << " of " << ranks << " " << endings[rank].text << "\n"
-                 << read_file(folder / log_name(rank)));
-    REQUIRE(endings[rank].status == 0);
-  }
+  run_on_ranks(kTraining, where, ranks, folder / "");
   return read_results(folder / "", ranks);
 }
 
@@ -277,6 +299,31 @@ std::string config_of(int stage, const std::string& precision, int accumulation,
          R"(, "stage3_param_persistence_threshold": 100, "stage3_max_live_parameters": 60000,
       "stage3_prefetch_bucket_size": 30000, "stage3_max_reuse_distance": 0)" +
          more + "}}";
+}
+
+std::vector<Run> all_stages(const std::string& prefix, const std::string& precision, int accumulation) {
+  std::vector<Run> runs;
+  const auto add = [&](int stage, const std::string& what, const std::string& more) {
+    runs.push_back({.name = prefix + "stage " + std::to_string(stage) + what,
+                    .config = config_of(stage, precision, accumulation, more),
+                    .same_as = prefix + (accumulation > 1 && stage >= 2 ? "stage 2" : "stage 0")});
+  };
+  for (const int stage : {0, 1, 2, 3}) add(stage, "", "");
+  const std::string on_host = R"(, "offload_optimizer": {"device": "cpu"})";
+  for (const int stage : {1, 2, 3}) add(stage, ", updates on the host", on_host);
+  add(3, ", updates and parameters on the host", on_host + R"(, "offload_param": {"device": "cpu"})");
+  return runs;
+}
+
+std::vector<Run> continued_runs(const fs::path& folder) {
+  const auto run = [&](const std::string& name, int stage, int64_t steps) {
+    return Run{.name = name,
+               .config = config_of(stage, "bf16", 1),
+               .first_step = 4,
+               .steps = steps,
+               .resume_from = folder};
+  };
+  return {run("loaded", 3, 4), run("stage 1", 1, 7), run("stage 3", 3, 7)};
 }
 
 }  // namespace zerorun::testing

@@ -5,9 +5,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "comm/communicator.h"
 
 namespace zerorun::testing {
 
@@ -16,6 +20,21 @@ enum class Where {
   recorded,  // staged, on the recording device (recording_device.h)
   gpu,       // staged; all ranks share the first GPU
 };
+
+/// Runs the hidden test case `name` of this program in `ranks` new processes, and REQUIREs that it passes in
+/// all of them. `folder` is where the processes find and leave files.
+void run_on_ranks(const std::string& name, Where where, int ranks, const std::filesystem::path& folder);
+
+// For hidden test cases that run_on_ranks() runs:
+
+/// The folder given to run_on_ranks(). FAILs if nobody runs this process as a rank.
+std::filesystem::path folder_of_rank();
+/// Connects the ranks for CPU tensors.
+std::shared_ptr<Communicator> connect_on_cpu();
+/// The first GPU, as programs get it.
+std::shared_ptr<Device> first_gpu();
+/// Returns a function that keeps the GPU's current stream busy for about the given time.
+std::function<void(int64_t microseconds)> gpu_delay();
 
 /// One training. All ranks of a group train the same runs, one after another.
 struct Run {
@@ -26,6 +45,7 @@ struct Run {
   std::vector<int64_t> infinite_steps = {};
   std::filesystem::path resume_from = {};  // loads this folder's latest checkpoint before training
   std::filesystem::path save_to = {};      // saves a checkpoint there after training
+  std::string same_as = {};                // the name of a run that gives the same bits
 };
 
 struct Outcome {
@@ -52,5 +72,14 @@ void check_same_bits(const Outcome& a, const Outcome& b);
 /// `precision`: "fp32", "bf16" or "fp16". `more`: text to add to zero_optimization, beginning with a comma.
 std::string config_of(int stage, const std::string& precision, int accumulation,
                       const std::string& more = "");
+
+/// All stages, with updates on the device or on the host. They give the same bits, with one exception: with
+/// accumulation, stages 2 and 3 add over ranks before they add micro-steps, stages 0 and 1 afterwards.
+/// Run::same_as says it. The names are `prefix` and what differs.
+std::vector<Run> all_stages(const std::string& prefix, const std::string& precision, int accumulation);
+
+/// Runs that load the bf16 checkpoint in `folder`, which was saved after 4 steps: "loaded" trains no step,
+/// "stage 1" and "stage 3" train 3 more.
+std::vector<Run> continued_runs(const std::filesystem::path& folder);
 
 }  // namespace zerorun::testing

@@ -154,11 +154,15 @@ void replay(const json& trace, const Tolerance& tolerance,
   std::printf("%-36s loss %.1e  norm %.1e\n", name.c_str(), worst_loss, worst_norm);
 }
 
+bool replays_on_one_rank(const json& trace) {
+  return !trace["ds_config"].contains("gradient_allreduce_op") && trace["name"] != "fp16_s1_dyn";
+}
+
 // Changes a trace of several ranks so that one rank replays it, with more micro-steps. The micro-batches keep
 // their order: in each micro-step, the ranks of the trace take the next micro-batches in rank order.
 //
-// A micro-step divides its loss by the number of micro-steps, so fp16 gradients would be smaller by the number of ranks,
-// and some would not overflow. Loss scales that are larger by this number make up for it.
+// A micro-step divides its loss by the number of micro-steps, so fp16 gradients would be smaller by the
+// number of ranks, and some would not overflow. Loss scales that are larger by this number make up for it.
 json on_one_rank(json trace) {
   json& config = trace["ds_config"];
   const int ranks = trace["world"];
