@@ -38,5 +38,14 @@ if(ZERORUN_WITH_CUDA)
     LABELS "gpu;ranks" TIMEOUT 900 SKIP_RETURN_CODE 77
     ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
 
+  # So are those of this test.
+  add_executable(two_gpus_test two_gpus_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
+  target_link_libraries(two_gpus_test PRIVATE zerorun_engine)
+  target_precompile_headers(two_gpus_test REUSE_FROM zerorun_torch_headers)
+  add_dependencies(two_gpus_test zerorun_cuda)
+  add_test(NAME two_gpus_test COMMAND two_gpus_test WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(two_gpus_test PROPERTIES
+    LABELS "gpu;ranks" TIMEOUT 900 ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
+
   zerorun_gpu_test(nccl_comms_test SOURCES nccl_comms_test.cpp)
 endif()
