@@ -1,10 +1,12 @@
 #include "cuda/cuda_device.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
 #include <cstring>
@@ -103,9 +105,26 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
 }
 
 // LibTorch's caching allocator reuses freed memory without a wait, but only on the stream for which it was
-// allocated.
+// allocated. Not at::empty(): with torch.use_deterministic_algorithms() it fills new memory with NaN, while
+// other streams may still read what was there.
 at::Tensor CudaDevice::allocate_on_stream(int64_t numel, at::ScalarType dtype) {
-  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(location_));
+  return at::Tensor(at::detail::empty_cuda({numel}, dtype, location_, std::nullopt));
+}
+
+// LibTorch's own allocator frees memory by cudaFree(), which waits for every stream. So nothing need be
+// recorded, and freed memory is reused at once. But expandable segments (PYTORCH_CUDA_ALLOC_CONF) are
+// unmapped as soon as the allocating stream has finished, and other allocators give no promise.
+void CudaDevice::record_stream(const at::Tensor& memory, StreamId stream) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  if (allocator::name() == "native" &&
+      !c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments())
+    return;
+  const c10::Stream user(c10::Stream::UNSAFE, location_, stream);
+  allocator::recordStream(memory.storage().data_ptr(), c10::cuda::CUDAStream(user));
+}
+
+void CudaDevice::empty_cache() {
+  c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
@@ -123,6 +142,24 @@ at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
       memory, {numel},
       [device = location_.index()](void* freed) { free_when_idle(device, [freed] { cudaFreeHost(freed); }); },
       at::TensorOptions().dtype(dtype));
+}
+
+std::shared_ptr<void> CudaDevice::pin(void* memory, size_t bytes) {
+  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    throw Error("the host cannot page-lock " + std::to_string(bytes) +
+                " bytes of memory: " + cudaGetErrorString(status));
+  }
+  return {memory, [device = location_.index()](void* pinned) {
+            free_when_idle(device, [pinned] { cudaHostUnregister(pinned); });
+          }};
+}
+
+int64_t CudaDevice::bucket_bytes(int world_size) const {
+  if (world_size == 1) return Device::bucket_bytes(world_size);  // no collectives
+  constexpr int64_t kMebibyte = int64_t{1} << 20;
+  return std::max(256 * kMebibyte, 4 * kMebibyte * world_size);
 }
 
 void CudaDevice::zero(const at::Tensor& values) {

@@ -35,8 +35,13 @@ class CudaDevice : public Device {
   /// wait for other streams.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override;
+  void record_stream(const at::Tensor& memory, StreamId stream) override;
+  void empty_cache() override;
   /// The memory is page-locked.
   at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) override;
+  std::shared_ptr<void> pin(void* memory, size_t bytes) override;
+  /// NVLink and network reach their bandwidth with some MiB from each rank.
+  int64_t bucket_bytes(int world_size) const override;
 
   void zero(const at::Tensor& values) override;
   void copy(const at::Tensor& to, const at::Tensor& from) override;

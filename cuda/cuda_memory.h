@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "cuda/current_gpu.h"
+
 namespace zerorun {
 
 /// Fills `memory`, which is on the current GPU, with zeros. When it returns, every stream sees the zeros.
@@ -16,12 +18,9 @@ void fill_with_zeros(void* memory, size_t bytes);
 /// as the current one. For destructors: ignores CUDA errors, because CUDA may already be shut down at exit.
 template <typename Free>
 void free_when_idle(c10::DeviceIndex device, const Free& free) {
-  int outer = device;
-  cudaGetDevice(&outer);
-  if (outer != device) cudaSetDevice(device);
+  const CurrentGpu current(device);
   cudaDeviceSynchronize();
   free();
-  if (outer != device) cudaSetDevice(outer);
   cudaGetLastError();
 }
 

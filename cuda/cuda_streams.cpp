@@ -1,6 +1,7 @@
 #include "cuda/cuda_streams.h"
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "comm/deadline.h"
 #include "cuda/cuda_check.h"
+#include "cuda/current_gpu.h"
 
 namespace zerorun {
 namespace {
@@ -59,20 +61,18 @@ std::string missed(const std::string& what, c10::Device device, std::chrono::mil
 
 }  // namespace
 
+// Another thread may take streams from the pool at the same time, so the pool may return a lane's stream
+// again within three calls.
 CudaStreams::CudaStreams(c10::Device device) : device_(device) {
-  int lowest = 0;
-  int highest = 0;
-  ZR_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    ZR_CUDA(cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, highest));
-    ids_[i] = c10::cuda::getStreamFromExternal(lanes_[i], device_.index()).id();
+  for (size_t i = 0; i < lanes_.size();) {
+    const CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index());
+    if (std::find(ids_.begin(), ids_.begin() + i, stream.id()) != ids_.begin() + i) continue;
+    lanes_[i] = stream.stream();
+    ids_[i++] = stream.id();
   }
 }
 
-CudaStreams::~CudaStreams() {
-  timer_.reset();
-  for (cudaStream_t lane : lanes_) cudaStreamDestroy(lane);
-}
+CudaStreams::~CudaStreams() = default;
 
 StreamId CudaStreams::current() const {
   return c10::cuda::getCurrentCUDAStream(device_.index()).id();
@@ -88,7 +88,7 @@ void CudaStreams::set_current(StreamId stream) {
 }
 
 void CudaStreams::record(Event& event, StreamId stream) {
-  const cudaStream_t recorded = handle(stream);
+  const cudaStream_t recorded = usable(stream);
   if (!event.state) event.state = std::make_unique<CudaEvent>();
   auto& state = static_cast<CudaEvent&>(*event.state);
   ZR_CUDA(cudaEventRecord(state.get(), recorded));
@@ -99,20 +99,24 @@ void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
   if (!event.state) return;
   const CudaEvent& state = state_of(event);
   if (state.stream == stream) return;  // a stream executes its own work in order
+  const cudaStream_t waiting = usable(stream);
   if (!timed_) {
-    ZR_CUDA(cudaStreamWaitEvent(handle(stream), state.get(), 0));
+    ZR_CUDA(cudaStreamWaitEvent(waiting, state.get(), 0));
   } else if (const auto lane = lane_of(stream)) {
     timer_->wait(*lane, state.get());
   } else {
-    timer_->wait(handle(stream), state.get(), handover);
+    timer_->wait(waiting, state.get(), handover);
   }
 }
 
-// Polls, because cudaEventSynchronize() has no timeout and cannot be interrupted.
+// Polls, because cudaEventSynchronize() has no timeout and cannot be interrupted. Any thread may wait: it
+// need not have set a GPU, and another of its streams may be in a capture that a query would otherwise end.
 void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, const std::string& what) {
   using namespace std::chrono_literals;
   if (!event.state) return;
   const CudaEvent& state = state_of(event);
+  const CurrentGpu current(device_.index());
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   const Deadline deadline(timeout);
   const auto spin_until = Deadline::Clock::now() + 50us;
   for (std::chrono::microseconds pause = 10us; !has_passed(state);) {
@@ -121,7 +125,7 @@ void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, c
     run_checks();  // before the timeout, because the error of a check is more specific
     if (now >= deadline.end()) throw CommError(missed(what, device_, timeout));
     std::this_thread::sleep_for(pause);
-    pause = std::min<std::chrono::microseconds>(2 * pause, 1ms);
+    pause = std::min<std::chrono::microseconds>(2 * pause, 50us);
   }
 }
 
@@ -152,6 +156,30 @@ cudaStream_t CudaStreams::handle(StreamId stream) const {
                     ": call c10::cuda::set_device(" + mine + ") in the thread first");
   }
   return cuda_stream(device_, stream).stream();
+}
+
+// Like handle(), but throws UserError if no event can order the stream's work: because it is being captured
+// into a CUDA graph, or because the program has destroyed it. The engine records the end of a stream's uses
+// when the memory changes hands, which may be long after them. While another stream is captured, the query of
+// the legacy default stream fails.
+cudaStream_t CudaStreams::usable(StreamId stream) const {
+  const cudaStream_t checked = handle(stream);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t status = cudaStreamIsCapturing(checked, &capture);
+  if (status == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+    cudaGetLastError();
+    throw UserError(
+        "a CUDA graph is being captured while the engine works: forward, backward and step() with parameters "
+        "of the engine cannot be part of a CUDA graph; end the capture before, or capture without the "
+        "engine");
+  }
+  if (status == cudaErrorInvalidResourceHandle || status == cudaErrorContextIsDestroyed) {
+    cudaGetLastError();
+    throw UserError(std::string("a stream on which the program has used the engine's parameters is gone (") +
+                    cudaGetErrorString(status) + "): keep such streams until the engine is destroyed");
+  }
+  check_cuda(status, "cudaStreamIsCapturing");
+  return checked;
 }
 
 int CudaStreams::add_check(std::function<void()> check) {

@@ -2,8 +2,15 @@
 // current GPU is this one.
 //
 // A stream's id is LibTorch's (c10::StreamId), so the program's own streams have ids too. The lanes
-// (device/streams.h) are separate streams with the highest priority, because their work is short and the
-// compute stream waits for it.
+// (device/streams.h) are separate streams of high priority, because their work is short and the compute
+// stream waits for it. They come from LibTorch's pool and are never destroyed: memory that LibTorch's
+// allocator keeps for a stream must not outlive it. The pool has 32 such streams for each GPU and hands them
+// out in turns. So if a process has more than 10 engines on a GPU, or the program takes streams from the pool
+// itself, two of them may share a stream. Their work is then done in the order in which it was started:
+// nothing changes but how much of it overlaps.
+//
+// CUDA graphs cannot contain the engine's work, because its streams wait for events from outside the capture.
+// record() and wait() throw UserError on a stream that is being captured.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -47,13 +54,14 @@ class CudaStreams : public Streams {
   /// one.
   cudaStream_t handle(StreamId stream) const;
 
-  /// Registers a function that await() calls about every millisecond. An exception from `check` ends the
-  /// wait, for example after the communicator was aborted. Returns an id for remove_check().
+  /// Registers a function that await() calls while it waits, many times a millisecond. An exception from
+  /// `check` ends the wait, for example after the communicator was aborted. Returns an id for remove_check().
   int add_check(std::function<void()> check);
   /// When it returns, the check is not running and is never called again. Must not be called by a check.
   void remove_check(int check);
 
  private:
+  cudaStream_t usable(StreamId stream) const;
   std::optional<Lane> lane_of(StreamId stream) const;
   void run_checks();
 

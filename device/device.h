@@ -9,7 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <variant>
 
 #include "device/step_facts.h"
@@ -55,8 +57,21 @@ class Device {
   /// Returns uninitialised memory for work on the current stream. Freeing the memory does not wait, and later
   /// allocations on the same stream reuse it.
   virtual at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) = 0;
+  /// Call this before `memory`, from allocate_on_stream(), is freed, for each other stream that has used it.
+  /// The memory is not given back to the system before the work that `stream` has now is done.
+  virtual void record_stream(const at::Tensor& /*memory*/, StreamId /*stream*/) {}
+  /// Gives freed memory that is kept for allocate_on_stream() and for LibTorch's operators back to the
+  /// system. May wait for all of the device's work.
+  virtual void empty_cache() {}
   /// Like allocate(), in host memory that the device copies to and from directly (page-locked).
   virtual at::Tensor allocate_on_host(int64_t numel, at::ScalarType dtype) = 0;
+  /// Page-locks host memory that exists already, so that the device copies to and from it directly, until the
+  /// result is destroyed. Both addresses are multiples of the page size. Null if the device has no use for
+  /// it.
+  virtual std::shared_ptr<void> pin(void* /*memory*/, size_t /*bytes*/) { return nullptr; }
+
+  /// The size of a bucket, in bytes, above which collectives of `world_size` ranks hardly get faster.
+  virtual int64_t bucket_bytes(int /*world_size*/) const { return int64_t{32} << 20; }
 
   virtual void zero(const at::Tensor& values) = 0;
   /// to = from, of the same dtype; one of them may be in host memory. Any dtype.

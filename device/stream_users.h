@@ -16,6 +16,12 @@ class StreamUsers {
   /// Call this when no stream uses the memory any more. Removes all users, but keeps their events for reuse.
   void clear() { count_ = 0; }
 
+  /// Calls visit(stream) for each user.
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for (size_t i = 0; i < count_; ++i) visit(users_[i].stream);
+  }
+
   /// Makes later work on `stream` wait for all work that was given to the other users so far.
   void hand_over(Streams& streams, StreamId stream, Handover handover);
   /// The first half of hand_over(): records the end of all users' work so far.

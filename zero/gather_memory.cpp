@@ -80,6 +80,7 @@ void GatherMemory::give_back(int bucket) {
   if (buckets_->gathers_once(bucket)) {
     count(-shared_bytes(bucket));
   } else if (!planned && !place.memory.is_alias_of(buckets_->shard(bucket))) {
+    place.users.for_each([&](StreamId user) { communicator_->device().record_stream(place.memory, user); });
     count(-static_cast<int64_t>(place.memory.nbytes()));
   }
   place.memory.reset();
@@ -105,6 +106,7 @@ void GatherMemory::fit_arena(int64_t numel) {
   if (!needs_arena_ || arena_numel() >= numel) return;
   free_arena();
   if (arena_.defined()) return;
+  if (!std::exchange(emptied_cache_, true)) communicator_->device().empty_cache();
   StreamScope scope(*streams_, Lane::gather);
   arena_ = communicator_->allocate(numel, scalar_type(buckets_->dtype()));
   count(static_cast<int64_t>(arena_.nbytes()));

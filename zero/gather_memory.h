@@ -46,7 +46,9 @@ class GatherMemory {
   void drop_copy(int bucket);
   bool is_copy(int bucket) const { return places_[bucket].copied; }
 
-  /// Makes an arena of `numel` elements, unless the present arena is large enough or in use. A collective.
+  /// Makes an arena of `numel` elements, unless the present arena is large enough or in use. Before it makes
+  /// the first one, it gives the memory of earlier unplanned gathers back to the system, because no other
+  /// stream could reuse it. A collective.
   void fit_arena(int64_t numel);
   /// Frees the arena, unless a planned gather still uses it.
   void free_arena();
@@ -77,6 +79,7 @@ class GatherMemory {
   std::vector<Place> places_;  // one per bucket
   bool needs_arena_ = false;   // some buckets are gathered into memory of this rank alone
   at::Tensor arena_;
+  bool emptied_cache_ = false;
   int64_t bytes_ = 0;
   int64_t peak_bytes_ = 0;
   int64_t unplanned_allocations_ = 0;

@@ -1,4 +1,5 @@
 // Compares the CUDA kernels on a GPU with the CPU's kernels.
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -169,6 +170,17 @@ TEST_CASE("cuda device: zero() changes only the given elements") {
   CHECK(same_bits(found.slice(0, 1, 999).contiguous(), at::zeros({998}, at::kHalf)));
   CHECK(same_bits(found.slice(0, 0, 1).contiguous(),
                   random_values(1000, at::kHalf, 1).slice(0, 0, 1).contiguous()));
+}
+
+// A gather takes such memory before it waits for the last readers of what was there.
+TEST_CASE("cuda device: memory for one stream is not written, even in LibTorch's deterministic mode") {
+  CudaDevice device(0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  device.allocate_on_stream(1001, at::kFloat).fill_(3);
+  const at::Tensor again = device.allocate_on_stream(1001, at::kFloat);
+  const at::Tensor found = get(device, again);
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  CHECK(found.sum().item<float>() == 3003);
 }
 
 TEST_CASE("cuda device: memory outlives the device that it is from") {

@@ -12,7 +12,7 @@
 #include "cuda/nccl_comms.h"
 #include "cuda/nccl_memory.h"
 #include "cuda/stream_probe.h"
-#include "tests/cuda/fake_gpu.h"
+#include "tests/cuda/fake_cuda.h"
 #include "tests/cuda/fake_nccl.h"
 
 namespace zerorun {
@@ -21,8 +21,8 @@ namespace {
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using namespace std::chrono_literals;
+using testing::fake_cuda;
 using testing::fake_nccl;
-using testing::FakeGpu;
 using Words = std::vector<std::string>;
 
 // Reports that every collective has started and has not finished.
@@ -415,28 +415,27 @@ TEST_CASE("nccl memory: an allocation on a GPU that is full of LibTorch's cache 
   { const NcclMemory memory(device, 4096, comms); }
   CHECK(fake_nccl().done() == Words{"no memory", "free cache", "allocate", "GPU idle"});
   fake_nccl().fill_memory(false);
-  CHECK_THROWS_WITH(NcclMemory(device, 4096, comms), "GPU 0 has no 4096 bytes: a failure");
+  CHECK_THROWS_WITH(NcclMemory(device, 4096, comms), StartsWith("GPU 0 has no 4096 bytes of memory left"));
 }
 
 TEST_CASE("stream probe: the watchdog's thread sets its GPU once, and breaks no capture of another thread") {
-  fake_nccl().reset();
-  FakeGpu::let_events_pass(false);
-  const int before = FakeGpu::forbidden_queries();
-  StreamProbe probe(0, std::make_shared<NcclComms>(0, kPatience));
-  probe.prepare(1);
-  probe.record_before(0, nullptr);
-  probe.record_after(0, nullptr);
-  std::thread watchdog([&] {
-    probe.enter_thread();
-    for (int i = 0; i < 10; ++i) CHECK_FALSE((probe.started(0) || probe.finished(0)));
-    CHECK(FakeGpu::set_device_calls() == 1);
-  });
-  watchdog.join();
-  CHECK(FakeGpu::forbidden_queries() == before);
-  FakeGpu::let_events_pass(true);
-  probe.record_before(0, nullptr);
-  CHECK(probe.started(0));
-  CHECK_FALSE(probe.finished(0));
+  testing::reset_fake_cuda();
+  StreamProbe probe(1, std::make_shared<NcclComms>(1, kPatience));
+  NcclWatchdog watchdog({.timeout = 60s, .period = 1ms}, probe, nullptr);
+  fake_cuda().events_pass = false;
+  const size_t slot = watchdog.take();
+  fake_cuda().has_context[0] = false;  // what this thread does is of no interest
+  watchdog.start();
+  watchdog.begin(slot, std::vector{Rank::call_of(Collective::all_gather)}, nullptr);
+  watchdog.enqueued(slot);
+  wait_until([] { return fake_cuda().queries >= 10; });
+  watchdog.stop();
+  CHECK(fake_cuda().queries >= 10);
+  CHECK(fake_cuda().mode_of_query == cudaStreamCaptureModeRelaxed);
+  CHECK(fake_cuda().set_device_calls == 1);
+  CHECK(fake_cuda().has_context[1]);
+  CHECK_FALSE(fake_cuda().has_context[0]);
+  testing::reset_fake_cuda();
 }
 
 }  // namespace zerorun

@@ -27,6 +27,11 @@ Tolerance tolerance_of(const std::string& name);
 void replay(const nlohmann::json& trace, const Tolerance& tolerance,
             decltype(RunOptions::communicator_for) communicator_for = {});
 
+/// Whether one rank with gradient accumulation can reproduce the trace. It cannot if the trace's ranks add
+/// gradients, since accumulation averages them. Nor can it where the average of two fp16 gradients is within
+/// the range and their sum is not: at stages 0 and 1 one rank sends the sum of its micro-steps. That happens
+/// in fp16_s1_dyn.
+bool replays_on_one_rank(const nlohmann::json& trace);
 /// Returns the trace for one rank, which processes all ranks' micro-batches by gradient accumulation.
 nlohmann::json on_one_rank(nlohmann::json trace);
 

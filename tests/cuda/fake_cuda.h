@@ -1,0 +1,34 @@
+// A substitute for the CUDA runtime: two GPUs that do no work. LibTorch's libc10_cuda.so calls it too, so its
+// pool of streams is the real one. It records which GPUs have a context, as the runtime of CUDA 12 and later
+// creates them. Any thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+
+namespace zerorun::testing {
+
+struct FakeCuda {
+  static constexpr int kGpus = 2;
+
+  std::array<std::atomic<bool>, kGpus> has_context{};
+  std::atomic<int> streams_created = 0;
+  std::atomic<int> streams_destroyed = 0;
+  std::atomic<int> set_device_calls = 0;
+  std::atomic<int> queries = 0;                  // of events
+  std::atomic<bool> events_pass = true;          // else a query says "not ready"
+  std::atomic<cudaStream_t> captured = nullptr;  // the stream that is being captured
+  std::atomic<cudaStream_t> destroyed = nullptr;
+  /// The calling thread's capture mode at the last query of an event.
+  std::atomic<cudaStreamCaptureMode> mode_of_query = cudaStreamCaptureModeGlobal;
+  std::atomic<void (*)()> on_synchronize = nullptr;  // what cudaDeviceSynchronize() calls
+};
+
+FakeCuda& fake_cuda();
+
+/// Forgets all contexts. Threads keep their current GPU.
+void reset_fake_cuda();
+
+}  // namespace zerorun::testing

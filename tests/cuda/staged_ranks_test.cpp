@@ -1,0 +1,57 @@
+// Tests training through a StagedCommunicator on the recording device. gpu_ranks_test.cpp trains the same way
+// on a GPU.
+#include "tests/cuda/staged_ranks.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/support/temporary_folder.h"
+
+namespace zerorun::testing {
+namespace {
+
+void check_clean(const Outcome& outcome) {
+  CHECK(outcome.violations.empty());
+  if (!outcome.violations.empty()) WARN(outcome.violations.front());
+}
+
+}  // namespace
+
+TEST_CASE("staged ranks: all stages and precisions have the bits of CPU ranks, and no use is out of order") {
+  const int ranks = GENERATE(2, 4);
+  const std::string precision = GENERATE("fp32", "bf16", "fp16");
+  std::vector<Run> runs;
+  for (const std::string accumulation : {"1", "3"}) {
+    for (Run& run : all_stages(accumulation + ", ", precision, std::stoi(accumulation))) {
+      run.infinite_steps = {2};
+      runs.push_back(run);
+    }
+  }
+  const Outcomes staged = train_in_processes(Where::recorded, ranks, runs);
+  const Outcomes plain = train_in_processes(Where::cpu, ranks, runs);
+  for (const Run& run : runs) {
+    CAPTURE(ranks, precision, run.name);
+    const Outcome& outcome = staged.at(run.name);
+    check_same_bits(outcome, plain.at(run.name));
+    check_same_bits(outcome, staged.at(run.same_as));
+    check_clean(outcome);
+    CHECK(outcome.skipped == 1);
+  }
+}
+
+TEST_CASE("staged ranks: two ranks load the checkpoint of four") {
+  const TemporaryFolder folder;
+  const Run save{.name = "save", .config = config_of(3, "bf16", 1), .save_to = folder / "saved"};
+  const Outcomes saved = train_in_processes(Where::recorded, 4, {save});
+  const std::vector<Run> runs = continued_runs(folder / "saved");
+  const Outcomes staged = train_in_processes(Where::recorded, 2, runs);
+  const Outcomes plain = train_in_processes(Where::cpu, 2, runs);
+  CHECK(staged.at("loaded").parameters == saved.at("save").parameters);
+  check_same_bits(staged.at("stage 1"), staged.at("stage 3"));
+  for (const auto& [name, outcome] : staged) {
+    CAPTURE(name);
+    check_same_bits(outcome, plain.at(name));
+    check_clean(outcome);
+  }
+}
+
+}  // namespace zerorun::testing
