@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/deadline.h"
+#include "cuda/cached_memory.h"
 #include "cuda/nccl_calls.h"
 
 namespace zerorun {
@@ -14,6 +15,9 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
+
+// In bytes: more than NCCL needs to connect the ranks of a communicator for one algorithm.
+constexpr size_t kRoomToConnect = size_t{1} << 30;
 
 // Waits between two polls of NCCL's state. Most requests complete within microseconds, but the first requests
 // on a connection take far longer.
@@ -149,9 +153,13 @@ ncclResult_t NcclComms::enqueue_all(std::span<const CollectiveCall> calls, cudaS
   return failed(result) ? result : end;
 }
 
-// A helper thread has a copy of the calls, because it may outlive them.
+// A helper thread has a copy of the calls, because it may outlive them. NCCL may allocate buffers for the
+// connections, which fails if LibTorch's cache fills the GPU.
 ncclResult_t NcclComms::enqueue_first(std::span<const CollectiveCall> calls, cudaStream_t stream,
                                       const NcclWatchdog& watchdog) {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess && free < kRoomToConnect) free_cached_memory();
   const std::vector<CollectiveCall> copied(calls.begin(), calls.end());
   return await_helper(start([this, copied, stream] { return enqueue_all(copied, stream); }), watchdog);
 }

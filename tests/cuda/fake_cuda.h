@@ -17,6 +17,7 @@ struct FakeCuda {
   std::atomic<int> streams_created = 0;
   std::atomic<int> streams_destroyed = 0;
   std::atomic<int> set_device_calls = 0;
+  std::atomic<size_t> free_memory = size_t{64} << 30;
   std::atomic<int> queries = 0;                  // of events
   std::atomic<bool> events_pass = true;          // else a query says "not ready"
   std::atomic<cudaStream_t> captured = nullptr;  // the stream that is being captured

@@ -418,6 +418,17 @@ TEST_CASE("nccl memory: an allocation on a GPU that is full of LibTorch's cache 
   CHECK_THROWS_WITH(NcclMemory(device, 4096, comms), StartsWith("GPU 0 has no 4096 bytes of memory left"));
 }
 
+TEST_CASE("nccl memory: LibTorch's cache is freed before NCCL connects ranks on a GPU that is nearly full") {
+  Rank rank(kBlocking);
+  fake_cuda().free_memory = size_t{100} << 20;
+  for (int turn = 0; turn < 2; ++turn) rank.start(Collective::all_gather);
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "free cache", "all_gather 0", "all_gather 0"});
+  testing::reset_fake_cuda();
+  rank.start(Collective::reduce_scatter);
+  CHECK(times_done("free cache") == 1);
+  rank.comms->close();
+}
+
 TEST_CASE("stream probe: the watchdog's thread sets its GPU once, and breaks no capture of another thread") {
   testing::reset_fake_cuda();
   StreamProbe probe(1, std::make_shared<NcclComms>(1, kPatience));

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "tests/cuda/watchdog_fakes.h"
+#include "tests/support/stderr_capture.h"
 
 namespace zerorun {
 namespace {
@@ -337,6 +338,7 @@ TEST_CASE("watchdog: it asks only about the oldest collective of each lane") {
 }
 
 TEST_CASE("watchdog: while a question to the GPU hangs, collectives start, and the timeout still ends them") {
+  testing::StderrCapture capture;  // the program's threads may all hang, so the reason is logged too
   testing::HangingProbe probe;
   NcclWatchdog watchdog({.timeout = 2s, .period = 1ms}, probe, nullptr);
   watchdog.start();
@@ -355,9 +357,12 @@ TEST_CASE("watchdog: while a question to the GPU hangs, collectives start, and t
                     "(the limit set by --timeout): another call to CUDA hangs in this process");
   watchdog.stop();  // returns, because the abort has ended the question
   CHECK(probe.aborts == 1);
+  CHECK_THAT(capture.text(),
+             Contains("rank 0: all_gather of bucket 0: a question of the watchdog to the GPU"));
 }
 
 TEST_CASE("watchdog: an error of its thread, or of the abort, breaks the communicator and not the process") {
+  testing::StderrCapture capture;
   testing::ThrowingProbe probe;
   NcclWatchdog watchdog({.timeout = 60s, .period = 1ms}, probe, nullptr);
   watchdog.start();
@@ -368,6 +373,7 @@ TEST_CASE("watchdog: an error of its thread, or of the abort, breaks the communi
   CHECK_THROWS_WITH(watchdog.check(), "the watchdog of collectives failed: no memory");
   watchdog.stop();
   CHECK(probe.aborts == 1);
+  CHECK_THAT(capture.text(), Contains("rank 0 cannot abort its collectives: no threads"));
 }
 
 TEST_CASE(
