@@ -25,6 +25,8 @@ FakeCuda& fake_cuda() {
 void reset_fake_cuda() {
   FakeCuda& fake = fake_cuda();
   for (auto& has : fake.has_context) has = false;
+  fake.set_device_calls = 0;
+  fake.free_memory = size_t{64} << 30;
   fake.queries = 0;
   fake.events_pass = true;
   fake.captured = nullptr;
@@ -49,12 +51,14 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaSetDevice(int device) {
   fake::current_gpu = device;
+  ++fake::fake_cuda().set_device_calls;
   fake::need_context();
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
   fake::need_context();
+  if (const auto act = fake::fake_cuda().on_synchronize.load()) act();
   return cudaSuccess;
 }
 
@@ -106,7 +110,8 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t)
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = 0;
+  *free = fake::fake_cuda().free_memory;
+  *total = size_t{80} << 30;
   return cudaSuccess;
 }
 

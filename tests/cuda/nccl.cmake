@@ -21,10 +21,14 @@ if(ZERORUN_WITH_CUDA)
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit
-    SOURCES nccl_requests_test.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
-            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
-            ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
-    LIBRARIES zerorun_comm)
+    SOURCES nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/cuda_memory.cpp ${PROJECT_SOURCE_DIR}/cuda/current_gpu.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_calls.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_memory.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/stream_probe.cpp
+    LIBRARIES zerorun_comm ${TORCH_DIR}/lib/libc10_cuda.so)
+  target_link_options(nccl_requests_test PRIVATE -rdynamic)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 
   # The ranks of this test are processes that load libzerorun_cuda.so at run time, as programs do.
