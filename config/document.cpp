@@ -274,7 +274,7 @@ class DocumentReader {
 }  // namespace
 
 const Value* Value::find(std::string_view key) const {
-  const auto found = std::ranges::find(members, key, &Member::key);
+  const auto found = std::ranges::find(members, key, &DocumentMember::key);
   return found == members.end() ? nullptr : &found->value;
 }
 

@@ -20,7 +20,7 @@ inline constexpr std::size_t max_nesting = 100;
 
 enum class ValueKind { null, boolean, number, string, array, object };
 
-struct Member;
+struct DocumentMember;
 
 struct Value {
   ValueKind kind = ValueKind::null;
@@ -28,15 +28,15 @@ struct Value {
   std::string literal;  // null, boolean, number, string: the text in the file, with quotes
   bool boolean = false;
   double number = 0.0;
-  std::string text;             // string: decoded
-  std::vector<Value> items;     // array
-  std::vector<Member> members;  // object: in file order
+  std::string text;                     // string: decoded
+  std::vector<Value> items;             // array
+  std::vector<DocumentMember> members;  // object: in file order
 
   /// The value of the member `key`, or null if there is none.
   const Value* find(std::string_view key) const;
 };
 
-struct Member {
+struct DocumentMember {
   std::string key;  // decoded
   Position key_at;
   Value value;

@@ -53,7 +53,7 @@ enum class KeyStatus {
   replaced        // refused; `reason` says what to write
 };
 
-struct Range {
+struct ValueRange {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  // min itself is excluded
@@ -65,7 +65,7 @@ struct KeyFact {
   KeyType type = KeyType::section;
   std::string_view fallback = {};  // the default as JSON; empty: no default
   std::string_view meaning = {};   // one line, for the schema and the reference page
-  Range range = {};
+  ValueRange range = {};
   int length = 0;             // required length of a number_list; 0: any
   bool nullable = false;      // null has the same effect as leaving the key out
   bool accepts_true = false;  // `true` is read as 1
@@ -168,7 +168,7 @@ struct Row {
   KeyType type;
   constexpr KeyFact operator()(std::string_view path, std::string_view fallback,
                                std::string_view meaning) const {
-    const Range range = type == KeyType::size ? Range{.min = 0} : Range{};
+    const ValueRange range = type == KeyType::size ? ValueRange{.min = 0} : ValueRange{};
     return {.path = path, .type = type, .fallback = fallback, .meaning = meaning, .range = range};
   }
 };

@@ -53,7 +53,7 @@ const TypeWords& words_of(KeyType type) {
   return type_words[static_cast<std::size_t>(type)];
 }
 
-std::string range_in_words(const Range& range) {
+std::string range_in_words(const ValueRange& range) {
   const bool has_min = std::isfinite(range.min);
   const bool has_max = std::isfinite(range.max);
   if (has_min && range.min == range.max) return number_text(range.min) + " only";

@@ -19,7 +19,7 @@ struct TypeWords {
 const TypeWords& words_of(KeyType type);
 
 /// For example "at least 1" or "from 0 to 3"; empty if the range has no bounds.
-std::string range_in_words(const Range& range);
+std::string range_in_words(const ValueRange& range);
 
 /// Makes a sentence: capitalizes the first letter and adds a full stop. Empty stays empty.
 std::string sentence(std::string_view text);

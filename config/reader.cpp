@@ -32,7 +32,7 @@ bool is_true(const Value& value) {
 }
 
 bool any_on(const Value& object, std::string_view switch_key) {
-  return std::ranges::any_of(object.members, [&](const Member& member) {
+  return std::ranges::any_of(object.members, [&](const DocumentMember& member) {
     return (member.key == switch_key && is_true(member.value)) || any_on(member.value, switch_key);
   });
 }
@@ -59,12 +59,12 @@ class Reader {
 
  private:
   void read_members(const Section& section) {
-    for (const Member& member : section.object.members) {
+    for (const DocumentMember& member : section.object.members) {
       if (!is_remark(member.key)) read_member(section, member);
     }
   }
 
-  void read_member(const Section& section, const Member& member) {
+  void read_member(const Section& section, const DocumentMember& member) {
     const KeyFact* fact = fact_of(section, member.key);
     if (!fact) return report_unknown(section, member);
     const std::string path = join_path(section.path, shortened(member.key));
@@ -95,7 +95,7 @@ class Reader {
   /// The severity of keys that old DeepSpeed versions silently accepted.
   Severity leftover() const { return options_.compat ? Severity::warning : Severity::error; }
 
-  void report_unknown(const Section& section, const Member& member) {
+  void report_unknown(const Section& section, const DocumentMember& member) {
     // Searching for a suggestion takes time. So once no more diagnostics are kept, unknown keys are counted
     // as errors without a search.
     const bool heard = diagnostics_.keeps(Severity::error) && diagnostics_.keeps(Severity::warning);
@@ -119,15 +119,16 @@ class Reader {
     }
   }
 
-  void report_key(const Member& member, const std::string& path, std::string expected, std::string remedy,
-                  Severity severity = Severity::error) {
+  void report_key(const DocumentMember& member, const std::string& path, std::string expected,
+                  std::string remedy, Severity severity = Severity::error) {
     diagnostics_.report({member.key_at, path, std::move(expected), in_quotes(member.key), std::move(remedy)},
                         severity);
   }
 
   /// Returns another name under which the section has the same key too, if that name takes precedence; else
   /// an empty text.
-  static std::string other_name_in_use(const Section& section, const KeyFact& fact, const Member& member) {
+  static std::string other_name_in_use(const Section& section, const KeyFact& fact,
+                                       const DocumentMember& member) {
     for (const std::string& name : better_names(fact, member.key)) {
       const std::string_view inner = section_of(name);
       const Value* around = inner.empty() ? &section.object : section.object.find(inner);
@@ -136,7 +137,7 @@ class Reader {
     return {};
   }
 
-  void read_old_name(const Section& section, const KeyFact& fact, const Member& member,
+  void read_old_name(const Section& section, const KeyFact& fact, const DocumentMember& member,
                      const std::string& path) {
     const KeyFact& present = row_of(fact.target);
     if (present.type == KeyType::section && fact.type == KeyType::boolean) {
@@ -150,7 +151,7 @@ class Reader {
 
   /// The old form `true` means {"device": "cpu"}.
   void read_old_offload(const Section& section, const KeyFact& fact, const KeyFact& present,
-                        const Member& member, const std::string& path) {
+                        const DocumentMember& member, const std::string& path) {
     const ValueCheck check = check_value(fact, member.value);
     if (check.fit != Fit::value) return refuse(fact, member.value, path, check);
     const KeyFact& row = row_of(join_path(present.path, "device"));
@@ -185,7 +186,9 @@ class Reader {
     const bool was_on = section.state != Switch::off;
     const Value* value = section.object.find(fact.switch_key);
     section.state = std::min(section.state, state_of(row, value));
-    const auto is_known = [&](const Member& member) { return fact_of(section, member.key) != nullptr; };
+    const auto is_known = [&](const DocumentMember& member) {
+      return fact_of(section, member.key) != nullptr;
+    };
     if (value || !was_on || std::ranges::none_of(section.object.members, is_known)) return;
     diagnostics_.add_message(Severity::warning, section.object.at, section.path,
                              "is off: " + in_quotes(fact.switch_key) + " is left out, and " +
@@ -220,7 +223,7 @@ class Reader {
 
   /// Whether a section without a switch sets a key to a value other than its default.
   bool asks(const Section& section) const {
-    return std::ranges::any_of(section.object.members, [&](const Member& member) {
+    return std::ranges::any_of(section.object.members, [&](const DocumentMember& member) {
       const KeyFact* fact = is_remark(member.key) ? nullptr : fact_of(section, member.key);
       if (!fact) return false;
       if (fact->type == KeyType::section) {

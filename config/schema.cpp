@@ -41,7 +41,7 @@ Json fallback_of_key(const KeyFact& fact) {
   return fallback;
 }
 
-void add_range(const Range& range, Json& schema) {
+void add_range(const ValueRange& range, Json& schema) {
   if (std::isfinite(range.min))
     schema[range.above_min ? "exclusiveMinimum" : "minimum"] = number_of(range.min);
   if (std::isfinite(range.max))
@@ -49,7 +49,7 @@ void add_range(const Range& range, Json& schema) {
 }
 
 /// Adds the range of the key, limited to the range of int64_t.
-void add_integer_range(const Range& range, Json& schema) {
+void add_integer_range(const ValueRange& range, Json& schema) {
   add_range(range, schema);
   if (!std::isfinite(range.min)) schema["minimum"] = std::numeric_limits<int64_t>::min();
   if (!std::isfinite(range.max)) schema["maximum"] = std::numeric_limits<int64_t>::max();
@@ -67,7 +67,7 @@ std::string digits_up_to(int low, int high) {
 /// Returns a regular expression that matches the non-negative integers in the key's range; empty if there are
 /// none.
 std::string digits_pattern(const KeyFact& fact) {
-  const Range& range = fact.range;
+  const ValueRange& range = fact.range;
   ZR_CHECK(!range.above_min && !range.below_max, "no pattern for the range of " + std::string(fact.path));
   ZR_CHECK(range.min <= 1, "no pattern for the range of " + std::string(fact.path));
   const int low = range.min > 0 ? 1 : 0;

@@ -101,7 +101,7 @@ std::vector<std::string> places_of(std::string_view name, std::string_view secti
 std::string places_of_members(const Value& value) {
   std::string list;
   std::size_t found = 0;
-  for (const Member& member : value.members) {
+  for (const DocumentMember& member : value.members) {
     const auto places = places_of(member.key);
     if (places.size() != 1) continue;
     list += (list.empty() ? "" : ", ") + places.front();
@@ -113,12 +113,12 @@ std::string places_of_members(const Value& value) {
 /// Whether an unknown key with this value may mean `fact`. If `fact` is a section, at least one key in the
 /// value must fit it.
 bool can_mean(const KeyFact& fact, const Value& value) {
-  const auto is_in_it = [&](const Member& member) {
+  const auto is_in_it = [&](const DocumentMember& member) {
     return find_key(join_path(fact.path, member.key)) || find_key(join_path(fact.path, "*")) ||
            !nearest(member.key, keys_of(fact.path)).empty();
   };
   if (fact.type != KeyType::section || value.members.empty()) return true;
-  const std::span<const Member> members = value.members;
+  const std::span<const DocumentMember> members = value.members;
   return std::ranges::any_of(members.first(std::min(members.size(), max_tried_members)), is_in_it);
 }
 

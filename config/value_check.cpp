@@ -12,14 +12,14 @@
 namespace zerorun {
 namespace {
 
-bool within(const Range& range, double value) {
+bool within(const ValueRange& range, double value) {
   const bool low = range.above_min ? value > range.min : value >= range.min;
   const bool high = range.below_max ? value < range.max : value <= range.max;
   return low && high;
 }
 
 /// Returns the range as a phrase that follows a noun: " of at least 1", " from 0 to 3".
-std::string range_phrase(const Range& range) {
+std::string range_phrase(const ValueRange& range) {
   const std::string words = range_in_words(range);
   if (words.empty()) return {};
   if (range.min == range.max) return " that is " + words.substr(0, words.find(' '));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/deadline.h"
 #include "cuda/cuda_check.h"
 #include "cuda/nccl_environment.h"
@@ -66,12 +67,17 @@ void NcclCommunicator::connect(const StorePointer& store) {
   mine.gpu = pci_address(device);
   mine.nccl_version = features.version;
   mine.several_communicators = nccl_orders_launches();
-  mine.nccl_mem_alloc = nccl_has_memory();
+  mine.registration = nccl_registration(features);
+  mine.nccl_mem_alloc = mine.registration == NcclRegistration::none || nccl_has_memory();
   const std::vector<Peer> peers = exchange_peers(*control_, mine);
   const bool shared = check_peers(peers, features);
   // Ranks that share a GPU do not register memory, because NCCL does not document whether they may.
-  registers_ = !shared && agree(peers, &Peer::nccl_mem_alloc);
-  windows_ = features.windows;
+  if (!shared && agree(peers, &Peer::nccl_mem_alloc)) registration_ = mine.registration;
+  if (rank() == 0 && registration_ != mine.registration) {
+    log_warning(std::string("no memory is registered with NCCL, although ZERORUN_NCCL_REGISTER=") +
+                name_of(mine.registration) + ": " +
+                (shared ? "ranks share a GPU" : "ncclMemAlloc() does not work on every rank"));
+  }
 
   comms_ = std::make_shared<NcclComms>(device);
   probe_ = std::make_unique<StreamProbe>(device, comms_);
@@ -128,12 +134,13 @@ void NcclCommunicator::disconnect(bool in_peace) {
 
 at::Tensor NcclCommunicator::allocate(int64_t numel, at::ScalarType dtype) {
   const auto bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
-  if (!registers_ || bytes < kSmallestNcclMemory) return device().allocate(numel, dtype);
+  if (registration_ == NcclRegistration::none || bytes < kSmallestNcclMemory)
+    return device().allocate(numel, dtype);
   watchdog_->check();
   current_stream();  // throws if another GPU is the thread's current one
   NcclMemory memory(device().location(), bytes, comms_);
   const size_t slot = watchdog_->begin_on_host("allocation of " + std::to_string(bytes) + " bytes");
-  comms_->register_memory(memory.get(), bytes, windows_, *watchdog_, slot);
+  comms_->register_memory(memory.get(), bytes, registration_ == NcclRegistration::windows, *watchdog_, slot);
   watchdog_->end(slot);
   return std::move(memory).as_tensor(numel, dtype);
 }

@@ -18,6 +18,7 @@
 #include "comm/rendezvous.h"
 #include "cuda/cuda_device.h"
 #include "cuda/nccl_comms.h"
+#include "cuda/nccl_registration.h"
 #include "cuda/nccl_watchdog.h"
 #include "cuda/stream_probe.h"
 
@@ -32,8 +33,8 @@ class NcclCommunicator : public Communicator {
                    std::shared_ptr<Communicator> control, const StorePointer& store);
   ~NcclCommunicator() override;
 
-  /// The memory is registered with NCCL if it has at least kSmallestNcclMemory bytes and all ranks support
-  /// that.
+  /// Memory of at least kSmallestNcclMemory bytes is registered with NCCL if ZERORUN_NCCL_REGISTER says so
+  /// and all ranks support that.
   at::Tensor allocate(int64_t numel, at::ScalarType dtype) override;
   std::unique_ptr<Notices> open_notices() override { return control_->open_notices(); }
 
@@ -52,8 +53,7 @@ class NcclCommunicator : public Communicator {
 
   std::unique_ptr<CudaDevice> owned_device_;
   std::shared_ptr<Communicator> control_;
-  bool registers_ = false;  // whether allocate() registers memory with NCCL
-  bool windows_ = false;    // whether it registers the memory as windows
+  NcclRegistration registration_ = NcclRegistration::none;  // of memory from allocate()
   bool grouping_ = false;
   std::vector<CollectiveCall> held_back_;  // calls that the open group holds back
   // The next three are null with one rank.

@@ -5,10 +5,17 @@
 
 namespace zerorun {
 
-/// Sets NCCL_LAUNCH_ORDER_IMPLICIT ([Note: two communicators] in cuda/nccl_comms.h) and
-/// NCCL_MULTI_RANK_GPU_ENABLE, unless the user has set them. The second variable allows ranks to share a GPU,
-/// and has no other effect. Must not be called while other threads exist.
+/// Sets the following variables, unless the user has set them. Must not be called while other threads exist.
+///  - NCCL_LAUNCH_ORDER_IMPLICIT=1 ([Note: two communicators] in cuda/nccl_comms.h)
+///  - NCCL_MULTI_RANK_GPU_ENABLE=1, which allows ranks to share a GPU and has no other effect
+///  - NCCL_NVLS_ENABLE=0 if ranks of this host will share a GPU, as far as the environment tells: NVLink
+///  SHARP
+///    does not support that, and NCCL up to 2.31.1 does not switch it off on all ranks alike
 void complete_nccl_environment();
+
+/// Whether `local_world_size` ranks share GPUs, of which CUDA_VISIBLE_DEVICES is `visible` and the host has
+/// `installed`. The first two may be null if they are not set. False if that cannot be known.
+bool ranks_share_gpus(const char* local_world_size, const char* visible, int installed);
 
 /// Whether NCCL orders launches across communicators. The user may have disabled that.
 bool nccl_orders_launches();

@@ -5,6 +5,7 @@
 #include "base/error.h"
 
 static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0), "headers of NCCL 2.27 or later are needed");
+static_assert(zerorun::kFirstNcclWithWindows == NCCL_VERSION(2, 31, 2));
 
 namespace zerorun {
 namespace {
@@ -23,7 +24,7 @@ std::string nccl_version_text(int version) {
 
 NcclFeatures nccl_features(int version) {
   return {.version = version,
-          .windows = version >= NCCL_VERSION(2, 29, 7),
+          .windows = version >= kFirstNcclWithWindows,
           .shared_gpus = version >= NCCL_VERSION(2, 30, 0)};
 }
 

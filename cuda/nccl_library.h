@@ -8,13 +8,16 @@ namespace zerorun {
 
 struct NcclFeatures {
   int version = 0;  // encoded as in NCCL_VERSION_CODE
-  /// Symmetric memory windows, through which kernels access all ranks' memory directly. NCCL has windows
-  /// since 2.27. But this is false before 2.29.7, because in those versions kernels that use windows ignore
-  /// an abort.
+  /// Whether symmetric memory windows, through which kernels access all ranks' memory directly, can be used
+  /// (cuda/nccl_registration.h).
   bool windows = false;
   /// Whether several ranks may share a GPU (with NCCL_MULTI_RANK_GPU_ENABLE).
   bool shared_gpus = false;
 };
+
+/// NCCL has windows since 2.27. But before 2.29.7 kernels that use windows ignore an abort, and up to 2.31.1
+/// registering a window while a program runs may hang.
+inline constexpr int kFirstNcclWithWindows = 23102;
 
 /// For example "2.28.9".
 std::string nccl_version_text(int version);

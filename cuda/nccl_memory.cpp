@@ -4,10 +4,18 @@
 
 #include <utility>
 
+#include "cuda/cached_memory.h"
 #include "cuda/cuda_memory.h"
 
 namespace zerorun {
 namespace {
+
+// Much of a full GPU's memory may be LibTorch's cache, which LibTorch frees for its own allocations only.
+ncclResult_t allocate(void** memory, size_t bytes) {
+  if (ncclMemAlloc(memory, bytes) == ncclSuccess) return ncclSuccess;
+  free_cached_memory();
+  return ncclMemAlloc(memory, bytes);
+}
 
 void free_memory(c10::DeviceIndex device, void* memory, NcclComms& comms) {
   free_when_idle(device, [&] {
@@ -28,7 +36,7 @@ bool nccl_has_memory() {
 
 NcclMemory::NcclMemory(c10::Device device, size_t bytes, std::shared_ptr<NcclComms> comms)
     : device_(device), comms_(std::move(comms)) {
-  if (const ncclResult_t result = ncclMemAlloc(&memory_, bytes); result != ncclSuccess) {
+  if (const ncclResult_t result = allocate(&memory_, bytes); result != ncclSuccess) {
     fail_allocation("GPU " + std::to_string(device.index()), bytes, ncclGetErrorString(result));
   }
   try {

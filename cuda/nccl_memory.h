@@ -21,7 +21,8 @@ bool nccl_has_memory();
 class NcclMemory {
  public:
   /// Allocates `bytes` zeros on `device`, which must be the current GPU. The memory is deregistered from
-  /// `comms` before it is freed. Throws Error if the GPU has no memory left.
+  /// `comms` before it is freed. If the GPU has no memory left, frees LibTorch's cache, which waits for the
+  /// GPU; throws Error if there is still none.
   NcclMemory(c10::Device device, size_t bytes, std::shared_ptr<NcclComms> comms);
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;

@@ -24,6 +24,7 @@ struct Packed {
   int32_t nccl_version;
   int32_t several_communicators;
   int32_t nccl_mem_alloc;
+  int32_t registration;
 };
 static_assert(std::is_trivially_copyable_v<Packed>);
 
@@ -41,6 +42,7 @@ Packed packed(const Peer& peer) {
   result.nccl_version = peer.nccl_version;
   result.several_communicators = peer.several_communicators;
   result.nccl_mem_alloc = peer.nccl_mem_alloc;
+  result.registration = static_cast<int32_t>(peer.registration);
   return result;
 }
 
@@ -50,7 +52,8 @@ Peer unpacked(const Packed& packed) {
           packed.gpu.data(),
           packed.nccl_version,
           packed.several_communicators != 0,
-          packed.nccl_mem_alloc != 0};
+          packed.nccl_mem_alloc != 0,
+          static_cast<NcclRegistration>(packed.registration)};
 }
 
 void check_versions(const std::vector<Peer>& peers) {
@@ -59,6 +62,15 @@ void check_versions(const std::vector<Peer>& peers) {
     throw UserError("all ranks need the same version of NCCL: rank 0 on " + peers[0].host + " has " +
                     nccl_version_text(peers[0].nccl_version) + ", rank " + std::to_string(rank) + " on " +
                     peers[rank].host + " has " + nccl_version_text(peers[rank].nccl_version));
+  }
+}
+
+void check_registrations(const std::vector<Peer>& peers) {
+  for (size_t rank = 1; rank < peers.size(); ++rank) {
+    if (peers[rank].registration == peers[0].registration) continue;
+    throw UserError("all ranks need the same ZERORUN_NCCL_REGISTER: rank 0 on " + peers[0].host + " has " +
+                    name_of(peers[0].registration) + ", rank " + std::to_string(rank) + " on " +
+                    peers[rank].host + " has " + name_of(peers[rank].registration));
   }
 }
 
@@ -90,6 +102,7 @@ std::vector<Peer> exchange_peers(Communicator& control, const Peer& mine) {
 
 bool check_peers(const std::vector<Peer>& peers, const NcclFeatures& features) {
   check_versions(peers);
+  check_registrations(peers);
   std::map<std::array<std::string, 3>, std::vector<int>> ranks_of_gpu;
   for (size_t rank = 0; rank < peers.size(); ++rank) {
     ranks_of_gpu[{peers[rank].host, peers[rank].boot, peers[rank].gpu}].push_back(static_cast<int>(rank));

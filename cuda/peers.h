@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "cuda/nccl_library.h"
+#include "cuda/nccl_registration.h"
 
 namespace zerorun {
 
@@ -17,6 +18,7 @@ struct Peer {
   int nccl_version = 0;
   bool several_communicators = false;  // whether the rank can use two communicators at once
   bool nccl_mem_alloc = false;         // whether ncclMemAlloc() works
+  NcclRegistration registration = NcclRegistration::none;
 };
 
 /// Returns a Peer with this machine's host name and boot id.
@@ -26,7 +28,7 @@ Peer this_machine();
 std::vector<Peer> exchange_peers(Communicator& control, const Peer& mine);
 
 /// Returns whether any ranks share a GPU. Throws UserError if they do and NCCL does not support that, or if
-/// the ranks' NCCL versions differ.
+/// the ranks differ in the version of NCCL or in the memory that they register.
 bool check_peers(const std::vector<Peer>& peers, const NcclFeatures& features);
 
 }  // namespace zerorun

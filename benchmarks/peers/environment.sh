@@ -31,10 +31,12 @@ require_program() {
   done
 }
 
-# install_zerorun: installs the newest wheel of scripts/wheel into the current environment.
+# install_zerorun: installs the newest wheel of scripts/wheel for the current environment's Python into it.
 install_zerorun() {
-  local wheel=("$root"/dist/zerorun-*.whl) log=$root/.deps/peers_wheel.log
-  [[ -f ${wheel[0]} ]] || fail "there is no wheel in dist/: run scripts/wheel"
+  local tag wheel log=$root/.deps/peers_wheel.log
+  tag=$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+  wheel=("$root"/dist/zerorun-*-"$tag"-*.whl)
+  [[ -f ${wheel[0]} ]] || fail "there is no wheel for ${tag} in dist/: run scripts/wheel --python $(command -v python)"
   pip install --no-deps --force-reinstall --no-input --disable-pip-version-check --progress-bar off "${wheel[0]}" \
     >"$log" 2>&1 </dev/null || fail_with_pips_reason 'the wheel' "$log"
 }

@@ -43,7 +43,11 @@ Tokenizer open_tokenizer(const ProgramOptions& options) {
 Dataset open_data(const ProgramOptions& options, const Tokenizer& tokenizer, const Config& config,
                   Communicator& communicator, bool makes_tokens) {
   std::vector<std::filesystem::path> files(options.data.begin(), options.data.end());
-  if (files.empty()) files = own_sources(ZERORUN_SOURCE_DIR);
+  if (files.empty()) {
+    // Not compiled in, so that the program can be copied to another machine.
+    const auto program = std::filesystem::read_symlink("/proc/self/exe");
+    files = own_sources(checkout_above(program.parent_path()));
+  }
   return Dataset({.files = files,
                   .weights = options.weights,
                   .field = options.field,

@@ -21,6 +21,13 @@ bool is_skipped_folder(const fs::path& folder) {
 
 }  // namespace
 
+fs::path checkout_above(const fs::path& folder) {
+  for (fs::path checkout = folder; checkout != checkout.parent_path(); checkout = checkout.parent_path()) {
+    if (fs::exists(checkout / "samples/gpt2/own_sources.h")) return checkout;
+  }
+  return folder;
+}
+
 std::vector<fs::path> own_sources(const fs::path& source_dir) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -36,7 +43,7 @@ std::vector<fs::path> own_sources(const fs::path& source_dir) {
   }
   if (files.empty()) {
     throw UserError("no --data, and ZeroRun's own sources are not in " + source_dir.string() +
-                    " any more: give the text to train on with --data FILE");
+                    ": give the text to train on with --data FILE");
   }
   std::sort(files.begin(), files.end());
   return files;

@@ -154,7 +154,7 @@ void flat(const Value& value, std::vector<Seen>& seen) {
   switch (value.kind) {
     case ValueKind::object:
       seen.push_back({"{", value.at});
-      for (const Member& member : value.members) {
+      for (const DocumentMember& member : value.members) {
         seen.push_back({"key " + member.key, member.key_at});
         flat(member.value, seen);
       }

@@ -148,7 +148,7 @@ nlohmann::json as_json(const Value& value) {
   }
   if (value.kind != ValueKind::object) return nlohmann::json::parse(value.literal);
   auto object = nlohmann::json::object();
-  for (const Member& member : value.members) object[member.key] = as_json(member.value);
+  for (const DocumentMember& member : value.members) object[member.key] = as_json(member.value);
   return object;
 }
 

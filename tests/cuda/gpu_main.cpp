@@ -1,9 +1,10 @@
 // The main function of programs whose tests need a GPU. Without a GPU it prints the reason and exits with 77.
-// The tests are in a library that is loaded after a GPU was found, because LibTorch's CUDA libraries may be
-// missing on a machine without a GPU.
+// The tests of the program bin/NAME are in the library lib/libNAME_body.so beside it. It is loaded after a
+// GPU was found, because LibTorch's CUDA libraries may be missing on a machine without a GPU.
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 
 #include "comm/cuda_driver.h"
@@ -20,7 +21,10 @@ int main(int argc, char** argv) {
     std::printf("skipped: %s\n", reason.c_str());
     return kSkipped;
   }
-  void* tests = dlopen(ZERORUN_GPU_TESTS, RTLD_NOW | RTLD_GLOBAL);
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  const auto library =
+      program.parent_path().parent_path() / "lib" / ("lib" + program.filename().string() + "_body.so");
+  void* tests = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (tests == nullptr) {
     std::fprintf(stderr, "error: there is a GPU, and the tests cannot be loaded: %s\n", dlerror());
     return 1;

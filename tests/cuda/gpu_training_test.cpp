@@ -10,6 +10,7 @@
 #include "comm/rendezvous.h"
 #include "tests/golden/replay.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
 namespace {
@@ -98,8 +99,7 @@ std::vector<double> train_two_ranks(const std::string& device, int stage, const 
       "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "gradient_clipping": 1.0,
       "zero_optimization": {"stage": )"
                         << stage << R"(, "stage3_param_persistence_threshold": 100}})";
-  const std::string binaries = ZERORUN_BINARY_DIR "/bin/";
-  const std::string source = ZERORUN_SOURCE_DIR;
+  const std::string binaries = binary_folder().string() + "/";
   const std::filesystem::path text =
       folder.write("text", std::string(golden_text().begin(), golden_text().end()));
   const std::filesystem::path csv = folder / (device + ".csv");
@@ -107,8 +107,8 @@ std::vector<double> train_two_ranks(const std::string& device, int stage, const 
       binaries + "zerorun --num_gpus 2 --timeout 120 --device " + device + " " + binaries +
       "gpt2 --deepspeed " + config.string() +
       " --layers 2 --hidden 64 --heads 4 --vocab 256 --seq 32 --steps 8 --generate 0 --sequential" +
-      " --init " + source + "/tests/golden/data/init_tiny_seed1234.safetensors" + " --data " + text.string() +
-      " --csv " + csv.string() + " 2>&1";
+      " --init " + (source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors").string() +
+      " --data " + text.string() + " --csv " + csv.string() + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   std::string output;
   for (int character = 0; (character = std::fgetc(pipe)) != EOF;) output += static_cast<char>(character);

@@ -20,9 +20,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr int64_t kMany = 1'000'000;  // with more elements than these, fewer combinations are tested
+
 // Returns the offsets at which arrays start, in elements after an aligned address.
 std::vector<int64_t> offsets_for(int64_t numel) {
-  if (numel > 1'000'000) return {0, 1};
+  if (numel > kMany) return {0, 1};
   return {0, 1, 4, 7};
 }
 
@@ -289,6 +291,7 @@ void check_updates(Device& tested, const Sizes& sizes) {
         for (int64_t numel : sizes) {
           for (int64_t offset : offsets_for(numel)) {
             for (int32_t apply : {1, 0}) {
+              if (numel > kMany && (gradient != rounded || offset == 0 || apply == 0)) continue;
               const UpdateCase given{rule, gradient, rounded, numel, offset, apply};
               INFO("rule " << rule.index() << ", gradient in " << gradient << ", rounded to " << rounded
                            << ", " << numel << " values from " << offset << " on, apply " << apply);
@@ -365,6 +368,7 @@ at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.numel() != b.numel()) return false;
+  if (std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0) return true;
   auto same = [](auto left, auto right) {
     return (std::isnan(left) && std::isnan(right)) || std::memcmp(&left, &right, sizeof left) == 0;
   };

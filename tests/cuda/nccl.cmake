@@ -16,7 +16,8 @@ zerorun_test(nccl_stopped_rank_test TORCH LABELS ranks
 if(ZERORUN_WITH_CUDA)
   zerorun_test(nccl_library_test TORCH LABELS unit
     SOURCES nccl_library_test.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_environment.cpp
-            ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_library.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_registration.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/peers.cpp
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit

@@ -11,12 +11,14 @@
 #include "base/error.h"
 #include "comm/thread_communicator.h"
 #include "cuda/nccl_environment.h"
+#include "cuda/nccl_registration.h"
 #include "cuda/peers.h"
 
 namespace zerorun {
 namespace {
 
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 
 Peer peer(const std::string& host, const std::string& gpu, int version = 22809) {
   return {.host = host, .boot = "boot", .gpu = gpu, .nccl_version = version};
@@ -57,17 +59,53 @@ TEST_CASE("nccl: the features of a version") {
   struct {
     int version;
     bool windows, shared_gpus;
-  } const cases[] = {{22703, false, false},
-                     {22809, false, false},
-                     {22903, false, false},
-                     {22907, true, false},
-                     {23003, true, true}};
+  } const cases[] = {{22703, false, false}, {22809, false, false}, {22903, false, false},
+                     {22907, false, false}, {23003, false, true},  {23101, false, true},
+                     {23102, true, true}};
   for (const auto& wanted : cases) {
     INFO(wanted.version);
     const NcclFeatures features = nccl_features(wanted.version);
     CHECK(features.version == wanted.version);
     CHECK(features.windows == wanted.windows);
     CHECK(features.shared_gpus == wanted.shared_gpus);
+  }
+}
+
+TEST_CASE("nccl: memory is registered only if the environment asks for it") {
+  const NcclFeatures early = nccl_features(23101);
+  const NcclFeatures late = nccl_features(23102);
+  for (const NcclFeatures& features : {early, late}) {
+    CHECK(parse_nccl_registration(nullptr, features) == NcclRegistration::none);
+    CHECK(parse_nccl_registration("", features) == NcclRegistration::none);
+    CHECK(parse_nccl_registration("none", features) == NcclRegistration::none);
+    CHECK(parse_nccl_registration("buffers", features) == NcclRegistration::buffers);
+    for (const char* wrong : {"window", "1", "Buffers", "none "}) {
+      CHECK_THROWS_AS(parse_nccl_registration(wrong, features), UserError);
+      CHECK_THROWS_WITH(parse_nccl_registration(wrong, features),
+                        StartsWith(std::string("ZERORUN_NCCL_REGISTER=") + wrong + ":") &&
+                            Contains("none (the default), buffers, or windows (from NCCL 2.31.2)"));
+    }
+  }
+  CHECK(parse_nccl_registration("windows", late) == NcclRegistration::windows);
+  CHECK_THROWS_AS(parse_nccl_registration("windows", early), UserError);
+  CHECK_THROWS_WITH(
+      parse_nccl_registration("windows", early),
+      Contains("needs NCCL 2.31.2 or later, and 2.31.1 is loaded") && Contains("none or buffers"));
+}
+
+TEST_CASE("nccl: NVLink SHARP is switched off for ranks that will share a GPU") {
+  struct {
+    const char* ranks;
+    const char* visible;
+    int installed;
+    bool share;
+  } const cases[] = {
+      {"2", nullptr, 1, true},      {"8", nullptr, 8, false}, {"9", nullptr, 8, true},
+      {"2", "3", 8, true},          {"2", "3,5", 8, false},   {"2", "GPU-5ab,GPU-6cd", 1, false},
+      {nullptr, nullptr, 1, false}, {"4", nullptr, 0, false}, {"2", "", 1, true}};
+  for (const auto& given : cases) {
+    INFO((given.ranks ? given.ranks : "-") << " ranks, " << given.installed << " GPUs");
+    CHECK(ranks_share_gpus(given.ranks, given.visible, given.installed) == given.share);
   }
 }
 
@@ -94,9 +132,10 @@ TEST_CASE("nccl: the loaded library tells its version, with or without a GPU") {
 }
 
 TEST_CASE("peers: ranks learn of each other's machines and GPUs") {
-  const std::vector<Peer> wanted = {{"first", "f5d1", "0000:3b:00.0", 22809, true, true},
-                                    {"second", "a0a1", "0000:5e:00.0", 23003, false, true},
-                                    {std::string(200, 'x'), "", "", 0, true, false}};
+  const std::vector<Peer> wanted = {
+      {"first", "f5d1", "0000:3b:00.0", 22809, true, true, NcclRegistration::buffers},
+      {"second", "a0a1", "0000:5e:00.0", 23003, false, true, NcclRegistration::windows},
+      {std::string(200, 'x'), "", "", 0, true, false}};
   std::vector<std::vector<Peer>> found(3);
   auto communicators = make_thread_communicators(3, std::chrono::seconds(20));
   std::vector<std::thread> threads;
@@ -114,6 +153,7 @@ TEST_CASE("peers: ranks learn of each other's machines and GPUs") {
       CHECK(peers[rank].nccl_version == wanted[rank].nccl_version);
       CHECK(peers[rank].several_communicators == wanted[rank].several_communicators);
       CHECK(peers[rank].nccl_mem_alloc == wanted[rank].nccl_mem_alloc);
+      CHECK(peers[rank].registration == wanted[rank].registration);
     }
   }
 }
@@ -141,6 +181,14 @@ TEST_CASE("peers: ranks with NCCL in different versions are named") {
   CHECK_THROWS_AS(check_peers(peers, nccl_features(22809)), UserError);
   CHECK_THROWS_WITH(check_peers(peers, nccl_features(22809)),
                     Contains("rank 0 on a has 2.28.9, rank 1 on b has 2.30.3"));
+}
+
+TEST_CASE("peers: ranks that would register different memory are named") {
+  std::vector<Peer> peers = {peer("a", "0000:3b:00.0"), peer("b", "0000:3b:00.0")};
+  peers[1].registration = NcclRegistration::buffers;
+  CHECK_THROWS_AS(check_peers(peers, nccl_features(22809)), UserError);
+  CHECK_THROWS_WITH(check_peers(peers, nccl_features(22809)),
+                    Contains("ZERORUN_NCCL_REGISTER: rank 0 on a has none, rank 1 on b has buffers"));
 }
 
 TEST_CASE("peers: this machine has a host name and a boot id") {

@@ -58,7 +58,7 @@ TEST_CASE("One rank with gradient accumulation reproduces the traces of several 
   for (const json& trace : traces()) {
     const std::string name = trace["name"];
     const bool averages = !trace["ds_config"].contains("gradient_allreduce_op");
-    if (averages && (name.starts_with("fp32_s2") || name.starts_with("bf16_s2"))) {
+    if (averages && (name.starts_with("fp32_s2") || name.starts_with("bf16_s2") || name.starts_with("fp16_s2"))) {
       replay(on_one_rank(trace), tolerance_of(name));
     }
   }

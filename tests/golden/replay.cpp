@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "tests/support/temporary_folder.h"
+#include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
 
 using nlohmann::json;
 
 const json& traces() {
-  static const json all = json::parse(std::ifstream(ZERORUN_SOURCE_DIR "/tests/golden/data/traces.json"));
+  static const json all = json::parse(std::ifstream(source_folder() / "tests/golden/data/traces.json"));
   return all;
 }
 
@@ -155,10 +156,20 @@ void replay(const json& trace, const Tolerance& tolerance,
 
 // Changes a trace of several ranks so that one rank replays it, with more micro-steps. The micro-batches keep
 // their order: in each micro-step, the ranks of the trace take the next micro-batches in rank order.
+//
+// A micro-step divides its loss by the number of micro-steps, so fp16 gradients would be smaller by the number of ranks,
+// and some would not overflow. Loss scales that are larger by this number make up for it.
 json on_one_rank(json trace) {
   json& config = trace["ds_config"];
-  config["gradient_accumulation_steps"] =
-      config.value("gradient_accumulation_steps", 1) * trace["world"].get<int>();
+  const int ranks = trace["world"];
+  config["gradient_accumulation_steps"] = config.value("gradient_accumulation_steps", 1) * ranks;
+  if (config.contains("fp16")) {
+    json& fp16 = config["fp16"];
+    fp16["initial_scale_power"] = fp16.value("initial_scale_power", 16) + static_cast<int>(std::log2(ranks));
+    fp16["min_loss_scale"] = fp16.value("min_loss_scale", 1) * ranks;
+    if (fp16.contains("loss_scale")) fp16["loss_scale"] = fp16["loss_scale"].get<double>() * ranks;
+    for (json& step : trace["steps"]) step["loss_scale"] = step["loss_scale"].get<double>() * ranks;
+  }
   trace["world"] = 1;
   return trace;
 }

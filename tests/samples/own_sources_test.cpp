@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/support/temporary_folder.h"
+#include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
 namespace {
@@ -24,10 +25,11 @@ TEST_CASE("ZeroRun's own sources are documents and C++ files, sorted, without wh
 }
 
 TEST_CASE("the sources of this checkout are found") {
-  const auto files = own_sources(ZERORUN_SOURCE_DIR);
+  const std::filesystem::path checkout = checkout_above(binary_folder());
+  CHECK(std::filesystem::equivalent(checkout, source_folder()));
+  const auto files = own_sources(checkout);
   CHECK(std::is_sorted(files.begin(), files.end()));
-  CHECK(std::find(files.begin(), files.end(), ZERORUN_SOURCE_DIR "/samples/gpt2/own_sources.h") !=
-        files.end());
+  CHECK(std::find(files.begin(), files.end(), checkout / "samples/gpt2/own_sources.h") != files.end());
 }
 
 TEST_CASE("if the sources are missing, the error asks for --data") {

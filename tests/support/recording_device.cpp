@@ -8,6 +8,7 @@
 
 #include "comm/notices.h"
 #include "device/zeroed_memory.h"
+#include "tests/support/forward_collective.h"
 
 namespace zerorun::testing {
 namespace {
@@ -239,10 +240,6 @@ at::Tensor borrowed(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.options());
 }
 
-struct Done : Work {
-  void wait() override {}
-};
-
 // A communicator whose collectives are reported on the current stream, as on a GPU. They are complete when
 // start() returns.
 class RecordingCommunicator : public Communicator {
@@ -277,23 +274,7 @@ class RecordingCommunicator : public Communicator {
     device_->recording_streams().use(call.output, true, what);
     call.input = borrowed(call.input);
     call.output = borrowed(call.output);
-    switch (call.kind) {
-      case Collective::reduce_scatter:
-        inner_->reduce_scatter(call.output, call.input, call.label)->wait();
-        break;
-      case Collective::all_gather:
-        inner_->all_gather(call.output, call.input, call.label, call.reason)->wait();
-        break;
-      case Collective::all_reduce:
-        inner_->all_reduce(call.output, call.label)->wait();
-        break;
-      case Collective::broadcast:
-        inner_->broadcast(call.output, call.root, call.label)->wait();
-        break;
-      case Collective::barrier:
-        inner_->barrier(call.label)->wait();
-        break;
-    }
+    forward(*inner_, call)->wait();
     return std::make_unique<Done>();
   }
 
@@ -305,6 +286,10 @@ class RecordingCommunicator : public Communicator {
 };
 
 }  // namespace
+
+std::shared_ptr<Device> make_recording_device(Recording& recording) {
+  return std::make_shared<RecordingDevice>(recording);
+}
 
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
                                                           Recording& recording) {

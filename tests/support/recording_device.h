@@ -35,6 +35,9 @@ struct Recording {
   std::array<int64_t, kHandovers> waits = {};
 };
 
+/// Records the device's operations in `recording`, which must outlive the device and all of its tensors.
+std::shared_ptr<Device> make_recording_device(Recording& recording);
+
 /// Wraps `inner`, a communicator of rank-threads, and records its device's operations in `recording`. The
 /// recording must outlive the result and all tensors and streams made with it.
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,

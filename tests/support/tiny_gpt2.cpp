@@ -15,6 +15,7 @@
 #include "samples/gpt2/sampler.h"
 #include "samples/gpt2/weights.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/test_paths.h"
 
 namespace zerorun::testing {
 namespace {
@@ -35,7 +36,7 @@ Gpt2 load_model() {
   static std::mutex construction;  // all threads share LibTorch's default generator
   std::lock_guard lock(construction);
   Gpt2 model(Gpt2Options{.layers = 2, .hidden = 64, .heads = 4, .vocab = 256, .positions = kSeq});
-  load_weights(*model, ZERORUN_SOURCE_DIR "/tests/golden/data/init_tiny_seed1234.safetensors");
+  load_weights(*model, source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors");
   return model;
 }
 
@@ -67,12 +68,14 @@ InitializeOptions initialize_options(const RunOptions& options, torch::nn::Modul
 
 const std::vector<uint8_t>& golden_text() {
   static const std::vector<uint8_t> text = [] {
-    const char* path = "/usr/share/common-licenses/GPL-3";
+    std::filesystem::path path =
+        source_folder() / "tests/golden/data/GPL-3";  // in a bundle for another machine
+    if (!std::filesystem::exists(path)) path = "/usr/share/common-licenses/GPL-3";
     std::ifstream file(path, std::ios::binary);
     std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
     bytes.resize(std::min(bytes.size(), kTextBytes));
     if (bytes.size() != kTextBytes || fnv1a(bytes) != kTextHash) {
-      std::printf("skipped: %s is not the text that the golden traces were made with\n", path);
+      std::printf("skipped: %s is not the text that the golden traces were made with\n", path.c_str());
       std::exit(77);
     }
     return bytes;
@@ -90,62 +93,67 @@ double RunResult::mean_loss(size_t step) const {
   return sum / static_cast<double>(count);
 }
 
-RunResult train_tiny_gpt2(const std::string& config_text, const RunOptions& options) {
-  at::set_num_threads(1);
-  golden_text();
-  const Config config = parse_config(config_text, "test config", options.world_size);
+void train_rank(const std::string& config_text, const RunOptions& options,
+                const std::shared_ptr<Communicator>& communicator, RunResult& result) {
+  const int rank = communicator->rank();
+  const Config config = parse_config(config_text, "test config", communicator->world_size());
   const int64_t micro_steps = config.batch.gradient_accumulation_steps;
   const Sampler sampler({.corpus_size = static_cast<int64_t>(kTextBytes),
                          .seq = kSeq,
                          .micro_batch = config.batch.micro_batch_size_per_gpu,
                          .accumulation = micro_steps,
-                         .world_size = options.world_size,
+                         .world_size = communicator->world_size(),
                          .seed = 0,
                          .sequential = true});
+  Gpt2 model = load_model();
+  Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
+  if (!options.resume_from.empty()) engine.load_checkpoint(options.resume_from);
+  if (options.before_training) options.before_training(*model, rank);
+  communicator->volume().reset();
+  for (int64_t step = options.first_step; step < options.steps; ++step) {
+    const std::vector<double> lrs = engine.get_lr();
+    try {
+      for (int64_t micro = 0; micro < micro_steps; ++micro) {
+        at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)).to(engine.device()));
+        result.losses[step][rank].push_back(loss.item<double>());
+        const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
+        engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
+        engine.step();
+      }
+    } catch (const TrainingError&) {
+      if (rank == 0) result.raised = step;
+      break;
+    }
+    if (rank != 0) continue;
+    result.lrs.push_back(lrs);
+    result.betas.push_back(engine.get_betas());
+    result.grad_norms.push_back(engine.get_global_grad_norm());
+    result.loss_scales.push_back(engine.loss_scale());
+    result.skipped.push_back(engine.skipped_steps());
+  }
+  if (options.after_training) options.after_training(engine);
+  const ResidencyReport residency = engine.residency();
+  const Volume volume = communicator->volume();
+  for (const auto& item : model->named_parameters()) {
+    const at::Tensor values = item.value().detach().clone().cpu();  // a collective at stage 3
+    if (rank == 0) result.parameters.emplace_back(item.key(), values);
+  }
+  if (rank != 0) return;
+  result.residency = residency;
+  result.bytes = engine.bytes_by_category();
+  result.formula_bytes = engine.formula_bytes();
+  result.reduce_scattered = volume.elements(Collective::reduce_scatter);
+  result.all_gathered = volume.elements(Collective::all_gather);
+}
+
+RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options) {
+  at::set_num_threads(1);
+  golden_text();
   RunResult result;
   result.losses.resize(options.steps, std::vector<std::vector<double>>(options.world_size));
-
   const auto train = [&](std::shared_ptr<Communicator> communicator) {
-    const int rank = communicator->rank();
     if (options.communicator_for) communicator = options.communicator_for(std::move(communicator));
-    Gpt2 model = load_model();
-    Engine engine = initialize(*model, config, initialize_options(options, *model, communicator));
-    if (!options.resume_from.empty()) engine.load_checkpoint(options.resume_from);
-    if (options.before_training) options.before_training(*model, rank);
-    communicator->volume().reset();
-    for (int64_t step = options.first_step; step < options.steps; ++step) {
-      const std::vector<double> lrs = engine.get_lr();
-      try {
-        for (int64_t micro = 0; micro < micro_steps; ++micro) {
-          at::Tensor loss = model->loss(read_batch(sampler.offsets(step, micro, rank)).to(engine.device()));
-          result.losses[step][rank].push_back(loss.item<double>());
-          const bool inject = std::ranges::count(options.inject_inf_steps, step) > 0;
-          engine.backward(inject ? loss * std::numeric_limits<float>::infinity() : loss);
-          engine.step();
-        }
-      } catch (const TrainingError&) {
-        if (rank == 0) result.raised = step;
-        break;
-      }
-      if (rank != 0) continue;
-      result.lrs.push_back(lrs);
-      result.betas.push_back(engine.get_betas());
-      result.grad_norms.push_back(engine.get_global_grad_norm());
-      result.loss_scales.push_back(engine.loss_scale());
-      result.skipped.push_back(engine.skipped_steps());
-    }
-    const ResidencyReport residency = engine.residency();
-    const Volume volume = communicator->volume();
-    for (const auto& item : model->named_parameters()) {
-      const at::Tensor values = item.value().detach().clone().cpu();  // a collective at stage 3
-      if (rank == 0) result.parameters.emplace_back(item.key(), values);
-    }
-    if (rank != 0) return;
-    result.residency = residency;
-    result.bytes = engine.bytes_by_category();
-    result.formula_bytes = engine.formula_bytes();
-    result.reduce_scattered = volume.elements(Collective::reduce_scatter);
-    result.all_gathered = volume.elements(Collective::all_gather);
+    train_rank(config, options, communicator, result);
   };
   run_ranks(options.world_size, train, std::chrono::seconds(60), options.shares_memory);
   return result;

@@ -15,9 +15,9 @@
 
 namespace zerorun::testing {
 
-/// The training text of the golden traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3. If
-/// that file is missing or different, the function prints the reason and exits with 77, which ctest reports
-/// as a skipped test.
+/// The training text of the golden traces: the first 32,768 bytes of /usr/share/common-licenses/GPL-3, or of
+/// tests/golden/data/GPL-3 where a bundle for another machine has it. If that file is missing or different,
+/// the function prints the reason and exits with 77, which ctest reports as a skipped test.
 const std::vector<uint8_t>& golden_text();
 
 struct RunOptions {
@@ -39,6 +39,8 @@ struct RunOptions {
   /// Called on every rank before the first step, in the rank's thread. It must not use Catch2's assertions,
   /// which are for one thread only.
   std::function<void(torch::nn::Module&, int rank)> before_training = {};
+  /// Called on every rank after the last step, under the same rules.
+  std::function<void(Engine&)> after_training = {};
 };
 
 struct RunResult {
@@ -61,6 +63,12 @@ struct RunResult {
 
 /// Trains from tests/golden/data/init_tiny_seed1234.safetensors with `config` (ds_config.json text).
 RunResult train_tiny_gpt2(const std::string& config, const RunOptions& options);
+
+/// Trains one rank of `communicator`'s ranks, which may be processes. Ignores options.world_size and
+/// options.communicator_for. Writes this rank's losses to result.losses, which has room for all steps and
+/// ranks; on rank 0 also all else.
+void train_rank(const std::string& config, const RunOptions& options,
+                const std::shared_ptr<Communicator>& communicator, RunResult& result);
 
 /// The largest relative difference between the two runs' mean losses, over all steps.
 double largest_relative_loss_difference(const RunResult& a, const RunResult& b);
