@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "cuda/cached_memory.h"
 #include "cuda/cuda_check.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/kernel_bodies.h"
@@ -90,8 +91,7 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   void* memory = nullptr;
   cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the memory that LibTorch caches
+    free_cached_memory();
     status = cudaMalloc(&memory, bytes);
   }
   const c10::DeviceIndex device = location_.index();
@@ -123,7 +123,7 @@ void CudaDevice::record_stream(const at::Tensor& memory, StreamId stream) {
 }
 
 void CudaDevice::empty_cache() {
-  c10::cuda::CUDACachingAllocator::emptyCache();
+  free_cached_memory();
 }
 
 at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <sys/mman.h>
 
@@ -136,7 +137,8 @@ TEST_CASE("cuda streams: recorded uses end before an expandable segment is unmap
     device.copy(read, memory);
     device.record_stream(memory, streams.current());
     memory.reset();
-    device.empty_cache();
+    c10::cuda::CUDACachingAllocator::emptyCache();  // as when LibTorch is out of memory: waits for no other
+                                                    // stream
     ZR_CUDA(cudaDeviceSynchronize());
     const at::Tensor values = get(device, read);
     CHECK(values.min().item<float>() == use + 1);

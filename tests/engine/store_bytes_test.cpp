@@ -154,11 +154,13 @@ TEST_CASE(
           needed_memory(state.store, state.config, {}, state.buckets.options(), /*on_gpu=*/true);
       const int64_t before = recording.host_bytes;
       training.engine->save_checkpoint(folder / "a");
-      expect(recording.host_bytes - before == needed.checkpoint,
-             std::to_string(recording.host_bytes - before) + " of " + std::to_string(needed.checkpoint));
+      const int64_t first = recording.host_bytes - before;
+      // Slices of padding alone are not saved.
+      expect(first <= needed.checkpoint && first > needed.checkpoint * 0.98,
+             std::to_string(first) + " of " + std::to_string(needed.checkpoint));
       training.step(1);
       training.engine->save_checkpoint(folder / "a");
-      expect(recording.host_bytes - before == needed.checkpoint, "the second save");
+      expect(recording.host_bytes - before == first, "the second save");
     }));
   }
 }

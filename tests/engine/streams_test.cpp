@@ -172,7 +172,8 @@ TEST_CASE("streams: late gradients in every step allocate memory once; it is fre
   run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
   check_clean(recordings);
   for (size_t step = 4; step < 8; ++step) CHECK(allocations[step] == allocations[step - 1]);
-  CHECK(bytes[9] < bytes[7]);
+  CHECK((bytes[9] < bytes[7]) ==
+        (stage < 2));  // later stages reduce every backward, so none of these is late
 }
 
 TEST_CASE("streams: memory of gathers without a plan goes back once, before the arena, after all uses") {
@@ -198,8 +199,7 @@ TEST_CASE("streams: the device limits the size of buckets; at stage 3 all can be
   constexpr int64_t kNumel = int64_t{1} << 20;
   ModelParameters model;
   for (int index = 0; index < 1024; ++index) {
-    const std::string name = "p" + std::to_string(index);
-    model.trained.push_back({name, torch::empty({kNumel}, torch::device(torch::kMeta)), 0});
+    model.trained.push_back({std::to_string(index), torch::empty({kNumel}, torch::device(torch::kMeta)), 0});
   }
   const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
       "zero_optimization": {"stage": )" +
@@ -221,19 +221,20 @@ TEST_CASE("streams: initialize() registers no memory that it does not keep") {
   const std::string precision = GENERATE(kFp32, kBf16);
   CAPTURE(precision);
   std::vector<Recording> recordings(2);
-  int64_t before_training = -1;
-  int64_t slices = 0;
-  const Setting setting{.stage = 3, .ranks = 2, .precision = precision};
+  int64_t registered = -1;
+  int64_t kept = 0;
+  const std::string config = config_of({.stage = 3, .ranks = 2, .precision = precision});
   run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Recording& recording = recordings.at(communicator->rank());
     Net net;
-    Engine engine =
-        make_engine(*net, config_of(setting), make_recording_communicator(communicator, recording));
+    Engine engine = make_engine(*net, config, make_recording_communicator(communicator, recording));
     if (communicator->rank() != 0) return;
-    before_training = recording.registered_bytes;
-    slices = engine.bytes_by_category().parameters;
+    registered = recording.registered_bytes;
+    const BytesByCategory bytes = engine.bytes_by_category();
+    kept = bytes.parameters + bytes.gradients + bytes.buckets + bytes.buffers -
+           static_cast<int64_t>(net->counter.nbytes());
   });
-  CHECK(before_training == slices);
+  CHECK(registered == kept);
 }
 
 TEST_CASE("streams: a model trains to the same bits in every precision and stage") {
