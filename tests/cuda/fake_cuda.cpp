@@ -1,7 +1,10 @@
 #include "tests/cuda/fake_cuda.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace zerorun::testing {
@@ -9,6 +12,9 @@ namespace {
 
 thread_local int current_gpu = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+std::mutex locked_mutex;
+std::map<void*, size_t> locked;  // by address: bytes of cudaHostRegister()
 
 // What every call does that needs a context.
 void need_context() {
@@ -29,6 +35,7 @@ void reset_fake_cuda() {
   fake.free_memory = size_t{64} << 30;
   fake.queries = 0;
   fake.events_pass = true;
+  fake.refuses_host_memory = false;
   fake.captured = nullptr;
   fake.destroyed = nullptr;
 }
@@ -106,6 +113,37 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   fake::need_context();
   std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  if (fake::fake_cuda().refuses_host_memory) return cudaErrorMemoryAllocation;
+  ++fake::fake_cuda().host_allocations;
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 'x', bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  fake::need_context();
+  --fake::fake_cuda().host_allocations;
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  if (fake::fake_cuda().refuses_host_memory) return cudaErrorMemoryAllocation;
+  fake::fake_cuda().locked_bytes += static_cast<int64_t>(bytes);
+  const std::lock_guard lock(fake::locked_mutex);
+  fake::locked[memory] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  fake::need_context();
+  const std::lock_guard lock(fake::locked_mutex);
+  fake::fake_cuda().locked_bytes -= static_cast<int64_t>(fake::locked.at(memory));
+  fake::locked.erase(memory);
   return cudaSuccess;
 }
 

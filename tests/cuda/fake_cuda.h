@@ -18,6 +18,9 @@ struct FakeCuda {
   std::atomic<int> streams_destroyed = 0;
   std::atomic<int> set_device_calls = 0;
   std::atomic<size_t> free_memory = size_t{64} << 30;
+  std::atomic<int> host_allocations = 0;  // of cudaHostAlloc(), not freed yet
+  std::atomic<int64_t> locked_bytes = 0;  // by cudaHostRegister()
+  std::atomic<bool> refuses_host_memory = false;
   std::atomic<int> queries = 0;                  // of events
   std::atomic<bool> events_pass = true;          // else a query says "not ready"
   std::atomic<cudaStream_t> captured = nullptr;  // the stream that is being captured
