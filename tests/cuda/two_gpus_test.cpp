@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 #include "comm/rendezvous.h"
 #include "engine/engine.h"
 #include "tests/comm/rank_processes.h"
