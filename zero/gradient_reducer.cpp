@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -27,6 +28,16 @@ int64_t common_bucket_numel(const Buckets& buckets) {
     largest = std::max(largest, layout.numel);
   }
   return shared > 0 ? shared : lone;
+}
+
+// Where the calling thread runs: in a backward that computes the gradients of all leaves, in autograd for
+// another purpose, or outside of autograd.
+enum class Place { backward, other_task, outside };
+
+Place place_now() {
+  if (torch::autograd::get_current_graph_task_id() < 0) return Place::outside;
+  const auto* parts = torch::autograd::get_current_graph_task_exec_info();
+  return parts && parts->empty() ? Place::backward : Place::other_task;
 }
 
 }  // namespace
@@ -60,7 +71,12 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       states_(buckets.trained_count()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets) {
+      plan_(buckets),
+      schedule_(plan_.order()) {
+  for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
+    if (communicator.world_size() > 1 && buckets.comes_and_goes(bucket)) follows_uses_ = true;
+  }
+  if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
   late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
@@ -150,17 +166,16 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.reduction_started = false;
+    schedule_.start_backward();
   }
+  if (place_now() == Place::outside) schedule_.leave_backward();
   plan_.start_backward();
 }
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
   std::lock_guard lock(hooks_);
-  if (observer_ && (!in_backward_ || is_observed_)) {
-    observer_();
-    is_observed_ = in_backward_;
-  }
+  observe_backward();
   if (!in_backward_) return;
   at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
   if (!gradient.defined()) {
@@ -174,6 +189,12 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
 
   plan_.note_gradient(parameter);
   start_ready_reductions();
+}
+
+void GradientReducer::observe_backward() {
+  if (!observer_ || (in_backward_ && !is_observed_)) return;
+  observer_();
+  is_observed_ = in_backward_;
 }
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
@@ -234,7 +255,60 @@ void GradientReducer::start_writing(BucketState& state) {
 
 void GradientReducer::start_ready_reductions() {
   if (!reducing_) return;
-  while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
+  if (!follows_uses_) {
+    while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
+    return;
+  }
+  while (schedule_.is_after_last_use()) {
+    const auto bucket = schedule_.next();
+    if (!bucket || !plan_.is_complete(*bucket)) return;
+    start_reduction(*bucket);
+  }
+}
+
+void GradientReducer::before_gathers() {
+  if (!follows_uses_) return;
+  const c10::NoGradGuard no_grad;
+  const std::lock_guard lock(hooks_);
+  const Place place = place_now();
+  const bool has_thrown = is_abandoned_ || (place == Place::outside && in_backward_ && is_observed_);
+  const bool goes_on = place == Place::backward && schedule_.is_after_last_use();
+  if (goes_on && !in_backward_) observe_backward();
+  if (has_thrown || (goes_on && in_backward_)) start_remaining_reductions();
+  if (place != Place::backward) schedule_.leave_backward();
+}
+
+void GradientReducer::gathers_started(std::span<const int> buckets) {
+  if (!follows_uses_ || place_now() != Place::backward) return;
+  const c10::NoGradGuard no_grad;
+  const std::lock_guard lock(hooks_);
+  schedule_.note_use(buckets);
+  while (const auto bucket = schedule_.due()) {
+    if (!in_backward_) observe_backward();
+    if (!in_backward_) return;
+    start_reduction(*bucket);
+  }
+}
+
+void GradientReducer::gathered() {
+  if (!follows_uses_ || place_now() != Place::backward) return;
+  const c10::NoGradGuard no_grad;
+  const std::lock_guard lock(hooks_);
+  if (!schedule_.is_known()) start_complete_everywhere();
+}
+
+// A collective, except that no rank takes part once all reductions have started. A rank also takes part if
+// its backward has no gradient yet, and so has not begun.
+void GradientReducer::start_complete_everywhere() {
+  if (in_backward_ && !schedule_.next()) return;
+  int64_t* ranks = complete_counts_.mutable_data_ptr<int64_t>();
+  for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
+    ranks[bucket] = in_backward_ && !states_[bucket].reduction_started && plan_.is_complete(bucket);
+  }
+  communicator_->all_reduce(complete_counts_, "which gradients are complete")->wait();
+  for (const int bucket : plan_.order()) {
+    if (ranks[bucket] == communicator_->world_size()) start_reduction(bucket);
+  }
 }
 
 // Fills the communication buffer with this rank's gradients for the bucket, or zeros for parameters without a
@@ -262,6 +336,7 @@ void GradientReducer::start_reduction(int bucket) {
   complete_buffer(bucket);
   BucketState& state = states_[bucket];
   state.reduction_started = true;
+  if (follows_uses_) schedule_.note_start(bucket);
   PendingReduction pending{.bucket = bucket,
                            .work = nullptr,
                            .is_gather = false,
@@ -331,15 +406,27 @@ void GradientReducer::retire_oldest() {
 
 void GradientReducer::finish_backward() {
   in_backward_ = is_observed_ = false;
-  if (reducing_) start_remaining_reductions();
+  if (reducing_) finish_plan();
   plan_.finish_backward();
 }
 
 void GradientReducer::start_remaining_reductions() {
-  while (const auto bucket = plan_.take()) start_reduction(*bucket);
-  if (plan_.made()) return;
-  plan_.make(*communicator_);
-  // The planned order needs fewer buffers than the order of the first backward: frees the rest.
+  while (const auto bucket = follows_uses_ ? schedule_.next() : plan_.take()) start_reduction(*bucket);
+}
+
+// Starts the remaining reductions, and plans the order for later backwards if this one has none.
+void GradientReducer::finish_plan() {
+  schedule_.end_uses();
+  const bool planned = follows_uses_ ? !schedule_.is_new() : plan_.made();
+  if (!planned && follows_uses_) {
+    plan_.make(*communicator_);
+    schedule_.set_order(plan_.order());
+  }
+  start_remaining_reductions();
+  if (!planned && !follows_uses_) plan_.make(*communicator_);
+  if (follows_uses_) schedule_.finish_backward();
+  if (planned) return;
+  // The planned order needs fewer buffers than the order of this backward: frees the rest.
   finish_reduction();
   pool_.trim(slack() + 1);
 }
