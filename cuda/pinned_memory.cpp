@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -64,6 +65,9 @@ at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype, c10::DeviceIndex d
   if (bytes < kLarge) return small_memory(bytes, numel, dtype, device);
   at::Tensor memory = zeroed_memory(numel, dtype);
   populate(memory.mutable_data_ptr(), bytes, threads_for(bytes));
+  // A forked child (a DataLoader's worker) would get a copy, or leave the parent with one that the GPU does
+  // not see.
+  ::madvise(memory.mutable_data_ptr(), bytes, MADV_DONTFORK);
   std::shared_ptr<void> lock = page_lock(memory.mutable_data_ptr(), bytes, device);
   void* address = memory.mutable_data_ptr();
   return at::from_blob(

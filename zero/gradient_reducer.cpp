@@ -30,16 +30,6 @@ int64_t common_bucket_numel(const Buckets& buckets) {
   return shared > 0 ? shared : lone;
 }
 
-// Where the calling thread runs: in a backward that computes the gradients of all leaves, in autograd for
-// another purpose, or outside of autograd.
-enum class Place { backward, other_task, outside };
-
-Place place_now() {
-  if (torch::autograd::get_current_graph_task_id() < 0) return Place::outside;
-  const auto* parts = torch::autograd::get_current_graph_task_exec_info();
-  return parts && parts->empty() ? Place::backward : Place::other_task;
-}
-
 }  // namespace
 
 // Calls the parameter's earlier hook, then passes the gradient to the reducer.
@@ -168,7 +158,7 @@ void GradientReducer::start_backward(bool boundary, float scale) {
     for (BucketState& state : states_) state.reduction_started = false;
     schedule_.start_backward();
   }
-  if (place_now() == Place::outside) schedule_.leave_backward();
+  if (place() == Place::outside) schedule_.leave_backward();
   plan_.start_backward();
 }
 
@@ -189,6 +179,17 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
 
   plan_.note_gradient(parameter);
   start_ready_reductions();
+}
+
+// A backward through a model whose parameters are all frozen for now (a discriminator's, while the generator
+// trains) is none of this engine's.
+GradientReducer::Place GradientReducer::place() const {
+  if (torch::autograd::get_current_graph_task_id() < 0) return Place::outside;
+  const bool trains = std::ranges::any_of(
+      buckets_->trained(), [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
+  if (!trains) return Place::outside;
+  const auto* parts = torch::autograd::get_current_graph_task_exec_info();
+  return parts && parts->empty() ? Place::backward : Place::other_task;
 }
 
 void GradientReducer::observe_backward() {
@@ -259,6 +260,7 @@ void GradientReducer::start_ready_reductions() {
     while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
     return;
   }
+  if (place() != Place::backward) return;  // the end of the backward starts the rest
   while (schedule_.is_after_last_use()) {
     const auto bucket = schedule_.next();
     if (!bucket || !plan_.is_complete(*bucket)) return;
@@ -270,16 +272,17 @@ void GradientReducer::before_gathers() {
   if (!follows_uses_) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
-  const Place place = place_now();
+  const Place place = this->place();
   const bool has_thrown = is_abandoned_ || (place == Place::outside && in_backward_ && is_observed_);
   const bool goes_on = place == Place::backward && schedule_.is_after_last_use();
   if (goes_on && !in_backward_) observe_backward();
   if (has_thrown || (goes_on && in_backward_)) start_remaining_reductions();
-  if (place != Place::backward) schedule_.leave_backward();
+  if (place == Place::outside) schedule_.leave_backward();
+  if (place == Place::other_task) schedule_.interrupt();
 }
 
 void GradientReducer::gathers_started(std::span<const int> buckets) {
-  if (!follows_uses_ || place_now() != Place::backward) return;
+  if (!follows_uses_ || place() != Place::backward) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
   schedule_.note_use(buckets);
@@ -291,7 +294,7 @@ void GradientReducer::gathers_started(std::span<const int> buckets) {
 }
 
 void GradientReducer::gathered() {
-  if (!follows_uses_ || place_now() != Place::backward) return;
+  if (!follows_uses_ || place() != Place::backward) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
   if (!schedule_.is_known()) start_complete_everywhere();

@@ -20,9 +20,8 @@
 //     (an all-reduce of CPU tensors). The buckets that are complete on all ranks are reduced; the end of
 //     backward starts the rest. Until then their gradients stay in buffers.
 //   - A later backward with the same uses starts the same reduce-scatters at the same uses without asking,
-//   even
-//     if this rank's bucket is incomplete this time. What is missing comes late, and then the uses count as
-//     new.
+//     even if this rank's bucket is incomplete this time. What is missing comes late, and then the uses count
+//     as new.
 //   - After the last use no gather follows, so complete buckets are reduced at once, in a fixed order. If the
 //     backward goes on to use a parameter nevertheless, all ranks first start the rest.
 // Only operators inside a backward for all leaves count. A plain backward begins at a reduce-scatter that is
@@ -170,6 +169,10 @@ class GradientReducer final : public UseObserver {
   int64_t buffer_bytes() const;
 
  private:
+  // Where the calling thread runs: in a backward that computes the gradients of all leaves, in autograd for
+  // another purpose, or outside of autograd.
+  enum class Place { backward, other_task, outside };
+
   struct Hook;
 
   struct BucketState {
@@ -212,6 +215,7 @@ class GradientReducer final : public UseObserver {
   void take_buffer(int bucket);
   void start_writing(BucketState& state);
   void complete_buffer(int bucket);
+  Place place() const;
   void observe_backward();
   void start_ready_reductions();
   void start_complete_everywhere();

@@ -28,7 +28,7 @@ void ReductionSchedule::start_backward() {
 void ReductionSchedule::leave_backward() {
   uses_.clear();
   starts_.clear();
-  ended_ = false;
+  ended_ = interrupted_ = false;
   known_ = remembered_.empty() ? -1 : 0;
 }
 
@@ -47,6 +47,11 @@ void ReductionSchedule::note_start(int bucket) {
 }
 
 void ReductionSchedule::finish_backward() {
+  if (interrupted_) {
+    start_backward();
+    leave_backward();
+    return;
+  }
   Backward latest;
   if (is_new()) {
     if (remembered_.size() == kMostRemembered) remembered_.pop_back();

@@ -5,8 +5,9 @@
 // A place in a backward is the number of its uses so far, or the end. The schedule remembers the uses of
 // several earlier backwards, and at which place each reduction started. While a backward has the uses of a
 // remembered one, it is known, and its reductions are due at the same places. What the schedule returns
-// depends only on the calls of note_use(), of start_backward(), leave_backward(), finish_backward() and
-// forget(), and on the order given by set_order(). All of these are the same on all ranks.
+// depends only on the calls of note_use(), of start_backward(), leave_backward(), interrupt(),
+// finish_backward() and forget(), and on the order given by set_order(). All of these are the same on all
+// ranks.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +30,9 @@ class ReductionSchedule {
   void start_backward();
   /// The next use is the first one of a backward.
   void leave_backward();
+  /// The next use is outside of this backward, though inside of its time: autograd.grad() in a custom
+  /// function, for example. Its uses do not count, so this backward is not known and will not be remembered.
+  void interrupt() { interrupted_ = true; }
   void note_use(std::span<const int> buckets);
   void note_start(int bucket);
   /// No use of this backward follows.
@@ -40,7 +44,7 @@ class ReductionSchedule {
   void forget();
 
   /// Whether a remembered backward begins with the uses so far.
-  bool is_known() const { return known_ >= 0; }
+  bool is_known() const { return known_ >= 0 && !interrupted_; }
   /// Whether no remembered backward has exactly the uses so far.
   bool is_new() const { return !is_known() || uses_.size() != known().uses.size(); }
   /// Whether the backward is known, and no remembered backward has a further use.
@@ -68,6 +72,7 @@ class ReductionSchedule {
   std::vector<uint64_t> uses_;
   std::vector<Start> starts_;
   bool ended_ = false;
+  bool interrupted_ = false;
   std::deque<Backward> remembered_;  // the latest first
   int known_ = -1;                   // index of a remembered backward, or -1
 };

@@ -146,6 +146,27 @@ TEST_CASE("reduction schedule: uses before leave_backward() do not count, and fo
   run_first(schedule);
 }
 
+// Otherwise a backward whose last uses are in autograd.grad() would be remembered without them, and the next
+// one would start every reduction at its first use.
+TEST_CASE("reduction schedule: an interrupted backward is neither known nor remembered") {
+  ReductionSchedule schedule({0, 1, 2});
+  schedule.start_backward();
+  use(schedule, {5});
+  schedule.interrupt();
+  finish(schedule);
+  CHECK_FALSE(schedule.is_after_last_use());
+  run_first(schedule);
+
+  schedule.start_backward();
+  schedule.interrupt();
+  CHECK(use(schedule, {5}).empty());
+  CHECK_FALSE(schedule.is_known());
+  CHECK(finish(schedule) == Numbers{0, 1, 2});
+  schedule.start_backward();
+  CHECK(use(schedule, {5}) == Numbers{2});
+  CHECK(schedule.is_known());
+}
+
 TEST_CASE("reduction schedule: a backward may begin after its first uses") {
   ReductionSchedule schedule({0, 1, 2});
   run_first(schedule);
