@@ -171,7 +171,7 @@ class GradientReducer final : public UseObserver {
  private:
   // Where the calling thread runs: in a backward that computes the gradients of all leaves, in autograd for
   // another purpose, or outside of autograd.
-  enum class Place { backward, other_task, outside };
+  enum class Context { backward, other_task, outside };
 
   struct Hook;
 
@@ -215,7 +215,7 @@ class GradientReducer final : public UseObserver {
   void take_buffer(int bucket);
   void start_writing(BucketState& state);
   void complete_buffer(int bucket);
-  Place place() const;
+  Context context() const;
   void observe_backward();
   void start_ready_reductions();
   void start_complete_everywhere();

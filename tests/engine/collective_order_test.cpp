@@ -11,6 +11,7 @@
 #include "comm/notices.h"
 #include "engine/engine.h"
 #include "tests/engine/net.h"
+#include "tests/support/forward_collective.h"
 #include "tests/support/rank_threads.h"
 
 namespace zerorun::testing {
@@ -33,19 +34,7 @@ class OrderRecorder : public Communicator {
  private:
   std::unique_ptr<Work> start(CollectiveCall call) override {
     record_.push_back(std::string(name_of(call.kind)) + " of " + call.label);
-    switch (call.kind) {
-      case Collective::reduce_scatter:
-        return inner_->reduce_scatter(call.output, call.input, call.label);
-      case Collective::all_gather:
-        return inner_->all_gather(call.output, call.input, call.label, call.reason);
-      case Collective::all_reduce:
-        return inner_->all_reduce(call.output, call.label);
-      case Collective::broadcast:
-        return inner_->broadcast(call.output, call.root, call.label);
-      case Collective::barrier:
-        break;
-    }
-    return inner_->barrier(call.label);
+    return forward(*inner_, call);
   }
 
   std::shared_ptr<Communicator> inner_;
