@@ -61,7 +61,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
       plan_(buckets),
-      schedule_(plan_.order()) {
+      schedule_(buckets.trained_count()) {
   for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
     if (communicator.world_size() > 1 && buckets.comes_and_goes(bucket)) follows_uses_ = true;
   }
@@ -243,17 +243,8 @@ void GradientReducer::start_writing(BucketState& state) {
 }
 
 void GradientReducer::start_ready_reductions() {
-  if (!reducing_) return;
-  if (!follows_uses_) {
-    while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
-    return;
-  }
-  if (context() != Context::backward) return;  // the end of the backward starts the rest
-  while (schedule_.is_after_last_use()) {
-    const auto bucket = schedule_.next();
-    if (!bucket || !plan_.is_complete(*bucket)) return;
-    start_reduction(*bucket);
-  }
+  if (!reducing_ || follows_uses_) return;
+  while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
 // Fills the communication buffer with this rank's gradients for the bucket, or zeros for parameters without a
@@ -356,17 +347,20 @@ void GradientReducer::finish_backward() {
 }
 
 void GradientReducer::start_remaining_reductions() {
-  while (const auto bucket = follows_uses_ ? schedule_.next() : plan_.take()) start_reduction(*bucket);
+  if (!follows_uses_) {
+    while (const auto bucket = plan_.take()) start_reduction(*bucket);
+    return;
+  }
+  for (const int bucket : plan_.order()) {
+    if (!states_[bucket].reduction_started) start_reduction(bucket);
+  }
 }
 
 // Starts the remaining reductions, and plans the order for later backwards if this one has none.
 void GradientReducer::finish_plan() {
   schedule_.end_uses();
   const bool planned = follows_uses_ ? !schedule_.is_new() : plan_.made();
-  if (!planned && follows_uses_) {
-    plan_.make(*communicator_);
-    schedule_.set_order(plan_.order());
-  }
+  if (!planned && follows_uses_) plan_.make(*communicator_);
   start_remaining_reductions();
   if (!planned && !follows_uses_) plan_.make(*communicator_);
   if (follows_uses_) schedule_.finish_backward();

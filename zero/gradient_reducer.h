@@ -19,13 +19,10 @@
 //   - In a backward with new uses, the ranks count at each use which buckets are complete on how many ranks
 //     (an all-reduce of CPU tensors). The buckets that are complete on all ranks are reduced; the end of
 //     backward starts the rest. Until then their gradients stay in buffers.
-//   - A later backward with the same uses starts the same reduce-scatters at the same uses without asking,
-//     even if this rank's bucket is incomplete this time. What is missing comes late, and then the uses count
-//     as new.
-//   - After the last use no gather follows, so complete buckets are reduced at once, in a fixed order. If the
-//     backward goes on to use a parameter nevertheless, all ranks first start the rest.
-// Only operators inside a backward for all leaves count. A plain backward begins at a reduce-scatter that is
-// due, if this rank has no gradient yet.
+//   - In a later backward with the same uses, the ranks count only at the uses after which a bucket was
+//     reduced in the first one.
+// No bucket is reduced before it is complete, because what comes later would be rounded apart: [Note: late
+// gradients]. Only operators inside a backward for all leaves count.
 //
 // [Note: late gradients] A hook may still fire for a bucket whose reduction has started: when recomputation
 // inside backward gives a parameter more gradients than in every earlier backward, or when at stages 0 and 1
@@ -121,8 +118,7 @@ class GradientReducer final : public UseObserver {
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
 
   void before_gathers() override;
-  void gathers_started(std::span<const int> buckets) override;
-  void gathered() override;
+  void gathered(std::span<const int> buckets) override;
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
   /// later work on the current stream may read them. Returns the number of ranks that passed `notice` as

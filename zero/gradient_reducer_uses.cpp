@@ -25,38 +25,24 @@ void GradientReducer::before_gathers() {
   if (!follows_uses_) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
-  const Context context = this->context();
-  const bool has_thrown = is_abandoned_ || (context == Context::outside && in_backward_ && is_observed_);
-  const bool goes_on = context == Context::backward && schedule_.is_after_last_use();
-  if (goes_on && !in_backward_) observe_backward();
-  if (has_thrown || (goes_on && in_backward_)) start_remaining_reductions();
-  if (context == Context::outside) schedule_.leave_backward();
-  if (context == Context::other_task) schedule_.interrupt();
+  const bool is_outside = context() == Context::outside;
+  const bool has_thrown = is_abandoned_ || (is_outside && in_backward_ && is_observed_);
+  if (has_thrown) start_remaining_reductions();
+  if (is_outside) schedule_.leave_backward();
 }
 
-void GradientReducer::gathers_started(std::span<const int> buckets) {
+void GradientReducer::gathered(std::span<const int> buckets) {
   if (!follows_uses_ || context() != Context::backward) return;
   const c10::NoGradGuard no_grad;
   const std::lock_guard lock(hooks_);
   schedule_.note_use(buckets);
-  while (const auto bucket = schedule_.due()) {
-    if (!in_backward_) observe_backward();
-    if (!in_backward_) return;
-    start_reduction(*bucket);
-  }
-}
-
-void GradientReducer::gathered() {
-  if (!follows_uses_ || context() != Context::backward) return;
-  const c10::NoGradGuard no_grad;
-  const std::lock_guard lock(hooks_);
-  if (!schedule_.is_known()) start_complete_everywhere();
+  if (schedule_.counts_here()) start_complete_everywhere();
 }
 
 // A collective, except that no rank takes part once all reductions have started. A rank also takes part if
 // its backward has no gradient yet, and so has not begun.
 void GradientReducer::start_complete_everywhere() {
-  if (in_backward_ && !schedule_.next()) return;
+  if (in_backward_ && std::ranges::all_of(states_, &BucketState::reduction_started)) return;
   int64_t* ranks = complete_counts_.mutable_data_ptr<int64_t>();
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
     ranks[bucket] = in_backward_ && !states_[bucket].reduction_started && plan_.is_complete(bucket);

@@ -96,9 +96,7 @@ int64_t GradientReducer::finish_window(bool notice) {
     if (late[bucket] > 0) reduce_late(bucket);
     if (!states_[bucket].is_sent) send_to_host(bucket);
   }
-  if (any_late) {
-    schedule_.forget();
-  } else {
+  if (!any_late) {
     late_pool_.trim(0);
     if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
   }

@@ -17,9 +17,6 @@ uint64_t hash_of(std::span<const int> buckets) {
 
 }  // namespace
 
-ReductionSchedule::ReductionSchedule(std::vector<int> order)
-    : order_(std::move(order)), started_(order_.size()) {}
-
 void ReductionSchedule::start_backward() {
   std::ranges::fill(started_, 0);
   starts_.clear();
@@ -28,7 +25,7 @@ void ReductionSchedule::start_backward() {
 void ReductionSchedule::leave_backward() {
   uses_.clear();
   starts_.clear();
-  ended_ = interrupted_ = false;
+  ended_ = false;
   known_ = remembered_.empty() ? -1 : 0;
 }
 
@@ -47,11 +44,6 @@ void ReductionSchedule::note_start(int bucket) {
 }
 
 void ReductionSchedule::finish_backward() {
-  if (interrupted_) {
-    start_backward();
-    leave_backward();
-    return;
-  }
   Backward latest;
   if (is_new()) {
     if (remembered_.size() == kMostRemembered) remembered_.pop_back();
@@ -65,42 +57,18 @@ void ReductionSchedule::finish_backward() {
   leave_backward();
 }
 
-void ReductionSchedule::forget() {
-  remembered_.clear();
-  leave_backward();
-}
-
 bool ReductionSchedule::begins_as_this(const Backward& backward) const {
   return backward.uses.size() >= uses_.size() &&
          std::equal(uses_.begin(), uses_.end(), backward.uses.begin());
 }
 
-bool ReductionSchedule::is_after_last_use() const {
-  if (is_new()) return false;
-  return std::ranges::none_of(remembered_, [&](const Backward& backward) {
-    return backward.uses.size() > uses_.size() && begins_as_this(backward);
-  });
-}
-
-std::optional<int> ReductionSchedule::due() const {
-  if (!is_known()) return {};
+bool ReductionSchedule::counts_here() const {
+  if (!is_known()) return true;
   auto start = std::ranges::lower_bound(known().starts, uses_.size(), {}, &Start::place);
   for (; start != known().starts.end() && start->place == uses_.size(); ++start) {
-    if (!started_[start->bucket]) return start->bucket;
+    if (!started_[start->bucket]) return true;
   }
-  return {};
-}
-
-std::optional<int> ReductionSchedule::next() const {
-  if (is_known()) {
-    for (const Start& start : known().starts) {
-      if (!started_[start.bucket]) return start.bucket;
-    }
-  }
-  for (const int bucket : order_) {
-    if (!started_[bucket]) return bucket;
-  }
-  return {};
+  return false;
 }
 
 }  // namespace zerorun

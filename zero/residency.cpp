@@ -99,7 +99,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
       before_write_(bucket);
     }
   }
-  if (is_new_use && use_observer_) use_observer_->gathered();
+  if (is_new_use && use_observer_) use_observer_->gathered(passing);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     pin(bucket);
@@ -291,7 +291,6 @@ void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
       std::ranges::any_of(buckets, [&](int bucket) { return states_[bucket].state == State::sharded; });
   if (missing) gather_on_demand(buckets, describe(use));
   current_.assign(buckets.begin(), buckets.end());
-  if (use_observer_) use_observer_->gathers_started(buckets);
 }
 
 // Announces the order in which the new iteration will read shards from files.

@@ -12,12 +12,10 @@ class UseObserver {
   virtual ~UseObserver() = default;
   /// Called before the gathers of a use, or of a scope that holds buckets, are started.
   virtual void before_gathers() = 0;
-  /// Called after a use's gathers have been started. `buckets`: those that the use needs, ascending.
-  virtual void gathers_started(std::span<const int> buckets) = 0;
-  /// Called when the buckets that the use needs are in memory (on a device with streams, when their gathers
-  /// are enqueued), before the operator runs. If ranks need different buckets, the wait for the gathers has
-  /// failed before, with an error that shows both uses.
-  virtual void gathered() = 0;
+  /// Called when the buckets that a use needs are in memory (on a device with streams, when their gathers are
+  /// enqueued), before the operator runs. If ranks need different buckets, the wait for the gathers has
+  /// failed before, with an error that shows both uses. `buckets`: those that the use needs, ascending.
+  virtual void gathered(std::span<const int> buckets) = 0;
 };
 
 }  // namespace zerorun

@@ -1,189 +1,123 @@
-// Tests between which uses of a backward reductions start: for each sequence of uses the test gives the
-// buckets that are due.
+// Tests at which uses of a backward the ranks count which buckets are complete: for each sequence of uses the
+// test gives the places.
 #include "zero/reduction_schedule.h"
 
 #include <catch2/catch.hpp>
-#include <string>
 
 namespace zerorun::testing {
 namespace {
 
 using Numbers = std::vector<int>;
 
-// Starts what is due, and returns it.
-Numbers due(ReductionSchedule& schedule) {
-  Numbers started;
-  while (const auto bucket = schedule.due()) {
-    schedule.note_start(*bucket);
-    started.push_back(*bucket);
-  }
-  return started;
+// Returns whether the ranks count at the use. If they do, they start `complete`.
+bool use(ReductionSchedule& schedule, int bucket, const Numbers& complete = {}) {
+  schedule.note_use(Numbers{bucket});
+  const bool counts = schedule.counts_here();
+  for (const int started : complete) schedule.note_start(started);
+  return counts;
 }
 
-Numbers use(ReductionSchedule& schedule, const Numbers& buckets) {
-  schedule.note_use(buckets);
-  return due(schedule);
-}
-
-Numbers start_rest(ReductionSchedule& schedule) {
-  Numbers started;
-  while (const auto bucket = schedule.next()) {
-    schedule.note_start(*bucket);
-    started.push_back(*bucket);
-  }
-  return started;
-}
-
-Numbers finish(ReductionSchedule& schedule) {
+void finish(ReductionSchedule& schedule, const Numbers& rest) {
   schedule.end_uses();
-  const Numbers rest = start_rest(schedule);
+  for (const int started : rest) schedule.note_start(started);
   schedule.finish_backward();
-  return rest;
 }
 
-// A backward with the uses {5}, {6}, {5}, after which buckets 2, 1 and none are started; then bucket 0.
+// A backward with the uses {5}, {6}, {5}. Buckets 2 and 1 are started at the first two, bucket 0 at the end.
 void run_first(ReductionSchedule& schedule) {
   schedule.start_backward();
-  CHECK(use(schedule, {5}).empty());
-  schedule.note_start(2);
-  CHECK(use(schedule, {6}).empty());
-  schedule.note_start(1);
-  CHECK(use(schedule, {5}).empty());
+  CHECK(use(schedule, 5, {2}));
+  CHECK(use(schedule, 6, {1}));
+  CHECK(use(schedule, 5));
   CHECK_FALSE(schedule.is_known());
-  CHECK(finish(schedule) == Numbers{0});
+  finish(schedule, {0});
 }
 
 }  // namespace
 
-TEST_CASE("reduction schedule: a backward with the same uses starts the same buckets at the same uses") {
-  ReductionSchedule schedule({0, 1, 2});
+TEST_CASE("reduction schedule: a backward with the same uses counts where buckets were started") {
+  ReductionSchedule schedule(3);
   run_first(schedule);
   for (int round = 0; round < 2; ++round) {
     schedule.start_backward();
     CHECK(schedule.is_known());
-    CHECK(use(schedule, {5}) == Numbers{2});
-    CHECK(use(schedule, {6}) == Numbers{1});
-    CHECK_FALSE(schedule.is_after_last_use());
+    CHECK(use(schedule, 5, {2}));
+    CHECK(use(schedule, 6, {1}));
     CHECK(schedule.is_new());
-    CHECK(use(schedule, {5}).empty());
-    CHECK(schedule.is_after_last_use());
+    CHECK_FALSE(use(schedule, 5));
     CHECK_FALSE(schedule.is_new());
-    CHECK(finish(schedule) == Numbers{0});
+    finish(schedule, {0});
   }
 }
 
-TEST_CASE("reduction schedule: from the first other use on nothing is due") {
-  ReductionSchedule schedule({0, 1, 2});
+TEST_CASE("reduction schedule: a bucket that is late once is started at a later count, and keeps its place") {
+  ReductionSchedule schedule(3);
   run_first(schedule);
   schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{2});
-  CHECK(use(schedule, {7}).empty());
+  CHECK(use(schedule, 5));
+  CHECK(use(schedule, 6, {2, 1}));
+  CHECK_FALSE(use(schedule, 5));
+  finish(schedule, {0});
+  schedule.start_backward();
+  CHECK(use(schedule, 5, {2, 1}));
+  CHECK_FALSE(use(schedule, 6));  // nothing is left that was started here
+  CHECK_FALSE(use(schedule, 5));
+  finish(schedule, {0});
+}
+
+TEST_CASE("reduction schedule: from the first other use on each use counts") {
+  ReductionSchedule schedule(3);
+  run_first(schedule);
+  schedule.start_backward();
+  CHECK(use(schedule, 5, {2}));
+  CHECK(use(schedule, 7));
   CHECK_FALSE(schedule.is_known());
-  CHECK(use(schedule, {5}).empty());
-  schedule.note_start(1);
-  CHECK(finish(schedule) == Numbers{0});
+  CHECK(use(schedule, 5, {1}));
+  CHECK(use(schedule, 8));
+  finish(schedule, {0});
 
   // Both backwards are remembered now.
   schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{2});
-  CHECK(use(schedule, {6}) == Numbers{1});
-  CHECK(use(schedule, {5}).empty());
-  CHECK(finish(schedule) == Numbers{0});
+  CHECK(use(schedule, 5, {2}));
+  CHECK(use(schedule, 6, {1}));
+  CHECK_FALSE(use(schedule, 5));
+  finish(schedule, {0});
   schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{2});
-  CHECK(use(schedule, {7}).empty());
-  CHECK(use(schedule, {5}) == Numbers{1});
-  CHECK(finish(schedule) == Numbers{0});
+  CHECK(use(schedule, 5, {2}));
+  CHECK_FALSE(use(schedule, 7));
+  CHECK(use(schedule, 5, {1}));
+  CHECK_FALSE(use(schedule, 8));
+  CHECK(use(schedule, 8));  // one more than in any other backward
+  finish(schedule, {0});
 }
 
-TEST_CASE(
-    "reduction schedule: the order of the rest is the given one, then that of the remembered backward") {
-  ReductionSchedule schedule({0, 1, 2, 3});
-  schedule.set_order({3, 1, 0, 2});
-  schedule.start_backward();
-  CHECK(use(schedule, {5}).empty());
-  schedule.note_start(0);
-  CHECK(finish(schedule) == Numbers{3, 1, 2});
-  schedule.set_order({0, 1, 2, 3});
-  schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{0});
-  CHECK(schedule.next() == 3);
-  CHECK(finish(schedule) == Numbers{3, 1, 2});
-}
-
-TEST_CASE("reduction schedule: no use is the last one while a longer backward is remembered") {
-  ReductionSchedule schedule({0, 1});
-  schedule.start_backward();
-  CHECK(finish(schedule) == Numbers{0, 1});  // a backward without uses
-  schedule.start_backward();
-  CHECK(schedule.is_after_last_use());
-  schedule.start_backward();
-  CHECK(use(schedule, {5}).empty());
-  CHECK_FALSE(schedule.is_known());
-  CHECK(finish(schedule) == Numbers{0, 1});
-  schedule.start_backward();
-  CHECK_FALSE(schedule.is_after_last_use());
-  CHECK(finish(schedule) == Numbers{0, 1});
-  schedule.start_backward();
-  CHECK_FALSE(schedule.is_after_last_use());  // although the last backward had no uses
-  CHECK(use(schedule, {5}).empty());
-  CHECK(schedule.is_after_last_use());
-  CHECK(finish(schedule) == Numbers{0, 1});
-}
-
-TEST_CASE("reduction schedule: uses before leave_backward() do not count, and forget() forgets everything") {
-  ReductionSchedule schedule({0, 1, 2});
+TEST_CASE("reduction schedule: uses before leave_backward() do not count") {
+  ReductionSchedule schedule(3);
   run_first(schedule);
-  CHECK(use(schedule, {9}).empty());
+  CHECK(use(schedule, 9));
   schedule.leave_backward();
   schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{2});
-  CHECK(use(schedule, {6}) == Numbers{1});
-  CHECK(use(schedule, {5}).empty());
-  CHECK(finish(schedule) == Numbers{0});
-  schedule.forget();
-  CHECK_FALSE(schedule.is_known());
-  run_first(schedule);
-}
-
-// Otherwise a backward whose last uses are in autograd.grad() would be remembered without them, and the next
-// one would start every reduction at its first use.
-TEST_CASE("reduction schedule: an interrupted backward is neither known nor remembered") {
-  ReductionSchedule schedule({0, 1, 2});
-  schedule.start_backward();
-  use(schedule, {5});
-  schedule.interrupt();
-  finish(schedule);
-  CHECK_FALSE(schedule.is_after_last_use());
-  run_first(schedule);
-
-  schedule.start_backward();
-  schedule.interrupt();
-  CHECK(use(schedule, {5}).empty());
-  CHECK_FALSE(schedule.is_known());
-  CHECK(finish(schedule) == Numbers{0, 1, 2});
-  schedule.start_backward();
-  CHECK(use(schedule, {5}) == Numbers{2});
-  CHECK(schedule.is_known());
+  CHECK(use(schedule, 5, {2}));
+  CHECK(use(schedule, 6, {1}));
+  CHECK_FALSE(use(schedule, 5));
 }
 
 TEST_CASE("reduction schedule: a backward may begin after its first uses") {
-  ReductionSchedule schedule({0, 1, 2});
+  ReductionSchedule schedule(3);
   run_first(schedule);
-  schedule.note_use(Numbers{5});
-  CHECK(schedule.due() == 2);
-  schedule.start_backward();  // a plain backward whose first gradient comes now, or which a due bucket begins
-  CHECK(due(schedule) == Numbers{2});
-  CHECK(use(schedule, {6}) == Numbers{1});
+  CHECK(use(schedule, 5));
+  schedule.start_backward();  // a plain backward whose first gradient comes now
+  CHECK(use(schedule, 6, {1, 2}));
+  CHECK_FALSE(use(schedule, 5));
 }
 
 TEST_CASE("reduction schedule: the latest eight kinds of backwards are remembered") {
-  ReductionSchedule schedule({0});
+  ReductionSchedule schedule(1);
   const auto run = [&](int kind) {
     schedule.start_backward();
-    const bool known = use(schedule, {kind}) == Numbers{0};
-    if (!known) schedule.note_start(0);
-    CHECK(finish(schedule).empty());
+    use(schedule, kind, {0});
+    const bool known = schedule.is_known();
+    finish(schedule, {});
     return known;
   };
   for (int kind = 0; kind < 8; ++kind) CHECK_FALSE(run(kind));
