@@ -137,7 +137,10 @@ EngineState::EngineState(Model given_model, Config given_config,
   unbucketed = std::move(parameters.unbucketed);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
-  if (residency) residency->set_before_write([this](int bucket) { before_write(bucket); });
+  if (residency) {
+    residency->set_before_write([this](int bucket) { before_write(bucket); });
+    residency->set_use_observer(&reducer);
+  }
 
   // From here on the program may use other streams, so the initial values must be complete.
   Streams& streams = communicator->device().streams();

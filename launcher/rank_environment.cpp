@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/listening.h"
+#include "base/nccl_variables.h"
 
 namespace zerorun {
 namespace {
@@ -17,6 +18,10 @@ bool has_value(const std::vector<std::string>& inherited, const std::string& nam
   return std::any_of(inherited.begin(), inherited.end(), [&](const std::string& entry) {
     return name_of(entry) == name && entry.size() > name.size() + 1;
   });
+}
+
+bool is_set(const std::vector<std::string>& inherited, const std::string& name) {
+  return std::ranges::find(inherited, name, name_of) != inherited.end();
 }
 
 std::string shortest_text(double value) {
@@ -60,6 +65,9 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));
+  for (const char* name : kNcclVariables) {  // a rank may use NCCL before it loads ZeroRun
+    if (job.device != "cpu" && !is_set(inherited, name)) ours[name] = "1";
+  }
   // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.
   if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
   return ours;

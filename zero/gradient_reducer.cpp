@@ -56,10 +56,16 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       streams_(&communicator.device().streams()),
       options_(options),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
+      late_pool_(communicator, scalar_type(options.accumulation), 0),
       states_(buckets.trained_count()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets) {
+      plan_(buckets),
+      schedule_(buckets.trained_count()) {
+  for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
+    if (communicator.world_size() > 1 && buckets.comes_and_goes(bucket)) follows_uses_ = true;
+  }
+  if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
   late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
@@ -149,17 +155,16 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.reduction_started = false;
+    schedule_.start_backward();
   }
+  if (context() == Context::outside) schedule_.leave_backward();
   plan_.start_backward();
 }
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
   std::lock_guard lock(hooks_);
-  if (observer_ && (!in_backward_ || is_observed_)) {
-    observer_();
-    is_observed_ = in_backward_;
-  }
+  observe_backward();
   if (!in_backward_) return;
   at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
   if (!gradient.defined()) {
@@ -175,15 +180,24 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   start_ready_reductions();
 }
 
+void GradientReducer::observe_backward() {
+  if (!observer_ || (in_backward_ && !is_observed_)) return;
+  observer_();
+  is_observed_ = in_backward_;
+}
+
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   const int bucket = buckets_->bucket_of(parameter);
   BucketState& state = states_[bucket];
   if (state.reduction_started) {
     start_writing(state);
-    if (!state.late.defined()) {
-      state.late = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
+    if (!state.late.memory.defined()) {
+      state.late = late_pool_.take(buckets_->layout(bucket).numel);
+      streams_->wait(state.late.free, streams_->current(), Handover::free);
+      device_->zero(state.late.memory);
     }
-    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, scale_, finite_check(parameter));
+    device_->add_scaled(buckets_->piece(parameter, state.late.memory), gradient, scale_,
+                        finite_check(parameter));
     return;
   }
   const bool travels = !state.sums.defined();
@@ -229,7 +243,7 @@ void GradientReducer::start_writing(BucketState& state) {
 }
 
 void GradientReducer::start_ready_reductions() {
-  if (!reducing_) return;
+  if (!reducing_ || follows_uses_) return;
   while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
@@ -258,6 +272,7 @@ void GradientReducer::start_reduction(int bucket) {
   complete_buffer(bucket);
   BucketState& state = states_[bucket];
   state.reduction_started = true;
+  if (follows_uses_) schedule_.note_start(bucket);
   PendingReduction pending{.bucket = bucket,
                            .work = nullptr,
                            .is_gather = false,
@@ -327,23 +342,37 @@ void GradientReducer::retire_oldest() {
 
 void GradientReducer::finish_backward() {
   in_backward_ = is_observed_ = false;
-  if (reducing_) start_remaining_reductions();
+  if (reducing_) finish_plan();
   plan_.finish_backward();
 }
 
 void GradientReducer::start_remaining_reductions() {
-  while (const auto bucket = plan_.take()) start_reduction(*bucket);
-  if (plan_.made()) return;
-  plan_.make(*communicator_);
-  // The planned order needs fewer buffers than the order of the first backward: frees the rest.
+  if (!follows_uses_) {
+    while (const auto bucket = plan_.take()) start_reduction(*bucket);
+    return;
+  }
+  for (const int bucket : plan_.order()) {
+    if (!states_[bucket].reduction_started) start_reduction(bucket);
+  }
+}
+
+// Starts the remaining reductions, and plans the order for later backwards if this one has none.
+void GradientReducer::finish_plan() {
+  schedule_.end_uses();
+  const bool planned = follows_uses_ ? !schedule_.is_new() : plan_.made();
+  if (!planned && follows_uses_) plan_.make(*communicator_);
+  start_remaining_reductions();
+  if (!planned && !follows_uses_) plan_.make(*communicator_);
+  if (follows_uses_) schedule_.finish_backward();
+  if (planned) return;
+  // The planned order needs fewer buffers than the order of this backward: frees the rest.
   finish_reduction();
   pool_.trim(slack() + 1);
 }
 
 int64_t GradientReducer::buffer_bytes() const {
-  int64_t total = pool_.bytes() + communicator_->scratch_bytes();
+  int64_t total = pool_.bytes() + late_pool_.bytes() + communicator_->scratch_bytes();
   for (const BucketState& state : states_) {
-    if (state.late.defined()) total += static_cast<int64_t>(state.late.nbytes());
     if (state.sums.defined() && !reduced_in_sums()) total += static_cast<int64_t>(state.sums.nbytes());
   }
   return total;

@@ -20,6 +20,9 @@ class CoreEngine {
   /// Throws UserError after destroy().
   Engine& get();
   void destroy() { engine_.reset(); }
+  /// Like destroy(), for a program that an exception of Python ends: as after a C++ exception, the engine
+  /// waits for no other rank.
+  void destroy_after_exception();
   void set_training(bool trains) { mode_->store(trains); }
 
  private:
