@@ -2,14 +2,13 @@
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import weakref
 
 import torch
 
-from . import _core, _registry, data
+from . import _core, _registry, client_state as states, data
 from ._core import UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_supported
@@ -227,17 +226,15 @@ class Engine(Facts, torch.nn.Module):
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
-        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: values that JSON
-        can express; those of rank 0 are saved."""
+        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
+        text, bytes, lists, tuples, sets, dicts, tensors (not for large ones: they are kept as text) and numpy arrays; that of
+        rank 0 is saved."""
         if not self._config["has_scheduler"]:
             self.optimizer.push()
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
-        try:
-            text = json.dumps(state)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"save_checkpoint(): client_state and the scheduler's state must be what JSON has: {error}") from error
+        text = states.write(state)
         self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, save_latest,
                                    exclude_frozen_parameters, keep_last, asynchronous)
         return True
@@ -258,7 +255,7 @@ class Engine(Facts, torch.nn.Module):
         whole = not load_module_only
         path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
                                                 load_optimizer_states and whole, load_lr_scheduler_states and whole)
-        state = json.loads(text) or {}
+        state = states.read(text) or {}
         schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
