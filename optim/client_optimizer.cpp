@@ -167,6 +167,15 @@ class ClientOptimizer : public ShardOptimizer {
     ZR_CHECK(held, "betas for an optimizer that has none");
     *held = betas;
   }
+  void set_weight_decay(int group, double weight_decay) override {
+    using namespace torch::optim;
+    OptimizerOptions& options = optimizer_->param_groups()[group].options();
+    if (auto* adam = dynamic_cast<AdamOptions*>(&options)) adam->weight_decay(weight_decay);
+    if (auto* adamw = dynamic_cast<AdamWOptions*>(&options)) adamw->weight_decay(weight_decay);
+    if (auto* sgd = dynamic_cast<SGDOptions*>(&options)) sgd->weight_decay(weight_decay);
+    if (auto* adagrad = dynamic_cast<AdagradOptions*>(&options)) adagrad->weight_decay(weight_decay);
+    if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&options)) rmsprop->weight_decay(weight_decay);
+  }
   int groups() const override { return static_cast<int>(optimizer_->param_groups().size()); }
 
   int64_t buffer_bytes() const override {

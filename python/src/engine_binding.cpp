@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <variant>
@@ -33,7 +34,14 @@ struct Given {
   std::string output_folder;
 };
 
-Config read_config(const Given& given, const Model& model, int world_size) {
+bool requires_grad(const Model& model) {
+  return std::ranges::any_of(model.parameters,
+                             [](const auto& named) { return named.second.requires_grad(); });
+}
+
+// An engine has no optimizer if neither the config nor the program names one, or if the config names one for
+// a model that is frozen: a reference model, or one that is only evaluated.
+Config read_config(const Given& given, const Model& model, int world_size, bool& computes_only) {
   Config config = parse_config(
       given.config, given.origin,
       {.world_size = world_size, .arguments = given.arguments, .hidden_size = hidden_size_of(model)});
@@ -46,8 +54,12 @@ Config read_config(const Given& given, const Model& model, int world_size) {
     }
     config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
   }
-  if (!config.optimizer)
-    throw UserError("no optimizer: add an \"optimizer\" block to the config or pass one to initialize()");
+  computes_only = !config.optimizer || (given.optimizer.empty() && !requires_grad(model));
+  if (computes_only && given.has_schedule) {
+    throw UserError(
+        "lr_scheduler without an optimizer: add an \"optimizer\" block to the config or pass one to "
+        "initialize()");
+  }
   if (config.scheduler && given.has_schedule) {
     throw UserError(
         "both the config and the program name a schedule: remove the config's \"scheduler\" block or do not "
@@ -62,11 +74,12 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   Model model = make_model(std::move(given.parameters), std::move(given.buffers), mode);
   InitializeOptions options;
   options.communicator = connect();
-  const Config config = read_config(given, model, options.communicator->world_size());
-  options.parameter_groups = std::move(given.groups);
+  const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
+  options.marks_gradients = true;
+  if (!options.computes_only) options.parameter_groups = std::move(given.groups);
   options.output_folder = given.output_folder;
   return std::unique_ptr<CoreEngine, WithoutGil>(
-      new CoreEngine(initialize(std::move(model), config, std::move(options)), mode));
+      new CoreEngine(initialize(std::move(model), config, options), mode, options.computes_only));
 }
 
 py::dict bytes_of(CoreEngine& core) {
@@ -83,15 +96,16 @@ py::dict bytes_of(CoreEngine& core) {
 py::dict config_of(CoreEngine& core) {
   const Config& config = core.get().config();
   const PrecisionConfig& precision = config.precision;
-  return py::dict(
-      "train_batch_size"_a = config.batch.train_batch_size,
-      "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
-      "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
-      "dtype"_a = std::string(name_of(precision.training)), "clipping"_a = config.gradient_clipping,
-      "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
-      "optimizer"_a = std::string(name_of(*config.optimizer)),
-      "has_scheduler"_a = config.scheduler.has_value(), "managed"_a = config.managed_gradient_accumulation,
-      "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
+  return py::dict("train_batch_size"_a = config.batch.train_batch_size,
+                  "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
+                  "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
+                  "dtype"_a = std::string(name_of(precision.training)),
+                  "clipping"_a = config.gradient_clipping,
+                  "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
+                  "optimizer"_a = std::string(name_of(*config.optimizer)),
+                  "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
+                  "managed"_a = config.managed_gradient_accumulation,
+                  "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
 }
 
 class NoSyncScope {
@@ -139,6 +153,10 @@ void bind_training(Class& engine) {
           [](CoreEngine& core, int group, std::pair<double, double> betas) {
             core.get().set_betas(group, betas);
           },
+          NoGil())
+      .def(
+          "set_weight_decay",
+          [](CoreEngine& core, int group, double value) { core.get().set_weight_decay(group, value); },
           NoGil())
       .def("set_training", &CoreEngine::set_training)
       .def("destroy", &CoreEngine::destroy, NoGil());

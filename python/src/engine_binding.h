@@ -14,17 +14,19 @@ namespace zerorun::python {
 
 class CoreEngine {
  public:
-  CoreEngine(Engine engine, std::shared_ptr<Mode> mode)
-      : engine_(std::move(engine)), mode_(std::move(mode)) {}
+  CoreEngine(Engine engine, std::shared_ptr<Mode> mode, bool computes_only)
+      : engine_(std::move(engine)), mode_(std::move(mode)), computes_only_(computes_only) {}
 
   /// Throws UserError after destroy().
   Engine& get();
   void destroy() { engine_.reset(); }
+  bool computes_only() const { return computes_only_; }  // it has no optimizer
   void set_training(bool trains) { mode_->store(trains); }
 
  private:
   std::optional<Engine> engine_;
   std::shared_ptr<Mode> mode_;
+  bool computes_only_;
 };
 
 /// Destroys the engine without the GIL: the destructor may wait, and other Python threads can run meanwhile.

@@ -16,7 +16,8 @@ from .facts import Facts
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
 from .model_watch import ModelWatch
-from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
+from .module_notes import explained_errors, log_conversions
+from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 
@@ -66,6 +67,7 @@ class Engine(Facts, torch.nn.Module):
         given.groups = [as_group(group) for group in groups or []]
         given.arguments = dict(arguments or {})
         given.has_schedule = lr_scheduler is not None
+        dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
         self.is_destroyed = False
         self._stepped = False
@@ -78,9 +80,14 @@ class Engine(Facts, torch.nn.Module):
         self._follow_mode()
         self._raw_readers = RawReaders(self)
         show_parameters(self, self._hooks)
-        self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
-        self.optimizer.pull()
-        self.lr_scheduler = self._make_schedule(lr_scheduler)
+        self.optimizer = self.lr_scheduler = None
+        if not self._config["computes_only"]:
+            self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
+            self.optimizer.pull()
+            self.lr_scheduler = self._make_schedule(lr_scheduler)
+        self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
+        if self._core.rank() == 0:
+            log_conversions(model, dtypes, self.dtype)
         _registry.add(self)
 
     # A copy would share the engine's state with the original.
@@ -139,14 +146,16 @@ class Engine(Facts, torch.nn.Module):
         self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
-        return self.module(*inputs, **kwargs)
+        with explained_errors(self.module):
+            return self.module(*inputs, **kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
         """Runs backward on loss / gradient_accumulation_steps and reduces gradients while it runs. Returns `loss`."""
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
         scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
-        self._core.backward(scaled, retain_graph, create_graph)
+        with explained_errors(self.module):
+            self._core.backward(scaled, retain_graph, create_graph)
         return loss
 
     def scale(self, loss):
@@ -156,7 +165,7 @@ class Engine(Facts, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
         self._model_watch.check()
-        if not self._config["has_scheduler"]:
+        if self.optimizer is not None:
             self.optimizer.push()
         updates = self._core.is_boundary()
         self._core.step()
@@ -220,6 +229,8 @@ class Engine(Facts, torch.nn.Module):
         self.is_destroyed = True
         self._raw_readers.close_left_open()
         self._hooks.remove()
+        if self._client_watch is not None:
+            self._client_watch.end()
         self._core.destroy()
 
     # Checkpoints
@@ -229,7 +240,7 @@ class Engine(Facts, torch.nn.Module):
         """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
         text, bytes, lists, tuples, sets, dicts, tensors (not for large ones: they are kept as text) and numpy arrays; that of
         rank 0 is saved."""
-        if not self._config["has_scheduler"]:
+        if self.optimizer is not None:
             self.optimizer.push()
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
@@ -259,7 +270,8 @@ class Engine(Facts, torch.nn.Module):
         schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
-        self.optimizer.pull()
+        if self.optimizer is not None:
+            self.optimizer.pull()
         return path, state
 
     def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):
