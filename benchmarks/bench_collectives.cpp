@@ -1,5 +1,7 @@
-// bench_collectives: measures collectives of 1 KiB to 64 MiB between CPU ranks, which are processes. Gloo and
-// shared memory take turns within one run. The results of the collectives are checked.
+// bench_collectives: measures collectives of 1 KiB to 64 MiB between ranks, which are processes. On the CPU
+// Gloo and shared memory take turns within one run. With --connect it measures the communicator that engines
+// use, on the device that ZERORUN_DEVICE names: between GPUs NCCL. The results of the collectives are
+// checked.
 //
 // The figures are those of nccl-tests. `bytes` is a rank's input of a reduce-scatter or an all-reduce, and
 // its output of an all-gather or a broadcast. algbw = bytes / time. busbw = algbw x (bytes that each rank
@@ -18,6 +20,8 @@
 
 #include "base/error.h"
 #include "base/program.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/gpu/device_clock.h"
 #include "benchmarks/local_ranks.h"
 #include "comm/gloo_communicator.h"
 #include "comm/rendezvous.h"
@@ -31,6 +35,7 @@ struct Options {
   int rounds = 7;
   int64_t smallest = 1 << 10;
   int64_t largest = 64 << 20;
+  bool connect = false;
   bool json = false;
 };
 
@@ -48,11 +53,21 @@ struct Measured {
   Collective collective;
   Place place;
 };
-constexpr Measured kMeasured[] = {
+const std::vector<Measured> kMeasured = {
     {Collective::reduce_scatter, Place::apart}, {Collective::reduce_scatter, Place::in_place},
     {Collective::all_gather, Place::apart},     {Collective::all_gather, Place::in_place},
     {Collective::all_gather, Place::in_common}, {Collective::all_reduce, Place::in_place},
     {Collective::broadcast, Place::in_place}};
+// What an engine does with its buckets.
+const std::vector<Measured> kOfEngines = {{Collective::reduce_scatter, Place::in_place},
+                                          {Collective::all_gather, Place::in_place}};
+
+// Seconds of one collective on the slowest rank. `host`: until the calls have returned, which on a GPU is
+// before the work is done.
+struct Seconds {
+  double done = 0;
+  double host = 0;
+};
 
 std::string name_of_row(const Measured& measured) {
   const bool may_differ =
@@ -83,6 +98,7 @@ class Case {
   Case(const Measured& measured, int64_t bytes, Carrier& carrier)
       : collective_(measured.collective),
         communicator_(*carrier.communicator),
+        clock_(communicator_.device()),
         rank_(communicator_.rank()),
         ranks_(communicator_.world_size()) {
     const int64_t slice = bytes / 4 / ranks_;
@@ -115,13 +131,15 @@ class Case {
     }
   }
 
-  /// Mean seconds of a run on this rank, over `times` runs.
-  double time(int times) {
+  /// Means of a run on this rank, over `times` runs.
+  Seconds time(int times) {
+    clock_.wait();
     communicator_.barrier("the start")->wait();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < times; ++i) run();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    return took.count() / times;
+    const double host = milliseconds_since(begin);
+    clock_.wait();
+    return {.done = milliseconds_since(begin) / 1e3 / times, .host = host / 1e3 / times};
   }
 
   /// Runs once more on fresh values and checks the result. The values are small integers, so that sums are
@@ -139,7 +157,8 @@ class Case {
     } else if (collective_ == Collective::all_gather) {
       const int64_t slice = input_.numel();
       wanted =
-          pattern_of(0, slice).repeat({ranks_}) + at::arange(ranks_, at::kFloat).repeat_interleave(slice);
+          (pattern_of(0, slice).view({1, slice}) + at::arange(ranks_, on_device(at::kFloat)).view({-1, 1}))
+              .view(-1);
     }
     if (!at::equal(output_, wanted)) {
       throw Error(std::string("wrong result of ") + name_of(collective_) + ", " +
@@ -149,69 +168,111 @@ class Case {
 
  private:
   // Returns the values of the slice with index `slice`, which has `numel` elements.
-  static at::Tensor pattern_of(int64_t slice, int64_t numel) {
-    return at::arange(slice * numel, (slice + 1) * numel, at::kLong).remainder(251).to(at::kFloat);
+  at::Tensor pattern_of(int64_t slice, int64_t numel) const {
+    return at::arange(slice * numel, (slice + 1) * numel, on_device(at::kLong)).remainder(251).to(at::kFloat);
+  }
+  at::TensorOptions on_device(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(clock_.location());
   }
   void fill() { input_.copy_(pattern_of(0, input_.numel())).add_(rank_); }
 
   Collective collective_;
   Communicator& communicator_;
+  DeviceClock clock_;
   int64_t rank_;
   int64_t ranks_;
   at::Tensor input_;
   at::Tensor output_;
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
+// Returns the means of the slowest rank.
+Seconds slowest(Communicator& all, const Seconds& mine) {
+  at::Tensor took = at::zeros({2, all.world_size()}, at::kDouble);
+  took[0][all.rank()] = mine.done;
+  took[1][all.rank()] = mine.host;
+  all.all_reduce(took.view(-1), "times")->wait();
+  return {.done = took[0].max().item<double>(), .host = took[1].max().item<double>()};
 }
 
-// Returns for each communicator the seconds that a run takes on the slowest rank, as the median over rounds.
-std::vector<double> measure(const Measured& measured, int64_t bytes, std::vector<Carrier>& carriers,
-                            int rounds) {
+// Returns for each communicator the medians over rounds.
+std::vector<Seconds> measure(const Measured& measured, int64_t bytes, std::vector<Carrier>& carriers,
+                             int rounds) {
   const int times = static_cast<int>(std::clamp<int64_t>((int64_t{32} << 20) / bytes, 2, 200));
   std::vector<Case> cases;
   for (Carrier& carrier : carriers) cases.emplace_back(measured, bytes, carrier);
-  std::vector<std::vector<double>> seconds(carriers.size());
-  Communicator& all = *carriers.front().communicator;
+  std::vector<std::vector<double>> done(carriers.size());
+  std::vector<std::vector<double>> host(carriers.size());
   for (int round = -1; round < rounds; ++round) {  // round -1 warms up
     for (size_t i = 0; i < cases.size(); ++i) {
-      at::Tensor took = at::zeros({all.world_size()}, at::kDouble);
-      took[all.rank()] = cases[i].time(times);
-      all.all_reduce(took, "times")->wait();
-      if (round >= 0) seconds[i].push_back(took.max().item<double>());
+      const Seconds took = slowest(*carriers.front().communicator, cases[i].time(times));
+      if (round < 0) continue;
+      done[i].push_back(took.done);
+      host[i].push_back(took.host);
     }
   }
   for (Case& one : cases) one.check();
-  std::vector<double> medians;
-  for (const std::vector<double>& values : seconds) medians.push_back(median(values));
+  std::vector<Seconds> medians;
+  for (size_t i = 0; i < cases.size(); ++i) medians.push_back({median(done[i]), median(host[i])});
   return medians;
 }
 
-void print_row(const Options& options, const Measured& measured, int64_t bytes,
-               const std::vector<double>& seconds) {
-  const double bus = sent_per_byte(measured.collective, options.ranks);
-  std::printf("%-23s %10lld", name_of_row(measured).c_str(), static_cast<long long>(bytes));
-  for (double took : seconds) {
-    const double algbw = static_cast<double>(bytes) / took / 1e9;
-    std::printf("  %11.1f %8.3f %8.3f", took * 1e6, algbw, algbw * bus);
+double gb_per_second(int64_t bytes, const Seconds& seconds) {
+  return static_cast<double>(bytes) / seconds.done / 1e9;
+}
+
+void print_head(const Options& options, const std::vector<Carrier>& carriers) {
+  const Communicator& communicator = *carriers.front().communicator;
+  const bool is_gpu = communicator.device().location().is_cuda();
+  std::printf(
+      "%d ranks (%s), float32, medians of %d rounds of the slowest rank; microseconds, algbw and busbw in "
+      "GB/s%s\n"
+      "busbw = algbw x (N-1)/N for reduce_scatter and all_gather, x 2 (N-1)/N for all_reduce, x 1 for "
+      "broadcast\n"
+      "%-23s %10s",
+      communicator.world_size(), name_of_card(communicator.device().location()).c_str(), options.rounds,
+      is_gpu ? "; call: microseconds until the host's call returns" : "", "", "bytes");
+  for (const Carrier& carrier : carriers) {
+    std::printf("  %11s %8s %8s", carrier.name.c_str(), "algbw", "busbw");
+    if (is_gpu) std::printf(" %8s", "call");
   }
-  std::printf("  %7.2f\n", seconds[0] / seconds[1]);
+  std::printf(carriers.size() > 1 ? "  %7s\n" : "\n", "ratio");
+}
+
+void print_row(const Measured& measured, int64_t bytes, const std::vector<Carrier>& carriers,
+               const std::vector<Seconds>& seconds) {
+  Communicator& communicator = *carriers.front().communicator;
+  const double bus = sent_per_byte(measured.collective, communicator.world_size());
+  std::printf("%-23s %10lld", name_of_row(measured).c_str(), static_cast<long long>(bytes));
+  for (const Seconds& took : seconds) {
+    const double algbw = gb_per_second(bytes, took);
+    std::printf("  %11.1f %8.3f %8.3f", took.done * 1e6, algbw, algbw * bus);
+    if (communicator.device().location().is_cuda()) std::printf(" %8.1f", took.host * 1e6);
+  }
+  if (seconds.size() > 1) std::printf("  %7.2f", seconds[0].done / seconds[1].done);
+  std::printf("\n");
   std::fflush(stdout);
 }
 
-nlohmann::json row_of(const Options& options, const Measured& measured, int64_t bytes,
-                      const std::vector<Carrier>& carriers, const std::vector<double>& seconds) {
+nlohmann::json row_of(const Measured& measured, int64_t bytes, const std::vector<Carrier>& carriers,
+                      const std::vector<Seconds>& seconds) {
+  const double bus = sent_per_byte(measured.collective, carriers.front().communicator->world_size());
   nlohmann::json row{{"collective", name_of_row(measured)}, {"bytes", bytes}};
   for (size_t i = 0; i < carriers.size(); ++i) {
-    const double algbw = static_cast<double>(bytes) / seconds[i] / 1e9;
-    row[carriers[i].name] = {{"microseconds", seconds[i] * 1e6},
+    const double algbw = gb_per_second(bytes, seconds[i]);
+    row[carriers[i].name] = {{"microseconds", seconds[i].done * 1e6},
+                             {"call_microseconds", seconds[i].host * 1e6},
                              {"algbw_gb_s", algbw},
-                             {"busbw_gb_s", algbw * sent_per_byte(measured.collective, options.ranks)}};
+                             {"busbw_gb_s", algbw * bus}};
   }
-  row["times_as_fast"] = seconds[0] / seconds[1];
+  if (seconds.size() > 1) row["times_as_fast"] = seconds[0].done / seconds[1].done;
   return row;
+}
+
+// The communicator of engines.
+std::vector<Carrier> connect_one() {
+  auto communicator = connect();
+  const bool is_gpu = communicator->device().location().is_cuda();
+  return {{is_gpu ? "nccl" : communicator->shares_memory() ? "shm" : "gloo", communicator}};
 }
 
 std::vector<Carrier> connect_all() {
@@ -226,27 +287,22 @@ std::vector<Carrier> connect_all() {
 
 int run_rank(const Options& options) {
   at::set_num_threads(1);
-  std::vector<Carrier> carriers = connect_all();
-  const bool speaks = carriers.front().communicator->rank() == 0;
-  nlohmann::json result{
-      {"ranks", options.ranks}, {"rounds", options.rounds}, {"rows", nlohmann::json::array()}};
-  if (speaks && !options.json) {
-    std::printf(
-        "%d ranks of 1 thread, float32, medians of %d rounds of the slowest rank; microseconds, algbw and "
-        "busbw in "
-        "GB/s\nbusbw = algbw x (N-1)/N for reduce_scatter and all_gather, x 2 (N-1)/N for all_reduce, x 1 "
-        "for "
-        "broadcast\n%-23s %10s  %29s  %29s  %7s\n",
-        options.ranks, options.rounds, "", "bytes", "Gloo", "shared memory", "ratio");
-  }
-  for (const Measured& measured : kMeasured) {
+  std::vector<Carrier> carriers = options.connect ? connect_one() : connect_all();
+  const Communicator& communicator = *carriers.front().communicator;
+  const bool speaks = communicator.rank() == 0;
+  nlohmann::json result{{"ranks", communicator.world_size()},
+                        {"device", name_of_card(communicator.device().location())},
+                        {"rounds", options.rounds},
+                        {"rows", nlohmann::json::array()}};
+  if (speaks && !options.json) print_head(options, carriers);
+  for (const Measured& measured : options.connect ? kOfEngines : kMeasured) {
     for (int64_t bytes = options.smallest; bytes <= options.largest; bytes *= 4) {
-      const std::vector<double> seconds = measure(measured, bytes, carriers, options.rounds);
+      const std::vector<Seconds> seconds = measure(measured, bytes, carriers, options.rounds);
       if (!speaks) continue;
       if (options.json) {
-        result["rows"].push_back(row_of(options, measured, bytes, carriers, seconds));
+        result["rows"].push_back(row_of(measured, bytes, carriers, seconds));
       } else {
-        print_row(options, measured, bytes, seconds);
+        print_row(measured, bytes, carriers, seconds);
       }
     }
   }
@@ -254,25 +310,36 @@ int run_rank(const Options& options) {
   return 0;
 }
 
+int run(const Options& options) {
+  const bool is_rank = options.connect && Environment::read().world_size > 1;
+  if (is_rank) return run_rank(options);
+  return run_local_ranks(options.ranks, [&] { return run_rank(options); });
+}
+
 }  // namespace
 }  // namespace zerorun
 
 int main(int argc, char** argv) {
   zerorun::Options options;
-  CLI::App app("Times collectives over Gloo and over shared memory in one run, and checks their results.",
-               "bench_collectives");
+  CLI::App app(
+      "Times collectives over Gloo and over shared memory in one run, or over NCCL, and checks their "
+      "results.",
+      "bench_collectives");
   app.option_defaults()->always_capture_default();
   app.add_option("--ranks", options.ranks)->check(CLI::Range(2, 64));
   app.add_option("--rounds", options.rounds, "timed rounds of each size")->check(CLI::Range(1, 1000));
   app.add_option("--smallest", options.smallest, "bytes; each size is four times the one before")
       ->check(CLI::Range(int64_t{1024}, int64_t{1} << 34));
   app.add_option("--largest", options.largest, "bytes")->check(CLI::Range(int64_t{1024}, int64_t{1} << 34));
+  app.add_flag(
+      "--connect", options.connect,
+      "measure the communicator that engines use, on the device that ZERORUN_DEVICE names; as a rank "
+      "of a job if a launcher has started this one, else between --ranks on this host");
   app.add_flag("--json", options.json, "print JSON");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return zerorun::run_program(
-      [&] { return zerorun::run_local_ranks(options.ranks, [&] { return zerorun::run_rank(options); }); });
+  return zerorun::run_program([&] { return zerorun::run(options); });
 }

@@ -8,8 +8,11 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "base/program.h"
+#include "benchmarks/figures.h"
+#include "benchmarks/gpu/device_clock.h"
 #include "comm/rendezvous.h"
 #include "engine/engine.h"
 #include "samples/gpt2/model.h"
@@ -38,23 +41,32 @@ struct Training {
   Engine& engine;
   at::Tensor tokens;
 
-  // Runs `steps` steps. Reports each step's milliseconds on the slowest rank, and its mean loss over ranks.
+  // Runs `steps` steps. Reports each step's milliseconds on the slowest rank, and its mean loss over ranks. A
+  // GPU runs all steps without a wait of the host in between, so there the milliseconds of all are their
+  // mean.
   void run(int steps) {
-    using Clock = std::chrono::steady_clock;
     Communicator& communicator = engine.communicator();
+    const DeviceClock clock(communicator.device());
     const bool talks = communicator.rank() == 0;
-    at::Tensor losses = torch::zeros({steps}, torch::kDouble);
+    std::vector<at::Tensor> each;
     at::Tensor times = torch::zeros({communicator.world_size(), steps}, torch::kDouble);
+    clock.wait();
+    const auto first = std::chrono::steady_clock::now();
     for (int step = 0; step < steps; ++step) {
-      const auto begin = Clock::now();
+      const auto begin = std::chrono::steady_clock::now();
       const at::Tensor loss = model->loss(tokens);
       engine.backward(loss);
       engine.step();
-      times[communicator.rank()][step] =
-          std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-      if (engine.global_steps() == 1 && talks) say({{"event", "first step"}});
-      losses[step] = loss.item<double>();
+      times[communicator.rank()][step] = milliseconds_since(begin);
+      if (engine.global_steps() == 1) {
+        clock.wait();
+        if (talks) say({{"event", "first step"}});
+      }
+      each.push_back(loss.detach());
     }
+    clock.wait();
+    if (clock.is_gpu()) times[communicator.rank()].fill_(milliseconds_since(first) / steps);
+    at::Tensor losses = at::stack(each).to(at::kCPU, at::kDouble);
     communicator.all_reduce(times.view(-1), "step times")->wait();
     communicator.all_reduce(losses, "losses")->wait();
     if (!talks) return;
@@ -80,7 +92,8 @@ int run(const Options& options) {
       .model = model,
       .engine = engine,
       .tokens = torch::randint(0, options.model.vocab, {options.micro_batch, options.model.positions},
-                               generator, torch::kLong)};
+                               generator, torch::kLong)
+                    .to(engine.device())};
   if (!options.on_demand) {
     training.run(options.steps);
     return 0;

@@ -1,11 +1,15 @@
 #include "comm/cuda_library.h"
 
 #include <dlfcn.h>
+#include <torch/version.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <string_view>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 
 namespace zerorun {
 namespace {
@@ -32,12 +36,21 @@ std::vector<std::string> usual_candidates() {
   return candidates;
 }
 
+// Whether pip installs this library with the wheel `torch`: LibTorch's own, and those of NVIDIA except the
+// driver's.
+bool is_of_torch_wheel(const std::string& library) {
+  constexpr std::array<std::string_view, 15> kStems = {"libtorch",  "libc10",       "libcudart",   "libcudnn",
+                                                       "libcublas", "libcufft",     "libcufile",   "libcupti",
+                                                       "libcurand", "libcusolver",  "libcusparse", "libnccl",
+                                                       "libnvrtc",  "libnvJitLink", "libnvshmem"};
+  return std::ranges::any_of(kStems, [&](std::string_view stem) { return library.starts_with(stem); });
+}
+
 // See [Note: CUDA first]. Calls no driver function, because a process that has called one must not fork.
 bool wanted_before_main() {
   const char* device = std::getenv("ZERORUN_DEVICE");
   if (device && std::string(device) == "cpu") return false;
-  void* driver = dlopen(kCudaDriver, RTLD_LAZY | RTLD_LOCAL);
-  return driver != nullptr;
+  return has_cuda_driver();
 }
 
 [[maybe_unused]] const bool loaded_before_main = wanted_before_main() && cuda_library().connect != nullptr;
@@ -75,6 +88,14 @@ std::string explain_load_failure(const std::string& linkers_words) {
            "machine, or add the folder of the matching library to LD_LIBRARY_PATH";
   }
   const std::string library = std::filesystem::path(linkers_words.substr(0, missing)).filename();
+  if (is_of_torch_wheel(library)) {
+    return failure +
+           "pip install torch==" TORCH_VERSION
+           " in an environment, activate it and run scripts/build again (pip installs NVIDIA's libraries "
+           "with it), or "
+           "add the folder of " +
+           library + " to LD_LIBRARY_PATH";
+  }
   if (library == kName) {
     return failure +
            "build ZeroRun on a machine with the CUDA toolkit, or set ZERORUN_CUDA_LIBRARY to the path of "

@@ -3,13 +3,15 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "base/cuda_driver.h"
 #include "base/error.h"
+#include "base/gpu_presence.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "comm/cuda_driver.h"
 #include "comm/cuda_library.h"
 #include "comm/exchange.h"
 #include "comm/gloo_communicator.h"
@@ -27,42 +29,39 @@ std::string obstacle_to_cuda(int& gpus) {
   return count_usable_gpus(reason, &gpus) == 0 ? reason : cuda_library().failure;
 }
 
-// Whether this rank can and should train on its GPU. Logs the reason if a GPU exists but is not used.
+constexpr char kAsked[] = "training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but ";
+constexpr char kAskForCpu[] = ": --device cpu (or ZERORUN_DEVICE=cpu) trains on the CPU";
+
+// Whether this rank should train on its GPU. Throws if there is a GPU that it cannot use: training on the CPU
+// instead would hide that a GPU or its driver is broken.
 bool wants_cuda(const Environment& environment) {
   if (environment.device == DeviceChoice::cpu) return false;
   int gpus = 0;
   const std::string obstacle = obstacle_to_cuda(gpus);
   if (obstacle.empty()) return true;
-  if (environment.device == DeviceChoice::cuda) {
-    throw UserError("training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but " + obstacle);
-  }
-  if (gpus > 0 && environment.rank == 0) {
-    log_warning("training runs on the CPU although there is a GPU: " + obstacle +
-                " (--device cpu or ZERORUN_DEVICE=cpu turns this message off)");
-  }
+  if (environment.device == DeviceChoice::cuda) throw UserError(kAsked + obstacle);
+  const bool hidden = hides_all_gpus(std::getenv("CUDA_VISIBLE_DEVICES"));
+  if (gpus > 0 || (!hidden && has_gpus(has_cuda_driver())))
+    throw UserError("this machine has a GPU that training cannot use: " + obstacle + kAskForCpu);
   return false;
 }
 
 constexpr char kOnCpu[] = "cpu";
 constexpr char kOnCuda[] = "cuda";
 
-// Returns whether all ranks train on GPUs: if one rank cannot, none does. Only ranks that can use a GPU call
-// this; the others train on the CPU in any case. `brought` has kOnCuda or kOnCpu for each rank.
-bool all_on_cuda(const Environment& environment, const std::vector<std::string>& brought) {
+// Returns whether all ranks train on GPUs. Throws on every rank if only some can: the words that they joined
+// with are kOnCuda or kOnCpu.
+bool all_on_cuda(const Environment& environment, const Joined& joined, const Deadline& deadline) {
   std::vector<int> others;
   for (int rank = 0; rank < environment.world_size; ++rank) {
-    if (brought[rank] != kOnCuda) others.push_back(rank);
+    if (joined.words[rank] != kOnCuda) others.push_back(rank);
   }
   if (others.empty()) return true;
-  const std::string reason =
-      "every rank needs a GPU that it can use, but " + name_ranks(others) + " found none";
-  if (environment.device == DeviceChoice::cuda) {
-    throw UserError("training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but " + reason);
-  }
-  int first = 0;  // the first rank that found a GPU
-  for (int other : others) first += other == first;
-  if (environment.rank == first) log_warning("training runs on the CPU: " + reason);
-  return false;
+  if (static_cast<int>(others.size()) == environment.world_size) return false;
+  keep_store_until_read(*joined.store, environment.rank, environment.world_size, deadline);
+  const std::string reason = "every rank needs a GPU that it can use, but " + name_ranks(others) +
+                             " found none, or ZERORUN_DEVICE=cpu is set there" + kAskForCpu;
+  throw UserError((environment.device == DeviceChoice::cuda ? kAsked : "some ranks have a GPU: ") + reason);
 }
 
 constexpr char kGloo[] = "gloo";
@@ -113,7 +112,7 @@ std::shared_ptr<Communicator> connect(const Environment& environment) {
     const Deadline deadline(environment.timeout);
     const Joined joined = join_store(environment, on_cuda ? kOnCuda : kOnCpu, deadline);
     store = joined.store;
-    on_cuda = on_cuda && all_on_cuda(environment, joined.words);
+    on_cuda = all_on_cuda(environment, joined, deadline);
     bool demanded = false;
     if (on_cuda) obstacle_to_shared_memory(environment, store, deadline, demanded);
     if (demanded) {

@@ -9,13 +9,14 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
+#include "cuda/cached_memory.h"
 #include "cuda/cuda_check.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/kernel_bodies.h"
+#include "cuda/pinned_memory.h"
 #include "device/dtypes.h"
 #include "device/update_span.h"
 
@@ -90,8 +91,7 @@ at::Tensor CudaDevice::allocate(int64_t numel, at::ScalarType dtype) {
   void* memory = nullptr;
   cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the memory that LibTorch caches
+    free_cached_memory();
     status = cudaMalloc(&memory, bytes);
   }
   const c10::DeviceIndex device = location_.index();
@@ -124,36 +124,15 @@ void CudaDevice::record_stream(const at::Tensor& memory, StreamId stream) {
 }
 
 void CudaDevice::empty_cache() {
-  c10::cuda::CUDACachingAllocator::emptyCache();
+  free_cached_memory();
 }
 
 at::Tensor CudaDevice::allocate_on_host(int64_t numel, at::ScalarType dtype) {
-  const size_t bytes = allocated_bytes(numel, dtype);
-  void* memory = nullptr;
-  const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
-  if (status != cudaSuccess) {
-    cudaGetLastError();
-    throw Error("the host has no " + std::to_string(bytes) +
-                " bytes of page-locked memory left: " + cudaGetErrorString(status) +
-                "; it keeps there what is offloaded and checkpoints on their way");
-  }
-  std::memset(memory, 0, bytes);
-  return at::from_blob(
-      memory, {numel},
-      [device = location_.index()](void* freed) { free_when_idle(device, [freed] { cudaFreeHost(freed); }); },
-      at::TensorOptions().dtype(dtype));
+  return pinned_memory(numel, dtype, location_.index());
 }
 
 std::shared_ptr<void> CudaDevice::pin(void* memory, size_t bytes) {
-  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterDefault);
-  if (status != cudaSuccess) {
-    cudaGetLastError();
-    throw Error("the host cannot page-lock " + std::to_string(bytes) +
-                " bytes of memory: " + cudaGetErrorString(status));
-  }
-  return {memory, [device = location_.index()](void* pinned) {
-            free_when_idle(device, [pinned] { cudaHostUnregister(pinned); });
-          }};
+  return page_lock(memory, bytes, location_.index());
 }
 
 int64_t CudaDevice::bucket_bytes(int world_size) const {

@@ -84,8 +84,15 @@ __global__ void publish_kernel(Tally* tally, double* exchange, int rank, int ran
   *tally = Tally{};
 }
 
-__global__ void decide_kernel(double* exchange, int ranks, StepRule rule) {
-  *reinterpret_cast<StepFacts*>(exchange + exchanged_numel(ranks)) = decide(exchange, ranks, rule);
+// One thread adds the ranks' sums in order, which is fast if they are in shared memory. All threads copy the
+// first `copied` of them, either all or none.
+__global__ void decide_kernel(double* exchange, int ranks, int copied, StepRule rule) {
+  extern __shared__ double squares[];
+  for (int rank = threadIdx.x; rank < copied; rank += blockDim.x) squares[rank] = exchange[rank];
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  StepFacts* facts = reinterpret_cast<StepFacts*>(exchange + exchanged_numel(ranks));
+  *facts = decide(copied ? squares : exchange, ranks, rule);
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -173,14 +180,20 @@ cudaError_t add_squares(const Launch& launch, Tally* tally, SquaresScratch* scra
   });
 }
 
-// publish() and decide() run as one thread, because they process only a few numbers per rank.
-
+// Runs as one thread, because it only writes a few numbers per rank and waits for none of them.
 cudaError_t publish(cudaStream_t stream, Tally* tally, double* exchange, int rank, int ranks) {
   return start(stream, 1, 1, publish_kernel, tally, exchange, rank, ranks);
 }
 
 cudaError_t decide(cudaStream_t stream, double* exchange, int ranks, const StepRule& rule) {
-  return start(stream, 1, 1, decide_kernel, exchange, ranks, rule);
+  constexpr int kMostInSharedMemory = 48 * 1024 / sizeof(double);
+  const int copied = ranks <= kMostInSharedMemory ? ranks : 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = copied * sizeof(double);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, decide_kernel, exchange, ranks, copied, rule);
 }
 
 cudaError_t follow_written(const Launch& launch, float* master, Source values, int64_t numel) {

@@ -7,18 +7,17 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/deadline.h"
+#include "cuda/cached_memory.h"
+#include "cuda/nccl_calls.h"
 
 namespace zerorun {
 namespace {
 
 using std::chrono::microseconds;
+using std::chrono::milliseconds;
 
-std::string words_for(ncclResult_t result) {
-  const char* details = ncclGetLastError(nullptr);
-  std::string words = std::string("NCCL failed: ") + ncclGetErrorString(result);
-  if (details && *details) words += std::string(" (") + details + ")";
-  return words + "; NCCL_DEBUG=INFO tells more";
-}
+// In bytes: more than NCCL needs to connect the ranks of a communicator for one algorithm.
+constexpr size_t kRoomToConnect = size_t{1} << 30;
 
 // Waits between two polls of NCCL's state. Most requests complete within microseconds, but the first requests
 // on a connection take far longer.
@@ -41,53 +40,6 @@ ncclResult_t state_of(ncclComm_t comm) {
   return asked == ncclSuccess ? state : asked;
 }
 
-ncclDataType_t type_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kByte:
-      return ncclUint8;
-    case at::kChar:
-      return ncclInt8;
-    case at::kInt:
-      return ncclInt32;
-    case at::kLong:
-      return ncclInt64;
-    case at::kHalf:
-      return ncclFloat16;
-    case at::kBFloat16:
-      return ncclBfloat16;
-    case at::kFloat:
-      return ncclFloat32;
-    case at::kDouble:
-      return ncclFloat64;
-    default:
-      ZR_CHECK(false, std::string("no sums of ") + c10::toString(dtype));
-  }
-}
-
-bool reduces(const CollectiveCall& call) {
-  return call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
-}
-
-ncclResult_t enqueue_one(const CollectiveCall& call, ncclComm_t comm, cudaStream_t stream) {
-  const void* from = call.input.const_data_ptr();
-  void* to = call.output.mutable_data_ptr();
-  switch (call.kind) {
-    case Collective::reduce_scatter:
-      return ncclReduceScatter(from, to, call.output.numel(), type_of(call.output.scalar_type()), ncclSum,
-                               comm, stream);
-    case Collective::all_gather:
-      return ncclAllGather(from, to, call.input.nbytes(), ncclUint8, comm, stream);
-    case Collective::all_reduce:
-      return ncclAllReduce(from, to, call.output.numel(), type_of(call.output.scalar_type()), ncclSum, comm,
-                           stream);
-    case Collective::broadcast:
-      return ncclBroadcast(from, to, call.output.nbytes(), ncclUint8, call.root, comm, stream);
-    case Collective::barrier:
-      break;
-  }
-  ZR_CHECK(false, std::string(name_of(call.kind)) + " on a GPU");
-}
-
 }  // namespace
 
 NcclComms::Ids NcclComms::make_ids(size_t count) {
@@ -95,7 +47,7 @@ NcclComms::Ids NcclComms::make_ids(size_t count) {
   for (ncclUniqueId& id : ids) {
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (result != ncclSuccess) {
-      throw CommError(words_for(result) + " (NCCL_SOCKET_IFNAME names the network interface to use)");
+      throw CommError(nccl_failure(result) + " (NCCL_SOCKET_IFNAME names the network interface to use)");
     }
   }
   return ids;
@@ -110,13 +62,15 @@ ncclResult_t NcclComms::call(size_t which, const Body& body) {
 }
 
 // Runs `work` in a detached thread. The thread shares ownership of this object, so it may run for as long as
-// NCCL takes.
-std::future<bool> NcclComms::start(std::function<bool()> work) {
-  std::packaged_task<bool()> task([self = shared_from_this(), work = std::move(work)] {
+// NCCL takes. In relaxed mode it may allocate memory while the program captures a CUDA graph.
+std::future<ncclResult_t> NcclComms::start(std::function<ncclResult_t()> work) {
+  std::packaged_task<ncclResult_t()> task([self = shared_from_this(), work = std::move(work)] {
     cudaSetDevice(self->device_);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     return work();
   });
-  std::future<bool> result = task.get_future();
+  std::future<ncclResult_t> result = task.get_future();
   std::thread(std::move(task)).detach();
   return result;
 }
@@ -124,6 +78,13 @@ std::future<bool> NcclComms::start(std::function<bool()> work) {
 std::string NcclComms::gave_up_for() {
   const std::lock_guard lock(words_mutex_);
   return gave_up_for_;
+}
+
+// Waits for a call in a helper thread. Throws if the watchdog has broken the communicator: then nobody waits
+// for the thread.
+ncclResult_t NcclComms::await_helper(std::future<ncclResult_t> result, const NcclWatchdog& watchdog) {
+  while (result.wait_for(milliseconds(1)) != std::future_status::ready) watchdog.check();
+  return result.get();
 }
 
 // Waits until NCCL has completed a request. Even after ncclSuccess a request may still be in progress, such
@@ -141,26 +102,35 @@ void NcclComms::finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog
   result = await_result(which, result, watchdog);
   if (result != ncclSuccess) {
     const std::string reason = gave_up_for();
-    watchdog.fail(slot, reason.empty() ? words_for(result) : reason);
+    watchdog.fail(slot, reason.empty() ? nccl_failure(result) : reason);
   }
   watchdog.check();
 }
 
-void NcclComms::connect(const Ids& ids, int rank, int world_size, int most_blocks, NcclWatchdog& watchdog,
-                        size_t slot) {
+ncclResult_t NcclComms::create(size_t which, const ncclUniqueId& id, const NcclSetup& setup) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = setup.blocking ? 1 : 0;
+  if (setup.most_blocks > 0) config.maxCTAs = setup.most_blocks;
+  const std::lock_guard lock(mutex_);
+  const ncclResult_t result =
+      ncclCommInitRankConfig(&written_[which], setup.world_size, id, setup.rank, &config);
+  comms_[which] = written_[which];
+  if (aborted_) {  // an abort that did not wait for this call could not see the communicator
+    if (const ncclComm_t late = comms_[which].exchange(nullptr)) ncclCommAbort(late);
+  }
+  return result;
+}
+
+void NcclComms::connect(const Ids& ids, const NcclSetup& setup, NcclWatchdog& watchdog, size_t slot) {
   ZR_CHECK(ids.size() <= kMost, std::to_string(ids.size()));
   const auto operation = operate();
+  blocking_ = setup.blocking;
   for (const ncclUniqueId& id : ids) {
     const size_t which = count_++;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    if (most_blocks > 0) config.maxCTAs = most_blocks;
-    ncclResult_t result;
-    {
-      const std::lock_guard lock(mutex_);
-      result = ncclCommInitRankConfig(&written_[which], world_size, id, rank, &config);
-      comms_[which] = written_[which];
-    }
+    const ncclResult_t result =
+        blocking_
+            ? await_helper(start([this, which, id, setup] { return create(which, id, setup); }), watchdog)
+            : create(which, id, setup);
     finish(which, result, watchdog, slot);
   }
 }
@@ -170,31 +140,44 @@ ncclComm_t NcclComms::comm_for(const CollectiveCall& call) const {
 }
 
 // NCCL starts the calls of a group in ncclGroupEnd(), not before.
-ncclResult_t NcclComms::enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream) {
-  for (const CollectiveCall& call : calls) {
-    if (reduces(call)) type_of(call.output.scalar_type());  // throws before a group is open
-  }
+ncclResult_t NcclComms::enqueue_all(std::span<const CollectiveCall> calls, cudaStream_t stream) {
   if (!comms_[0]) return ncclInvalidUsage;  // before locking, as in call()
   const std::lock_guard lock(mutex_);
   if (!comms_[0]) return ncclInvalidUsage;
-  if (calls.size() == 1) return enqueue_one(calls.front(), comm_for(calls.front()), stream);
+  if (calls.size() == 1) return enqueue(calls.front(), comm_for(calls.front()), stream);
   ncclResult_t result = ncclGroupStart();
   for (size_t i = 0; i < calls.size() && !failed(result); ++i) {
-    result = enqueue_one(calls[i], comm_for(calls[i]), stream);
+    result = enqueue(calls[i], comm_for(calls[i]), stream);
   }
   const ncclResult_t end = ncclGroupEnd();
   return failed(result) ? result : end;
 }
 
+// A helper thread has a copy of the calls, because it may outlive them. NCCL may allocate buffers for the
+// connections, which fails if LibTorch's cache fills the GPU.
+ncclResult_t NcclComms::enqueue_first(std::span<const CollectiveCall> calls, cudaStream_t stream,
+                                      const NcclWatchdog& watchdog) {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess && free < kRoomToConnect) free_cached_memory();
+  const std::vector<CollectiveCall> copied(calls.begin(), calls.end());
+  return await_helper(start([this, copied, stream] { return enqueue_all(copied, stream); }), watchdog);
+}
+
 void NcclComms::issue(std::span<const CollectiveCall> calls, cudaStream_t stream, NcclWatchdog& watchdog,
                       size_t slot) {
-  const ncclResult_t result = enqueue(calls, stream);
+  check_sums(calls);
+  const uint64_t shape = shape_of(calls);
+  const bool connects = blocking_ && !connected_.contains(shape);
+  const ncclResult_t result = connects ? enqueue_first(calls, stream, watchdog) : enqueue_all(calls, stream);
   for (size_t which = 0; which < count_; ++which) finish(which, result, watchdog, slot);
+  if (connects) connected_.insert(shape);
 }
 
 void NcclComms::register_memory(void* memory, size_t bytes, bool windows, NcclWatchdog& watchdog,
                                 size_t slot) {
   const auto operation = operate();
+  ZR_CHECK(!blocking_, "memory is registered with non-blocking communicators");
   Registration& made = registrations_.emplace_back(Registration{.memory = memory});
   for (size_t which = 0; which < count_; ++which) {
     if (windows) {
@@ -221,9 +204,9 @@ void NcclComms::forget_memory(void* memory) {
   const Registration registration = *found;
   registrations_.erase(found);
   if (std::ranges::none_of(comms_, [](const auto& comm) { return comm.load() != nullptr; })) return;
-  const std::future<bool> done = start([this, registration] {
+  const std::future<ncclResult_t> done = start([this, registration] {
     deregister(registration);
-    return true;
+    return ncclSuccess;
   });
   if (done.wait_for(patience_.with_memory) == std::future_status::ready) return;
   {
@@ -252,27 +235,40 @@ std::string NcclComms::failure() {
   if (!lock) return "";
   for (ncclComm_t comm : comms_) {
     const ncclResult_t result = comm ? state_of(comm) : ncclSuccess;
-    if (failed(result)) return words_for(result);
+    if (failed(result)) return nccl_failure(result);
   }
   return "";
+}
+
+// ncclCommAbort() would free memory that the running call uses. ncclCommRevoke() frees nothing: it ends the
+// communicator's kernels and waits, after which the call returns. If it does not return even so, the
+// communicator is left to it, since its kernels have ended.
+ncclResult_t NcclComms::abort_beside_call(ncclComm_t comm) {
+  if (!failed(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT))) {
+    const std::unique_lock lock(mutex_, patience_.with_calls);
+    if (!lock) return ncclSuccess;
+  }
+  return ncclCommAbort(comm);
 }
 
 // Aborts each communicator in a thread of its own. ncclCommAbort() signals the communicator's kernels to end
 // and then waits for the GPU, where kernels of the other communicator may block until they are signalled too.
 // If a kernel ignores the signal, the thread stays alive and keeps all memory that NCCL may write to.
 //
-// NCCL allows no other call during an abort. If another call does not return within `with_calls`, it is
-// waiting for a rank that hangs. Only an abort ends that wait, so this function then aborts although the call
-// is still running.
+// NCCL allows no other call during an abort. If another call does not return within `with_calls`, it waits
+// for a rank that hangs, or for the GPU.
 void NcclComms::abort() {
+  std::unique_lock lock(mutex_, patience_.with_calls);
+  const bool calling = !lock;
+  aborted_ = true;
   std::array<ncclComm_t, kMost> comms{};
-  {
-    const std::unique_lock lock(mutex_, patience_.with_calls);
-    std::ranges::transform(comms_, comms.begin(), [](auto& comm) { return comm.exchange(nullptr); });
-  }
-  std::vector<std::future<bool>> aborts;
+  std::ranges::transform(comms_, comms.begin(), [](auto& comm) { return comm.exchange(nullptr); });
+  if (lock) lock.unlock();
+  std::vector<std::future<ncclResult_t>> aborts;
   for (ncclComm_t comm : comms) {
-    if (comm) aborts.push_back(start([comm] { return ncclCommAbort(comm) == ncclSuccess; }));
+    if (!comm) continue;
+    aborts.push_back(
+        start([this, comm, calling] { return calling ? abort_beside_call(comm) : ncclCommAbort(comm); }));
   }
   const Deadline deadline(patience_.with_abort);
   bool ended = true;
@@ -283,8 +279,8 @@ void NcclComms::abort() {
   }
 }
 
-// Waits until the other ranks have finalized too. Returns false if an abort or an error ends the wait.
-bool NcclComms::finalize_all() {
+// Waits until the other ranks have finalized too, or until an abort or an error ends the wait.
+ncclResult_t NcclComms::finalize_all() {
   for (size_t which = 0; which < count_; ++which) {
     ncclResult_t result = call(which, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
     for (int turn = 0; !failed(result); ++turn) {
@@ -292,32 +288,32 @@ bool NcclComms::finalize_all() {
       if (result != ncclInProgress) break;
       pause(turn);
     }
-    if (result != ncclSuccess) return false;
+    if (result != ncclSuccess) return result;
   }
-  return true;
+  return ncclSuccess;
 }
 
 // Waits for the GPU first, because no operation may use memory that is being deregistered (NCCL's manual on
 // ncclCommWindowDeregister). Finalizes after deregistering, because finalizing ends NCCL's threads, which
 // deregister memory.
-bool NcclComms::leave(const std::list<Registration>& registrations) {
-  if (cudaDeviceSynchronize() != cudaSuccess) return false;
+ncclResult_t NcclComms::leave(const std::list<Registration>& registrations) {
+  if (cudaDeviceSynchronize() != cudaSuccess) return ncclUnhandledCudaError;
   for (const Registration& registration : registrations) deregister(registration);
-  if (!finalize_all()) return false;
+  if (const ncclResult_t result = finalize_all(); result != ncclSuccess) return result;
   for (auto& one : comms_) {
     std::unique_lock lock(mutex_);
     const ncclComm_t comm = one.exchange(nullptr);
     lock.unlock();
     if (comm) ncclCommDestroy(comm);  // may wait for ranks on this machine, so mutex_ is not locked
   }
-  return true;
+  return ncclSuccess;
 }
 
 void NcclComms::close() {
   const auto operation = operate();
-  std::future<bool> left =
+  std::future<ncclResult_t> left =
       start([this, registrations = std::exchange(registrations_, {})] { return leave(registrations); });
-  if (left.wait_for(patience_.with_close) == std::future_status::ready && left.get()) return;
+  if (left.wait_for(patience_.with_close) == std::future_status::ready && left.get() == ncclSuccess) return;
   abort();
 }
 

@@ -1,11 +1,17 @@
 // The NCCL communicators of one rank. Shared by the rank's NcclCommunicator and the memory that is registered
 // with them. Any thread.
 //
-// The communicators are non-blocking, because only those can be aborted at any time: NCCL processes each
-// request in its own thread, and await_result() polls for the end. operation_ is held from a request until it
-// has completed, since NCCL accepts one request at a time. mutex_ is held during each NCCL call, since an
-// abort should not overlap with a call. Calls that may block if another rank hangs (deregister, close, abort)
-// run in helper threads, for which the caller waits no longer than NcclPatience.
+// operation_ is held from a request until it has completed, since NCCL accepts one request at a time. mutex_
+// is held during each NCCL call, since an abort should not overlap with a call. Calls that may wait for other
+// ranks run in helper threads, for which the caller waits only until the watchdog breaks the communicator, or
+// no longer than NcclPatience.
+//
+// [Note: blocking communicators] A blocking communicator enqueues a collective in the caller's thread. A
+// non-blocking one starts a thread for each, which NCCL can stop at any time. The communicators are blocking,
+// with helper threads for the calls that connect ranks: those that create a communicator, and the first
+// collective of each shape (shape_of() in cuda/nccl_calls.h). All other collectives wait at most for the GPU.
+// If memory is registered with NCCL, any collective may wait for other ranks, so the communicators are
+// non-blocking then, and await_result() polls for the end of each request.
 //
 // [Note: two communicators] Gathers and reductions use separate communicators, so that they overlap. NCCL
 // prevents deadlocks between the two if all ranks launch in the same order and NCCL_LAUNCH_ORDER_IMPLICIT is
@@ -18,6 +24,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <list>
@@ -25,6 +32,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -40,6 +48,13 @@ struct NcclPatience {
   std::chrono::milliseconds with_abort = std::chrono::seconds(10);
 };
 
+struct NcclSetup {
+  int rank = 0;
+  int world_size = 1;
+  int most_blocks = 0;   // the most GPU blocks of a collective; 0 leaves the choice to NCCL
+  bool blocking = true;  // must be false if memory will be registered ([Note: blocking communicators])
+};
+
 class NcclComms : public std::enable_shared_from_this<NcclComms> {
  public:
   using Ids = std::vector<ncclUniqueId>;
@@ -52,11 +67,9 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
   /// Creates unique ids for `count` communicators. One rank creates them for all ranks.
   static Ids make_ids(size_t count);
 
-  /// Connects one communicator per id. All ranks call it. `most_blocks` limits the number of GPU blocks of a
-  /// collective; 0 leaves the choice to NCCL. `slot` is the watchdog's slot for this call. If the call fails,
-  /// or if the watchdog breaks the communicator, throws the watchdog's error.
-  void connect(const Ids& ids, int rank, int world_size, int most_blocks, NcclWatchdog& watchdog,
-               size_t slot);
+  /// Connects one communicator per id. All ranks call it. `slot` is the watchdog's slot for this call. If the
+  /// call fails, or if the watchdog breaks the communicator, throws the watchdog's error.
+  void connect(const Ids& ids, const NcclSetup& setup, NcclWatchdog& watchdog, size_t slot);
 
   /// Returns the lock to hold from an NCCL request until the request has completed.
   [[nodiscard]] std::unique_lock<std::mutex> operate() { return std::unique_lock(operation_); }
@@ -90,21 +103,29 @@ class NcclComms : public std::enable_shared_from_this<NcclComms> {
 
   template <typename Body>
   ncclResult_t call(size_t which, const Body& body);
-  std::future<bool> start(std::function<bool()> work);
+  std::future<ncclResult_t> start(std::function<ncclResult_t()> work);
+  ncclResult_t await_helper(std::future<ncclResult_t> result, const NcclWatchdog& watchdog);
+  ncclResult_t create(size_t which, const ncclUniqueId& id, const NcclSetup& setup);
   std::string gave_up_for();
   ncclResult_t await_result(size_t which, ncclResult_t result, const NcclWatchdog& watchdog);
   void finish(size_t which, ncclResult_t result, NcclWatchdog& watchdog, size_t slot);
   ncclComm_t comm_for(const CollectiveCall& call) const;
-  ncclResult_t enqueue(std::span<const CollectiveCall> calls, cudaStream_t stream);
+  ncclResult_t enqueue_all(std::span<const CollectiveCall> calls, cudaStream_t stream);
+  ncclResult_t enqueue_first(std::span<const CollectiveCall> calls, cudaStream_t stream,
+                             const NcclWatchdog& watchdog);
   void deregister(const Registration& registration);
-  bool finalize_all();
-  bool leave(const std::list<Registration>& registrations);
+  ncclResult_t abort_beside_call(ncclComm_t comm);
+  ncclResult_t finalize_all();
+  ncclResult_t leave(const std::list<Registration>& registrations);
 
   const int device_;
   const NcclPatience patience_;
   std::mutex operation_;
-  std::timed_mutex mutex_;                              // held during each call to NCCL
-  size_t count_ = 0;                                    // number of communicators
+  std::timed_mutex mutex_;  // held during each call to NCCL
+  size_t count_ = 0;        // number of communicators
+  bool blocking_ = true;
+  std::atomic<bool> aborted_ = false;
+  std::unordered_set<uint64_t> connected_;              // shapes of the collectives so far, under operation_
   std::array<std::atomic<ncclComm_t>, kMost> comms_{};  // null: not connected, or aborted
   std::array<ncclComm_t, kMost> written_{};             // the threads of NCCL may write here at any time
   std::list<Registration> registrations_;               // the threads of NCCL write to its elements

@@ -88,7 +88,11 @@ void NcclCommunicator::connect(const StorePointer& store) {
   watchdog_->start();
   const auto ids = agree_on_ids(store, agree(peers, &Peer::several_communicators) ? 2 : 1);
   const size_t slot = watchdog_->begin_on_host("connecting over NCCL");
-  comms_->connect(ids, rank(), world_size(), shared ? kBlocksOnSharedGpu : 0, *watchdog_, slot);
+  const NcclSetup setup = {.rank = rank(),
+                           .world_size = world_size(),
+                           .most_blocks = shared ? kBlocksOnSharedGpu : 0,
+                           .blocking = registration_ == NcclRegistration::none};
+  comms_->connect(ids, setup, *watchdog_, slot);
   watchdog_->end(slot);
 }
 
@@ -194,7 +198,7 @@ void NcclCommunicator::issue(std::span<const CollectiveCall> calls) {
   const cudaStream_t stream = current_stream();
   const size_t slot = watchdog_->take();
   probe_->record_before(slot, stream);
-  watchdog_->begin(slot, calls);
+  watchdog_->begin(slot, calls, stream);
   comms_->issue(calls, stream, *watchdog_, slot);
   probe_->record_after(slot, stream);
   watchdog_->enqueued(slot);

@@ -4,13 +4,13 @@
 
 #include "base/error.h"
 
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0), "headers of NCCL 2.27 or later are needed");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 7), "headers of NCCL 2.28.7 or later are needed");
 static_assert(zerorun::kFirstNcclWithWindows == NCCL_VERSION(2, 31, 2));
 
 namespace zerorun {
 namespace {
 
-constexpr int kOldest = NCCL_VERSION(2, 27, 0);  // first version with all functions that ZeroRun calls
+constexpr int kOldest = NCCL_VERSION(2, 28, 7);  // first version with all functions that ZeroRun calls
 
 }  // namespace
 

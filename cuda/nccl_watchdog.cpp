@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/deadline.h"
 
 namespace zerorun {
@@ -37,11 +38,18 @@ void NcclWatchdog::stop() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+  {
+    const std::lock_guard lock(mutex_);
+    thread_ended_ = true;
+  }
+  wake_second_.notify_all();
+  if (second_thread_.joinable()) second_thread_.join();
   if (courier_) courier_->stop();
 }
 
 void NcclWatchdog::start() {
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([this] { run(&NcclWatchdog::watch); });
+  second_thread_ = std::thread([this] { run(&NcclWatchdog::watch_poll); });
 }
 
 size_t NcclWatchdog::take() {
@@ -67,9 +75,10 @@ NcclWatchdog::Record& NcclWatchdog::begin_record(size_t slot, State state) {
   return record;
 }
 
-void NcclWatchdog::begin(size_t slot, std::span<const CollectiveCall> calls) {
+void NcclWatchdog::begin(size_t slot, std::span<const CollectiveCall> calls, const void* lane) {
   const std::lock_guard lock(mutex_);
   Record& record = begin_record(slot, State::begun);
+  record.lane = lane;
   const CollectiveCall& first = calls.front();
   record.kind = first.kind;
   record.label = first.label;
@@ -130,19 +139,47 @@ std::string NcclWatchdog::words_of_oldest() const {
   return oldest == under_way_.end() ? "the communicator" : records_[*oldest].pending().words;
 }
 
-// Updates all records, and returns the first operation that has timed out.
-std::optional<PendingCollective> NcclWatchdog::look_at_all() {
+// Asks about the oldest collective of each lane, because the others of the lane start after it has ended.
+std::optional<NcclWatchdog::Question> NcclWatchdog::next_question() {
+  for (size_t slot : under_way_) {
+    const Record& record = records_[slot];
+    if (record.state == State::on_host || std::ranges::find(asked_, record.lane) != asked_.end()) continue;
+    asked_.push_back(record.lane);
+    return Question{slot, record.started.has_value(), record.state == State::enqueued};
+  }
+  return std::nullopt;
+}
+
+// After a collective has ended, its lane is asked again.
+void NcclWatchdog::note_answer(const Question& question, bool finished, bool started) {
+  Record& record = records_[question.slot];
+  if (finished) {
+    std::erase(asked_, record.lane);
+    end_record(question.slot);
+  } else if (started && !record.started) {
+    record.started = options_.now();
+  }
+}
+
+// Asks the probe without mutex_. Meanwhile the slots stay valid, because only this function ends collectives.
+void NcclWatchdog::ask_lanes() {
+  std::unique_lock lock(mutex_);
+  asked_.clear();
+  while (const std::optional<Question> question = next_question()) {
+    lock.unlock();
+    const bool finished = question->enqueued && probe_.finished(question->slot);
+    const bool started = question->started || finished || probe_.started(question->slot);
+    lock.lock();
+    note_answer(*question, finished, started);
+  }
+}
+
+// Returns the first operation that has timed out.
+std::optional<PendingCollective> NcclWatchdog::look_at_clock() {
   std::optional<PendingCollective> missed;
   const Clock::time_point now = options_.now();
-  for (size_t i = 0; i < under_way_.size();) {
-    const size_t slot = under_way_[i];
+  for (size_t slot : under_way_) {
     Record& record = records_[slot];
-    if (record.state == State::enqueued && probe_.finished(slot)) {
-      end_record(slot);
-      continue;
-    }
-    ++i;
-    if (!record.started && probe_.started(slot)) record.started = now;
     if (!record.started) continue;
     const auto waited = now - *record.started;
     if (!record.published && waited >= slow(options_.timeout)) record.published = pending_changed_ = true;
@@ -157,18 +194,37 @@ void NcclWatchdog::poll() {
   {
     const std::lock_guard lock(mutex_);
     if (broken_) return;
-    missed = look_at_all();
+    asking_since_ = options_.now();
+  }
+  ask_lanes();
+  const std::string failure = probe_.failure();
+  {
+    const std::lock_guard lock(mutex_);
+    asking_since_.reset();
+    if (broken_) return;
+    missed = look_at_clock();
     if (std::exchange(pending_changed_, false)) to_tell = published();
   }
-  // The code below runs without mutex_, because the probe calls NCCL, which takes locks of its own.
   if (to_tell && courier_) courier_->publish(std::move(*to_tell));
   if (missed) {
     explain_and_break(*missed);
-  } else if (const std::string failure = probe_.failure(); !failure.empty()) {
+  } else if (!failure.empty()) {
     break_for(words_of_oldest() + ": " + failure);
   } else if (courier_) {
     compare_histories();
   }
+}
+
+void NcclWatchdog::check_poll() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_ || !asking_since_ || options_.now() - *asking_since_ < options_.timeout) return;
+  }
+  const std::string reason =
+      missed_end(words_of_oldest() + ": a question of the watchdog to the GPU", options_.timeout) +
+      ": another call to CUDA hangs in this process";
+  log_warning("rank " + std::to_string(options_.rank) + ": " + reason);  // no thread may be able to throw it
+  break_for(reason);
 }
 
 // Each rank compares its history with rank 0's, at most once per second, because every comparison calls the
@@ -220,7 +276,16 @@ void NcclWatchdog::break_for(const std::string& reason) {
     broken_for_ = reason;
     broken_ = true;
   }
-  probe_.abort();
+  abort();
+}
+
+// Every use of the communicator throws the reason, even if the abort fails.
+void NcclWatchdog::abort() {
+  try {
+    probe_.abort();
+  } catch (const std::exception& error) {
+    log_warning("rank " + std::to_string(options_.rank) + " cannot abort its collectives: " + error.what());
+  }
 }
 
 void NcclWatchdog::check() const {
@@ -229,7 +294,21 @@ void NcclWatchdog::check() const {
   throw CommError(broken_for_);
 }
 
-void NcclWatchdog::run() {
+// Without its threads the watchdog would not find what it must, so an error of a thread breaks the
+// communicator.
+void NcclWatchdog::run(void (NcclWatchdog::*body)()) {
+  std::string reason;
+  try {
+    (this->*body)();
+    return;
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  break_for("the watchdog of collectives failed: " + reason);
+}
+
+void NcclWatchdog::watch() {
+  probe_.enter_thread();
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     if (under_way_.empty() || broken_) {
@@ -239,6 +318,18 @@ void NcclWatchdog::run() {
     wake_.wait_for(lock, options_.period, [this] { return stopping_; });
     lock.unlock();
     poll();
+    lock.lock();
+  }
+}
+
+void NcclWatchdog::watch_poll() {
+  constexpr std::chrono::milliseconds kLongest(1000);
+  const auto period = std::min<std::chrono::milliseconds>(options_.timeout / 4, kLongest);
+  std::unique_lock lock(mutex_);
+  while (!thread_ended_ && !broken_) {
+    wake_second_.wait_for(lock, period, [this] { return thread_ended_; });
+    lock.unlock();
+    check_poll();
     lock.lock();
   }
 }

@@ -7,6 +7,10 @@
 // The watchdog then finds the reason (comm/wait_board.h) if the ranks' store answers in time, aborts the
 // running collectives so that streams continue, and makes every later use of the communicator throw the
 // reason.
+//
+// A question to the GPU may itself hang, if another thread hangs in a call to the driver. The watchdog asks
+// without its lock, so that no thread of the program waits for the answer, and a second thread, which never
+// asks, breaks the communicator if no answer comes within the timeout.
 #pragma once
 
 #include <atomic>
@@ -32,6 +36,8 @@ namespace zerorun {
 class CollectiveProbe {
  public:
   virtual ~CollectiveProbe() = default;
+  /// Called once by the watchdog's thread, before its first question.
+  virtual void enter_thread() {}
   /// Prepares for all slots below `count`. Called by the thread that starts a collective, one thread at a
   /// time.
   virtual void prepare(size_t count) = 0;
@@ -65,9 +71,9 @@ class NcclWatchdog {
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
-  /// Starts the watchdog's thread, which sleeps while no collective runs.
+  /// Starts the watchdog's threads, which sleep while no collective runs.
   void start();
-  /// When it returns, the watchdog's thread has ended. The courier's thread has ended too, unless a call to
+  /// When it returns, the watchdog's threads have ended. The courier's thread has ended too, unless a call to
   /// the store blocks it.
   void stop();
 
@@ -76,8 +82,8 @@ class NcclWatchdog {
   /// Reserves a free slot.
   size_t take();
   /// Call it before `calls` are enqueued together. From now on the probe's started() must be valid for
-  /// `slot`.
-  void begin(size_t slot, std::span<const CollectiveCall> calls);
+  /// `slot`. Collectives with the same `lane`, which is a stream, run one after the other.
+  void begin(size_t slot, std::span<const CollectiveCall> calls, const void* lane);
   /// Call it after the calls are enqueued. From now on the probe's finished() must be valid for `slot`.
   void enqueued(size_t slot);
 
@@ -94,12 +100,16 @@ class NcclWatchdog {
   /// Checks all running operations once. Called by the watchdog's thread. Waits for the store only after a
   /// timeout.
   void poll();
+  /// Breaks the communicator if poll() has been waiting for the GPU's answer for longer than the timeout.
+  /// Called by the second thread.
+  void check_poll();
 
  private:
   enum class State { free, begun, enqueued, on_host };
   // Records are reused to avoid allocating their strings again.
   struct Record {
     State state = State::free;
+    const void* lane = nullptr;
     Collective kind{};
     std::string label;
     std::string reason;
@@ -111,15 +121,27 @@ class NcclWatchdog {
     PendingCollective pending() const;
   };
 
+  struct Question {
+    size_t slot;
+    bool started;   // whether the answer to started() is known to be true
+    bool enqueued;  // whether finished() may be asked
+  };
+
   Record& begin_record(size_t slot, State state);
   void end_record(size_t slot);
-  std::optional<PendingCollective> look_at_all();
+  void ask_lanes();
+  std::optional<Question> next_question();
+  void note_answer(const Question& question, bool finished, bool started);
+  std::optional<PendingCollective> look_at_clock();
   std::vector<PendingCollective> published() const;
   std::string words_of_oldest() const;
   void compare_histories();
   void explain_and_break(const PendingCollective& missed);
   void break_for(const std::string& reason);
-  void run();
+  void abort();
+  void run(void (NcclWatchdog::*body)());
+  void watch();
+  void watch_poll();
 
   const WatchdogOptions options_;
   CollectiveProbe& probe_;
@@ -127,6 +149,7 @@ class NcclWatchdog {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable wake_second_;
   std::vector<Record> records_;  // by slot
   std::vector<size_t> free_;
   std::vector<size_t> under_way_;  // slots in the order of begin()
@@ -134,9 +157,13 @@ class NcclWatchdog {
   IssueHistory history_;
   Clock::time_point compared_;  // time of the last comparison of histories
   bool stopping_ = false;
+  bool thread_ended_ = false;
   std::string broken_for_;
-  std::atomic<bool> broken_ = false;  // once true, broken_for_ is set and no longer changes
+  std::atomic<bool> broken_ = false;               // once true, broken_for_ is set and no longer changes
+  std::optional<Clock::time_point> asking_since_;  // set while poll() waits for answers of the probe
+  std::vector<const void*> asked_;                 // lanes, used only by poll()
   std::thread thread_;
+  std::thread second_thread_;
 };
 
 }  // namespace zerorun

@@ -42,9 +42,15 @@ bool StreamProbe::finished(size_t slot) {
   return has_passed(events_of(slot).after);
 }
 
-// Sets the current GPU: if a thread has not set one, CUDA uses GPU 0 and creates a context there.
-bool StreamProbe::has_passed(cudaEvent_t event) {
+// A thread that has not set a GPU would create a context on GPU 0. In relaxed mode the thread's queries do
+// not break a capture of a CUDA graph by another thread of the program.
+void StreamProbe::enter_thread() {
   cudaSetDevice(device_);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+bool StreamProbe::has_passed(cudaEvent_t event) {
   const cudaError_t status = cudaEventQuery(event);
   if (status == cudaSuccess) return true;
   cudaGetLastError();

@@ -1,6 +1,6 @@
 // Reports the state of collectives through CUDA events before and after each one, and through NCCL's errors.
 // Owned by the communicator. The thread that starts a collective records its events; the watchdog's thread
-// queries them.
+// queries them. Every thread that calls started() or finished() must have made the GPU its current one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,6 +26,7 @@ class StreamProbe : public CollectiveProbe {
   void record_before(size_t slot, cudaStream_t stream);
   void record_after(size_t slot, cudaStream_t stream);
 
+  void enter_thread() override;
   void prepare(size_t count) override;
   bool started(size_t slot) override;
   bool finished(size_t slot) override;

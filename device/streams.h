@@ -30,7 +30,7 @@ inline constexpr int kStreamLanes = 3;
 /// The purpose of a wait between streams. Each comment names the data that is handed over, and the work
 /// before -> after the hand-over.
 enum class Handover : uint8_t {
-  updated,   // a slice's new values: their writer -> the slice's gather, its next update
+  updated,   // a slice's new values or directions (Muon): their writer -> the slice's gather, its next update
   released,  // a bucket's memory: its last uses -> the next gather into it
   gathered,  // a bucket's values: gather -> their uses
   unused,    // a bucket's values: their last uses -> their next writer

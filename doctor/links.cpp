@@ -185,9 +185,15 @@ Findings judge_job(const JobReport& report) {
   const std::string counts = std::to_string(report.world_size) +
                              (report.world_size == 1 ? " rank" : " ranks") + " on " +
                              std::to_string(hosts.size()) + (hosts.size() == 1 ? " host" : " hosts");
-  if (report.world_size == 1)
+  if (report.world_size == 1) {
+    if (report.transport.starts_with("NCCL")) {
+      return {{Verdict::note, "collectives",
+               counts + " uses its GPU and has loaded " + report.transport + ": no collective was tried",
+               "--device cpu --num_gpus 2 tries them on the CPU"}};
+    }
     return {
         {Verdict::note, "collectives", counts + ": none was tried", "start two ranks or more: --num_gpus 2"}};
+  }
   Findings findings = judge_collectives(report, counts + " over " + report.transport);
   judge_links(report, findings);
   if (hosts.size() > 1) findings.push_back(judge_clocks(report));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/agreement.h"
 #include "engine/optimizer_groups.h"
 #include "optim/update_rule_of.h"
@@ -16,8 +17,33 @@
 namespace zerorun {
 namespace {
 
-constexpr std::array kParts = {&NeededMemory::values,  &NeededMemory::gradients, &NeededMemory::master,
-                               &NeededMemory::moments, &NeededMemory::buffers,   &NeededMemory::gathered};
+constexpr std::array kParts = {&NeededMemory::values,    &NeededMemory::gradients, &NeededMemory::master,
+                               &NeededMemory::moments,   &NeededMemory::buffers,   &NeededMemory::gathered,
+                               &NeededMemory::checkpoint};
+
+// The ranks that share a limit, and what they need together.
+struct SharedLimit {
+  MemoryLimit limit;
+  NeededMemory needed;
+  int ranks = 0;
+};
+
+std::map<std::string, SharedLimit> by_limit(std::span<const RankMemory> ranks) {
+  std::map<std::string, SharedLimit> shared;
+  for (const RankMemory& rank : ranks) {
+    for (const MemoryLimit& limit : rank.limits) {
+      SharedLimit& one =
+          shared.try_emplace(limit.group, SharedLimit{.limit = limit, .needed = {}}).first->second;
+      for (const auto part : kParts) one.needed.*part += rank.needed.*part;
+      ++one.ranks;
+    }
+  }
+  return shared;
+}
+
+std::string count_ranks(int count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
 
 std::string text_of(const RankMemory& rank) {
   std::ostringstream text;
@@ -58,7 +84,7 @@ std::string remedy(const Config& config, const NeededMemory& needed) {
 }  // namespace
 
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
-                           const BucketOptions& kinds) {
+                           const BucketOptions& kinds, bool on_gpu) {
   const StagePolicy policy = policy_of(config.zero.stage);
   const PrecisionConfig& precision = config.precision;
   const int64_t gradient = policy.reduce_every_backward
@@ -75,27 +101,35 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
   for (int bucket = 0; bucket < store.count(); ++bucket) {
     const BucketLayout& layout = store.layout(bucket);
     const int64_t updated = policy.replicate_update ? layout.numel : layout.slice_numel;
-    const bool is_on_gpu = kinds.master_on_host && !(kinds.shards_on_host && layout.partitioned);
-    if (!store.has_values_in_files(bucket) && !is_on_gpu)
-      needed.values += size_of(precision.training) * updated;
+    const bool is_on_gpu = on_gpu && !(kinds.shards_on_host && layout.partitioned);
     if (store.has_values_in_files(bucket)) {
       gathered += layout.numel;
       largest = std::max(largest, layout.numel);
+    } else if (is_on_gpu) {
+      needed.checkpoint += size_of(precision.training) * layout.slice_numel;
+    } else {
+      needed.values += size_of(precision.training) * updated;
     }
     if (layout.group == kFrozen) continue;
     const bool has_exact = has_master(layout, kinds) && is_in_memory(bucket, kMaster);
+    int64_t moments = 0;
+    if (!groups.empty())
+      moments = std::ranges::count_if(moments_of(groups[layout.group]),
+                                      [&](const char* name) { return is_in_memory(bucket, name); });
+    if (on_gpu && !kinds.master_on_host) {  // the GPU has the states of the update
+      needed.checkpoint += size_of(Dtype::fp32) * (has_exact + moments) * layout.slice_numel;
+      continue;
+    }
     // The new values to send to the GPU need memory of their own, unless they are the master weights.
     if (is_on_gpu && !(has_exact && precision.training == Dtype::fp32))
       needed.values += size_of(precision.training) * updated;
     const bool sums_only = policy.reduce_every_backward || kinds.master_on_host;
     needed.gradients += gradient * (sums_only ? layout.slice_numel : layout.numel);
     if (has_exact) needed.master += size_of(Dtype::fp32) * updated;
-    if (groups.empty()) continue;
-    for (const char* name : moments_of(groups[layout.group]))
-      if (is_in_memory(bucket, name)) needed.moments += size_of(Dtype::fp32) * updated;
+    needed.moments += size_of(Dtype::fp32) * moments * updated;
   }
   // On a GPU gathered parameters are not in the host's memory.
-  if (!kinds.master_on_host)
+  if (!on_gpu)
     needed.gathered = size_of(precision.training) *
                       std::min(gathered, std::max<int64_t>(config.zero.max_live_parameters - largest, 0)) /
                       (kinds.shared ? store.world_size() : 1);
@@ -105,42 +139,44 @@ NeededMemory needed_memory(const SliceStore& store, const Config& config, const 
 }
 
 std::string too_much_memory(std::span<const RankMemory> ranks, const Config& config) {
-  struct Group {
-    MemoryLimit limit;
-    NeededMemory needed;
-    int ranks = 0;
-  };
-  std::map<std::string, Group> groups;
-  for (const RankMemory& rank : ranks) {
-    for (const MemoryLimit& limit : rank.limits) {
-      Group& group = groups.try_emplace(limit.group, Group{.limit = limit, .needed = {}}).first->second;
-      for (const auto part : kParts) group.needed.*part += rank.needed.*part;
-      ++group.ranks;
-    }
-  }
-  for (const auto& [name, group] : groups) {
-    const auto& [limit, needed, count] = group;
+  for (const auto& [name, shared] : by_limit(ranks)) {
+    const auto& [limit, needed, count] = shared;
     if (needed.total() <= limit.bytes) continue;
-    return "the model states of " + std::to_string(count) + (count == 1 ? " rank" : " ranks") + " take " +
-           in_mib(needed.total()) + " of memory (parameters " + in_mib(needed.values) + ", gradients " +
-           in_mib(needed.gradients) + ", master weights " + in_mib(needed.master) + ", optimizer states " +
-           in_mib(needed.moments) + ", buffers for files " + in_mib(needed.buffers) +
-           ", gathered parameters " + in_mib(needed.gathered) + "), activations not counted, and " +
-           limit.name + " is " + in_mib(limit.bytes) + " with swap: " + remedy(config, needed) +
+    return "the model states of " + count_ranks(count) + " take " + in_mib(needed.total()) +
+           " of memory (parameters " + in_mib(needed.values) + ", gradients " + in_mib(needed.gradients) +
+           ", master weights " + in_mib(needed.master) + ", optimizer states " + in_mib(needed.moments) +
+           ", buffers for files " + in_mib(needed.buffers) + ", gathered parameters " +
+           in_mib(needed.gathered) + "), activations not counted, and " + limit.name + " is " +
+           in_mib(limit.bytes) + " with swap: " + remedy(config, needed) +
            "use more hosts, a smaller model, or allow more memory";
+  }
+  return "";
+}
+
+std::string too_much_for_checkpoints(std::span<const RankMemory> ranks) {
+  for (const auto& [name, shared] : by_limit(ranks)) {
+    const auto& [limit, needed, count] = shared;
+    if (needed.total() + needed.checkpoint <= limit.bytes) continue;
+    return "save_checkpoint() copies the states of " + count_ranks(count) + " to the host, " +
+           in_mib(needed.checkpoint) + " beside the " + in_mib(needed.total()) +
+           " of model states that are there, and " + limit.name + " is " + in_mib(limit.bytes) +
+           " with swap: a save may end the job; use more hosts, or allow more memory";
   }
   return "";
 }
 
 void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                   const BucketOptions& kinds, Communicator& communicator) {
-  if (communicator.device().streams().asynchronous() && !kinds.master_on_host) return;
-  const RankMemory own{.needed = needed_memory(store, config, options, kinds), .limits = memory_limits()};
+  const bool on_gpu = communicator.device().streams().asynchronous();
+  const RankMemory own{.needed = needed_memory(store, config, options, kinds, on_gpu),
+                       .limits = memory_limits()};
   std::vector<RankMemory> ranks;
   for (const std::string& text : exchange_texts(text_of(own), communicator, "memory that is needed"))
     ranks.push_back(read(text));
   const std::string failure = too_much_memory(ranks, config);
   if (!failure.empty()) throw UserError(failure);
+  const std::string warning = too_much_for_checkpoints(ranks);
+  if (!warning.empty() && communicator.rank() == 0) log_warning(warning);
 }
 
 }  // namespace zerorun

@@ -1,4 +1,5 @@
-// Checks that the hosts have enough memory for what the ranks will keep there, before any of it is allocated.
+// Checks that the hosts have enough memory for what the ranks will keep there, before any of it is allocated:
+// what training needs, and, for ranks on GPUs, the copies that a checkpoint is written from.
 // Internal to engine/.
 #pragma once
 
@@ -26,15 +27,19 @@ struct NeededMemory {
   int64_t moments = 0;
   int64_t buffers = 0;   // buffers between files and memory
   int64_t gathered = 0;  // values from files that are gathered at the same time
+  /// The copy of a GPU's states from which a checkpoint is written. The first save allocates it. Not in
+  /// total().
+  int64_t checkpoint = 0;
 
   int64_t total() const { return values + gradients + master + moments + buffers + gathered; }
 };
 
 /// Counts host memory. `store` must already know which states go to files. From stage 1 on, counts only the
-/// rank's slice of the values, because the ranks of a host may share one copy. If the host updates a GPU's
-/// parameters, counts the page-locked memory for that.
+/// rank's slice of the values, because the ranks of a host may share one copy. `on_gpu`: the rank computes on
+/// a GPU. Then only what is kept on the host counts: page-locked memory if the host updates the parameters,
+/// and buffers for files.
 NeededMemory needed_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
-                           const BucketOptions& kinds);
+                           const BucketOptions& kinds, bool on_gpu);
 
 /// The memory that a rank needs, and the memory limits that it shares with other processes.
 struct RankMemory {
@@ -45,7 +50,12 @@ struct RankMemory {
 /// The error text if `ranks` (by rank) need more than a limit allows, else empty.
 std::string too_much_memory(std::span<const RankMemory> ranks, const Config& config);
 
-/// Throws UserError on all ranks if they need more memory than a host has or its cgroups allow. A collective.
+/// The text of a warning if `ranks`, for which too_much_memory() is empty, need more than a limit allows
+/// while a checkpoint is written; else empty.
+std::string too_much_for_checkpoints(std::span<const RankMemory> ranks);
+
+/// Throws UserError on all ranks if they need more memory than a host has or its cgroups allow. Logs a
+/// warning if that is so only while a checkpoint is written. A collective.
 void check_memory(const SliceStore& store, const Config& config, const InitializeOptions& options,
                   const BucketOptions& kinds, Communicator& communicator);
 

@@ -186,6 +186,8 @@ void offload_param(SliceStore& store, const Config& config, const std::vector<st
       files_options(config, offload.nvme_path, offload.buffer_count, largest, communicator);
   // One chunk holds a whole slice: half of it is for the values, half for the header of the slice's file.
   files.chunk_bytes = rounded_up(2 * largest, kChecksumBlock);
+  Device& device = communicator.device();
+  files.pin = [&device](void* memory, size_t bytes) { return device.pin(memory, bytes); };
   make_files(communicator, "offload_param", offload.nvme_path, total, static_cast<int64_t>(buckets.size()),
              [&] { store.keep_values_in_files(local_file_system(), files, dtype, buckets, names); });
 }

@@ -62,8 +62,12 @@ Layout make_model_layout(const ModelParameters& model, const Config& config, con
   const int64_t element_size = size_of(precision.training);
   const int64_t smallest = std::min(element_size, size_of(precision.communication));
   const int64_t alignment = communicator.device().alignment() / smallest;
-  const int64_t chosen = choose_bucket_numel(total, element_size, config.zero.reduce_bucket_size,
-                                             config.zero.allgather_bucket_size);
+  const ZeroConfig& zero = config.zero;
+  BucketSizeLimits limits{.reduce_bucket_size = zero.reduce_bucket_size,
+                          .allgather_bucket_size = zero.allgather_bucket_size,
+                          .max_bytes = communicator.device().bucket_bytes(communicator.world_size())};
+  if (policy.partition_parameters) limits.prefetch = zero.prefetch_bucket_size;
+  const int64_t chosen = choose_bucket_numel(total, element_size, limits);
   return make_layout(parameters, communicator.world_size(), alignment, options.bucket_numel.value_or(chosen));
 }
 

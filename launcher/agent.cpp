@@ -16,6 +16,7 @@
 #include "base/listening.h"
 #include "launcher/agent_link.h"
 #include "launcher/console.h"
+#include "launcher/gpu_check.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
 #include "launcher/job_placement.h"
@@ -97,6 +98,8 @@ ListeningSocket open_port(const NodeOrder& order) {
 NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console, Clock::time_point deadline,
                      int argc, char** argv) {
   const int first_rank = Placement(order.nodes).first_rank(order.node);
+  const ThisMachine machine = inspect_machine(order.device);
+  check_gpus(order, machine, inherited_by_ranks(order), [&] { link.keep_alive(); });
   ListeningSocket listening;
   if (order.port) {
     link.wait_for(FrameType::open, deadline, "word that all hosts have connected");
@@ -105,7 +108,7 @@ NodeResult run_ranks(AgentLink& link, const NodeOrder& order, JobOutput* console
   }
   const auto point =
       decode<MeetingPoint>(link.wait_for(FrameType::start, deadline, "the address where ranks meet"));
-  JobPlan plan = plan_node(order, point, inspect_machine(order.device), std::move(listening.fd));
+  JobPlan plan = plan_node(order, point, machine, std::move(listening.fd));
 
   plan.reports_failure = console != nullptr;
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans of ranks become children of this process

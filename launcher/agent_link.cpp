@@ -82,6 +82,11 @@ std::string AgentLink::wait_for(FrameType type, Clock::time_point deadline, cons
   }
 }
 
+void AgentLink::keep_alive() {
+  beat();
+  socket_.service();
+}
+
 void AgentLink::finish(const NodeResult& result) {
   socket_.send(FrameType::over, encode(result));
   while (!lost_ && !socket_.is_closed()) {

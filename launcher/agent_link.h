@@ -35,6 +35,9 @@ class AgentLink : public JobControl {
   /// agent, and Error if the launcher is lost or ends the job, or if the frame does not arrive by `deadline`.
   /// `purpose` names the awaited message in these errors.
   std::string wait_for(FrameType type, Clock::time_point deadline, const std::string& purpose);
+  /// Call this several times a second while this process is busy and no ranks run yet: otherwise the launcher
+  /// counts it as lost. Frames that arrive stay for wait_for().
+  void keep_alive();
   /// Sends `result`, the last frame, and waits until the launcher closes the connection.
   void finish(const NodeResult& result);
 

@@ -11,10 +11,14 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
+#include "launcher/heartbeat.h"
+
+extern char** environ;
 
 namespace zerorun {
 namespace {
@@ -24,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 // The time between SIGTERM and SIGKILL to the launcher. After SIGTERM the launcher needs at most 7 s: the
 // ranks' default grace of 3 s, and then its waits for reports and for readers of its output.
 constexpr std::chrono::milliseconds kTimeToEnd(8000);
+// The time that the kernel gets to end the child after SIGKILL.
+constexpr std::chrono::milliseconds kTimeToDie(2000);
 
 struct Pipe {
   UniqueFd read_end, write_end;
@@ -48,14 +54,39 @@ bool read_some(const UniqueFd& pipe, std::string& text) {
   return size > 0 || (size < 0 && errno == EINTR);
 }
 
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Waits for the end of the child, which has closed its output or got SIGKILL.
+void reap(pid_t pid, CapturedRun& run, const std::function<void()>& meanwhile) {
+  const Clock::time_point killed = Clock::now();
+  while (true) {
+    const pid_t ended = ::waitpid(pid, &run.wait_status, run.timed_out || meanwhile ? WNOHANG : 0);
+    if (ended == pid || (ended < 0 && errno != EINTR)) return;
+    if (run.timed_out && Clock::now() - killed > kTimeToDie) return;
+    if (ended == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (meanwhile) meanwhile();
+    }
+  }
+}
+
 }  // namespace
 
-CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono::milliseconds limit) {
+CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono::milliseconds limit,
+                         const std::optional<std::vector<std::string>>& environment,
+                         const std::function<void()>& meanwhile) {
   Pipe out = open_pipe();
   Pipe err = open_pipe();
-  std::vector<char*> pointers = {const_cast<char*>("zerorun")};
-  for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
-  pointers.push_back(nullptr);
+  std::vector<std::string> words = arguments;
+  words.insert(words.begin(), "zerorun");
+  std::vector<std::string> variables = environment.value_or(std::vector<std::string>());
+  const std::vector<char*> argv = pointers_to(words);
+  const std::vector<char*> envp = pointers_to(variables);
 
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
@@ -65,7 +96,7 @@ CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono:
     if (::getppid() != parent) ::_exit(127);
     ::dup2(out.write_end.get(), STDOUT_FILENO);
     ::dup2(err.write_end.get(), STDERR_FILENO);
-    ::execv("/proc/self/exe", pointers.data());
+    ::execve("/proc/self/exe", argv.data(), environment ? envp.data() : environ);
     ::_exit(127);
   }
   out.write_end.reset();
@@ -77,10 +108,12 @@ CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono:
   while (out.read_end.is_open() || err.read_end.is_open()) {
     std::array<pollfd, 2> entries = {pollfd{out.read_end.get(), POLLIN, 0},
                                      pollfd{err.read_end.get(), POLLIN, 0}};
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    ::poll(entries.data(), entries.size(), static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    ::poll(entries.data(), entries.size(),
+           static_cast<int>(std::clamp(left, std::chrono::milliseconds(0), kControlTick).count()));
     if (entries[0].revents != 0 && !read_some(out.read_end, run.out)) out.read_end.reset();
     if (entries[1].revents != 0 && !read_some(err.read_end, run.err)) err.read_end.reset();
+    if (meanwhile) meanwhile();
     if (Clock::now() < deadline) continue;
     run.timed_out = true;
     ::kill(pid, next_signal);
@@ -88,7 +121,7 @@ CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono:
     next_signal = SIGKILL;
     deadline = Clock::now() + kTimeToEnd;
   }
-  while (::waitpid(pid, &run.wait_status, 0) < 0 && errno == EINTR) continue;
+  reap(pid, run, meanwhile);
   return run;
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +16,12 @@ struct CapturedRun {
   std::string out, err;
 };
 
-/// `arguments`: without the program's name. After `limit` the child is ended by SIGTERM, and some seconds
-/// later by SIGKILL. Throws Error if the system is out of processes or descriptors.
-CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono::milliseconds limit);
+/// `arguments`: without the program's name. `environment` ("NAME=value" each): absent means this process's.
+/// `meanwhile` is called several times a second. After `limit` the child is ended by SIGTERM, and some
+/// seconds later by SIGKILL. A child that even SIGKILL does not end, because it waits in the kernel, is
+/// abandoned after two seconds. Throws Error if the system is out of processes or descriptors.
+CapturedRun run_launcher(const std::vector<std::string>& arguments, std::chrono::milliseconds limit,
+                         const std::optional<std::vector<std::string>>& environment = std::nullopt,
+                         const std::function<void()>& meanwhile = {});
 
 }  // namespace zerorun

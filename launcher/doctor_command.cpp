@@ -20,6 +20,7 @@
 #include "launcher/hostfile.h"
 #include "launcher/launch_options.h"
 #include "launcher/machine.h"
+#include "launcher/node_job.h"
 #include "launcher/rank_status.h"
 
 namespace zerorun {
@@ -88,10 +89,10 @@ Request parse_request(int argc, const char* const* argv) {
                     "' (see zerorun doctor --help)");
   if (given.dry_run) throw UserError("doctor: --dry_run has no meaning here: leave it out");
 
-  const int gpus = given.device == "cpu" ? 0 : count_gpus();
+  const int gpus = inspect_machine(given.device).gpus;
   const bool says_where = !given.hostfile.empty() || !given.include.empty() || !given.exclude.empty() ||
                           given.ranks_per_node || given.nodes || given.node_rank;
-  if (!says_where && gpus < 2) {
+  if (!says_where && gpus == 0) {
     arguments.insert(arguments.end(), {"--num_gpus", "2"});
     if (given.device.empty()) arguments.insert(arguments.end(), {"--device", "cpu"});
   }
@@ -210,7 +211,9 @@ int run_doctor_command(int argc, const char* const* argv) {
   } else {
     print_trial(trial, host);
   }
-  return trial.mistake ? 2 : problem ? 1 : 0;
+  // A broken GPU is no mistake on the command line, although the job that tries it ends like after one.
+  if (trial.mistake && !has_problem(findings)) return 2;
+  return problem ? 1 : 0;
 }
 
 }  // namespace zerorun

@@ -26,6 +26,7 @@
 #include "launcher/console.h"
 #include "launcher/dry_run.h"
 #include "launcher/forwarded_environment.h"
+#include "launcher/gpu_check.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
 #include "launcher/hostfile.h"
@@ -189,6 +190,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   const ThisMachine machine = inspect_machine(options.device);
   MeetingPoint point{options.master_addr.empty() ? kThisHost : options.master_addr,
                      options.master_port.value_or(0)};
+  const int usable_gpus = check_gpus(order, machine, inherited_by_ranks(order));
   ListeningSocket listening = open_meeting_point(point.address, point.port, true);
   point.port = listening.port;
   order.token = random_token();
@@ -201,7 +203,7 @@ int run_alone(const LaunchOptions& options, NodeOrder order, int argc, char** ar
   Signals signals;
   Guardian guardian(argc, argv);
   Console console(rank_labels(order.nodes), options.quiet);
-  console.information(machine_line(options, machine.gpus, ranks));
+  console.information(machine_line(options, usable_gpus, ranks));
   return Job(std::move(plan), console, signals, guardian).run();
 }
 

@@ -42,12 +42,16 @@ of them. Ranks are numbered host by host in the hostfile's order, by rising slot
 of a module after --module, is run by the python3 of the virtual environment in which zerorun is installed, else by the
 python3 in PATH; --no_python runs it as it is.
 
+On a machine with GPUs every rank needs one that works, otherwise no rank starts; the CPU is used if --device cpu says so
+or CUDA_VISIBLE_DEVICES is empty. Ranks may share GPUs over NCCL 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1.
+
 Each rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, LOCAL_SIZE, CROSS_RANK (the number of its
 host), CROSS_SIZE (the number of hosts), MASTER_ADDR, MASTER_PORT, ZERORUN_JOB, ZERORUN_TIMEOUT, with --device
 ZERORUN_DEVICE, with --comm ZERORUN_COMM and, on machines with GPUs or with --include or --exclude,
 CUDA_VISIBLE_DEVICES. ZERORUN_JOB is this job's secret; with --node_rank set it to the same text on each host, otherwise
 the job is known by its port only. The port is reserved from the start, and rank 0 finds its socket in
 ZERORUN_LISTEN_FD.
+NCCL_LAUNCH_ORDER_IMPLICIT and NCCL_MULTI_RANK_GPU_ENABLE are set to 1 unless they are set already.
 OMP_NUM_THREADS is set to the cores divided by the host's ranks unless it is set already, where the cgroup's CPU quota
 may make the cores fewer. Ranks read nothing from stdin. SIGINT, SIGTERM and SIGHUP end the job, unless they were ignored
 when it started (nohup, background of a shell script).
@@ -234,7 +238,7 @@ void add_program_options(CLI::App& app, LaunchOptions& options, PlacementValues&
 
 void add_run_options(CLI::App& app, LaunchOptions& options, double& grace_seconds) {
   app.add_option("--device", options.device,
-                 "Device: GPUs if they can be used (auto, the default), the CPU (cpu), or only GPUs (cuda)")
+                 "Device: GPUs where there are any (auto, the default), the CPU (cpu), or only GPUs (cuda)")
       ->type_name("auto|cpu|cuda")
       ->check(one_of("auto", "cpu", "cuda"));
   app.add_option("--comm", options.comm,

@@ -11,6 +11,7 @@
 #include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
 #include "launcher/doctor_command.h"
+#include "launcher/gpu_check.h"
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
 
@@ -32,6 +33,7 @@ int flushed(int exit_code) {
 
 int main(int argc, char** argv) {
   try {
+    if (zerorun::is_gpu_question(argc, argv)) return flushed(zerorun::run_gpu_question(argc, argv));
     if (zerorun::is_agent_command(argc, argv)) return zerorun::run_agent_command(argc, argv);
     if (zerorun::is_config_command(argc, argv)) return flushed(zerorun::run_config_command(argc, argv));
     if (zerorun::is_checkpoint_command(argc, argv))

@@ -10,6 +10,7 @@
 
 #include "base/cores.h"
 #include "base/error.h"
+#include "base/gpu_presence.h"
 #include "base/route.h"
 #include "launcher/agent.h"
 #include "launcher/core_binding.h"
@@ -32,15 +33,6 @@ void check_slots(const NodeOrder& order, const std::vector<int>& slots, const Th
                   ", numbered from 0");
 }
 
-// `inherited` with the variables that the launcher forwards, which take precedence.
-std::vector<std::string> with_forwarded(std::vector<std::string> inherited, const NodeOrder& order) {
-  for (const auto& [name, value] : order.variables) {
-    std::erase_if(inherited, [&](const std::string& entry) { return entry.starts_with(name + "="); });
-    inherited.push_back(name + "=" + value);
-  }
-  return inherited;
-}
-
 }  // namespace
 
 bool gpus_wanted(const std::string& device) {
@@ -48,7 +40,9 @@ bool gpus_wanted(const std::string& device) {
 }
 
 ThisMachine inspect_machine(const std::string& device) {
-  return {this_hostname(), gpus_wanted(device) ? count_gpus() : 0, variable("CUDA_VISIBLE_DEVICES")};
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const bool uses_gpus = gpus_wanted(device) && !hides_all_gpus(visible);
+  return {this_hostname(), uses_gpus ? count_gpu_files() : 0, visible != nullptr ? visible : ""};
 }
 
 ListeningSocket open_meeting_point(const std::string& address, int port, bool one_host) {
@@ -63,6 +57,15 @@ std::vector<std::string> inherited_environment() {
       entries.emplace_back(*entry);
   }
   return entries;
+}
+
+std::vector<std::string> inherited_by_ranks(const NodeOrder& order) {
+  std::vector<std::string> inherited = inherited_environment();
+  for (const auto& [name, value] : order.variables) {
+    std::erase_if(inherited, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    inherited.push_back(name + "=" + value);
+  }
+  return inherited;
 }
 
 JobEnvironment node_environment(const NodeOrder& order, const MeetingPoint& point, const ThisMachine& machine,
@@ -112,7 +115,7 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
   plan.failure_grace = order.failure_grace;
   plan.first_rank = job.placement.first_rank(order.node);
   const int ranks = job.placement.local_world_size(order.node);
-  const std::vector<std::string> inherited = with_forwarded(inherited_environment(), order);
+  const std::vector<std::string> inherited = inherited_by_ranks(order);
   for (int rank = plan.first_rank; rank < plan.first_rank + ranks; ++rank) {
     plan.environments.push_back(rank_environment(inherited, job, rank));
   }

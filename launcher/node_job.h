@@ -34,4 +34,8 @@ JobPlan plan_node(const NodeOrder& order, const MeetingPoint& point, const ThisM
 /// The environment variables of this process, without the ticket.
 std::vector<std::string> inherited_environment();
 
+/// The environment that ranks of this host start from: this process's, with the variables that the launcher
+/// forwards, which take precedence.
+std::vector<std::string> inherited_by_ranks(const NodeOrder& order);
+
 }  // namespace zerorun

@@ -19,6 +19,10 @@ bool has_value(const std::vector<std::string>& inherited, const std::string& nam
   });
 }
 
+bool is_set(const std::vector<std::string>& inherited, const std::string& name) {
+  return std::ranges::find(inherited, name, name_of) != inherited.end();
+}
+
 std::string shortest_text(double value) {
   std::array<char, 32> text;
   return {text.data(),
@@ -60,6 +64,10 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));
+  // A rank may use NCCL before it loads ZeroRun, and NCCL reads these only once (cuda/nccl_environment.h).
+  for (const char* name : {"NCCL_LAUNCH_ORDER_IMPLICIT", "NCCL_MULTI_RANK_GPU_ENABLE"}) {
+    if (job.device != "cpu" && !is_set(inherited, name)) ours[name] = "1";
+  }
   // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.
   if (!has_value(inherited, "TORCH_CPP_LOG_LEVEL")) ours["TORCH_CPP_LOG_LEVEL"] = "FATAL";
   return ours;

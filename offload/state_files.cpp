@@ -44,6 +44,7 @@ StateFiles::StateFiles(FileSystem& files, StateFilesOptions options, std::vector
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = {static_cast<std::byte*>(memory), Unmap{static_cast<size_t>(total)}};
   ::madvise(memory, static_cast<size_t>(total), MADV_DONTFORK);  // forked children must not share these pages
+  if (options_.pin) pinned_ = options_.pin(memory, static_cast<size_t>(total));
   const int64_t requests = (bytes_of_a_buffer_ + options_.request_bytes - 1) / options_.request_bytes;
   for (int i = 0; i < count; ++i) buffers_.push_back({.memory = memory_.get() + i * bytes_of_a_buffer_});
   requests_.resize(static_cast<size_t>(count * requests));

@@ -38,6 +38,9 @@ struct StateFilesOptions {
   int64_t alignment = 16;     // alignment of the parts of slices, in elements
   int threads = 1;            // number of I/O threads if there is no io_uring
   std::function<std::unique_ptr<Transfers>(FileSystem&, int most, int threads)> open = open_transfers;
+  /// Called once with the memory of all buffers, whole pages, so that a device which copies from it can
+  /// page-lock it. The result is destroyed before the memory is freed. Empty: nothing is called.
+  std::function<std::shared_ptr<void>(void* memory, size_t bytes)> pin = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
@@ -160,6 +163,7 @@ class StateFiles {
   std::vector<Slice> slices_;
   std::vector<ChunkState> chunks_;
   std::unique_ptr<std::byte, Unmap> memory_;
+  std::shared_ptr<void> pinned_;  // keeps `memory_` page-locked
   int64_t bytes_of_a_buffer_ = 0;
   std::vector<Buffer> buffers_;
   std::vector<Request> requests_;

@@ -4,7 +4,7 @@
 //
 // Ranks own slices of matrices. Each rank keeps the momentum of its slices; then a bucket's directions are
 // all-gathered, and each rank orthogonalizes the matrices that overlap its slice. Meanwhile the directions of
-// the next bucket are all-gathered.
+// the next bucket are all-gathered, on the stream of gathers.
 #include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
@@ -36,6 +36,7 @@ class MuonOptimizer : public ShardOptimizer {
         own_directions_(buckets.trained_count()),
         communicator_(&communicator),
         device_(&communicator.device()),
+        streams_(&communicator.device().streams()),
         access_(&access),
         facts_(device_->allocate(kFactsNumel, at::kDouble)) {
     int64_t widest = 0;
@@ -49,7 +50,7 @@ class MuonOptimizer : public ShardOptimizer {
       momenta_[index] = borrow(shard, "momentum_buffer");
       widest = std::max(widest, buckets.layout(shard.bucket).numel);
     }
-    for (at::Tensor& gathered : gathered_) gathered = communicator.allocate(widest, at::kFloat);
+    for (Gathered& gathered : gathered_) gathered.memory = communicator.allocate(widest, at::kFloat);
     for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) {
       if (is_muon(groups_[buckets.layout(bucket).group])) muon_buckets_.push_back(bucket);
     }
@@ -70,12 +71,15 @@ class MuonOptimizer : public ShardOptimizer {
       add_momentum(index);
       access_->close(index, ShardUse::moments);
     }
-    std::unique_ptr<Work> work;
+    streams_->record(directions_made_, streams_->current());
+    if (!muon_buckets_.empty()) start_gather(0);
     for (size_t position = 0; position < muon_buckets_.size(); ++position) {
-      if (position == 0) work = start_gather(position);
-      if (work) work->wait();
-      if (position + 1 < muon_buckets_.size()) work = start_gather(position + 1);
+      Gathered& gathered = gathered_[position % 2];
+      if (gathered.work) std::exchange(gathered.work, nullptr)->wait();
+      streams_->wait(gathered.arrived, streams_->current(), Handover::gathered);
+      if (position + 1 < muon_buckets_.size()) start_gather(position + 1);
       orthogonalize(position);
+      streams_->record(gathered.used, streams_->current());
     }
     return own_directions_;
   }
@@ -98,7 +102,7 @@ class MuonOptimizer : public ShardOptimizer {
   int groups() const override { return update_->groups(); }
 
   int64_t buffer_bytes() const override {
-    size_t total = gathered_[0].nbytes() + gathered_[1].nbytes();
+    size_t total = gathered_[0].memory.nbytes() + gathered_[1].memory.nbytes();
     for (const Slice& slice : slices_) {
       if (!slice.gradient.is_same(slice.direction)) total += slice.direction.nbytes();
     }
@@ -111,6 +115,14 @@ class MuonOptimizer : public ShardOptimizer {
     int rank;
     at::Tensor gradient;   // in the dtype of the shards' gradients
     at::Tensor direction;  // float32; the same tensor as `gradient` if that is float32
+  };
+
+  // A buffer for a whole bucket's directions.
+  struct Gathered {
+    at::Tensor memory;
+    std::unique_ptr<Work> work;  // the all-gather into it, until the host has waited for it
+    Event arrived;
+    Event used;  // recorded after the last use of what arrived
   };
 
   // `first`: the slice's first shard.
@@ -134,23 +146,27 @@ class MuonOptimizer : public ShardOptimizer {
   }
 
   at::Tensor whole(size_t position) {
-    return gathered_[position % 2].narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
+    return gathered_[position % 2].memory.narrow(0, 0, buckets_->layout(muon_buckets_[position]).numel);
   }
 
   // Starts the all-gather of a bucket's directions. At stage 0 this rank updates all slices and already has
-  // all directions, so this copies them and returns null.
-  std::unique_ptr<Work> start_gather(size_t position) {
+  // all directions, so this copies them.
+  void start_gather(size_t position) {
     const int bucket = muon_buckets_[position];
-    const at::Tensor gathered = whole(position);
     const auto& among = slices_of_[bucket];
+    Gathered& gathered = gathered_[position % 2];
+    const StreamScope scope(*streams_, Lane::gather);
+    streams_->wait(directions_made_, streams_->current(), Handover::updated);
+    streams_->wait(gathered.used, streams_->current(), Handover::released);
     if (among.size() == 1) {
-      return communicator_->all_gather(gathered, slices_[among.front()].direction,
-                                       "Muon's directions of " + buckets_->label(bucket));
+      gathered.work = communicator_->all_gather(whole(position), slices_[among.front()].direction,
+                                                "Muon's directions of " + buckets_->label(bucket));
+    } else {
+      for (int slice : among)
+        device_->copy(buckets_->slice(bucket, whole(position), slices_[slice].rank),
+                      slices_[slice].direction);
     }
-    for (int slice : among) {
-      device_->copy(buckets_->slice(bucket, gathered, slices_[slice].rank), slices_[slice].direction);
-    }
-    return nullptr;
+    streams_->record(gathered.arrived, streams_->current());
   }
 
   void orthogonalize(size_t position) {
@@ -192,9 +208,11 @@ class MuonOptimizer : public ShardOptimizer {
   std::vector<int> muon_buckets_;
   Communicator* communicator_;
   Device* device_;
+  Streams* streams_;
   StateAccess* access_;
-  at::Tensor facts_;                    // the step's facts, in device memory
-  std::array<at::Tensor, 2> gathered_;  // buffers for whole buckets' directions, used alternately
+  at::Tensor facts_;                  // the step's facts, in device memory
+  Event directions_made_;             // recorded when the slices have their directions, not orthogonal yet
+  std::array<Gathered, 2> gathered_;  // used alternately
   std::unique_ptr<ShardOptimizer> update_;
 };
 

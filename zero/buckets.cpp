@@ -53,6 +53,14 @@ c10::DataPtr keep_alive(const at::Tensor& tensor) {
           tensor.device()};
 }
 
+// Returns memory for one broadcast of initial values. On a GPU a communicator registers its memory, which
+// takes longer than one collective gains; on CPUs its memory is shared, which saves copies.
+at::Tensor allocate_for_one_use(Communicator& communicator, int64_t numel, Dtype dtype) {
+  Device& device = communicator.device();
+  return device.streams().asynchronous() ? device.allocate(numel, scalar_type(dtype))
+                                         : communicator.allocate(numel, scalar_type(dtype));
+}
+
 }  // namespace
 
 Buckets::Buckets(std::vector<NamedParameter> parameters, SliceStore& store, Communicator& communicator,
@@ -97,7 +105,8 @@ at::Tensor Buckets::allocate_values(int bucket) {
     shared_[bucket] = !in_files && values.defined();
     if (values.defined()) return values;
   }
-  return communicator_->allocate(numel, scalar_type(dtype()));
+  return layout(bucket).partitioned ? allocate_for_one_use(*communicator_, numel, dtype())
+                                    : communicator_->allocate(numel, scalar_type(dtype()));
 }
 
 // Moves the bucket's parameters into new memory, `flat`. If master weights start from the unrounded fp32
@@ -108,7 +117,8 @@ void Buckets::move_in(int bucket) {
   labels_.push_back(make_label(bucket, bucket_layout, parameters_));
   at::Tensor flat = allocate_values(bucket);
   const bool wants_exact = options_.master_from_fp32 && has_master(bucket) && dtype() != Dtype::fp32;
-  const at::Tensor exact = wants_exact ? communicator_->allocate(bucket_layout.numel, at::kFloat) : flat;
+  const at::Tensor exact =
+      wants_exact ? allocate_for_one_use(*communicator_, bucket_layout.numel, Dtype::fp32) : flat;
   const char* message = bucket_layout.partitioned ? kReleased : shared(bucket) ? kShared : kPending;
   storages_.push_back(marked() ? make_owned_storage(owners_[bucket], static_cast<int64_t>(flat.nbytes()),
                                                     flat.device(), message)

@@ -56,6 +56,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       streams_(&communicator.device().streams()),
       options_(options),
       pool_(communicator, scalar_type(options.communication), common_bucket_numel(buckets)),
+      late_pool_(communicator, scalar_type(options.accumulation), 0),
       states_(buckets.trained_count()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
@@ -180,10 +181,13 @@ void GradientReducer::place(int parameter, const at::Tensor& gradient) {
   BucketState& state = states_[bucket];
   if (state.reduction_started) {
     start_writing(state);
-    if (!state.late.defined()) {
-      state.late = allocate_own(buckets_->layout(bucket).numel, options_.accumulation);
+    if (!state.late.memory.defined()) {
+      state.late = late_pool_.take(buckets_->layout(bucket).numel);
+      streams_->wait(state.late.free, streams_->current(), Handover::free);
+      device_->zero(state.late.memory);
     }
-    device_->add_scaled(buckets_->piece(parameter, state.late), gradient, scale_, finite_check(parameter));
+    device_->add_scaled(buckets_->piece(parameter, state.late.memory), gradient, scale_,
+                        finite_check(parameter));
     return;
   }
   const bool travels = !state.sums.defined();
@@ -341,9 +345,8 @@ void GradientReducer::start_remaining_reductions() {
 }
 
 int64_t GradientReducer::buffer_bytes() const {
-  int64_t total = pool_.bytes() + communicator_->scratch_bytes();
+  int64_t total = pool_.bytes() + late_pool_.bytes() + communicator_->scratch_bytes();
   for (const BucketState& state : states_) {
-    if (state.late.defined()) total += static_cast<int64_t>(state.late.nbytes());
     if (state.sums.defined() && !reduced_in_sums()) total += static_cast<int64_t>(state.sums.nbytes());
   }
   return total;

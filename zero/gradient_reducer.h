@@ -155,7 +155,7 @@ class GradientReducer {
     at::Tensor sums;             // this rank's sums over micro-steps, unless they are in `buffer`
     bool has_sums = false;       // gradient(bucket) holds sums of the current window
     bool reduction_started = false;  // further gradients are late
-    at::Tensor late;                 // defined only while it holds late gradients
+    CommunicationBuffer late;        // has memory only while it holds late gradients
     at::Tensor on_host;              // defined only if `to_host`
     bool is_sent = false;            // the sums of the current window are on the host, or being copied there
     Event summed;                    // recorded when gradient(bucket) may be copied to the host
@@ -195,6 +195,7 @@ class GradientReducer {
   void retire_one_reduction();
   void finish_reduction();
   void reduce_late(int bucket);
+  void give_back_late(BucketState& state);
   void send_to_host(int bucket);
 
   const Buckets* buckets_;
@@ -204,6 +205,7 @@ class GradientReducer {
   Streams* streams_;
   ReducerOptions options_;
   BufferPool pool_;
+  BufferPool late_pool_;  // for late gradients; empty after a window without any
   std::vector<BucketState> states_;
   std::vector<char> written_;  // by parameter: has a gradient since the last reduction
   std::deque<PendingReduction> pending_;

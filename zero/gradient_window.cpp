@@ -15,7 +15,7 @@ WindowSoFar GradientReducer::window_so_far() {
   for (BucketState& state : states_)
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
   const bool elsewhere = std::ranges::any_of(states_, [&](const BucketState& state) {
-    return state.late.defined() || (state.sums.defined() && !reduced_in_sums());
+    return state.late.memory.defined() || (state.sums.defined() && !reduced_in_sums());
   });
   if (elsewhere) {
     throw UserError(
@@ -77,7 +77,8 @@ void GradientReducer::send_to_host(int bucket) {
 int64_t GradientReducer::finish_window(bool notice) {
   start_remaining_reductions();  // all reductions, if no backward of the window was at the boundary
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
-  for (size_t bucket = 0; bucket < states_.size(); ++bucket) late[bucket] = states_[bucket].late.defined();
+  for (size_t bucket = 0; bucket < states_.size(); ++bucket)
+    late[bucket] = states_[bucket].late.memory.defined();
   int64_t& notices = late[states_.size()];
   notices = notice ? 1 : 0;
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
@@ -87,22 +88,30 @@ int64_t GradientReducer::finish_window(bool notice) {
     if (late[bucket] > 0) reduce_late(bucket);
     if (!states_[bucket].is_sent) send_to_host(bucket);
   }
+  if (std::all_of(late, late + states_.size(), [](int64_t ranks) { return ranks == 0; })) {
+    late_pool_.trim(0);
+    if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
+  }
   return notices;
 }
 
-// A collective. Late gradients are rare, so everything runs on the current stream.
+// A collective. Late gradients are rare, so everything runs on the current stream. But a program may have
+// some in every window, so the buffers are kept for the next one.
 void GradientReducer::reduce_late(int bucket) {
   BucketState& state = states_[bucket];
-  at::Tensor buffer = allocate_own(buckets_->layout(bucket).numel, options_.communication);
-  if (state.late.defined()) {
+  CommunicationBuffer sent = pool_.take(buckets_->layout(bucket).numel);
+  const at::Tensor& buffer = sent.memory;
+  streams_->wait(sent.free, streams_->current(), Handover::free);
+  device_->zero(buffer);
+  if (state.late.memory.defined()) {
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
     state.writers.clear();
     for (int parameter : buckets_->layout(bucket).parameters) {
-      const at::Tensor late = buckets_->piece(parameter, state.late);
+      const at::Tensor late = buckets_->piece(parameter, state.late.memory);
       device_->copy_scaled(buckets_->piece(parameter, buffer), late, options_.factor,
                            finite_check(parameter));
     }
-    state.late.reset();
+    give_back_late(state);
   }
   const std::string label = "late gradients of " + buckets_->label(bucket);
   at::Tensor own = buckets_->slice(bucket, buffer, communicator_->rank());
@@ -110,6 +119,15 @@ void GradientReducer::reduce_late(int bucket) {
   if (options_.policy.replicate_update) communicator_->all_gather(buffer, own, label)->wait();
   start_change(bucket);
   device_->add_scaled(gradient(bucket), options_.policy.replicate_update ? buffer : own, 1);
+  streams_->record(sent.free, streams_->current());
+  pool_.give_back(std::move(sent));
+}
+
+// Call this after the current stream's last use of the bucket's late gradients.
+void GradientReducer::give_back_late(BucketState& state) {
+  if (!state.late.memory.defined()) return;
+  streams_->record(state.late.free, streams_->current());
+  late_pool_.give_back(std::exchange(state.late, CommunicationBuffer()));
 }
 
 // Runs the remaining reductions, but makes no plan, because the backward is incomplete.
@@ -122,7 +140,7 @@ void GradientReducer::discard_window() {
   finish_reduction();
   for (BucketState& state : states_) {
     state.writers.hand_over(*streams_, streams_->current(), Handover::written);
-    state.late.reset();
+    give_back_late(state);
   }
   std::ranges::fill(written_, 0);
   device_->zero(tally_);

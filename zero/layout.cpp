@@ -16,11 +16,10 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 }  // namespace
 
-int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
-                            int64_t allgather_bucket_size) {
-  constexpr int64_t kMaxBytes = int64_t{32} << 20;
-  const int64_t wanted =
-      std::min({reduce_bucket_size, allgather_bucket_size, total_numel / 16, kMaxBytes / element_size});
+int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, const BucketSizeLimits& limits) {
+  const int64_t prefetched = std::max(limits.prefetch, kUsefulBucketBytes / element_size);
+  const int64_t wanted = std::min({limits.reduce_bucket_size, limits.allgather_bucket_size, total_numel / 16,
+                                   limits.max_bytes / element_size, prefetched});
   return std::max<int64_t>(wanted, 1);
 }
 

@@ -7,10 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 namespace zerorun {
+
+/// Collectives of larger buckets are hardly faster on CPUs.
+inline constexpr int64_t kUsefulBucketBytes = int64_t{32} << 20;
 
 /// The group number of parameters that are not trained.
 inline constexpr int kFrozen = -1;
@@ -45,11 +49,17 @@ struct Layout {
   std::vector<BucketLayout> buckets;
 };
 
-/// Returns the bucket size in elements that the layout aims at: min(reduce_bucket_size,
-/// allgather_bucket_size, a sixteenth of total_numel, 32 MiB). Communication can overlap with computation
-/// only if there are several buckets.
-int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, int64_t reduce_bucket_size,
-                            int64_t allgather_bucket_size);
+struct BucketSizeLimits {
+  int64_t reduce_bucket_size;                              // elements
+  int64_t allgather_bucket_size;                           // elements
+  int64_t max_bytes = kUsefulBucketBytes;                  // the device's limit (Device::bucket_bytes())
+  int64_t prefetch = std::numeric_limits<int64_t>::max();  // elements that may be gathered ahead of their use
+};
+
+/// Returns the bucket size in elements that the layout aims at: at most the limits, and a sixteenth of
+/// total_numel, because communication can overlap with computation only if there are several buckets. The
+/// limit `prefetch` holds above 32 MiB only: a larger bucket is gathered no earlier than it is needed.
+int64_t choose_bucket_numel(int64_t total_numel, int64_t element_size, const BucketSizeLimits& limits);
 
 /// Lays out `parameters`; buckets of trained parameters come first. Offsets and slice lengths are multiples
 /// of `alignment` (elements). The parameters of a bucket take at most `bucket_numel` elements, including gaps

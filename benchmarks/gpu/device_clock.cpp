@@ -8,8 +8,8 @@
 #include <array>
 #include <chrono>
 
+#include "base/cuda_driver.h"
 #include "benchmarks/figures.h"
-#include "comm/cuda_driver.h"
 
 namespace zerorun {
 

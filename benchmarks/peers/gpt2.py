@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(hidden)
 
     def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1)))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.h:
             x = block(x)
         return self.ln_f(x)
@@ -88,9 +88,14 @@ class Gpt2(nn.Module):
         self.transformer = Transformer(shape, torch.Generator().manual_seed(1234))
 
     def forward(self, tokens):
-        logits = F.linear(self.transformer(tokens), self.transformer.wte.weight)
+        logits = F.linear(self.transformer(tokens), self.transformer.wte.weight).float()
         labels = F.pad(tokens[:, 1:], (0, 1), value=-100)
         return F.cross_entropy(logits.view(-1, logits.size(2)), labels.view(-1))
+
+
+def make_model(shape, dtype):
+    """Returns the model with weights in fp32 that `dtype` can hold."""
+    return Gpt2(shape).to(dtype).float()
 
 
 def write_weights(model, path):

@@ -159,7 +159,8 @@ void bind_training(Class& engine) {
           [](CoreEngine& core, int group, double value) { core.get().set_weight_decay(group, value); },
           NoGil())
       .def("set_training", &CoreEngine::set_training)
-      .def("destroy", &CoreEngine::destroy, NoGil());
+      .def("destroy", &CoreEngine::destroy, NoGil())
+      .def("destroy_after_exception", &CoreEngine::destroy_after_exception, NoGil());
 }
 
 template <typename Class>
@@ -291,6 +292,19 @@ class ProgramSchedule {
 Engine& CoreEngine::get() {
   if (!engine_) throw UserError("the engine is destroyed: make another one with zerorun.initialize()");
   return *engine_;
+}
+
+// Destructors ask std::uncaught_exceptions(), which does not count exceptions of Python.
+void CoreEngine::destroy_after_exception() {
+  struct Ending {
+    std::optional<Engine>& engine;
+    ~Ending() { engine.reset(); }
+  };
+  try {
+    const Ending ending{engine_};
+    throw Error("an exception has ended the program");
+  } catch (const Error&) {
+  }
 }
 
 void WithoutGil::operator()(CoreEngine* engine) const {

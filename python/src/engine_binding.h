@@ -21,6 +21,9 @@ class CoreEngine {
   Engine& get();
   void destroy() { engine_.reset(); }
   bool computes_only() const { return computes_only_; }  // it has no optimizer
+  /// Like destroy(), for a program that an exception of Python ends: as after a C++ exception, the engine
+  /// waits for no other rank.
+  void destroy_after_exception();
   void set_training(bool trains) { mode_->store(trains); }
 
  private:

@@ -27,6 +27,14 @@ def test_ctrl_c_on_two_ranks(where, ranks):
     assert len(waited) >= len(ranks.split(",")) and max(waited) < 10, output
 
 
+def test_an_exception_that_ends_the_program(tmp_path):
+    output = run("exception.py", tmp_path, "raise", ranks=1, expect=1)
+    assert "a step is wrong" in output and "waited for the checkpoint\ndestroyed after an exception" in output
+    assert (tmp_path / "latest").exists()
+    output = run("exception.py", tmp_path, "return", ranks=1)
+    assert "destroyed\n" in output and "exception" not in output
+
+
 def test_a_save_that_fails_at_the_end_sets_the_exit_code(tmp_path):
     output = run("failed_save.py", tmp_path, ranks=1, expect=1)
     assert "ends without an error of its own" in output and "File too large" in output

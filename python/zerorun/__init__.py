@@ -10,7 +10,9 @@ docs/python.md has the differences.
 """
 
 from ._check import load_core as _load_core
+from ._nccl import set_variables as _set_nccl_variables
 
+_set_nccl_variables()
 _core = _load_core()
 
 from ._core import CommError, Error, InternalError, TrainingError, UserError  # noqa: E402

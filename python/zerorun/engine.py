@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import weakref
 
 import torch
@@ -224,6 +225,15 @@ class Engine(Facts, torch.nn.Module):
     def destroy(self):
         """Destroys the engine after waiting for a checkpoint that is being written. At stage 3 the parameters then have no
         values."""
+        self._destroy(self._core.destroy)
+
+    def _destroy_after_exception(self):
+        try:
+            self._core.wait_for_checkpoint()
+        finally:
+            self._destroy(self._core.destroy_after_exception)
+
+    def _destroy(self, destroy_core):
         if self.is_destroyed:
             return
         self.is_destroyed = True
@@ -231,7 +241,7 @@ class Engine(Facts, torch.nn.Module):
         self._hooks.remove()
         if self._client_watch is not None:
             self._client_watch.end()
-        self._core.destroy()
+        destroy_core()
 
     # Checkpoints
 
@@ -327,10 +337,12 @@ _NOT_SUPPORTED = {
 
 @atexit.register
 def _end_engines():
-    """Destroys the engines that exist when the process ends: waits for their checkpoints and logs what failed."""
+    """Destroys the engines that exist when the process ends: waits for their checkpoints and logs what failed. After an
+    exception nothing else waits for other ranks, which may never come to where this rank would have gone on."""
+    failed = getattr(sys, "last_value", None) is not None
     for engine in _registry.living():
         try:
-            engine.destroy()
+            engine._destroy_after_exception() if failed else engine.destroy()
         except Exception as error:  # noqa: BLE001: the interpreter is ending
             log.error("an engine was not destroyed cleanly: %s", error)
             _core.note_failure()

@@ -109,27 +109,54 @@ void introduce(const ProgramOptions& options, const Dataset& data, const Tokeniz
   std::fflush(stdout);
 }
 
-// Runs one optimizer step, whose first sample has the number `first`. Every rank gets the same record.
-StepRecord train_step(int64_t first, Gpt2& model, Engine& engine, const Dataset& data) {
-  Communicator& communicator = engine.communicator();
+// A step that the device may still be working on. Its results are read only when the next step's first
+// forward has been queued behind it, so that a GPU never waits for this program.
+struct StartedStep {
+  StepRecord record;
+  at::Tensor loss;  // sum over micro-steps, in host memory; complete when the gradient norm is known
+};
+
+// Copies through page-locked memory, so that the copy to a GPU does not wait for the work before it.
+at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.defined() || device.is_cpu()) return tensor;
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+// Starts one optimizer step, whose first sample has the number `first`. Calls finish_previous() after the
+// first forward.
+template <typename FinishPrevious>
+StartedStep start_step(int64_t first, Gpt2& model, Engine& engine, const Dataset& data,
+                       const FinishPrevious& finish_previous) {
   const int64_t micro_steps = engine.config().batch.gradient_accumulation_steps;
-  StepRecord record{
-      .step = engine.global_steps(), .lr = engine.get_lr().front(), .loss_scale = engine.loss_scale()};
-  double loss_sum = 0.0;
+  StartedStep step{.record = {.step = engine.global_steps()}, .loss = {}};
+  at::Tensor loss_sum = at::zeros({}, at::dtype(at::kDouble).device(engine.device()));
   for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-    const Batch batch = data.batch(first, micro_step, communicator.rank());
-    const at::Tensor mask =
-        batch.attention_mask.defined() ? batch.attention_mask.to(engine.device()) : at::Tensor();
-    at::Tensor loss = model->loss(batch.tokens.to(engine.device()), mask);
+    const Batch batch = data.batch(first, micro_step, engine.communicator().rank());
+    at::Tensor loss = model->loss(to_device(batch.tokens, engine.device()),
+                                  to_device(batch.attention_mask, engine.device()));
+    if (micro_step == 0) {
+      finish_previous();
+      step.record.lr = engine.get_lr().front();
+      step.record.loss_scale = engine.loss_scale();
+    }
     engine.backward(loss);
+    loss_sum += loss.detach();
+    if (micro_step + 1 == micro_steps) step.loss = loss_sum.to(at::kCPU, /*non_blocking=*/true);
     engine.step();
-    loss_sum += loss.item<double>();
   }
-  at::Tensor total = at::full({1}, loss_sum, at::kDouble);
-  communicator.all_reduce(total, "loss")->wait();
-  record.loss = total.item<double>() / static_cast<double>(micro_steps * communicator.world_size());
+  return step;
+}
+
+// Waits for the step's results. Every rank gets the same record.
+StepRecord finish_step(const StartedStep& step, Engine& engine) {
+  Communicator& communicator = engine.communicator();
+  StepRecord record = step.record;
   record.grad_norm = engine.get_global_grad_norm();
   record.skipped = engine.skipped_steps();
+  at::Tensor total = at::full({1}, step.loss.item<double>(), at::kDouble);
+  communicator.all_reduce(total, "loss")->wait();
+  record.loss = total.item<double>() / static_cast<double>(engine.config().batch.gradient_accumulation_steps *
+                                                           communicator.world_size());
   return record;
 }
 
@@ -158,16 +185,24 @@ void train(const ProgramOptions& options, Gpt2& model, Engine& engine, const Dat
                      engine.config().steps_per_print);
   }
   engine.train();
-  for (int64_t step = first; step < options.steps; ++step) {
-    StepRecord record = train_step(next_sample, model, engine, data);
-    record.step = step;
-    next_sample += data.train_batch_size();
+  std::optional<StartedStep> started;
+  const auto finish = [&] {
+    if (!started) return;
+    const StepRecord record = finish_step(*started, engine);
+    started.reset();
     if (csv) csv->write(record);
     if (progress) progress->step_done(record);
+  };
+  for (int64_t step = first; step < options.steps; ++step) {
+    started = start_step(next_sample, model, engine, data, finish);
+    next_sample += data.train_batch_size();
     const bool ends = engine.should_stop() || step + 1 == options.steps;
     const auto is_due = [&](int64_t every) { return every > 0 && (step + 1) % every == 0; };
-    if (is_due(options.eval_every) && !ends) show_evaluation(options, model, engine, held_out);
-    if (!options.save_dir.empty() && (is_due(options.save_every) || ends)) {
+    const bool evaluates = is_due(options.eval_every) && !ends;
+    const bool saves = !options.save_dir.empty() && (is_due(options.save_every) || ends);
+    if (evaluates || saves || ends) finish();
+    if (evaluates) show_evaluation(options, model, engine, held_out);
+    if (saves) {
       engine.save_checkpoint(
           options.save_dir, "",
           {.client_state = client_state(data, next_sample), .keep_last = options.keep_last});

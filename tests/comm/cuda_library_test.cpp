@@ -116,8 +116,18 @@ TEST_CASE("cuda library: the error of a failed load names the library that is mi
       explain_load_failure("libzerorun_cuda.so: cannot open shared object file: No such file or directory"),
       StartsWith("cannot load the CUDA part of ZeroRun: libzerorun_cuda.so: cannot open") &&
           Contains("build ZeroRun on a machine with the CUDA toolkit") && Contains("ZERORUN_CUDA_LIBRARY"));
-  CHECK_THAT(explain_load_failure("libnccl.so.2: cannot open shared object file: No such file or directory"),
-             Contains("install libnccl.so.2, or add its folder to LD_LIBRARY_PATH"));
+  for (const std::string library : {"libtorch_nvshmem.so", "libc10_cuda.so", "libnccl.so.2", "libcudnn.so.9",
+                                    "libcublas.so.13", "libcufile.so.0", "libnvshmem_host.so.3"}) {
+    CHECK_THAT(
+        explain_load_failure(library + ": cannot open shared object file: No such file or directory"),
+        Contains("pip install torch==2.11.0 in an environment, activate it and run scripts/build again") &&
+            Contains("add the folder of " + library + " to LD_LIBRARY_PATH"));
+  }
+  // The driver and other packages install these.
+  for (const std::string library : {"libnvidia-ml.so.1", "libcuda.so.1", "libhwloc.so.15"}) {
+    CHECK_THAT(explain_load_failure(library + ": cannot open shared object file: No such file or directory"),
+               Contains("install " + library + ", or add its folder to LD_LIBRARY_PATH"));
+  }
   CHECK_THAT(explain_load_failure("/opt/libtorch_cuda.so: undefined symbol: ncclDevCommCreate"),
              Contains("undefined symbol: ncclDevCommCreate") && Contains("another version"));
   CHECK_THAT(load_cuda_library({"libzerorun_cuda_nowhere.so"}).failure,
@@ -134,7 +144,7 @@ TEST_CASE("device: if the CPU is asked for, it is used also with GPUs, and nothi
   CHECK(outcome(2, ZERORUN_FAKE_CUDA, "cpu", "UserError") == kOnCpu);
 }
 
-TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the log says why") {
+TEST_CASE("device: a driver or a GPU that is too old is an error, and the CPU is not used instead") {
   if (has_driver()) return;
   const auto [variable, value, reason] = GENERATE(
       table<std::string, std::string, std::string>({{"FAKE_DRIVER", "12040", "supports CUDA 12.4 at most"},
@@ -143,8 +153,8 @@ TEST_CASE("device: if the driver or a GPU is too old, the CPU is used, and the l
   const std::string with_auto = outcome(1, ZERORUN_FAKE_CUDA, "auto", "UserError");
   const std::string with_cuda = outcome(1, ZERORUN_FAKE_CUDA, "cuda", "UserError");
   unsetenv(variable.c_str());
-  CHECK_THAT(with_auto, Contains("training runs on the CPU although there is a GPU") && Contains(reason) &&
-                            Contains(kOnCpu));
+  CHECK_THAT(with_auto, StartsWith("UserError: this machine has a GPU that training cannot use: ") &&
+                            Contains(reason) && Contains("--device cpu"));
   CHECK_THAT(with_cuda, StartsWith("UserError: training on GPUs was requested") && Contains(reason));
 }
 
@@ -157,13 +167,13 @@ TEST_CASE("device: GPUs are taken where there are any") {
         "CommError: local rank 0 of 1, no store, control of 1");
 }
 
-TEST_CASE("device: a GPU without the CUDA part is a warning, or an error if GPUs are asked for") {
+TEST_CASE("device: a GPU without the CUDA part is an error") {
   if (has_driver()) return;
   CHECK_THAT(
       outcome(2, "/nowhere/libzerorun_cuda.so", "auto"),
-      StartsWith(
-          "zerorun: warning: training runs on the CPU although there is a GPU: cannot load the CUDA part") &&
-          Contains("ZERORUN_CUDA_LIBRARY") && Contains("--device cpu") && Catch::Matchers::EndsWith(kOnCpu));
+      StartsWith("UserError: this machine has a GPU that training cannot use: cannot load the CUDA part") &&
+          Contains("ZERORUN_CUDA_LIBRARY") &&
+          Catch::Matchers::EndsWith("--device cpu (or ZERORUN_DEVICE=cpu) trains on the CPU"));
   CHECK_THAT(
       outcome(2, "/nowhere/libzerorun_cuda.so", "cuda"),
       StartsWith(
@@ -175,6 +185,13 @@ TEST_CASE("device: if GPUs are asked for and there are none, the error contains 
   CHECK(outcome(0, ZERORUN_FAKE_CUDA, "cuda") ==
         "UserError: training on GPUs was requested (--device cuda, ZERORUN_DEVICE=cuda), but the NVIDIA "
         "driver's cuInit says CUDA_ERROR_NO_DEVICE");
+  for (const auto& [code, remedy] :
+       {std::pair{"802", "start the service nvidia-fabricmanager"}, {"803", "restart the machine"}}) {
+    setenv("FAKE_INIT", code, 1);
+    CHECK_THAT(outcome(1, ZERORUN_FAKE_CUDA, "cuda"),
+               Contains(std::string("cuInit says error ") + code) && Contains(remedy));
+    unsetenv("FAKE_INIT");
+  }
   const auto endings = run_processes(1, [](int) {
     setenv("ZERORUN_DEVICE", "cuda", 1);
     return sum_of_all(*connect());
@@ -209,19 +226,23 @@ TEST_CASE("device: the CUDA library gets the store and each rank's local rank") 
   }
 }
 
-TEST_CASE("device: all ranks train on GPUs or none does") {
+TEST_CASE("device: if only some ranks have a GPU, every rank says so and none trains") {
   if (has_driver()) return;
   const int port = testing::free_port();
-  const auto endings = run_processes(3, [&](int rank) {
-    testing::set_rank_variables(rank, 3, port, milliseconds(20000));
-    set_up(rank == 1 ? 0 : 2, ZERORUN_FAKE_CUDA, "auto", "report");
-    testing::StderrCapture log;
-    const std::string result = sum_of_all(*connect());
-    return log.text() + result;
-  });
-  CHECK_THAT(endings[0].text, StartsWith("zerorun: warning: training runs on the CPU: every rank needs a GPU "
-                                         "that it can use, but rank 1 found none"));
-  for (int rank : {1, 2}) CHECK(endings[rank].text == "cpu 18.000000");
+  const auto endings = run_processes(
+      3,
+      [&](int rank) {
+        testing::set_rank_variables(rank, 3, port, milliseconds(20000));
+        set_up(rank == 1 ? 0 : 2, ZERORUN_FAKE_CUDA, "auto", "report");
+        return sum_of_all(*connect());
+      },
+      3);
+  for (const Ending& ending : endings) {
+    CHECK_THAT(ending.text,
+               StartsWith("UserError: some ranks have a GPU: every rank needs a GPU that it can use, but "
+                          "rank 1 found none") &&
+                   Contains("--device cpu"));
+  }
 }
 
 TEST_CASE("device: a rank without GPU is named where GPUs are asked for") {

@@ -147,6 +147,7 @@ TEST_CASE("cuda kernels: master weights follow what was written") {
 TEST_CASE("cuda kernels: publish() and decide() give the CPU's bits") {
   CudaDevice device(0);
   check_step_facts(device);
+  check_decisions(device);
 }
 
 TEST_CASE("cuda device: new memory is zero and aligned, on the GPU and pinned on the host") {

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <sys/mman.h>
 
@@ -136,7 +137,8 @@ TEST_CASE("cuda streams: recorded uses end before an expandable segment is unmap
     device.copy(read, memory);
     device.record_stream(memory, streams.current());
     memory.reset();
-    device.empty_cache();
+    c10::cuda::CUDACachingAllocator::emptyCache();  // as when LibTorch is out of memory: waits for no other
+                                                    // stream
     ZR_CUDA(cudaDeviceSynchronize());
     const at::Tensor values = get(device, read);
     CHECK(values.min().item<float>() == use + 1);
@@ -375,6 +377,32 @@ TEST_CASE("cuda streams: waits that find no free event are counted as missed") {
   for (int i = 0; i < 3; ++i) timer.wait(compute, passed, Handover::reduced);
   CHECK(timer.take().missed == 0);
   ZR_CUDA(cudaEventDestroy(passed));
+}
+
+TEST_CASE("cuda streams: page-locked memory of any size is filled with zeros, and may be freed anywhere") {
+  CudaDevice device(0);
+  for (const int64_t numel : {int64_t{1}, int64_t{1000}, (int64_t{1} << 20) + 1, int64_t{64} << 20}) {
+    at::Tensor memory = device.allocate_on_host(numel, at::kFloat);
+    cudaPointerAttributes attributes{};
+    ZR_CUDA(cudaPointerGetAttributes(&attributes, memory.const_data_ptr()));
+    CHECK(attributes.type == cudaMemoryTypeHost);
+    CHECK(memory.count_nonzero().item<int64_t>() == 0);
+    const at::Tensor there = device.allocate(numel, at::kFloat);
+    there.fill_(5);
+    ZR_CUDA(cudaDeviceSynchronize());
+    device.copy(memory, there);
+    ZR_CUDA(cudaDeviceSynchronize());
+    CHECK(memory.min().item<float>() == 5);
+    std::thread([&] { memory.reset(); }).join();
+  }
+}
+
+TEST_CASE("cuda streams: a bucket's limit is 256 MiB, or 4 MiB from each rank; 32 MiB for a single rank") {
+  CudaDevice device(0);
+  constexpr int64_t kMebi = int64_t{1} << 20;
+  CHECK(device.bucket_bytes(1) == 32 * kMebi);
+  CHECK(device.bucket_bytes(8) == 256 * kMebi);
+  CHECK(device.bucket_bytes(128) == 512 * kMebi);
 }
 
 TEST_CASE("cuda streams: a thread whose current GPU is another one gets an error") {

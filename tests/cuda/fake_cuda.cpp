@@ -1,7 +1,10 @@
 #include "tests/cuda/fake_cuda.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace zerorun::testing {
@@ -9,6 +12,9 @@ namespace {
 
 thread_local int current_gpu = 0;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+std::mutex locked_mutex;
+std::map<void*, size_t> locked;  // by address: bytes of cudaHostRegister()
 
 // What every call does that needs a context.
 void need_context() {
@@ -25,8 +31,11 @@ FakeCuda& fake_cuda() {
 void reset_fake_cuda() {
   FakeCuda& fake = fake_cuda();
   for (auto& has : fake.has_context) has = false;
+  fake.set_device_calls = 0;
+  fake.free_memory = size_t{64} << 30;
   fake.queries = 0;
   fake.events_pass = true;
+  fake.refuses_host_memory = false;
   fake.captured = nullptr;
   fake.destroyed = nullptr;
 }
@@ -49,12 +58,14 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaSetDevice(int device) {
   fake::current_gpu = device;
+  ++fake::fake_cuda().set_device_calls;
   fake::need_context();
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
   fake::need_context();
+  if (const auto act = fake::fake_cuda().on_synchronize.load()) act();
   return cudaSuccess;
 }
 
@@ -105,8 +116,40 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t)
   return cudaSuccess;
 }
 
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  if (fake::fake_cuda().refuses_host_memory) return cudaErrorMemoryAllocation;
+  ++fake::fake_cuda().host_allocations;
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 'x', bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  fake::need_context();
+  --fake::fake_cuda().host_allocations;
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  if (fake::fake_cuda().refuses_host_memory) return cudaErrorMemoryAllocation;
+  fake::fake_cuda().locked_bytes += static_cast<int64_t>(bytes);
+  const std::lock_guard lock(fake::locked_mutex);
+  fake::locked[memory] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  fake::need_context();
+  const std::lock_guard lock(fake::locked_mutex);
+  fake::fake_cuda().locked_bytes -= static_cast<int64_t>(fake::locked.at(memory));
+  fake::locked.erase(memory);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = 0;
+  *free = fake::fake_cuda().free_memory;
+  *total = size_t{80} << 30;
   return cudaSuccess;
 }
 

@@ -16,12 +16,18 @@ struct FakeCuda {
   std::array<std::atomic<bool>, kGpus> has_context{};
   std::atomic<int> streams_created = 0;
   std::atomic<int> streams_destroyed = 0;
+  std::atomic<int> set_device_calls = 0;
+  std::atomic<size_t> free_memory = size_t{64} << 30;
+  std::atomic<int> host_allocations = 0;  // of cudaHostAlloc(), not freed yet
+  std::atomic<int64_t> locked_bytes = 0;  // by cudaHostRegister()
+  std::atomic<bool> refuses_host_memory = false;
   std::atomic<int> queries = 0;                  // of events
   std::atomic<bool> events_pass = true;          // else a query says "not ready"
   std::atomic<cudaStream_t> captured = nullptr;  // the stream that is being captured
   std::atomic<cudaStream_t> destroyed = nullptr;
   /// The calling thread's capture mode at the last query of an event.
   std::atomic<cudaStreamCaptureMode> mode_of_query = cudaStreamCaptureModeGlobal;
+  std::atomic<void (*)()> on_synchronize = nullptr;  // what cudaDeviceSynchronize() calls
 };
 
 FakeCuda& fake_cuda();

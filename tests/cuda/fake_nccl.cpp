@@ -2,15 +2,20 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
+
+#include "cuda/cached_memory.h"
+#include "tests/cuda/fake_cuda.h"
 
 // Objects of this type are never freed, so that use after destruction is detected.
 struct ncclComm {
   int number = 0;
+  bool blocking = false;           // requests are done when they return
   int polls = 0;                   // number of polls until the last request is done; -1: never done
   std::atomic<int> calls = 0;      // number of calls that are running now
-  std::atomic<bool> told = false;  // an abort or a destruction has begun
+  std::atomic<bool> told = false;  // an abort, a revocation or a destruction has begun
   std::atomic<bool> gone = false;  // an abort or a destruction has ended
 };
 
@@ -34,11 +39,15 @@ void FakeNccl::reset() {
   const std::lock_guard lock(mutex_);
   comms_.clear();
   done_.clear();
+  threads_.clear();
+  group_.clear();
   violations_.clear();
   polls_ = 0;
   held_.clear();
   has_windows_ = true;
   requests_ = reported_ = ncclSuccess;
+  full_ = cached_ = false;
+  fake_cuda().on_synchronize = [] { fake_nccl().await_gpu(); };
 }
 
 void FakeNccl::take(int polls) {
@@ -78,6 +87,16 @@ std::vector<std::string> FakeNccl::done() const {
   return done_;
 }
 
+bool FakeNccl::done_here(size_t index) const {
+  const std::lock_guard lock(mutex_);
+  return threads_.at(index) == std::this_thread::get_id();
+}
+
+void FakeNccl::note_done(const std::string& what) {
+  done_.push_back(what);
+  threads_.push_back(std::this_thread::get_id());
+}
+
 std::vector<std::string> FakeNccl::violations() const {
   const std::lock_guard lock(mutex_);
   return violations_;
@@ -93,17 +112,42 @@ bool FakeNccl::has_windows() const {
   return has_windows_;
 }
 
-ncclComm* FakeNccl::make() {
+ncclComm* FakeNccl::make(bool blocking) {
   const std::lock_guard lock(mutex_);
   comms_.push_back(new ncclComm);
+  comms_.back()->blocking = blocking;
   comms_.back()->number = static_cast<int>(comms_.size()) - 1;
   return comms_.back();
 }
 
-void FakeNccl::set_grouping(bool grouping) {
+void FakeNccl::start_group() {
   const std::lock_guard lock(mutex_);
-  grouping_ = grouping;
-  done_.push_back(grouping ? "group" : "end of group");
+  grouping_ = true;
+  group_.clear();
+  note_done("group");
+}
+
+ncclResult_t FakeNccl::end_group() {
+  std::unique_lock lock(mutex_);
+  grouping_ = false;
+  note_done("end of group");
+  const std::vector<ncclComm*> group = std::exchange(group_, {});
+  ncclResult_t result = requests_;
+  for (ncclComm* comm : group) {
+    if (comm->blocking && !block(lock, comm, "end of group")) result = ncclInternalError;
+    if (!comm->blocking && result == ncclSuccess) result = ncclInProgress;
+  }
+  return result;
+}
+
+// Waits as a request of a blocking communicator does. Returns false if an abort has ended the wait.
+bool FakeNccl::block(std::unique_lock<std::mutex>& lock, ncclComm* comm, const std::string& what) {
+  while ((what == held_ || polls_ == -1) && !comm->told) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  return !comm->told;
 }
 
 ncclResult_t FakeNccl::request(ncclComm* comm, const std::string& what) {
@@ -112,10 +156,12 @@ ncclResult_t FakeNccl::request(ncclComm* comm, const std::string& what) {
   lock.unlock();
   std::this_thread::sleep_for(std::chrono::microseconds(20));
   lock.lock();
-  done_.push_back(what + " " + std::to_string(comm->number));
+  note_done(what + " " + std::to_string(comm->number));
   if (comm->polls != 0 && !grouping_)
     violations_.push_back(done_.back() + " before the last request was settled");
+  if (grouping_) group_.push_back(comm);
   if (requests_ != ncclSuccess) return requests_;
+  if (comm->blocking) return grouping_ || block(lock, comm, what) ? ncclSuccess : ncclInternalError;
   comm->polls = polls_;
   return grouping_ || comm->polls == 0 ? ncclSuccess : ncclInProgress;
 }
@@ -124,7 +170,7 @@ void FakeNccl::note(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
   wait_if_held(lock, comm, what);
-  done_.push_back(what + " " + std::to_string(comm->number));
+  note_done(what + " " + std::to_string(comm->number));
   if (comm->polls != 0) violations_.push_back(done_.back() + " before the last request was settled");
 }
 
@@ -141,7 +187,7 @@ ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   std::unique_lock lock(mutex_);
   const Call call(*this, comm, what);
   const std::vector<ncclComm*> comms = comms_;
-  done_.push_back(what + " " + std::to_string(comm->number));
+  note_done(what + " " + std::to_string(comm->number));
   comm->told = true;
   wait_if_held(lock, comm, what);
   lock.unlock();
@@ -152,9 +198,38 @@ ncclResult_t FakeNccl::end(ncclComm* comm, const std::string& what) {
   return ncclSuccess;
 }
 
+// Unlike an abort, a revocation is allowed while a call runs.
+ncclResult_t FakeNccl::revoke(ncclComm* comm) {
+  const std::lock_guard lock(mutex_);
+  note_done("revoke " + std::to_string(comm->number));
+  if (comm->gone) violations_.push_back(done_.back() + " of a communicator that is gone");
+  comm->told = true;
+  return ncclSuccess;
+}
+
+void FakeNccl::fill_memory(bool with_cache) {
+  const std::lock_guard lock(mutex_);
+  full_ = true;
+  cached_ = with_cache;
+}
+
+ncclResult_t FakeNccl::allocate(void** memory, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  note_done(full_ ? "no memory" : "allocate");
+  if (full_) return ncclUnhandledCudaError;
+  *memory = ::operator new(bytes);
+  return ncclSuccess;
+}
+
+void FakeNccl::free_cache() {
+  const std::lock_guard lock(mutex_);
+  note_done("free cache");
+  if (std::exchange(cached_, false)) full_ = false;
+}
+
 void FakeNccl::await_gpu() {
   std::unique_lock lock(mutex_);
-  done_.push_back("GPU idle");
+  note_done("GPU idle");
   for (ncclComm* comm : std::vector(comms_)) wait_if_held(lock, comm, "GPU");
 }
 
@@ -165,6 +240,11 @@ FakeNccl& fake_nccl() {
 
 }  // namespace zerorun::testing
 
+// Replaces the function that empties LibTorch's cache, which needs a GPU.
+void zerorun::free_cached_memory() {
+  testing::fake_nccl().free_cache();
+}
+
 using zerorun::testing::fake_nccl;
 
 extern "C" {
@@ -174,8 +254,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int, ncclUniqueId, int, ncclConfig_t* config) {
-  *comm = fake_nccl().make();
-  return fake_nccl().request(*comm, config->blocking == 0 ? "connect" : "connect and block");
+  *comm = fake_nccl().make(config->blocking != 0);
+  return fake_nccl().request(*comm, "connect");
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   *state = fake_nccl().state(comm);
@@ -196,12 +276,11 @@ ncclResult_t ncclBroadcast(const void*, void*, size_t, ncclDataType_t, int, nccl
   return fake_nccl().request(comm, "broadcast");
 }
 ncclResult_t ncclGroupStart() {
-  fake_nccl().set_grouping(true);
+  fake_nccl().start_group();
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
-  fake_nccl().set_grouping(false);
-  return ncclInProgress;
+  return fake_nccl().end_group();
 }
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* memory, size_t, void** handle) {
   *handle = memory;
@@ -229,18 +308,21 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return fake_nccl().end(comm, "abort");
 }
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
+  return fake_nccl().revoke(comm);
+}
+ncclResult_t ncclMemAlloc(void** memory, size_t bytes) {
+  return fake_nccl().allocate(memory, bytes);
+}
+ncclResult_t ncclMemFree(void* memory) {
+  ::operator delete(memory);
+  return ncclSuccess;
+}
 const char* ncclGetErrorString(ncclResult_t result) {
   return result == ncclRemoteError ? "remote process exited" : "a failure";
 }
 const char* ncclGetLastError(ncclComm_t) {
   return "";
-}
-cudaError_t cudaSetDevice(int) {
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceSynchronize() {
-  fake_nccl().await_gpu();
-  return cudaSuccess;
 }
 
 }  // extern "C"

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 #include "tests/cuda/staged_ranks.h"
 #include "tests/support/forward_collective.h"
 #include "tests/support/staged_communicator.h"

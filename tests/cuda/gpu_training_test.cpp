@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 #include "comm/rendezvous.h"
 #include "tests/golden/replay.h"
 #include "tests/support/temporary_folder.h"
@@ -104,8 +104,8 @@ std::vector<double> train_two_ranks(const std::string& device, int stage, const 
       folder.write("text", std::string(golden_text().begin(), golden_text().end()));
   const std::filesystem::path csv = folder / (device + ".csv");
   const std::string command =
-      binaries + "zerorun --num_gpus 2 --timeout 120 --device " + device + " " + binaries +
-      "gpt2 --deepspeed " + config.string() +
+      "NCCL_MULTI_RANK_GPU_ENABLE=1 " + binaries + "zerorun --num_gpus 2 --timeout 120 --device " + device +
+      " " + binaries + "gpt2 --deepspeed " + config.string() +
       " --layers 2 --hidden 64 --heads 4 --vocab 256 --seq 32 --steps 8 --generate 0 --sequential" +
       " --init " + (source_folder() / "tests/golden/data/init_tiny_seed1234.safetensors").string() +
       " --data " + text.string() + " --csv " + csv.string() + " 2>&1";

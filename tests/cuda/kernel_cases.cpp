@@ -346,6 +346,21 @@ void check_step_facts(Device& tested) {
   }
 }
 
+void check_decisions(Device& tested) {
+  for (const int ranks : {1, 2, 1000, 7000}) {
+    INFO(ranks << " ranks");
+    at::Tensor exchange = at::zeros({exchanged_numel(ranks) + kFactsNumel}, at::kDouble);
+    // Sums of many magnitudes, whose total depends on the order of the additions.
+    exchange.narrow(0, 0, ranks).copy_(random_values(ranks, at::kFloat, 1).to(at::kDouble).abs().sqrt());
+    auto decided = [&](Device& device) {
+      const at::Tensor own = put(device, exchange);
+      device.decide(own, ranks, {.scale = 2, .clipping = 1});
+      return Results{get(device, own)};
+    };
+    check_same(decided(tested), decided(cpu_device()));
+  }
+}
+
 at::Tensor random_values(int64_t numel, at::ScalarType dtype, uint64_t seed) {
   std::mt19937_64 random(seed + static_cast<uint64_t>(numel));
   constexpr int64_t kDrawn = 65537;  // after this number of values, they repeat

@@ -22,6 +22,8 @@ void check_squares(Device& tested, const Sizes& sizes);
 void check_updates(Device& tested, const Sizes& sizes);
 void check_following(Device& tested, const Sizes& sizes);
 void check_step_facts(Device& tested);
+/// Checks decide() for jobs of few and of many ranks.
+void check_decisions(Device& tested);
 
 // Building blocks of these checks.
 

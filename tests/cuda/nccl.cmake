@@ -21,10 +21,14 @@ if(ZERORUN_WITH_CUDA)
     LIBRARIES zerorun_comm zerorun_nccl)
 
   zerorun_test(nccl_requests_test TORCH LABELS unit
-    SOURCES nccl_requests_test.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp
-            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp
-            ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
-    LIBRARIES zerorun_comm)
+    SOURCES nccl_requests_test.cpp fake_cuda.cpp fake_nccl.cpp ${PROJECT_SOURCE_DIR}/cuda/cuda_check.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/cuda_memory.cpp ${PROJECT_SOURCE_DIR}/cuda/current_gpu.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/issue_history.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_calls.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_comms.cpp ${PROJECT_SOURCE_DIR}/cuda/nccl_memory.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/nccl_watchdog.cpp ${PROJECT_SOURCE_DIR}/cuda/store_courier.cpp
+            ${PROJECT_SOURCE_DIR}/cuda/stream_probe.cpp
+    LIBRARIES zerorun_comm ${TORCH_DIR}/lib/libc10_cuda.so)
+  target_link_options(nccl_requests_test PRIVATE -rdynamic)
   target_include_directories(nccl_requests_test SYSTEM PRIVATE ${ZERORUN_NCCL_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
 
   # The ranks of this test are processes that load libzerorun_cuda.so at run time, as programs do.
@@ -37,6 +41,15 @@ if(ZERORUN_WITH_CUDA)
   set_tests_properties(nccl_communicator_test PROPERTIES
     LABELS "gpu;ranks" TIMEOUT 900 SKIP_RETURN_CODE 77
     ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
+
+  # So are those of this test.
+  add_executable(two_gpus_test two_gpus_test.cpp ${PROJECT_SOURCE_DIR}/tests/comm/rank_processes.cpp)
+  target_link_libraries(two_gpus_test PRIVATE zerorun_engine)
+  target_precompile_headers(two_gpus_test REUSE_FROM zerorun_torch_headers)
+  add_dependencies(two_gpus_test zerorun_cuda)
+  add_test(NAME two_gpus_test COMMAND two_gpus_test WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(two_gpus_test PROPERTIES
+    LABELS "gpu;ranks" TIMEOUT 900 ENVIRONMENT ZERORUN_CUDA_LIBRARY=$<TARGET_FILE:zerorun_cuda>)
 
   zerorun_gpu_test(nccl_comms_test SOURCES nccl_comms_test.cpp)
 endif()

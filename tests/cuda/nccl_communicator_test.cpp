@@ -12,8 +12,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/cuda_driver.h"
 #include "base/error.h"
-#include "comm/cuda_driver.h"
 #include "comm/rendezvous.h"
 #include "tests/comm/collective_script.h"
 #include "tests/comm/rank_processes.h"
@@ -22,6 +22,7 @@ namespace zerorun {
 namespace {
 
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 using Catch::Matchers::StartsWith;
 using std::chrono::milliseconds;
 using testing::Ending;
@@ -129,7 +130,7 @@ std::string check_all(Communicator& comm) {
   std::string wrong;
   int64_t seed = 0;
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kHalf}) {
-    for (int64_t slice : {0, 1, 1000, 600'000}) {  // only the largest tensors get memory registered with NCCL
+    for (int64_t slice : {0, 1, 1000, 600'000}) {  // NCCL registers the memory of the largest only
       wrong += check_reduce_scatter(comm, ++seed, slice, dtype);
       wrong += check_all_gather(comm, ++seed, slice, dtype);
       wrong += check_the_others(comm, ++seed, slice, dtype);
@@ -203,6 +204,25 @@ std::string check_together(Communicator& comm) {
   return wrong.empty() ? kRight : wrong;
 }
 
+// Returns the microseconds of the host for the start of an all-gather of 1 MiB, while the GPU is idle.
+std::string time_collectives(Communicator& comm) {
+  constexpr int kBatches = 50;
+  constexpr int kCalls = 20;  // few enough that the queue of the stream is never full
+  const int64_t slice = (int64_t{1} << 18) / comm.world_size();
+  const at::Tensor whole = comm.allocate(slice * comm.world_size(), at::kFloat);
+  const at::Tensor own = whole.narrow(0, comm.rank() * slice, slice);
+  std::chrono::duration<double, std::micro> time{0};
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) comm.all_gather(whole, own, "test")->wait();
+    if (batch > 0) time += std::chrono::steady_clock::now() - start;  // the first one connects the ranks
+    (void)whole.sum().item<float>();
+  }
+  char text[64];
+  std::snprintf(text, sizeof text, "%.1f us", time.count() / ((kBatches - 1) * kCalls));
+  return text;
+}
+
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -248,11 +268,48 @@ TEST_CASE("nccl: one rank, which does not use NCCL") {
   CHECK(endings[0].text == std::string(kRight) + kRight);
 }
 
-TEST_CASE("nccl: every collective of two ranks, as the CPU computes it") {
+TEST_CASE("nccl: every collective of two ranks, as the CPU computes it, with any memory registered") {
   if (!two_ranks_fit()) return;
+  for (const char* registered : {"none", "buffers", "windows"}) {
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) {
+      setenv("ZERORUN_NCCL_REGISTER", registered, 1);
+      return check_all(*join(rank, 2, port));
+    });
+    for (const Ending& ending : endings) {
+      INFO(registered);
+      if (ending.text.starts_with("UserError: ZERORUN_NCCL_REGISTER=windows needs NCCL ")) continue;
+      CHECK(ending.text == kRight);
+    }
+  }
+}
+
+TEST_CASE("nccl: a wrong ZERORUN_NCCL_REGISTER is an error that names the choices") {
   const int port = testing::free_port();
-  const auto endings = run_processes(2, [&](int rank) { return check_all(*join(rank, 2, port)); });
-  for (const Ending& ending : endings) CHECK(ending.text == kRight);
+  const auto endings = run_processes(2, [&](int rank) {
+    setenv("ZERORUN_NCCL_REGISTER", "window", 1);
+    return join(rank, 2, port), std::string(kRight);
+  });
+  for (const Ending& ending : endings) {
+    CHECK_THAT(ending.text, StartsWith("UserError: ZERORUN_NCCL_REGISTER=window: expected none") &&
+                                Contains("buffers") && Contains("windows"));
+  }
+}
+
+TEST_CASE("nccl: the host's time for a collective of two ranks") {
+  if (!two_ranks_fit()) return;
+  for (const char* registered : {"none", "buffers"}) {
+    const int port = testing::free_port();
+    const auto endings = run_processes(2, [&](int rank) {
+      setenv("ZERORUN_NCCL_REGISTER", registered, 1);
+      return time_collectives(*join(rank, 2, port));
+    });
+    for (const Ending& ending : endings) {
+      CHECK_THAT(ending.text, EndsWith(" us"));
+      std::printf("registered: %s; the host's time for an all-gather of 1 MiB: %s\n", registered,
+                  ending.text.c_str());
+    }
+  }
 }
 
 TEST_CASE("nccl: sums of CPU tensors have the bits of sums in rank order, and are counted once") {

@@ -111,13 +111,13 @@ TEST_CASE("nccl: NVLink SHARP is switched off for ranks that will share a GPU") 
 
 TEST_CASE("nccl: an unsuitable version is refused with both versions and the remedy") {
   CHECK_NOTHROW(check_nccl_version(22809, 22809));
-  CHECK_NOTHROW(check_nccl_version(22809, 22700));
+  CHECK_NOTHROW(check_nccl_version(22809, 22807));
   CHECK_NOTHROW(check_nccl_version(22809, 23007));
-  for (int old : {22606, 2708}) {
+  for (int old : {22606, 22803, 2708}) {
     CHECK_THROWS_AS(check_nccl_version(22809, old), UserError);
     CHECK_THROWS_WITH(check_nccl_version(22809, old),
                       Contains("NCCL " + nccl_version_text(old) + " is loaded") &&
-                          Contains("2.27.0 or later") && Contains("2.28.9") && Contains("LD_LIBRARY_PATH"));
+                          Contains("2.28.7 or later") && Contains("2.28.9") && Contains("LD_LIBRARY_PATH"));
   }
   CHECK_THROWS_AS(check_nccl_version(22809, 30001), UserError);
   CHECK_THROWS_WITH(check_nccl_version(22809, 30001), Contains("3.0.1") && Contains("2.28.9") &&
@@ -128,7 +128,7 @@ TEST_CASE("nccl: an unsuitable version is refused with both versions and the rem
 TEST_CASE("nccl: the loaded library tells its version, with or without a GPU") {
   const NcclFeatures features = loaded_nccl();
   CHECK(features.version / 10000 == NCCL_MAJOR);
-  CHECK(features.version >= 22700);
+  CHECK(features.version >= 22807);
 }
 
 TEST_CASE("peers: ranks learn of each other's machines and GPUs") {

@@ -1,5 +1,6 @@
-// Tests the use of NCCL's non-blocking communicators with a fake NCCL. The fake records forbidden calls: a
-// request before the previous one is done, a call during another call, and a call after an abort.
+// Tests the use of NCCL's communicators, blocking and non-blocking, with a fake NCCL. The fake records
+// forbidden calls: a request before the previous one is done, a call during another call, and a call after an
+// abort.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -9,6 +10,9 @@
 
 #include "base/error.h"
 #include "cuda/nccl_comms.h"
+#include "cuda/nccl_memory.h"
+#include "cuda/stream_probe.h"
+#include "tests/cuda/fake_cuda.h"
 #include "tests/cuda/fake_nccl.h"
 
 namespace zerorun {
@@ -17,6 +21,7 @@ namespace {
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using namespace std::chrono_literals;
+using testing::fake_cuda;
 using testing::fake_nccl;
 using Words = std::vector<std::string>;
 
@@ -37,8 +42,12 @@ class EndlessProbe : public CollectiveProbe {
 constexpr NcclPatience kPatience = {
     .with_calls = 50ms, .with_memory = 100ms, .with_close = 200ms, .with_abort = 10s};
 
+constexpr bool kBlocking = true;
+constexpr bool kNonBlocking = false;
+
 struct Rank {
-  explicit Rank(size_t communicators = 2, std::chrono::milliseconds timeout = 60s, int polls = 3,
+  explicit Rank(bool blocking = kNonBlocking, size_t communicators = 2,
+                std::chrono::milliseconds timeout = 60s, int polls = 3,
                 const NcclPatience& patience = kPatience)
       : comms(std::make_shared<NcclComms>(0, patience)),
         probe(*comms),
@@ -47,7 +56,8 @@ struct Rank {
     fake_nccl().take(polls);
     watchdog.start();
     const size_t slot = watchdog.begin_on_host("connecting");
-    comms->connect(NcclComms::make_ids(communicators), 0, 2, 0, watchdog, slot);
+    const NcclSetup setup = {.rank = 0, .world_size = 2, .blocking = blocking};
+    comms->connect(NcclComms::make_ids(communicators), setup, watchdog, slot);
     watchdog.end(slot);
   }
   ~Rank() { watchdog.stop(); }
@@ -55,7 +65,7 @@ struct Rank {
   void start(const std::vector<CollectiveCall>& calls) {
     const auto operation = comms->operate();
     const size_t slot = watchdog.take();
-    watchdog.begin(slot, calls);
+    watchdog.begin(slot, calls, nullptr);
     comms->issue(calls, nullptr, watchdog, slot);
     watchdog.enqueued(slot);
   }
@@ -67,8 +77,8 @@ struct Rank {
     watchdog.end(slot);
   }
 
-  static CollectiveCall call_of(Collective kind) {
-    const at::Tensor tensor = at::zeros({8});
+  static CollectiveCall call_of(Collective kind, int64_t numel = 8) {
+    const at::Tensor tensor = at::zeros({numel});
     return {kind, tensor, tensor, 0, "bucket 3", {}};
   }
 
@@ -102,6 +112,12 @@ std::set<std::string> last_two(const Words& words) {
   return {words.end() - std::min<ptrdiff_t>(2, std::ssize(words)), words.end()};
 }
 
+// Returns the words from number `first` on as a set.
+std::set<std::string> all_after(size_t first) {
+  const Words done = fake_nccl().done();
+  return {done.begin() + static_cast<ptrdiff_t>(first), done.end()};
+}
+
 }  // namespace
 
 TEST_CASE("nccl requests: each is done before the next; gathers and reductions use two communicators") {
@@ -119,7 +135,7 @@ TEST_CASE("nccl requests: each is done before the next; gathers and reductions u
 }
 
 TEST_CASE("nccl requests: if only one communicator is allowed, all collectives use it") {
-  Rank rank(1);
+  Rank rank(kNonBlocking, 1);
   rank.start(Collective::all_gather);
   rank.start(Collective::reduce_scatter);
   rank.comms->close();
@@ -162,7 +178,7 @@ TEST_CASE("nccl requests: a failed request aborts both communicators, and later 
 }
 
 TEST_CASE("nccl requests: a request that NCCL never completes ends at the deadline") {
-  Rank rank(2, 100ms);
+  Rank rank(kNonBlocking, 2, 100ms);
   fake_nccl().take(-1);
   const auto start = std::chrono::steady_clock::now();
   CHECK_THAT(error_of([&] { rank.start(Collective::reduce_scatter); }),
@@ -176,7 +192,7 @@ TEST_CASE("nccl requests: a request that NCCL never completes ends at the deadli
 }
 
 TEST_CASE("nccl requests: ranks that do not connect end at the deadline") {
-  CHECK_THROWS_WITH(Rank(2, 100ms, -1), StartsWith("connecting did not end within 0.1 s"));
+  CHECK_THROWS_WITH(Rank(kNonBlocking, 2, 100ms, -1), StartsWith("connecting did not end within 0.1 s"));
   CHECK(fake_nccl().violations().empty());
 }
 
@@ -240,18 +256,14 @@ TEST_CASE("nccl requests: if a rank that hangs blocks the freeing of memory, the
   CHECK(error_of([&] { rank.start(Collective::all_gather); }) ==
         "all_gather of bucket 3: NCCL could not release memory that other ranks use: one of them is stopped");
   wait_until([] { return times_done("deregister 0") == 1; });
-  const Words done = fake_nccl().done();
-  CHECK(std::set<std::string>(done.begin() + 4, done.end()) ==
-        std::set<std::string>{"abort 0", "abort 1", "deregister 0"});
-  // The fake reports every overlap of calls. This one is allowed: abort 0 runs during the hanging
-  // deregistration that it is meant to end.
-  CHECK(fake_nccl().violations() == Words{"abort 0 during another call"});
+  CHECK(all_after(4) == std::set<std::string>{"revoke 0", "revoke 1", "deregister 0", "abort 0", "abort 1"});
+  CHECK(fake_nccl().violations().empty());
 }
 
 TEST_CASE("nccl requests: an NCCL call that does not return delays neither the watchdog nor an abort") {
   NcclPatience patience = kPatience;
   patience.with_memory = 60s;
-  Rank rank(2, 300ms, 3, patience);
+  Rank rank(kNonBlocking, 2, 300ms, 3, patience);
   std::vector<int> memory(2);
   for (int& one : memory) rank.register_memory(&one, false);
   rank.start(Collective::all_gather);
@@ -313,6 +325,128 @@ TEST_CASE("nccl requests: calls of threads that start collectives, free memory a
   CHECK_FALSE(rank.watchdog.broken());
   rank.comms->close();
   CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("blocking nccl: only calls that connect ranks run in helper threads") {
+  Rank rank(kBlocking);
+  const CollectiveCall gather = Rank::call_of(Collective::all_gather);
+  const CollectiveCall other = Rank::call_of(Collective::all_gather, 16);
+  const CollectiveCall sum = Rank::call_of(Collective::reduce_scatter);
+  // Each shape twice: the first collective connects the ranks for it, the second one runs in this thread.
+  const std::vector<std::vector<CollectiveCall>> shapes = {{gather}, {sum}, {other}, {gather, other}};
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const auto& calls : shapes) rank.start(calls);
+  }
+  const Words once = {"all_gather 0", "reduce_scatter 1", "all_gather 0", "group",
+                      "all_gather 0", "all_gather 0",     "end of group"};
+  Words wanted = {"connect 0", "connect 1"};
+  for (int turn = 0; turn < 2; ++turn) wanted.insert(wanted.end(), once.begin(), once.end());
+  REQUIRE(fake_nccl().done() == wanted);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    INFO(i << ": " << wanted[i]);
+    CHECK(fake_nccl().done_here(i) == (i >= 2 + once.size()));
+  }
+  rank.comms->close();
+  CHECK(fake_nccl().violations().empty());
+  CHECK_FALSE(rank.watchdog.broken());
+}
+
+TEST_CASE("blocking nccl: a collective that hangs while it connects ranks ends at the deadline") {
+  Rank rank(kBlocking, 2, 300ms);
+  fake_nccl().hold("all_gather");
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(error_of([&] { rank.start(Collective::all_gather); }),
+             StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
+  CHECK(std::chrono::steady_clock::now() - start >= 300ms);
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+  rank.watchdog.stop();
+  // Both communicators are revoked while the call runs, and aborted after it has returned.
+  CHECK(all_after(3) == std::set<std::string>{"revoke 0", "revoke 1", "abort 0", "abort 1"});
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("blocking nccl: a collective that hangs in the caller's thread, as on a full stream, is revoked") {
+  Rank rank(kBlocking, 2, 300ms);
+  rank.start(Collective::all_gather);
+  fake_nccl().hold("all_gather");
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_THAT(error_of([&] { rank.start(Collective::all_gather); }),
+             StartsWith("all_gather of bucket 3 did not end within 0.3 s"));
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+  CHECK(fake_nccl().done_here(3));
+  rank.watchdog.stop();
+  CHECK(all_after(4) == std::set<std::string>{"revoke 0", "revoke 1", "abort 0", "abort 1"});
+  CHECK(fake_nccl().violations().empty());
+}
+
+TEST_CASE("blocking nccl: ranks that do not connect end at the deadline; a late communicator is aborted") {
+  CHECK_THROWS_WITH(Rank(kBlocking, 2, 100ms, -1), StartsWith("connecting did not end within 0.1 s"));
+  CHECK(fake_nccl().done() == Words{"connect 0"});
+  fake_nccl().take(0);  // the other ranks come after all
+  wait_until([] { return times_done("abort 0") == 1; });
+  CHECK(fake_nccl().done() == Words{"connect 0", "abort 0"});
+}
+
+TEST_CASE("blocking nccl: a failed request aborts both communicators, and later requests fail too") {
+  for (bool first : {true, false}) {
+    Rank rank(kBlocking);
+    if (!first) rank.start(Collective::all_gather);
+    fake_nccl().fail_requests(ncclUnhandledCudaError);
+    const std::string error = error_of([&] { rank.start(Collective::all_gather); });
+    CHECK_THAT(error, StartsWith("all_gather of bucket 3: NCCL failed: a failure"));
+    CHECK(error_of([&] { rank.start(Collective::all_gather); }) == error);
+    CHECK(last_two(fake_nccl().done()) == std::set<std::string>{"abort 0", "abort 1"});
+    CHECK(fake_nccl().violations().empty());
+  }
+}
+
+TEST_CASE("blocking nccl: memory is not registered, because any collective could wait for other ranks then") {
+  Rank rank(kBlocking);
+  int memory = 0;
+  CHECK_THROWS_AS(rank.register_memory(&memory, false), InternalError);
+  rank.comms->close();
+}
+
+TEST_CASE("nccl memory: an allocation on a GPU that is full of LibTorch's cache frees the cache") {
+  const c10::Device device(c10::kCUDA, 0);
+  fake_nccl().reset();
+  const auto comms = std::make_shared<NcclComms>(0, kPatience);
+  fake_nccl().fill_memory(true);
+  { const NcclMemory memory(device, 4096, comms); }
+  CHECK(fake_nccl().done() == Words{"no memory", "free cache", "allocate", "GPU idle"});
+  fake_nccl().fill_memory(false);
+  CHECK_THROWS_WITH(NcclMemory(device, 4096, comms), StartsWith("GPU 0 has no 4096 bytes of memory left"));
+}
+
+TEST_CASE("nccl memory: LibTorch's cache is freed before NCCL connects ranks on a GPU that is nearly full") {
+  Rank rank(kBlocking);
+  fake_cuda().free_memory = size_t{100} << 20;
+  for (int turn = 0; turn < 2; ++turn) rank.start(Collective::all_gather);
+  CHECK(fake_nccl().done() == Words{"connect 0", "connect 1", "free cache", "all_gather 0", "all_gather 0"});
+  testing::reset_fake_cuda();
+  rank.start(Collective::reduce_scatter);
+  CHECK(times_done("free cache") == 1);
+  rank.comms->close();
+}
+
+TEST_CASE("stream probe: the watchdog's thread sets its GPU once, and breaks no capture of another thread") {
+  testing::reset_fake_cuda();
+  StreamProbe probe(1, std::make_shared<NcclComms>(1, kPatience));
+  NcclWatchdog watchdog({.timeout = 60s, .period = 1ms}, probe, nullptr);
+  fake_cuda().events_pass = false;
+  const size_t slot = watchdog.take();
+  fake_cuda().has_context[0] = false;  // what this thread does is of no interest
+  watchdog.start();
+  watchdog.begin(slot, std::vector{Rank::call_of(Collective::all_gather)}, nullptr);
+  watchdog.enqueued(slot);
+  wait_until([] { return fake_cuda().queries >= 10; });
+  watchdog.stop();
+  CHECK(fake_cuda().queries >= 10);
+  CHECK(fake_cuda().mode_of_query == cudaStreamCaptureModeRelaxed);
+  CHECK(fake_cuda().set_device_calls == 1);
+  CHECK(fake_cuda().has_context[1]);
+  CHECK_FALSE(fake_cuda().has_context[0]);
+  testing::reset_fake_cuda();
 }
 
 }  // namespace zerorun

@@ -3,11 +3,13 @@
 
 #include <torch/torch.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <thread>
 
 #include "base/error.h"
 #include "tests/cuda/watchdog_fakes.h"
+#include "tests/support/stderr_capture.h"
 
 namespace zerorun {
 namespace {
@@ -23,6 +25,12 @@ using testing::new_store;
 using testing::StoreThatHasGone;
 
 constexpr char kLimit[] = " within 10 s (the limit set by --timeout)";
+
+// The tests have one lane for each kind of collective.
+const void* lane_of(const CollectiveCall& call) {
+  static const std::array<char, kCollectiveKinds> lanes{};
+  return &lanes.at(static_cast<size_t>(call.kind));
+}
 
 // One rank with its clock, the collectives on its streams, and its watchdog.
 struct Rank {
@@ -40,7 +48,7 @@ struct Rank {
   }
   size_t begin(const CollectiveCall& call) {
     const size_t slot = watchdog.take();
-    watchdog.begin(slot, {&call, 1});
+    watchdog.begin(slot, {&call, 1}, lane_of(call));
     return slot;
   }
   size_t enqueue(const CollectiveCall& call) {
@@ -242,7 +250,7 @@ TEST_CASE("watchdog: before rank 0 fails, it gives the waiting ranks time to rea
 
 TEST_CASE("watchdog: an error from NCCL breaks the communicator at once and permanently, with one abort") {
   Rank rank(0);
-  rank.enqueue(call_of("bucket 2"));  // the stream has not reached this collective yet
+  rank.enqueue(call_of("bucket 2", Collective::reduce_scatter));  // its stream has not reached it yet
   rank.run(call_of("bucket 3"));
   rank.probe.reported = "NCCL failed: remote process exited";
   rank.pass(1ms);
@@ -267,7 +275,8 @@ TEST_CASE("watchdog: a failed start breaks the communicator") {
 TEST_CASE("watchdog: an error names a group by its first call and the number of the others") {
   Rank rank(0);
   const size_t slot = rank.watchdog.take();
-  rank.watchdog.begin(slot, std::vector{call_of("bucket 3"), call_of("bucket 4"), call_of("bucket 5")});
+  rank.watchdog.begin(slot, std::vector{call_of("bucket 3"), call_of("bucket 4"), call_of("bucket 5")},
+                      nullptr);
   rank.probe.has_started.insert(slot);
   rank.pass(0s);
   rank.pass(10s);
@@ -310,10 +319,68 @@ TEST_CASE("watchdog: ranks may start collectives of different kinds in different
   CHECK(second.error() == "none");
 }
 
+TEST_CASE("watchdog: it asks only about the oldest collective of each lane") {
+  Rank rank(0);
+  std::vector<size_t> gathers;
+  for (int i = 0; i < 300; ++i) gathers.push_back(rank.enqueue(call_of("bucket " + std::to_string(i))));
+  rank.enqueue(call_of("bucket 0", Collective::reduce_scatter));
+  rank.look();
+  CHECK(rank.probe.asked == 5);  // started() and finished() for each lane, and failure()
+
+  // The first 100 gathers have ended, and the next one has started.
+  rank.probe.has_finished.insert(gathers.begin(), gathers.begin() + 100);
+  rank.probe.has_started.insert(gathers[100]);
+  rank.probe.asked = 0;
+  rank.look();
+  CHECK(rank.probe.asked == 100 + 5);
+  rank.pass(10s);
+  CHECK(rank.error() == std::string("all_gather of bucket 100 did not end") + kLimit);
+}
+
+TEST_CASE("watchdog: while a question to the GPU hangs, collectives start, and the timeout still ends them") {
+  testing::StderrCapture capture;  // the program's threads may all hang, so the reason is logged too
+  testing::HangingProbe probe;
+  NcclWatchdog watchdog({.timeout = 2s, .period = 1ms}, probe, nullptr);
+  watchdog.start();
+  const auto start = Clock::now();
+  for (int i = 0; i < 10; ++i) {
+    const size_t slot = watchdog.take();
+    watchdog.begin(slot, std::vector{call_of("bucket " + std::to_string(i))}, nullptr);
+    watchdog.enqueued(slot);
+    probe.await_question();
+  }
+  CHECK(probe.aborts == 0);
+  while (!watchdog.broken() && Clock::now() - start < 60s) std::this_thread::sleep_for(1ms);
+  CHECK(Clock::now() - start >= 2s);
+  CHECK_THROWS_WITH(watchdog.check(),
+                    "all_gather of bucket 0: a question of the watchdog to the GPU did not end within 2 s "
+                    "(the limit set by --timeout): another call to CUDA hangs in this process");
+  watchdog.stop();  // returns, because the abort has ended the question
+  CHECK(probe.aborts == 1);
+  CHECK_THAT(capture.text(),
+             Contains("rank 0: all_gather of bucket 0: a question of the watchdog to the GPU"));
+}
+
+TEST_CASE("watchdog: an error of its thread, or of the abort, breaks the communicator and not the process") {
+  testing::StderrCapture capture;
+  testing::ThrowingProbe probe;
+  NcclWatchdog watchdog({.timeout = 60s, .period = 1ms}, probe, nullptr);
+  watchdog.start();
+  const size_t slot = watchdog.take();
+  watchdog.begin(slot, std::vector{call_of("bucket 3")}, nullptr);
+  const auto start = Clock::now();
+  while (!watchdog.broken() && Clock::now() - start < 60s) std::this_thread::sleep_for(1ms);
+  CHECK_THROWS_WITH(watchdog.check(), "the watchdog of collectives failed: no memory");
+  watchdog.stop();
+  CHECK(probe.aborts == 1);
+  CHECK_THAT(capture.text(), Contains("rank 0 cannot abort its collectives: no threads"));
+}
+
 TEST_CASE(
     "watchdog: its thread finds a missed deadline by itself, and does not poll while no collective runs") {
   FakeProbe probe;
   NcclWatchdog watchdog({.timeout = 100ms, .period = 1ms}, probe, nullptr);
+  CHECK(probe.entered == 0);
   watchdog.start();
   std::this_thread::sleep_for(30ms);
   CHECK(probe.asked == 0);
@@ -321,7 +388,7 @@ TEST_CASE(
   size_t slot = watchdog.take();
   probe.has_started.insert(slot);
   probe.has_finished.insert(slot);
-  watchdog.begin(slot, std::vector{call_of("bucket 3")});
+  watchdog.begin(slot, std::vector{call_of("bucket 3")}, nullptr);
   watchdog.enqueued(slot);
   const auto patience = Clock::now() + 10s;
   while (probe.asked < 2 && Clock::now() < patience) std::this_thread::sleep_for(1ms);
@@ -334,13 +401,14 @@ TEST_CASE(
   slot = watchdog.take();
   probe.has_finished.clear();
   const auto start = Clock::now();
-  watchdog.begin(slot, std::vector{call_of("bucket 4")});
+  watchdog.begin(slot, std::vector{call_of("bucket 4")}, nullptr);
   watchdog.enqueued(slot);
   while (!watchdog.broken() && Clock::now() < patience) std::this_thread::sleep_for(1ms);
   CHECK(Clock::now() - start >= 100ms);
   CHECK_THROWS_WITH(watchdog.check(), StartsWith("all_gather of bucket 4 did not end within 0.1 s"));
   watchdog.stop();
   CHECK(probe.aborts == 1);
+  CHECK(probe.entered == 1);
 }
 
 }  // namespace zerorun

@@ -42,7 +42,7 @@ std::string wait_in_vain(const StorePointer& store) {
   const at::Tensor tensor = at::zeros({8});
   const CollectiveCall call{Collective::all_gather, tensor, tensor, 0, "bucket 3", {}};
   const size_t slot = watchdog.take();
-  watchdog.begin(slot, {&call, 1});
+  watchdog.begin(slot, {&call, 1}, nullptr);
   watchdog.enqueued(slot);
   while (!watchdog.broken()) std::this_thread::sleep_for(1ms);
   watchdog.stop();

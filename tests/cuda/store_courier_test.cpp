@@ -34,7 +34,7 @@ TEST_CASE("watchdog: a store that hangs delays neither the error at the deadline
     const size_t slot = watchdog.take();
     probe.has_started.insert(slot);
     const auto start = Clock::now();
-    watchdog.begin(slot, std::vector{call_of("bucket 3")});
+    watchdog.begin(slot, std::vector{call_of("bucket 3")}, nullptr);
     watchdog.enqueued(slot);
     while (!watchdog.broken() && Clock::now() - start < 60s) std::this_thread::sleep_for(1ms);
     CHECK(Clock::now() - start >= 200ms);
@@ -60,7 +60,7 @@ TEST_CASE("watchdog: while the store hangs, an error from NCCL is still found") 
   FakeProbe probe;
   NcclWatchdog watchdog({.rank = 1, .world_size = 2, .timeout = 60s}, probe,
                         courier_to(std::make_shared<WaitBoard>(store_over(store), 1), 2));
-  watchdog.begin(watchdog.take(), std::vector{call_of("bucket 3")});
+  watchdog.begin(watchdog.take(), std::vector{call_of("bucket 3")}, nullptr);
   const auto patience = Clock::now() + 60s;
   while (store->calls() == 0 && Clock::now() < patience) watchdog.poll();
   CHECK(store->calls() == 1);

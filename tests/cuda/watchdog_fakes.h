@@ -11,6 +11,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace zerorun::testing {
 
 class FakeProbe : public CollectiveProbe {
  public:
+  void enter_thread() override { ++entered; }
   void prepare(size_t count) override { prepared = count; }
   bool started(size_t slot) override { return ++asked, has_started.contains(slot); }
   bool finished(size_t slot) override { return ++asked, has_finished.contains(slot); }
@@ -32,6 +34,45 @@ class FakeProbe : public CollectiveProbe {
   size_t prepared = 0;
   std::atomic<int> aborts = 0;
   std::atomic<int> asked = 0;
+  std::atomic<int> entered = 0;
+};
+
+// A driver that hangs: no question is answered before the abort.
+class HangingProbe : public CollectiveProbe {
+ public:
+  void prepare(size_t) override {}
+  bool started(size_t) override { return wait(), false; }
+  bool finished(size_t) override { return wait(), false; }
+  std::string failure() override { return ""; }
+  void abort() override { ++aborts; }
+
+  void await_question() const {
+    while (!asked) std::this_thread::yield();
+  }
+
+  std::atomic<int> aborts = 0;
+
+ private:
+  void wait() {
+    asked = true;
+    while (aborts == 0) std::this_thread::yield();
+  }
+
+  std::atomic<bool> asked = false;
+};
+
+class ThrowingProbe : public CollectiveProbe {
+ public:
+  void prepare(size_t) override {}
+  bool started(size_t) override { throw std::runtime_error("no memory"); }
+  bool finished(size_t) override { return false; }
+  std::string failure() override { return ""; }
+  void abort() override {
+    ++aborts;
+    throw std::runtime_error("no threads");
+  }
+
+  std::atomic<int> aborts = 0;
 };
 
 class StoreThatHasGone : public c10d::HashStore {

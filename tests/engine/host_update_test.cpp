@@ -83,6 +83,23 @@ TEST_CASE("host update: every optimizer of the config, and states in files") {
   }
 }
 
+TEST_CASE("host update: the buffers of slices in files are page-locked while the engine exists") {
+  const TemporaryFolder folder;
+  for (const auto& [offload, pins] : {std::pair(in_files_of(folder / ""), true), {kHostSlices, false}}) {
+    std::vector<Recording> recordings(2);
+    std::vector<int64_t> pinned;
+    Program program{.steps = 2};
+    program.after_step = [&](int, Engine& engine) {
+      if (engine.communicator().rank() == 0) pinned.push_back(recordings[0].pinned_bytes);
+    };
+    run_recorded({.stage = 3, .ranks = 2, .precision = kBf16, .offload = offload}, program, recordings);
+    REQUIRE(pinned.size() == 2);
+    CHECK((pinned[0] > 0) == pins);
+    CHECK(pinned[1] == pinned[0]);
+    CHECK(recordings[0].pinned_bytes == 0);
+  }
+}
+
 TEST_CASE("host update: every wait of the host is necessary") {
   using Row = std::pair<const char*, const char*>;
   for (const auto& [what, offload] :

@@ -79,7 +79,8 @@ TEST_CASE("The estimate of memory before training is exact or too low, never too
           StateTraining training(how, stage, precision, communicator, accumulation);
           for (int step = 0; step < 2; ++step) training.step(step);
           const EngineState& state = *training.state;
-          const NeededMemory needed = needed_memory(state.store, state.config, {}, state.buckets.options());
+          const NeededMemory needed =
+              needed_memory(state.store, state.config, {}, state.buckets.options(), /*on_gpu=*/false);
           int64_t values = 0, gradients = 0, master = 0, moments = 0;
           state.store.for_each([&](int, const StateTensor& kept) {
             (kept.kind == StateKind::value      ? values
@@ -96,6 +97,7 @@ TEST_CASE("The estimate of memory before training is exact or too low, never too
                  "gradients: " + std::to_string(needed.gradients) + " of " + std::to_string(gradients));
           expect(needed.master == master, "master weights");
           expect(needed.moments == moments || how.client, "moments");
+          expect(needed.checkpoint == 0, "a checkpoint's copy of states");
           expect(needed.gathered <= training.engine->residency().peak_resident_bytes, "gathered parameters");
           expect((needed.gathered > 0) == (state.store.value_files() != nullptr),
                  "values in files are gathered");
@@ -121,12 +123,61 @@ TEST_CASE("The estimate includes the memory that the host provides for a GPU") {
       StateTraining training(how, stage, precision,
                              make_recording_communicator(std::move(communicator), recording));
       const EngineState& state = *training.state;
-      const NeededMemory needed = needed_memory(state.store, state.config, {}, state.buckets.options());
+      const NeededMemory needed =
+          needed_memory(state.store, state.config, {}, state.buckets.options(), /*on_gpu=*/true);
       const int64_t kept = training.engine->bytes_by_category().on_host;
       expect(needed.total() - needed.buffers == kept,
              std::to_string(needed.total() - needed.buffers) + " of " + std::to_string(kept));
     }));
   }
+}
+
+TEST_CASE(
+    "The estimate of a checkpoint's memory is what the first save takes from the host, and a later one "
+    "reuses") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE("fp32", "bf16");
+  const TemporaryFolder folder;
+  StateCase host = all_state_cases().front();
+  host.zero += R"(, "offload_optimizer": {"device": "cpu"})";
+  for (const StateCase& how : {all_state_cases().front(), host}) {
+    if (stage == 0 && how.zero == host.zero) continue;
+    CAPTURE(stage, precision, how.zero);
+    Recording recordings[2];
+    CHECK_NOTHROW(run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Recording& recording = recordings[communicator->rank()];
+      StateTraining training(how, stage, precision,
+                             make_recording_communicator(std::move(communicator), recording));
+      training.step(0);
+      const EngineState& state = *training.state;
+      const NeededMemory needed =
+          needed_memory(state.store, state.config, {}, state.buckets.options(), /*on_gpu=*/true);
+      const int64_t before = recording.host_bytes;
+      training.engine->save_checkpoint(folder / "a");
+      const int64_t first = recording.host_bytes - before;
+      // Slices of padding alone are not saved.
+      expect(first <= needed.checkpoint && first > needed.checkpoint * 0.98,
+             std::to_string(first) + " of " + std::to_string(needed.checkpoint));
+      training.step(1);
+      training.engine->save_checkpoint(folder / "a");
+      expect(recording.host_bytes - before == first, "the second save");
+    }));
+  }
+}
+
+TEST_CASE("A checkpoint that the host has no memory for is a warning with the numbers, not an error") {
+  constexpr int64_t kMib = 1 << 20;
+  const NeededMemory needed{.buffers = 100 * kMib, .checkpoint = 500 * kMib};
+  const MemoryLimit machine{.name = "the machine's memory", .group = "boot", .bytes = 1200 * kMib};
+  const RankMemory rank{needed, {machine}};
+  const std::vector<RankMemory> two(2, rank);
+  CHECK(too_much_for_checkpoints(two).empty());
+  const std::vector<RankMemory> three(3, rank);
+  CHECK(too_much_memory(three, {}).empty());
+  CHECK(too_much_for_checkpoints(three) ==
+        "save_checkpoint() copies the states of 3 ranks to the host, 1500 MiB beside the 300 MiB of model "
+        "states that are there, and the machine's memory is 1200 MiB with swap: a save may end the job; use "
+        "more hosts, or allow more memory");
 }
 
 TEST_CASE("A model that is too large for any machine is refused before memory is allocated") {

@@ -97,4 +97,23 @@ TEST_CASE("stream checker: uses of freed or unknown memory do not count") {
   CHECK(test.checker.violations().empty());
 }
 
+TEST_CASE("stream checker: memory may be unmapped when all of its uses are known to have ended") {
+  Fixture test;
+  test.use(kA, true);
+  StreamChecker::Clock waited = test.checker.now(kA);
+  test.hand_over(kA, kB);
+  test.use(kB, false);
+  SECTION("one is not") {
+    test.checker.unmap_memory(test.memory.data(), waited);
+    REQUIRE(test.checker.violations().size() == 1);
+    CHECK(test.checker.violations().front() == "memory is unmapped that reduce reads (r)");
+  }
+  SECTION("all are") {
+    StreamChecker::join(waited, test.checker.now(kB));
+    test.checker.unmap_memory(test.memory.data(), waited);
+    CHECK(test.checker.violations().empty());
+  }
+  CHECK_FALSE(test.checker.knows(test.memory.data()));
+}
+
 }  // namespace zerorun::testing

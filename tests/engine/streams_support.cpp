@@ -84,10 +84,11 @@ void run_program(const Setting& setting, const Program& program, std::shared_ptr
         return step == program.infinite_step && rank == 1 ? loss * INFINITY : loss;
       };
       at::Tensor loss = loss_of(micro);
-      at::Tensor second = program.two_backwards ? loss_of(micro + 5) : at::Tensor();
+      const bool two_backwards = program.two_backwards && step < program.one_backward_from;
+      at::Tensor second = two_backwards ? loss_of(micro + 5) : at::Tensor();
       streams.set_current(side_backward ? kSideStream : 0);
       engine.backward(loss);
-      if (program.two_backwards) engine.backward(second);
+      if (two_backwards) engine.backward(second);
       if (program.writes && step == 2) write_to_parameters(net, engine, recording);
       streams.set_current(0);
       if (program.halves_gradients && micro + 1 == setting.accumulation) halve_gradients(net, engine);

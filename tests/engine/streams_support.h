@@ -52,6 +52,7 @@ struct Program {
   bool side_streams = false;      // in each step forward, backward or both run on another stream
   bool writes = false;            // the program writes to parameters on another stream
   bool two_backwards = false;     // runs two backwards in each micro-step
+  int one_backward_from = 1000;   // the first step in which `two_backwards` has no effect
   bool halves_gradients = false;  // reads and writes all gradients before each optimizer step
   bool evaluates = false;         // evaluates after each step, every other time on two streams
   bool reads_raw = false;  // reads parameters by raw access after each step; needs all values on each rank

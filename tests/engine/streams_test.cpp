@@ -3,7 +3,10 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "engine/setup.h"
+#include "tests/engine/net.h"
 #include "tests/engine/streams_support.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_gpt2.h"
 
@@ -100,6 +103,22 @@ TEST_CASE("streams: every kind of hand-over is necessary") {
   }
 }
 
+TEST_CASE("streams: Muon gathers on the stream of gathers, and each of its hand-overs is necessary") {
+  for (const Handover dropped : {Handover::updated, Handover::gathered, Handover::released}) {
+    std::vector<Recording> recordings(2);
+    for (Recording& recording : recordings) recording.dropped = dropped;
+    run_recorded({.stage = 2, .ranks = 2, .optimizer = R"({"type": "Muon", "params": {"lr": 0.01}})"}, {},
+                 recordings);
+    std::string found;
+    for (const std::string& violation : recordings[0].checker.violations())
+      if (found.empty() && violation.find("Muon's directions") != std::string::npos) found = violation;
+    INFO("without the waits for " << name_of(dropped) << ": " << found);
+    CHECK(found.find(dropped == Handover::updated    ? "gather reads (all_gather"
+                     : dropped == Handover::gathered ? "what gather writes (all_gather"
+                                                     : "gather writes (all_gather") != std::string::npos);
+  }
+}
+
 TEST_CASE("streams: a skipped step has the same effect whether the host learns of it at once or later") {
   const int stage = GENERATE(0, 1, 2, 3);
   const std::string precision = GENERATE(kFp32, kBf16, kFp16);
@@ -135,6 +154,87 @@ TEST_CASE("streams: only fp16 waits for a step's own results, and a step allocat
   }
   // initialize() waits once. Under fp16 the first step waits too.
   CHECK(counts[0].host_waits == (precision == kFp16 ? 2 : 1));
+}
+
+TEST_CASE("streams: late gradients in every step allocate memory once; it is freed when they come no more") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16);
+  CAPTURE(stage, precision);
+  std::vector<Recording> recordings(2);
+  std::vector<int64_t> allocations;
+  std::vector<int64_t> bytes;
+  Program program{.steps = 10, .two_backwards = true, .one_backward_from = 8};
+  program.after_step = [&](int, Engine& engine) {
+    if (engine.communicator().rank() != 0) return;
+    allocations.push_back(recordings[0].allocations);
+    bytes.push_back(engine.bytes_by_category().buckets);
+  };
+  run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
+  check_clean(recordings);
+  for (size_t step = 4; step < 8; ++step) CHECK(allocations[step] == allocations[step - 1]);
+  CHECK((bytes[9] < bytes[7]) ==
+        (stage < 2));  // later stages reduce every backward, so none of these is late
+}
+
+TEST_CASE("streams: memory of gathers without a plan goes back once, before the arena, after all uses") {
+  const int stage = GENERATE(2, 3);
+  const std::string precision = GENERATE(kFp32, kBf16);
+  const bool side_streams = GENERATE(false, true);
+  CAPTURE(stage, precision, side_streams);
+  std::vector<Recording> recordings(2);
+  std::vector<int64_t> emptied;
+  Program program{.side_streams = side_streams};
+  program.after_step = [&](int, Engine& engine) {
+    if (engine.communicator().rank() == 0) emptied.push_back(recordings[0].emptied);
+  };
+  run_recorded({.stage = stage, .ranks = 2, .precision = precision}, program, recordings);
+  check_clean(recordings);
+  CHECK(emptied.front() == (stage == 3 ? 1 : 0));
+  CHECK(emptied.back() == emptied.front());
+}
+
+TEST_CASE("streams: the device limits the size of buckets; at stage 3 all can be gathered ahead") {
+  const int stage = GENERATE(2, 3);
+  CAPTURE(stage);
+  constexpr int64_t kNumel = int64_t{1} << 20;
+  ModelParameters model;
+  for (int index = 0; index < 1024; ++index) {
+    model.trained.push_back({std::to_string(index), torch::empty({kNumel}, torch::device(torch::kMeta)), 0});
+  }
+  const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
+      "zero_optimization": {"stage": )" +
+                           std::to_string(stage) + R"(, "stage3_prefetch_bucket_size": 20e6}})";
+  const Config config = parse_config(text, "a test", 1);
+  for (const auto& [limit, at_stage_3] : {std::pair(16, 16), {32, 32}, {128, 76}}) {
+    Recording recording;
+    recording.bucket_bytes = limit * kNumel;
+    int64_t bytes = 0;
+    run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
+      const auto recorded = make_recording_communicator(std::move(communicator), recording);
+      bytes = 4 * make_model_layout(model, config, {}, *recorded).buckets.front().numel;
+    });
+    CHECK(bytes == (stage == 3 ? at_stage_3 : limit) * kNumel);
+  }
+}
+
+TEST_CASE("streams: initialize() registers no memory that it does not keep") {
+  const std::string precision = GENERATE(kFp32, kBf16);
+  CAPTURE(precision);
+  std::vector<Recording> recordings(2);
+  int64_t registered = -1;
+  int64_t kept = 0;
+  const std::string config = config_of({.stage = 3, .ranks = 2, .precision = precision});
+  run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+    Recording& recording = recordings.at(communicator->rank());
+    Net net;
+    Engine engine = make_engine(*net, config, make_recording_communicator(communicator, recording));
+    if (communicator->rank() != 0) return;
+    registered = recording.registered_bytes;
+    const BytesByCategory bytes = engine.bytes_by_category();
+    kept = bytes.parameters + bytes.gradients + bytes.buckets + bytes.buffers -
+           static_cast<int64_t>(net->counter.nbytes());
+  });
+  CHECK(registered == kept);
 }
 
 TEST_CASE("streams: a model trains to the same bits in every precision and stage") {

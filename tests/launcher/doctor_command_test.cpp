@@ -42,6 +42,35 @@ TEST_CASE("doctor: checks this host, and starts two ranks on the CPU") {
   CHECK_THAT(outcome.out, Contains("slowest link") && Contains("(rank 0) - ") && Contains("B/s over TCP"));
 }
 
+TEST_CASE("doctor: checks the GPUs of this host") {
+  const CommandFolder folder;
+  ::setenv("LD_LIBRARY_PATH", ZERORUN_FAKE_DRIVER_FOLDER, 1);
+  ::setenv("FAKE_NVML_GPUS", "2", 1);
+  ::setenv("FAKE_LOST", "1", 1);
+  const Outcome outcome = folder.run("doctor --device cpu");
+  for (const char* name : {"LD_LIBRARY_PATH", "FAKE_NVML_GPUS", "FAKE_LOST"}) ::unsetenv(name);
+  INFO(outcome.out);
+  CHECK(outcome.exit_code == 1);
+  CHECK_THAT(outcome.out, Contains("GPU 0            NVIDIA H100 80GB HBM3, 80.0 GiB") &&
+                              Contains("problem  GPU 1            does not answer: GPU is lost") &&
+                              Contains("ok       NCCL             2.28.9, "));
+}
+
+TEST_CASE("doctor: a GPU that ranks cannot use is a problem of the host, and no mistake of the user") {
+  const CommandFolder folder;
+  ::setenv("LD_LIBRARY_PATH", ZERORUN_FAKE_DRIVER_FOLDER, 1);
+  for (const char* name : {"FAKE_NVML_GPUS", "FAKE_GPUS"}) ::setenv(name, "1", 1);
+  ::setenv("FAKE_ERRORS", "1", 1);
+  ::setenv("FAKE_CAPABILITY", "7", 1);
+  const Outcome outcome = folder.run("doctor --num_gpus 1");
+  for (const char* name :
+       {"LD_LIBRARY_PATH", "FAKE_NVML_GPUS", "FAKE_GPUS", "FAKE_ERRORS", "FAKE_CAPABILITY"})
+    ::unsetenv(name);
+  INFO(outcome.out);
+  CHECK(outcome.exit_code == 1);
+  CHECK_THAT(outcome.out, Contains("1 rank, no usable GPU: GPU 0 has compute capability 7.x"));
+}
+
 TEST_CASE("doctor: --json, with the number of ranks that --num_gpus gives") {
   const CommandFolder folder;
   const Outcome outcome = folder.run("doctor --device cpu --num_gpus 3 --comm gloo --json");

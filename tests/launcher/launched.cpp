@@ -109,6 +109,8 @@ void Launched::start(const Setup& setup, const std::vector<std::string>& argumen
     ::close_range(3, ~0U, 0);
     for (const char* name : {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE"})
       ::unsetenv(name);
+    // A machine may have fewer GPUs than a test has ranks, which do not use them.
+    ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
     ::setenv("ZERORUN_TEST_MARK", folder_.c_str(), 1);
     ::setenv("DIR", folder_.c_str(), 1);
     for (const auto& [name, value] : setup.environment) ::setenv(name.c_str(), value.c_str(), 1);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/gpu_presence.h"
 #include "launcher/dry_run.h"
-#include "launcher/machine.h"
 #include "launcher/program_path.h"
 #include "launcher/rank_environment.h"
 #include "tests/support/temporary_folder.h"
@@ -25,9 +25,36 @@ TEST_CASE("GPUs are counted by their device files") {
        {"nvidia", "nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia1x", "anvidia3"}) {
     std::ofstream(std::string(folder) + "/" + name) << "";
   }
-  CHECK(zerorun::count_gpus(folder) == 2);
+  CHECK(zerorun::count_gpu_files(folder) == 2);
   std::filesystem::remove_all(folder);
-  CHECK(zerorun::count_gpus(folder) == 0);
+  CHECK(zerorun::count_gpu_files(folder) == 0);
+}
+
+TEST_CASE(
+    "a machine has GPUs if the driver has device files, or its library is installed and the PCI bus has "
+    "GPUs") {
+  const zerorun::testing::TemporaryFolder folder;
+  const std::string root = (folder / "").parent_path();
+  CHECK_FALSE(zerorun::has_gpus(true, root));
+  const std::string device = "sys/bus/pci/devices/0000:18:00.0/";
+  std::filesystem::create_directories(folder / device);
+  folder.write(device + "vendor", "0x10de\n");
+  folder.write(device + "class", "0x068000\n");  // an NVSwitch
+  CHECK_FALSE(zerorun::has_gpus(true, root));
+  folder.write(device + "class", "0x030200\n");
+  CHECK(zerorun::has_gpus(true, root));
+  CHECK_FALSE(zerorun::has_gpus(false, root));  // a container that was given none
+  std::filesystem::create_directories(folder / "dev");
+  folder.write("dev/nvidia0", "");
+  CHECK(zerorun::has_gpus(false, root));
+}
+
+TEST_CASE("values of CUDA_VISIBLE_DEVICES that hide all GPUs") {
+  for (const char* value : {"", "-1", "-1,0", "NoDevFiles", "none", "void"})
+    CHECK(zerorun::hides_all_gpus(value));
+  CHECK_FALSE(zerorun::hides_all_gpus(nullptr));
+  for (const char* value : {"0", "0,-1", "7,3", "GPU-1234", "MIG-1234", "-12"})
+    CHECK_FALSE(zerorun::hides_all_gpus(value));
 }
 
 TEST_CASE("programs that cannot be run are refused with a remedy") {
@@ -73,6 +100,7 @@ TEST_CASE("the environment of a rank") {
                                               "ZERORUN_TERMINAL=1",
                                               "CUDA_VISIBLE_DEVICES=7",
                                               "ZERORUN_DEVICE=cuda",
+                                              "NCCL_MULTI_RANK_GPU_ENABLE=0",
                                               "OMP_NUM_THREADS="};
   auto rank2 = zerorun::rank_environment(inherited, job, 2);
   CHECK(value_of(rank2, "HOME") == "/h");
@@ -89,6 +117,8 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank2, "CUDA_VISIBLE_DEVICES") == "7");
   CHECK(value_of(rank2, "ZERORUN_DEVICE") == "cuda");
   CHECK(value_of(rank2, "ZERORUN_COMM") == "(none)");
+  CHECK(value_of(rank2, "NCCL_LAUNCH_ORDER_IMPLICIT") == "1");
+  CHECK(value_of(rank2, "NCCL_MULTI_RANK_GPU_ENABLE") == "0");
   CHECK(value_of(rank2, "ZERORUN_TERMINAL") == "(none)");
   CHECK(value_of(rank2, "TORCHELASTIC_USE_AGENT_STORE") == "(none)");
 
@@ -106,6 +136,7 @@ TEST_CASE("the environment of a rank") {
   CHECK(value_of(rank0, "CUDA_VISIBLE_DEVICES") == "0,2");
   CHECK(value_of(rank0, "OMP_NUM_THREADS") == "8");
   CHECK(value_of(rank0, "ZERORUN_TIMEOUT") == "600");
+  CHECK(value_of(rank0, "NCCL_LAUNCH_ORDER_IMPLICIT") == "(none)");
 }
 
 TEST_CASE("on several hosts, local variables count the ranks of one host") {

@@ -308,6 +308,32 @@ TEST_CASE("A step reads and writes the bytes of the state, except chunks that st
   CHECK(files.read_bytes() >= state - files.buffer_bytes());
 }
 
+TEST_CASE("Memory of the buffers is pinned once, in whole pages, and unpinned before it is freed") {
+  const TemporaryFolder folder;
+  StateFilesOptions options = options_in(folder);
+  int pins = 0;
+  bool is_pinned = false;
+  options.pin = [&](void* memory, size_t bytes) {
+    ++pins;
+    is_pinned = true;
+    CHECK(reinterpret_cast<uintptr_t>(memory) % kPageBytes == 0);
+    CHECK(bytes % kPageBytes == 0);
+    return std::shared_ptr<void>(memory, [&is_pinned, bytes](void* pinned) {
+      is_pinned = false;
+      std::memset(pinned, 0, bytes);  // the memory is still there
+    });
+  };
+  {
+    StateFiles files(local_file_system(), options, some_slices());
+    Model model(files);
+    for (int chunk = 0; chunk < model.count(); ++chunk) CHECK(model.use(chunk, 1));
+    files.finish_generation();
+    CHECK(is_pinned);
+  }
+  CHECK(pins == 1);
+  CHECK_FALSE(is_pinned);
+}
+
 TEST_CASE("A folder that has no room or does not exist is an error at the start") {
   const TemporaryFolder folder;
   StateFilesOptions options = options_in(folder);

@@ -155,6 +155,34 @@ class RecordingDevice : public RecordingKernels {
     return make(numel, dtype, StreamChecker::kHost);
   }
 
+  void record_stream(const at::Tensor& memory, StreamId stream) override {
+    StreamChecker::join(recorded_[memory.const_data_ptr()], recording_->checker.now(stream));
+  }
+
+  std::shared_ptr<void> pin(void* memory, size_t bytes) override {
+    recording_->pinned_bytes += static_cast<int64_t>(bytes);
+    return {memory, [bytes, recording = recording_](void*) {
+              recording->pinned_bytes -= static_cast<int64_t>(bytes);
+            }};
+  }
+
+  int64_t bucket_bytes(int) const override { return recording_->bucket_bytes; }
+
+  // Like LibTorch's expandable segments, freed memory waits for the stream that allocated it and for recorded
+  // streams only.
+  void empty_cache() override {
+    for (auto& [key, free] : *freed_) {
+      for (const at::Tensor& memory : free) {
+        StreamChecker::Clock waited = recording_->checker.now(key.first);
+        StreamChecker::join(waited, recorded_[memory.const_data_ptr()]);
+        recording_->checker.unmap_memory(memory.const_data_ptr(), waited);
+      }
+    }
+    freed_->clear();
+    recorded_.clear();
+    ++recording_->emptied;
+  }
+
   // Like LibTorch's caching allocator, this reuses freed memory at once, on the stream that allocated it.
   at::Tensor allocate_on_stream(int64_t numel, at::ScalarType dtype) override {
     const auto key = std::pair(streams_.current(), numel * static_cast<int64_t>(c10::elementSize(dtype)));
@@ -174,7 +202,7 @@ class RecordingDevice : public RecordingKernels {
     recording_->checker.add_memory(begin, memory.nbytes(), stream);
     ++recording_->allocations;
     auto free = [memory, recording = recording_](void* gone) {
-      recording->checker.remove_memory(gone);
+      if (recording->checker.knows(gone)) recording->checker.remove_memory(gone);
       ++recording->frees;
     };
     return at::from_blob(begin, {numel}, std::move(free), at::TensorOptions().dtype(dtype));
@@ -202,6 +230,7 @@ class RecordingDevice : public RecordingKernels {
   Recording* recording_;
   RecordingStreams streams_;
   RecordingHost host_;
+  std::map<const void*, StreamChecker::Clock> recorded_;      // by address: the work of record_stream()
   std::shared_ptr<Freed> freed_ = std::make_shared<Freed>();  // by stream and size in bytes
 };
 
@@ -215,12 +244,18 @@ at::Tensor borrowed(const at::Tensor& tensor) {
 // start() returns.
 class RecordingCommunicator : public Communicator {
  public:
-  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device)
+  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::unique_ptr<RecordingDevice> device,
+                        Recording& recording)
       : Communicator(inner->rank(), inner->world_size(), inner->timeout(), *device),
         inner_(std::move(inner)),
-        device_(std::move(device)) {}
+        device_(std::move(device)),
+        recording_(&recording) {}
 
   std::unique_ptr<Notices> open_notices() override { return inner_->open_notices(); }
+  at::Tensor allocate(int64_t numel, at::ScalarType dtype) override {
+    recording_->registered_bytes += numel * static_cast<int64_t>(c10::elementSize(dtype));
+    return Communicator::allocate(numel, dtype);
+  }
 
  private:
   void open_group() override { grouping_ = true; }
@@ -245,6 +280,7 @@ class RecordingCommunicator : public Communicator {
 
   std::shared_ptr<Communicator> inner_;
   std::unique_ptr<RecordingDevice> device_;
+  Recording* recording_;
   bool grouping_ = false;
   std::vector<CollectiveCall> held_;
 };
@@ -258,7 +294,7 @@ std::shared_ptr<Device> make_recording_device(Recording& recording) {
 std::shared_ptr<Communicator> make_recording_communicator(std::shared_ptr<Communicator> inner,
                                                           Recording& recording) {
   return std::make_shared<RecordingCommunicator>(std::move(inner),
-                                                 std::make_unique<RecordingDevice>(recording));
+                                                 std::make_unique<RecordingDevice>(recording), recording);
 }
 
 }  // namespace zerorun::testing

@@ -24,8 +24,12 @@ struct Recording {
   StreamChecker checker = {};
   int64_t allocations = 0;
   int64_t frees = 0;
-  int64_t live_bytes = 0;  // of device tensors that are still referenced
-  int64_t host_bytes = 0;  // of all host memory that was ever allocated
+  int64_t emptied = 0;                       // calls of empty_cache()
+  int64_t live_bytes = 0;                    // of device tensors that are still referenced
+  int64_t host_bytes = 0;                    // of all host memory that was ever allocated
+  int64_t registered_bytes = 0;              // of all memory that the communicator ever allocated
+  int64_t pinned_bytes = 0;                  // of other memory that is page-locked now
+  int64_t bucket_bytes = int64_t{32} << 20;  // see Device::bucket_bytes()
   int64_t host_waits = 0;
   int64_t dropped_host_waits = 0;
   std::array<int64_t, kHandovers> waits = {};

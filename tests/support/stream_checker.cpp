@@ -11,10 +11,6 @@ uintptr_t address_of(const void* memory) {
   return reinterpret_cast<uintptr_t>(memory);
 }
 
-void join(StreamChecker::Clock& clock, const StreamChecker::Clock& other) {
-  for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], other[i]);
-}
-
 std::string name_of_stream(StreamId stream) {
   constexpr std::array<const char*, 4> kNames = {"compute", "gather", "reduce", "copy"};
   if (stream == StreamChecker::kHost) return "the host";
@@ -22,6 +18,10 @@ std::string name_of_stream(StreamId stream) {
 }
 
 }  // namespace
+
+void StreamChecker::join(Clock& clock, const Clock& other) {
+  for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], other[i]);
+}
 
 void StreamChecker::add_memory(const void* begin, size_t bytes, StreamId stream) {
   memory_.push_back({address_of(begin), address_of(begin) + bytes});
@@ -31,12 +31,26 @@ void StreamChecker::add_memory(const void* begin, size_t bytes, StreamId stream)
 }
 
 void StreamChecker::remove_memory(const void* begin) {
+  forget_memory(begin);
+  for (const Clock& clock : clocks_) join(host_, clock);
+}
+
+void StreamChecker::unmap_memory(const void* begin, const Clock& waited) {
+  const Memory gone = *std::ranges::find(memory_, address_of(begin), &Memory::begin);
+  for (const Use& use : uses_) {
+    if (use.end <= gone.begin || gone.end <= use.begin || use.time <= waited[use.stream]) continue;
+    violations_.push_back("memory is unmapped that " + name_of_stream(use.stream) +
+                          (use.writes ? " writes (" : " reads (") + use.what + ")");
+  }
+  forget_memory(begin);
+}
+
+void StreamChecker::forget_memory(const void* begin) {
   const auto found = std::ranges::find(memory_, address_of(begin), &Memory::begin);
   ZR_CHECK(found != memory_.end(), "memory that nobody added");
   const Memory gone = *found;
   memory_.erase(found);
   std::erase_if(uses_, [&](const Use& use) { return use.begin < gone.end && gone.begin < use.end; });
-  for (const Clock& clock : clocks_) join(host_, clock);
 }
 
 bool StreamChecker::knows(const void* address) const {

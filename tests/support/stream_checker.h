@@ -23,6 +23,9 @@ class StreamChecker {
   /// remove_memory(), which also makes the host wait for all streams, as cudaFree() does.
   void add_memory(const void* begin, size_t bytes, StreamId stream);
   void remove_memory(const void* begin);
+  /// The memory goes back to the system as soon as the work that `waited` stands for is done, without a wait
+  /// for the other streams. Uses that may come later are reported.
+  void unmap_memory(const void* begin, const Clock& waited);
   bool knows(const void* address) const;
 
   /// Reports that `stream` reads or writes `bytes` bytes from `begin`. `what` names the operation in
@@ -33,6 +36,7 @@ class StreamChecker {
   void use_by_host(const void* begin, size_t bytes, bool writes, const std::string& what);
 
   Clock now(StreamId stream);
+  static void join(Clock& clock, const Clock& other);
   void wait(const Clock& event, StreamId stream);
   void wait_on_host(const Clock& event);
 
@@ -54,6 +58,7 @@ class StreamChecker {
     std::string what;
   };
 
+  void forget_memory(const void* begin);
   void follow_host(StreamId stream);
   void note(const Use& mine, const Clock& clock);
 

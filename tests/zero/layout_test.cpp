@@ -243,19 +243,39 @@ TEST_CASE("layout: an alignment or a world size of 0 is refused") {
 
 TEST_CASE("choose_bucket_numel: the least of both bounds, a sixteenth of the parameters and 32 MiB") {
   constexpr int64_t kHuge = 500'000'000;
-  CHECK(choose_bucket_numel(16'000, 4, kHuge, kHuge) == 1000);
-  CHECK(choose_bucket_numel(16'000, 4, 999, kHuge) == 999);
-  CHECK(choose_bucket_numel(16'000, 4, kHuge, 998) == 998);
-  CHECK(choose_bucket_numel(int64_t{1} << 40, 4, kHuge, kHuge) == 8 * 1024 * 1024);
-  CHECK(choose_bucket_numel(int64_t{1} << 40, 2, kHuge, kHuge) == 16 * 1024 * 1024);
-  CHECK(choose_bucket_numel(int64_t{1} << 40, 4, std::numeric_limits<int64_t>::max(), 5'000'000) ==
-        5'000'000);
-  CHECK(choose_bucket_numel(16'015, 4, kHuge, kHuge) == 1000);
+  const auto choose = [](int64_t total, int64_t element_size, int64_t reduce, int64_t all_gather) {
+    return choose_bucket_numel(total, element_size,
+                               {.reduce_bucket_size = reduce, .allgather_bucket_size = all_gather});
+  };
+  CHECK(choose(16'000, 4, kHuge, kHuge) == 1000);
+  CHECK(choose(16'000, 4, 999, kHuge) == 999);
+  CHECK(choose(16'000, 4, kHuge, 998) == 998);
+  CHECK(choose(int64_t{1} << 40, 4, kHuge, kHuge) == 8 * 1024 * 1024);
+  CHECK(choose(int64_t{1} << 40, 2, kHuge, kHuge) == 16 * 1024 * 1024);
+  CHECK(choose(int64_t{1} << 40, 4, std::numeric_limits<int64_t>::max(), 5'000'000) == 5'000'000);
+  CHECK(choose(16'015, 4, kHuge, kHuge) == 1000);
+}
+
+TEST_CASE("choose_bucket_numel: a device may allow more, but not more than is gathered ahead") {
+  constexpr int64_t kMebi = int64_t{1} << 20;
+  const auto choose = [](int64_t max_bytes, int64_t prefetch) {
+    return choose_bucket_numel(int64_t{1} << 40, 2,
+                               {.reduce_bucket_size = 500'000'000,
+                                .allgather_bucket_size = 500'000'000,
+                                .max_bytes = max_bytes,
+                                .prefetch = prefetch});
+  };
+  CHECK(choose(256 * kMebi, std::numeric_limits<int64_t>::max()) == 128 * kMebi);
+  CHECK(choose(2048 * kMebi, std::numeric_limits<int64_t>::max()) == 500'000'000);
+  CHECK(choose(256 * kMebi, 50'000'000) == 50'000'000);
+  CHECK(choose(256 * kMebi, 1'000'000) == 16 * kMebi);  // 32 MiB, as on CPUs
+  CHECK(choose(256 * kMebi, 0) == 16 * kMebi);
+  CHECK(choose(8 * kMebi, 1'000'000) == 4 * kMebi);
 }
 
 TEST_CASE("choose_bucket_numel: at least 1, however small the model") {
-  CHECK(choose_bucket_numel(15, 4, 500, 500) == 1);
-  CHECK(choose_bucket_numel(0, 4, 500, 500) == 1);
+  CHECK(choose_bucket_numel(15, 4, {.reduce_bucket_size = 500, .allgather_bucket_size = 500}) == 1);
+  CHECK(choose_bucket_numel(0, 4, {.reduce_bucket_size = 500, .allgather_bucket_size = 500}) == 1);
 }
 
 }  // namespace zerorun

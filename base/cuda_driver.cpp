@@ -1,4 +1,4 @@
-#include "comm/cuda_driver.h"
+#include "base/cuda_driver.h"
 
 #include <dlfcn.h>
 
@@ -13,12 +13,21 @@ using ErrorName = CudaResult(CudaResult error, const char** name);
 using DriverVersion = CudaResult(int* version);
 using DeviceAttribute = CudaResult(int* value, int attribute, int device);
 
+// For two errors that always have the same cause.
+std::string remedy_of(CudaResult error) {
+  constexpr CudaResult kNotReady = 802;
+  constexpr CudaResult kMismatch = 803;
+  if (error == kNotReady) return " (start the service nvidia-fabricmanager, or wait for it)";
+  if (error == kMismatch) return " (restart the machine after an update of the driver)";
+  return "";
+}
+
 std::string driver_error(void* driver, const char* call, CudaResult result) {
   auto* error_name = reinterpret_cast<ErrorName*>(dlsym(driver, "cuGetErrorName"));
   const char* name = nullptr;
   if (error_name) error_name(result, &name);
   return std::string("the NVIDIA driver's ") + call + " says " +
-         (name ? name : "error " + std::to_string(result));
+         (name ? name : "error " + std::to_string(result)) + remedy_of(result);
 }
 
 // Returns why this process cannot use the driver's GPUs, or an empty text if it can.
@@ -42,6 +51,10 @@ std::string unfit(void* driver, int count) {
 }
 
 }  // namespace
+
+bool has_cuda_driver() {
+  return dlopen(kCudaDriver, RTLD_LAZY | RTLD_LOCAL) != nullptr;
+}
 
 int count_usable_gpus(std::string& reason, int* found) {
   if (found) *found = 0;
