@@ -1,43 +1,27 @@
 #include "cuda/nccl_environment.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
+
+#include "base/gpu_presence.h"
+#include "base/nccl_variables.h"
 
 namespace zerorun {
 namespace {
 
-constexpr char kLaunchOrder[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
-constexpr char kSharedGpus[] = "NCCL_MULTI_RANK_GPU_ENABLE";
 constexpr char kNvls[] = "NCCL_NVLS_ENABLE";
-
-// Counts the files of GPUs, because asking the driver would initialize it, and the process may still fork.
-int count_installed_gpus() {
-  constexpr char kPrefix[] = "nvidia";
-  int count = 0;
-  std::error_code error;
-  for (const auto& file : std::filesystem::directory_iterator("/dev", error)) {
-    const std::string name = file.path().filename();
-    const std::string number = name.starts_with(kPrefix) ? name.substr(sizeof kPrefix - 1) : "";
-    if (!number.empty() && std::ranges::all_of(number, [](unsigned char c) { return std::isdigit(c); })) {
-      ++count;
-    }
-  }
-  return count;
-}
 
 [[maybe_unused]] const bool completed_when_loaded = (complete_nccl_environment(), true);
 
 }  // namespace
 
 void complete_nccl_environment() {
-  setenv(kLaunchOrder, "1", 0);
-  setenv(kSharedGpus, "1", 0);
+  for (const char* name : kNcclVariables) setenv(name, "1", 0);
+  // The driver is not asked for the number of GPUs: that would initialize it, and the process may still fork.
   if (ranks_share_gpus(std::getenv("LOCAL_WORLD_SIZE"), std::getenv("CUDA_VISIBLE_DEVICES"),
-                       count_installed_gpus())) {
+                       count_gpu_files())) {
     setenv(kNvls, "0", 0);
   }
 }
@@ -50,7 +34,7 @@ bool ranks_share_gpus(const char* local_world_size, const char* visible, int ins
 
 // Parses the number like NCCL, whose default is 0.
 bool nccl_orders_launches() {
-  const char* set = std::getenv(kLaunchOrder);
+  const char* set = std::getenv(kNcclLaunchOrder);
   return set && std::strtoll(set, nullptr, 0) != 0;
 }
 

@@ -6,11 +6,9 @@
 namespace zerorun {
 
 /// Sets the following variables, unless the user has set them. Must not be called while other threads exist.
-///  - NCCL_LAUNCH_ORDER_IMPLICIT=1 ([Note: two communicators] in cuda/nccl_comms.h)
-///  - NCCL_MULTI_RANK_GPU_ENABLE=1, which allows ranks to share a GPU and has no other effect
-///  - NCCL_NVLS_ENABLE=0 if ranks of this host will share a GPU, as far as the environment tells: NVLink
-///  SHARP
-///    does not support that, and NCCL up to 2.31.1 does not switch it off on all ranks alike
+///  - kNcclVariables to 1 (base/nccl_variables.h; [Note: two communicators] in cuda/nccl_comms.h)
+///  - NCCL_NVLS_ENABLE to 0 if ranks of this host will share a GPU, as far as the environment tells: NVLink
+///    SHARP does not support that, and NCCL up to 2.31.1 does not switch it off on all ranks alike
 void complete_nccl_environment();
 
 /// Whether `local_world_size` ranks share GPUs, of which CUDA_VISIBLE_DEVICES is `visible` and the host has

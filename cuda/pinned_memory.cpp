@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +19,14 @@ namespace {
 // Smaller memory is from cudaHostAlloc(), which packs it.
 constexpr size_t kLarge = size_t{2} << 20;
 // More threads do not provide pages faster: the memory's bandwidth is the limit.
-constexpr int kMostThreads = 8;
+constexpr int64_t kMostThreads = 8;
+constexpr int64_t kBytesOfAThread = int64_t{32} << 20;
+
+// Returns how many threads shall provide the pages of new memory.
+int threads_for(size_t bytes) {
+  return static_cast<int>(std::min({static_cast<int64_t>(at::get_num_threads()), kMostThreads,
+                                    static_cast<int64_t>(bytes) / kBytesOfAThread + 1}));
+}
 
 at::Tensor small_memory(size_t bytes, int64_t numel, at::ScalarType dtype, c10::DeviceIndex device) {
   void* memory = nullptr;
@@ -56,7 +64,10 @@ at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype, c10::DeviceIndex d
   const size_t bytes = std::max<size_t>(static_cast<size_t>(numel) * c10::elementSize(dtype), 1);
   if (bytes < kLarge) return small_memory(bytes, numel, dtype, device);
   at::Tensor memory = zeroed_memory(numel, dtype);
-  populate(memory.mutable_data_ptr(), bytes, std::min(at::get_num_threads(), kMostThreads));
+  populate(memory.mutable_data_ptr(), bytes, threads_for(bytes));
+  // A forked child (a DataLoader's worker) would get a copy, or leave the parent with one that the GPU does
+  // not see.
+  ::madvise(memory.mutable_data_ptr(), bytes, MADV_DONTFORK);
   std::shared_ptr<void> lock = page_lock(memory.mutable_data_ptr(), bytes, device);
   void* address = memory.mutable_data_ptr();
   return at::from_blob(

@@ -143,7 +143,10 @@ EngineState::EngineState(Model given_model, Config given_config,
   schedule.ask(0);
   computes_only = options.computes_only;
   if (options.marks_gradients) marks = std::make_unique<GradientMarks>(buckets.trained());
-  if (residency) residency->set_before_write([this](int bucket) { before_write(bucket); });
+  if (residency) {
+    residency->set_before_write([this](int bucket) { before_write(bucket); });
+    residency->set_use_observer(&reducer);
+  }
 
   // From here on the program may use other streams, so the initial values must be complete.
   Streams& streams = communicator->device().streams();

@@ -16,7 +16,7 @@
 #include "base/listening.h"
 #include "launcher/agent_link.h"
 #include "launcher/console.h"
-#include "launcher/gpu_check.h"
+#include "launcher/gpu_question.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
 #include "launcher/job_placement.h"

@@ -26,7 +26,7 @@
 #include "launcher/console.h"
 #include "launcher/dry_run.h"
 #include "launcher/forwarded_environment.h"
-#include "launcher/gpu_check.h"
+#include "launcher/gpu_question.h"
 #include "launcher/guardian.h"
 #include "launcher/handshake.h"
 #include "launcher/hostfile.h"

@@ -11,7 +11,7 @@
 #include "launcher/checkpoint_command.h"
 #include "launcher/config_command.h"
 #include "launcher/doctor_command.h"
-#include "launcher/gpu_check.h"
+#include "launcher/gpu_question.h"
 #include "launcher/launch.h"
 #include "launcher/launch_options.h"
 

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/listening.h"
+#include "base/nccl_variables.h"
 
 namespace zerorun {
 namespace {
@@ -64,8 +65,7 @@ std::map<std::string, std::optional<std::string>> rank_variables(const std::vect
   if (!job.visible_devices.empty()) ours["CUDA_VISIBLE_DEVICES"] = job.visible_devices;
   if (!has_value(inherited, "OMP_NUM_THREADS"))
     ours["OMP_NUM_THREADS"] = std::to_string(threads_of(job, placement.local_rank(rank)));
-  // A rank may use NCCL before it loads ZeroRun, and NCCL reads these only once (cuda/nccl_environment.h).
-  for (const char* name : {"NCCL_LAUNCH_ORDER_IMPLICIT", "NCCL_MULTI_RANK_GPU_ENABLE"}) {
+  for (const char* name : kNcclVariables) {  // a rank may use NCCL before it loads ZeroRun
     if (job.device != "cpu" && !is_set(inherited, name)) ours[name] = "1";
   }
   // Hides LibTorch's warnings and backtraces, which would bury the one message that says what is wrong.

@@ -60,7 +60,12 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
       states_(buckets.trained_count()),
       written_(buckets.trained().size()),
       self_(std::make_shared<GradientReducer*>(this)),
-      plan_(buckets) {
+      plan_(buckets),
+      schedule_(buckets.trained_count()) {
+  for (int bucket = 0; bucket < buckets.count() && !states_.empty(); ++bucket) {
+    if (communicator.world_size() > 1 && buckets.comes_and_goes(bucket)) follows_uses_ = true;
+  }
+  if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
   late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
@@ -150,17 +155,16 @@ void GradientReducer::start_backward(bool boundary, float scale) {
   if (options_.policy.reduce_every_backward) {
     plan_.begin_again();
     for (BucketState& state : states_) state.reduction_started = false;
+    schedule_.start_backward();
   }
+  if (context() == Context::outside) schedule_.leave_backward();
   plan_.start_backward();
 }
 
 void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;  // create_graph leaves grad mode on
   std::lock_guard lock(hooks_);
-  if (observer_ && (!in_backward_ || is_observed_)) {
-    observer_();
-    is_observed_ = in_backward_;
-  }
+  observe_backward();
   if (!in_backward_) return;
   at::Tensor gradient = std::exchange(tensor.mutable_grad(), at::Tensor());
   if (!gradient.defined()) {
@@ -174,6 +178,12 @@ void GradientReducer::on_gradient(int parameter, const at::Tensor& tensor) {
 
   plan_.note_gradient(parameter);
   start_ready_reductions();
+}
+
+void GradientReducer::observe_backward() {
+  if (!observer_ || (in_backward_ && !is_observed_)) return;
+  observer_();
+  is_observed_ = in_backward_;
 }
 
 void GradientReducer::place(int parameter, const at::Tensor& gradient) {
@@ -233,7 +243,7 @@ void GradientReducer::start_writing(BucketState& state) {
 }
 
 void GradientReducer::start_ready_reductions() {
-  if (!reducing_) return;
+  if (!reducing_ || follows_uses_) return;
   while (const auto bucket = plan_.take_complete()) start_reduction(*bucket);
 }
 
@@ -262,6 +272,7 @@ void GradientReducer::start_reduction(int bucket) {
   complete_buffer(bucket);
   BucketState& state = states_[bucket];
   state.reduction_started = true;
+  if (follows_uses_) schedule_.note_start(bucket);
   PendingReduction pending{.bucket = bucket,
                            .work = nullptr,
                            .is_gather = false,
@@ -331,15 +342,30 @@ void GradientReducer::retire_oldest() {
 
 void GradientReducer::finish_backward() {
   in_backward_ = is_observed_ = false;
-  if (reducing_) start_remaining_reductions();
+  if (reducing_) finish_plan();
   plan_.finish_backward();
 }
 
 void GradientReducer::start_remaining_reductions() {
-  while (const auto bucket = plan_.take()) start_reduction(*bucket);
-  if (plan_.made()) return;
-  plan_.make(*communicator_);
-  // The planned order needs fewer buffers than the order of the first backward: frees the rest.
+  if (!follows_uses_) {
+    while (const auto bucket = plan_.take()) start_reduction(*bucket);
+    return;
+  }
+  for (const int bucket : plan_.order()) {
+    if (!states_[bucket].reduction_started) start_reduction(bucket);
+  }
+}
+
+// Starts the remaining reductions, and plans the order for later backwards if this one has none.
+void GradientReducer::finish_plan() {
+  schedule_.end_uses();
+  const bool planned = follows_uses_ ? !schedule_.is_new() : plan_.made();
+  if (!planned && follows_uses_) plan_.make(*communicator_);
+  start_remaining_reductions();
+  if (!planned && !follows_uses_) plan_.make(*communicator_);
+  if (follows_uses_) schedule_.finish_backward();
+  if (planned) return;
+  // The planned order needs fewer buffers than the order of this backward: frees the rest.
   finish_reduction();
   pool_.trim(slack() + 1);
 }

@@ -11,6 +11,19 @@
 // plan takes the order in which buckets were complete on rank 0. Buckets that some rank did not use, or used
 // more than once, come last in the plan, so that no other bucket waits for them.
 //
+// [Note: order of gathers and reductions] If parameters come and go, backward also gathers, and a bucket may
+// be complete before a gather on one rank and after it on another. Then all ranks start reduce-scatters only
+// at the uses of parameters that come and go, which are the same on all ranks (zero/use_observer.h), so that
+// gathers and reduce-scatters have one order together. Otherwise ranks could wait for each other where a
+// communicator carries both, or where starting a collective waits for the other ranks.
+//   - In a backward with new uses, the ranks count at each use which buckets are complete on how many ranks
+//     (an all-reduce of CPU tensors). The buckets that are complete on all ranks are reduced; the end of
+//     backward starts the rest. Until then their gradients stay in buffers.
+//   - In a later backward with the same uses, the ranks count only at the uses after which a bucket was
+//     reduced in the first one.
+// No bucket is reduced before it is complete, because what comes later would be rounded apart: [Note: late
+// gradients]. Only operators inside a backward for all leaves count.
+//
 // [Note: late gradients] A hook may still fire for a bucket whose reduction has started: when recomputation
 // inside backward gives a parameter more gradients than in every earlier backward, or when at stages 0 and 1
 // the boundary micro-step has a second backward. Such a gradient is added to the bucket's late buffer. At the
@@ -45,6 +58,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,7 +69,9 @@
 #include "zero/buckets.h"
 #include "zero/buffer_pool.h"
 #include "zero/reduction_plan.h"
+#include "zero/reduction_schedule.h"
 #include "zero/stage.h"
+#include "zero/use_observer.h"
 
 namespace zerorun {
 
@@ -76,12 +92,12 @@ struct WindowSoFar {
   std::vector<uint8_t> tally;      // bytes of a Tally, which records the first gradient that was not finite
 };
 
-class GradientReducer {
+class GradientReducer final : public UseObserver {
  public:
   /// `buckets`, `store` and `communicator` must outlive this object; `store` keeps the sums over ranks.
   GradientReducer(const Buckets& buckets, SliceStore& store, Communicator& communicator,
                   const ReducerOptions& options);
-  ~GradientReducer();
+  ~GradientReducer() override;
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
@@ -100,6 +116,9 @@ class GradientReducer {
   /// has not started. The function may call start_backward(): then the reducer takes this gradient and all
   /// later ones of the backward. Until it does, gradients stay in grad().
   void set_observer(std::function<void()> observer) { observer_ = std::move(observer); }
+
+  void before_gathers() override;
+  void gathered(std::span<const int> buckets) override;
 
   /// Call this at the boundary on all ranks. Completes the sums of every bucket, including late gradients;
   /// later work on the current stream may read them. Returns the number of ranks that passed `notice` as
@@ -146,6 +165,10 @@ class GradientReducer {
   int64_t buffer_bytes() const;
 
  private:
+  // Where the calling thread runs: in a backward that computes the gradients of all leaves, in autograd for
+  // another purpose, or outside of autograd.
+  enum class Context { backward, other_task, outside };
+
   struct Hook;
 
   struct BucketState {
@@ -188,9 +211,13 @@ class GradientReducer {
   void take_buffer(int bucket);
   void start_writing(BucketState& state);
   void complete_buffer(int bucket);
+  Context context() const;
+  void observe_backward();
   void start_ready_reductions();
+  void start_complete_everywhere();
   void start_reduction(int bucket);
   void start_remaining_reductions();
+  void finish_plan();
   void retire_oldest();
   void retire_one_reduction();
   void finish_reduction();
@@ -220,8 +247,11 @@ class GradientReducer {
   std::shared_ptr<GradientReducer*> self_;
 
   ReductionPlan plan_;
+  bool follows_uses_ = false;  // reductions start at uses: [Note: order of gathers and reductions]
+  ReductionSchedule schedule_;
+  at::Tensor complete_counts_;  // on the CPU: for each bucket the number of ranks on which it is complete
 
-  std::mutex hooks_;  // locked while a hook handles a gradient
+  std::mutex hooks_;  // locked while a hook or a use is handled
   std::function<void()> observer_;
   bool in_backward_ = false;
   bool is_observed_ = false;  // a call of `observer_` has started this backward

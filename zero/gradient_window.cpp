@@ -75,7 +75,13 @@ void GradientReducer::send_to_host(int bucket) {
 }
 
 int64_t GradientReducer::finish_window(bool notice) {
-  start_remaining_reductions();  // all reductions, if no backward of the window was at the boundary
+  if (!follows_uses_) {
+    finish_plan();  // starts all reductions, if no backward of the window was at the boundary
+  } else {
+    for (const int bucket : plan_.order()) {
+      if (!states_[bucket].has_sums) start_reduction(bucket);  // the window had no backward
+    }
+  }
   int64_t* late = late_counts_.mutable_data_ptr<int64_t>();
   for (size_t bucket = 0; bucket < states_.size(); ++bucket)
     late[bucket] = states_[bucket].late.memory.defined();
@@ -84,11 +90,13 @@ int64_t GradientReducer::finish_window(bool notice) {
   auto agreement = communicator_->all_reduce(late_counts_, "who has late gradients");
   finish_reduction();
   agreement->wait();
+  bool any_late = false;
   for (int bucket = 0; bucket < buckets_->trained_count(); ++bucket) {
+    any_late = any_late || late[bucket] > 0;
     if (late[bucket] > 0) reduce_late(bucket);
     if (!states_[bucket].is_sent) send_to_host(bucket);
   }
-  if (std::all_of(late, late + states_.size(), [](int64_t ranks) { return ranks == 0; })) {
+  if (!any_late) {
     late_pool_.trim(0);
     if (!pooled()) pool_.trim(0);  // of the last windows with late gradients
   }
@@ -134,8 +142,9 @@ void GradientReducer::give_back_late(BucketState& state) {
 void GradientReducer::discard_window() {
   abandon_backward();
   if (std::exchange(is_abandoned_, false) && reducing_) {
-    while (const auto bucket = plan_.take()) start_reduction(*bucket);
+    start_remaining_reductions();
   }
+  schedule_.leave_backward();
   is_observed_ = false;
   finish_reduction();
   for (BucketState& state : states_) {
@@ -150,6 +159,7 @@ void GradientReducer::discard_window() {
 void GradientReducer::start_window() {
   ZR_CHECK(pending_.empty(), "gradients still under way after the step");
   plan_.begin_again();
+  schedule_.start_backward();
   window_arrivals_ = 0;
   for (BucketState& state : states_) {
     state.has_sums = false;

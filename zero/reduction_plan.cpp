@@ -41,7 +41,7 @@ void ReductionPlan::note_gradient(int parameter) {
 }
 
 std::optional<int> ReductionPlan::take_complete() {
-  if (next_ == order_.size() || states_[order_[next_]].missing > 0) return {};
+  if (next_ == order_.size() || !is_complete(order_[next_])) return {};
   return order_[next_++];
 }
 

@@ -24,6 +24,10 @@ class ReductionPlan {
   void finish_backward();
   void note_gradient(int parameter);
 
+  /// Whether the bucket has all its expected gradients.
+  bool is_complete(int bucket) const { return states_[bucket].missing <= 0; }
+  /// All buckets, in the order of their reductions.
+  const std::vector<int>& order() const { return order_; }
   /// Takes the next bucket in the order, if it has all its expected gradients.
   std::optional<int> take_complete();
   /// Takes the next bucket in the order, complete or not. Returns nothing if all have been taken.

@@ -67,6 +67,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   c10::SmallVector<int, 6> passing;  // the touched buckets that have memory only while they are gathered
   bool pinned = true;  // enclosing operators or scopes pin all of `passing`: this operator is no new use
   bool shares_writes = false;
+  bool is_new_use = false;
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     const BucketKind kind = states_[bucket].kind;
@@ -84,7 +85,8 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
   if (shares_writes && has_writes()) share_writes();
   if (!pinned) {
     std::sort(passing.begin(), passing.end());
-    if (!std::ranges::equal(passing, current_)) note_use({op, touched}, passing);
+    is_new_use = !std::ranges::equal(passing, current_);
+    if (is_new_use) note_use({op, touched}, passing);
     escaped_copies_.note(op, touched);
   }
   for (const Touched& item : touched) {
@@ -97,6 +99,7 @@ void Residency::enter(const c10::OperatorHandle& op, std::span<const Touched> to
       before_write_(bucket);
     }
   }
+  if (is_new_use && use_observer_) use_observer_->gathered(passing);
   for (const Touched& item : touched) {
     const int bucket = buckets_->bucket_of(item.owner);
     pin(bucket);
@@ -259,6 +262,7 @@ bool Residency::traced() const {
 
 void Residency::note_use(const OperatorUse& use, std::span<const int> buckets) {
   ++clock_;
+  if (use_observer_) use_observer_->before_gathers();
   set_training(in_training_());
   if (traced()) {
     if (!training_ && trace().may_begin_again(buckets) && trace().reason(0) == describe(use)) {

@@ -41,6 +41,7 @@
 #include "zero/gather_trace.h"
 #include "zero/interception.h"
 #include "zero/residency_report.h"
+#include "zero/use_observer.h"
 
 namespace zerorun {
 
@@ -69,6 +70,8 @@ class Residency final : public OperatorListener {
   void set_before_write(std::function<void(int bucket)> before_write) {
     before_write_ = std::move(before_write);
   }
+  /// Sets the object that is notified of uses of buckets that come and go. It must outlive the last operator.
+  void set_use_observer(UseObserver* observer) { use_observer_ = observer; }
   /// Whether the program may have written values that the other ranks have not received.
   bool has_pending_writes() const {
     std::lock_guard lock(mutex_);
@@ -196,6 +199,7 @@ class Residency final : public OperatorListener {
 
   std::function<bool()> in_training_;
   std::function<void(int)> before_write_ = [](int) {};
+  UseObserver* use_observer_ = nullptr;
 
   mutable std::recursive_mutex mutex_;  // guards all members below
   std::vector<BucketState> states_;     // one per bucket

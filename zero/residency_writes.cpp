@@ -58,6 +58,7 @@ void Residency::finish_update(int bucket, bool gathers) {
 void Residency::hold(std::span<const int> buckets) {
   std::lock_guard lock(mutex_);
   finish_writer_queries();
+  if (use_observer_) use_observer_->before_gathers();
   std::vector<int> passing;
   for (int bucket : buckets) {
     const BucketState& state = states_[bucket];

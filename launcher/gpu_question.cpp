@@ -1,4 +1,4 @@
-#include "launcher/gpu_check.h"
+#include "launcher/gpu_question.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +10,7 @@
 #include "base/cuda_driver.h"
 #include "base/error.h"
 #include "base/gpu_presence.h"
+#include "base/nccl_variables.h"
 #include "doctor/gpus.h"
 #include "launcher/captured_run.h"
 #include "launcher/rank_status.h"
@@ -137,7 +138,7 @@ int check_gpus(const NodeOrder& order, const ThisMachine& machine, const std::ve
   const GpuAnswer answer = ask(environment, ranks, order.timeout_seconds, meanwhile);
   // --venv_script may add the driver's library to the search path.
   if (!answer.driver && !order.venv_script.empty()) return 0;
-  const char* sharing = value_in(inherited, "NCCL_MULTI_RANK_GPU_ENABLE");
+  const char* sharing = value_in(inherited, kNcclSharedGpus);
   const char* visible = order.slots_named ? nullptr : value_in(inherited, kVisible);
   const std::string obstacle = refusal(answer, {.ranks = ranks,
                                                 .may_share = sharing != nullptr && std::atoi(sharing) != 0,
