@@ -65,6 +65,13 @@ struct GradientMarks::Hook : torch::autograd::FunctionPreHook {
   int index;
 };
 
+// LibTorch's zero_grad(set_to_none=false) in C++ replaces grad() with grad().detach(), which has the mark's
+// storage.
+bool GradientMarks::Entry::is_marked() const {
+  const at::Tensor& gradient = parameter.grad();
+  return gradient.defined() && owner_of(gradient) == owner;
+}
+
 GradientMarks::GradientMarks(std::span<const NamedParameter> trained)
     : self_(std::make_shared<GradientMarks*>(this)) {
   install_interception();
@@ -89,7 +96,7 @@ GradientMarks::GradientMarks(std::span<const NamedParameter> trained)
 GradientMarks::~GradientMarks() {
   *self_ = nullptr;
   for (Entry& entry : entries_) {
-    if (entry.parameter.grad().is_same(entry.mark)) entry.parameter.mutable_grad().reset();
+    if (entry.is_marked()) entry.parameter.mutable_grad().reset();
   }
 }
 
@@ -103,7 +110,7 @@ void GradientMarks::place() {
 
 void GradientMarks::clear() {
   for (Entry& entry : entries_) {
-    if (entry.parameter.grad().is_same(entry.mark)) entry.parameter.mutable_grad().reset();
+    if (entry.is_marked()) entry.parameter.mutable_grad().reset();
     entry.owner->zeroed = entry.taken = entry.lost = entry.is_set = false;
   }
   placed_ = false;
@@ -113,12 +120,11 @@ void GradientMarks::take(int index) {
   Entry& entry = entries_[index];
   if (entry.taken) return;
   entry.taken = true;
-  const at::Tensor& gradient = entry.parameter.grad();
-  if (gradient.is_same(entry.mark)) {
+  if (entry.is_marked()) {
     entry.parameter.mutable_grad().reset();
   } else {
-    entry.lost = !gradient.defined();
-    entry.is_set = gradient.defined();
+    entry.is_set = entry.parameter.grad().defined();
+    entry.lost = !entry.is_set;
   }
 }
 
@@ -126,15 +132,14 @@ bool GradientMarks::dropped(const std::string& call) {
   const Entry* gone = nullptr;
   const Entry* kept = nullptr;
   for (const Entry& entry : entries_) {
-    const at::Tensor& gradient = entry.parameter.grad();
-    const bool is_marked = gradient.defined() && gradient.is_same(entry.mark);
-    if (entry.is_set || (!entry.taken && gradient.defined() && !is_marked)) {
+    const bool is_defined = entry.parameter.grad().defined();
+    if (entry.is_set || (!entry.taken && is_defined && !entry.is_marked())) {
       throw UserError(
           call + "(): the program has set grad() of parameter " + entry.name +
           ", which has no effect on the engine: empty it and call safe_set_full_grad() of zerorun.utils "
           "(C++: zerorun::ParameterStates) after the last backward() before a step");
     }
-    const bool lost = entry.owner->zeroed || entry.lost || (!entry.taken && !gradient.defined());
+    const bool lost = entry.owner->zeroed || entry.lost || (!entry.taken && !is_defined);
     (lost ? gone : kept) = &entry;
   }
   if (!placed_ || !gone) return false;

@@ -42,6 +42,8 @@ class GradientMarks {
   struct Recorder;
   struct Hook;
   struct Entry {
+    bool is_marked() const;  // whether grad() is the mark
+
     std::string name;
     at::Tensor parameter;
     at::Tensor mark;
