@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 import zerorun
-from small import make, step
+from small import make, net, step
 
 STATES = {
     "plain": {"epoch": 3, "best": 0.25, "name": "run", "list": [1, {"a": None}], "flag": True},
@@ -86,3 +86,17 @@ def test_a_resumed_scheduler(tmp_path):
         assert step(engine) == step(resumed)
         assert resumed.get_lr() == engine.get_lr()
     assert engine.get_lr() == [pytest.approx(0.01)]
+
+
+def test_a_checkpoint_without_frozen_parameters_says_so(tmp_path, caplog):
+    def frozen_base():
+        model = net()
+        model[0].requires_grad_(False)
+        return make(2, model)
+
+    frozen_base().save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+    with caplog.at_level("WARNING", logger="zerorun"):
+        frozen_base().load_checkpoint(tmp_path, load_module_strict=False)
+        assert "frozen" not in caplog.text
+        frozen_base().load_checkpoint(tmp_path)
+    assert "without frozen parameters: 0.weight, 0.bias keep the values" in caplog.text

@@ -17,7 +17,7 @@ from .facts import Facts
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
 from .model_watch import ModelWatch
-from .module_notes import explained_errors, log_conversions
+from .module_notes import explained_errors, log_conversions, log_left_out
 from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
@@ -86,6 +86,7 @@ class Engine(Facts, torch.nn.Module):
             self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
             self.optimizer.pull()
             self.lr_scheduler = self._make_schedule(lr_scheduler)
+        self._scheduled_steps = 0
         self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
         if self._core.rank() == 0:
             log_conversions(model, dtypes, self.dtype)
@@ -166,6 +167,7 @@ class Engine(Facts, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
         self._model_watch.check()
+        self._advance_schedule(lr_kwargs or {})
         if self.optimizer is not None:
             self.optimizer.push()
         updates = self._core.is_boundary()
@@ -176,8 +178,19 @@ class Engine(Facts, torch.nn.Module):
         self._stepped = True
         if self._config["has_scheduler"]:
             self.optimizer.pull()
-        elif self.lr_scheduler is not None and self._core.was_step_applied():
-            self.lr_scheduler.step(**(lr_kwargs or {}))
+        self._advance_schedule(lr_kwargs or {})
+
+    def _steps_applied(self):
+        return self._core.global_steps() - self._core.skipped_steps()
+
+    def _advance_schedule(self, lr_kwargs):
+        """Advances the program's schedule once for each applied step: an interrupt of the program (Ctrl-C) may come between
+        the step and the schedule, which the next step then makes up for."""
+        if self._config["has_scheduler"] or self.lr_scheduler is None:
+            return
+        while self._scheduled_steps < self._steps_applied():
+            self._scheduled_steps += 1
+            self.lr_scheduler.step(**lr_kwargs)
 
     def train(self, mode=True):
         super().train(mode)
@@ -280,6 +293,9 @@ class Engine(Facts, torch.nn.Module):
         schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
+        self._scheduled_steps = self._steps_applied()
+        if load_module_strict and self._core.rank() == 0:
+            log_left_out(path, self.module)
         if self.optimizer is not None:
             self.optimizer.pull()
         return path, state

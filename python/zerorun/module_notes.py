@@ -1,7 +1,9 @@
 """What initialize() says about a model's modules, and remedies that errors of a forward or backward name."""
 
 import contextlib
+import json
 import logging
+import pathlib
 
 import torch
 
@@ -26,6 +28,16 @@ def log_conversions(model, before, dtype):
         log.warning("parameters that were float32 beside others of 16 bits run in %s now: %s%s. Modules that need float32 "
                     "convert in their forward (weight.float()); the optimizer's master weights are float32",
                     str(dtype).removeprefix("torch."), ", ".join(wide[:3]), more)
+
+
+def log_left_out(checkpoint, model):
+    """Logs which parameters of the model a checkpoint does not have, as they were frozen and left out."""
+    saved = json.loads((pathlib.Path(checkpoint) / "manifest.json").read_text())["parameters"]
+    out = [name for name, _ in model.named_parameters() if saved.get(name, {}).get("excluded")]
+    if out:
+        more = f" and {len(out) - 3} more" if len(out) > 3 else ""
+        log.warning("the checkpoint %s was saved without frozen parameters: %s%s keep the values that the model has here. "
+                    "Load them before, if they are not those of the run that saved it", checkpoint, ", ".join(out[:3]), more)
 
 
 @contextlib.contextmanager
