@@ -49,6 +49,7 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
 
 std::string name_of_optimizer(const Config& config, const InitializeOptions& options) {
   if (!options.optimizer) return name_of(*config.optimizer);
+  if (const auto* foreign = dynamic_cast<const ForeignOptimizer*>(options.optimizer)) return foreign->name();
   const std::string type = c10::demangle(typeid(*options.optimizer).name());
   return type.substr(type.rfind(':') + 1);
 }

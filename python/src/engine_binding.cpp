@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "comm/environment.h"
 #include "comm/rendezvous.h"
+#include "config/check.h"
 #include "config/config.h"
 #include "engine/hidden_size.h"
 #include "optim/schedule.h"
@@ -28,6 +29,7 @@ struct Given {
   std::string config;     // the text of a ds_config.json
   std::string origin;     // the config's name in messages
   std::string optimizer;  // a ds_config.json with only the program's optimizer; empty: the program has none
+  std::shared_ptr<PythonOptimizer> python_optimizer;  // the program's, which has no such description
   std::vector<ParameterGroup> groups;
   Arguments arguments;
   bool has_schedule = false;  // the program passes a schedule
@@ -45,16 +47,18 @@ Config read_config(const Given& given, const Model& model, int world_size, bool&
   Config config = parse_config(
       given.config, given.origin,
       {.world_size = world_size, .arguments = given.arguments, .hidden_size = hidden_size_of(model)});
-  if (!given.optimizer.empty()) {
+  const bool is_python = given.python_optimizer != nullptr;
+  if (!given.optimizer.empty() || is_python) {
     if (config.optimizer) {
       throw UserError(
           "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
           "not pass "
           "one to initialize()");
     }
-    config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
+    if (!is_python)
+      config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
   }
-  computes_only = !config.optimizer || (given.optimizer.empty() && !requires_grad(model));
+  computes_only = !is_python && (!config.optimizer || (given.optimizer.empty() && !requires_grad(model)));
   if (computes_only && given.has_schedule) {
     throw UserError(
         "lr_scheduler without an optimizer: add an \"optimizer\" block to the config or pass one to "
@@ -76,10 +80,16 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   options.communicator = connect();
   const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
   options.marks_gradients = true;
-  if (!options.computes_only) options.parameter_groups = std::move(given.groups);
   options.output_folder = given.output_folder;
+  options.optimizer = given.python_optimizer.get();
+  if (!options.optimizer && !options.computes_only) options.parameter_groups = std::move(given.groups);
+  Engine engine = initialize(std::move(model), config, options);
   return std::unique_ptr<CoreEngine, WithoutGil>(
-      new CoreEngine(initialize(std::move(model), config, options), mode, options.computes_only));
+      new CoreEngine(std::move(engine), mode, options.computes_only, given.python_optimizer));
+}
+
+bool allows_untested(const std::string& config, const std::string& origin) {
+  return check_config(config, origin).settings.get<bool>("zero_allow_untested_optimizer").value_or(false);
 }
 
 py::dict bytes_of(CoreEngine& core) {
@@ -102,7 +112,7 @@ py::dict config_of(CoreEngine& core) {
                   "dtype"_a = std::string(name_of(precision.training)),
                   "clipping"_a = config.gradient_clipping,
                   "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
-                  "optimizer"_a = std::string(name_of(*config.optimizer)),
+                  "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
                   "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
                   "managed"_a = config.managed_gradient_accumulation,
                   "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
@@ -324,6 +334,8 @@ void bind_engine(py::module_& module) {
       .def_readwrite("weight_decay", &ParameterGroup::weight_decay)
       .def_readwrite("betas", &ParameterGroup::betas)
       .def_readwrite("eps", &ParameterGroup::eps);
+  py::class_<PythonOptimizer, std::shared_ptr<PythonOptimizer>>(module, "PythonOptimizer")
+      .def(py::init<py::object, const std::vector<ParameterGroup>&>());
   py::class_<Given>(module, "Given")
       .def(py::init<>())
       .def_readwrite("parameters", &Given::parameters)
@@ -331,6 +343,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("config", &Given::config)
       .def_readwrite("origin", &Given::origin)
       .def_readwrite("optimizer", &Given::optimizer)
+      .def_readwrite("python_optimizer", &Given::python_optimizer)
       .def_readwrite("groups", &Given::groups)
       .def_readwrite("arguments", &Given::arguments)
       .def_readwrite("has_schedule", &Given::has_schedule)
@@ -344,6 +357,7 @@ void bind_engine(py::module_& module) {
       .def("enter", &NoSyncScope::enter)
       .def("exit", &NoSyncScope::exit);
   module.def("start", &start, NoGil());
+  module.def("allows_untested", &allows_untested);
   module.def("variables_of_place", &variables_of_place);
   py::class_<Meeting>(module, "Meeting")
       .def(py::init([] {

@@ -9,13 +9,19 @@
 
 #include "engine/engine.h"
 #include "python/src/client_model.h"
+#include "python/src/python_optimizer.h"
 
 namespace zerorun::python {
 
 class CoreEngine {
  public:
-  CoreEngine(Engine engine, std::shared_ptr<Mode> mode, bool computes_only)
-      : engine_(std::move(engine)), mode_(std::move(mode)), computes_only_(computes_only) {}
+  /// `optimizer`: that of the engine, or null if it uses one of its own.
+  CoreEngine(Engine engine, std::shared_ptr<Mode> mode, bool computes_only,
+             std::shared_ptr<PythonOptimizer> optimizer)
+      : optimizer_(std::move(optimizer)),
+        engine_(std::move(engine)),
+        mode_(std::move(mode)),
+        computes_only_(computes_only) {}
 
   /// Throws UserError after destroy().
   Engine& get();
@@ -27,6 +33,7 @@ class CoreEngine {
   void set_training(bool trains) { mode_->store(trains); }
 
  private:
+  std::shared_ptr<PythonOptimizer> optimizer_;
   std::optional<Engine> engine_;
   std::shared_ptr<Mode> mode_;
   bool computes_only_;

@@ -6,7 +6,6 @@ from launch import run
 CASES = {
     "gan.py": [("1", "module"), ("2", "optimizer"), ("3", "module"), ("3", "frozen")],
     "resized_embeddings.py": [("2",), ("3",)],
-    "copied_reference.py": [("3",)],
 }
 
 

@@ -14,17 +14,19 @@ from ._core import UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_supported
 from .facts import Facts
+from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
 from .model_watch import ModelWatch
 from .module_notes import explained_errors, log_conversions, log_left_out
-from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
+from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 
 log = logging.getLogger("zerorun")
 
-_SCHEDULE_KEY = "_lr_scheduler"  # the state of the program's scheduler in a checkpoint's client state
+# In a checkpoint's client state: the state of the program's scheduler, and the numbers of its optimizer if that runs itself.
+_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_optimizer"
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -64,8 +66,13 @@ class Engine(Facts, torch.nn.Module):
         given.parameters = list(model.named_parameters(remove_duplicate=False))
         given.buffers = list(model.named_buffers())
         given.config, given.origin = config_text, origin
-        given.optimizer = as_config(optimizer) if optimizer is not None else ""
+        self._flat = None
         given.groups = [as_group(group) for group in groups or []]
+        if optimizer is not None and not has_kernel(optimizer) and _core.allows_untested(config_text, origin):
+            self._flat = FlatOptimizer(optimizer)
+            given.python_optimizer = _core.PythonOptimizer(self._flat, given.groups)
+        else:
+            given.optimizer = as_config(optimizer) if optimizer is not None else ""
         given.arguments = dict(arguments or {})
         given.has_schedule = lr_scheduler is not None
         dtypes = {name: tensor.dtype for name, tensor in given.parameters}
@@ -268,6 +275,8 @@ class Engine(Facts, torch.nn.Module):
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
+        if self._flat is not None:
+            state[_OPTIMIZER_KEY] = self._flat.save()
         text = states.write(state)
         self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, save_latest,
                                    exclude_frozen_parameters, keep_last, asynchronous)
@@ -290,10 +299,13 @@ class Engine(Facts, torch.nn.Module):
         path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
                                                 load_optimizer_states and whole, load_lr_scheduler_states and whole)
         state = states.read(text) or {}
-        schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
+        schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
+                             else (None, None))
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
         self._scheduled_steps = self._steps_applied()
+        if self._flat is not None and load_optimizer_states and whole:
+            self._flat.load(numbers)
         if load_module_strict and self._core.rank() == 0:
             log_left_out(path, self.module)
         if self.optimizer is not None:

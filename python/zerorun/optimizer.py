@@ -9,7 +9,8 @@ from ._core import ParameterGroup, UserError
 from .ops.adam import _Adam
 
 _EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
-             "zerorun.ops.adam's FusedAdam or DeepSpeedCPUAdam, or an \"optimizer\" in the config")
+             "zerorun.ops.adam's FusedAdam or DeepSpeedCPUAdam, or an \"optimizer\" in the config; "
+             "\"zero_allow_untested_optimizer\": true in the config allows others that are element-wise")
 
 
 def _adam(optimizer, group):
@@ -40,10 +41,22 @@ _OF_OPTIMIZERS = {"momentum", "dampening", "nesterov", "maximize", "differentiab
                   "max_coeff", "min_coeff"}
 
 
-def _rule_of(optimizer):
+def has_kernel(optimizer):
+    """Whether the engine's kernels do the optimizer's update."""
+    return _find_rule(optimizer) is not None
+
+
+def _find_rule(optimizer):
     for kind, rule in (*_RULES.items(), (_Adam, _adam)):
         if isinstance(optimizer, kind) and _updates_as(type(optimizer), kind):
             return rule
+    return None
+
+
+def _rule_of(optimizer):
+    rule = _find_rule(optimizer)
+    if rule is not None:
+        return rule
     raise UserError(f"optimizer {type(optimizer).__module__}.{type(optimizer).__qualname__} may look at whole parameters, "
                     f"which are spread over ranks: {_EXPECTED}")
 
@@ -97,16 +110,21 @@ def as_config(optimizer):
     return json.dumps({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": kind, "params": params}})
 
 
+def _betas(group):
+    """Other optimizers than those of the engine may have more than two."""
+    betas = group.get("betas")
+    return tuple(map(float, betas)) if betas is not None and len(betas) == 2 else None
+
+
 def as_group(group):
     """Converts a parameter group of torch.optim, or a dict of the program, for the engine."""
     result = ParameterGroup()
     params = group["params"]
     result.parameters = [params] if isinstance(params, torch.Tensor) else list(params)
     for name in ("lr", "weight_decay", "eps"):
-        if group.get(name) is not None:
+        if group.get(name) is not None and not isinstance(group[name], tuple):  # of an optimizer that runs itself
             setattr(result, name, float(group[name]))
-    if group.get("betas") is not None:
-        result.betas = tuple(float(beta) for beta in group["betas"])
+    result.betas = _betas(group)
     return result
 
 
@@ -145,13 +163,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _values(group):
-        betas, decay = group.get("betas"), group.get("weight_decay")
-        return (float(group["lr"]), tuple(map(float, betas)) if betas is not None else None,
-                float(decay) if decay is not None else None)
+        decay = group.get("weight_decay")
+        return float(group["lr"]), _betas(group), float(decay) if decay is not None else None
 
     def _constants(self, group):
         if self.optimizer is None:
             return {name: group[name] for name in ("eps",) if name in group}
+        if self._engine._flat is not None:
+            return {}  # it reads its groups itself
         used = _hyperparameters(self.optimizer, group)
         return {name: value for name, value in used.items() if name not in ("lr", "betas", "weight_decay")}
 
