@@ -92,3 +92,20 @@ def test_a_copy_of_a_model():
     assert torch.equal(reference(torch.ones(2, 6)), expected)
     step(engine)
     assert torch.equal(reference(torch.ones(2, 6)), expected) and not torch.equal(loss_of(engine), expected.pow(2).mean())
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_from_pretrained(name, tmp_path):
+    """It makes the model on the device meta, and then loads weights; the second model's head is not among them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).save_pretrained(tmp_path)
+    torch.manual_seed(4)
+    expected = whole(getattr(transformers, name).from_pretrained(tmp_path))
+    torch.manual_seed(4)
+    with zerorun.zero.Init():
+        model = getattr(transformers, name).from_pretrained(tmp_path)
+    zerorun.initialize(model=model, config=config(3))
+    found = whole(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
