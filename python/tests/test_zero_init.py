@@ -112,3 +112,20 @@ def test_writes_of_another_rank_before_the_ranks_are_connected(monkeypatch):
     with pytest.raises(zerorun.UserError, match="init_distributed"):
         with zerorun.zero.GatheredParameters(layer.weight, modifier_rank=1):
             pass
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_from_pretrained(name, tmp_path):
+    """It makes the model on the device meta, and then loads weights; the second model's head is not among them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).save_pretrained(tmp_path)
+    torch.manual_seed(4)
+    expected = whole(getattr(transformers, name).from_pretrained(tmp_path))
+    torch.manual_seed(4)
+    with zerorun.zero.Init():
+        model = getattr(transformers, name).from_pretrained(tmp_path)
+    zerorun.initialize(model=model, config=config(3))
+    found = whole(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -26,7 +26,7 @@ from .state_dicts import show_parameters
 log = logging.getLogger("zerorun")
 
 # In a checkpoint's client state: the state of the program's scheduler, and the numbers of its optimizer if that runs itself.
-_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_optimizer"
+_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_zerorun_optimizer"
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,

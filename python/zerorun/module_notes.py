@@ -14,7 +14,8 @@ log = logging.getLogger("zerorun")
 _LEAF = ("If ranks use different parameters of a module (experts without tokens), name it with "
          "zerorun.utils.set_z3_leaf_modules(): all its parameters are then gathered on all ranks")
 _BUFFERS = ("Buffers of the model have another dtype than its parameters, which the engine converts: set "
-            "\"data_types\": {\"buffer_dtype\": \"bf16\"} (or \"fp16\") in the config to convert both")
+            "\"data_types\": {\"buffer_dtype\": \"bf16\"} (or \"fp16\") in the config to convert both, or convert parameters "
+            "in a forward that computes in float32 (weight.float())")
 
 
 def log_conversions(model, before, dtype):
