@@ -254,13 +254,16 @@ class ClientWatch:
         "state_dict": "the state is spread over ranks; engine.save_checkpoint() saves it",
         "load_state_dict": "the state is spread over ranks; engine.load_checkpoint() loads it",
         "add_param_group": "the engine does not train what is added; name all groups before initialize()",
-        "register_step_pre_hook": "the engine does not call step(); do the hook's work before engine.step()",
-        "register_step_post_hook": "the engine does not call step(); do the hook's work after engine.step()",
+    }
+    _HOOKS = {
+        "register_step_pre_hook": "the engine's kernels do the update; do the hook's work before engine.step()",
+        "register_step_post_hook": "the engine's kernels do the update; do the hook's work after engine.step()",
     }
 
     def __init__(self, engine, client):
         self._client, self._before = client, {}
-        for name, remedy in self._CALLS.items():
+        self._calls = self._CALLS if engine._flat is not None else {**self._CALLS, **self._HOOKS}
+        for name, remedy in self._calls.items():
             if name in vars(client):
                 self._before[name] = vars(client)[name]
             setattr(client, name, self._refusal(name, remedy))
@@ -274,7 +277,7 @@ class ClientWatch:
         return refuse
 
     def end(self):
-        for name in self._CALLS:
+        for name in self._calls:
             vars(self._client).pop(name, None)
         vars(self._client).update(self._before)
 
