@@ -67,7 +67,7 @@ GradientReducer::GradientReducer(const Buckets& buckets, SliceStore& store, Comm
   }
   if (follows_uses_) complete_counts_ = at::zeros({buckets.trained_count()}, at::kLong);
   tally_ = device_->allocate(sizeof(Tally), at::kByte);
-  late_counts_ = at::zeros({buckets.trained_count() + 1}, at::kLong);
+  late_counts_ = at::zeros({buckets.trained_count() + 3}, at::kLong);
   if (pooled()) pool_.reserve(std::min(slack() + 1, buckets.trained_count()));
   for (int bucket = 0; bucket < buckets.trained_count(); ++bucket) make_memory(bucket);
   for (size_t index = 0; index < written_.size(); ++index) {

@@ -295,7 +295,7 @@ class Engine(Facts, torch.nn.Module):
         if tag is None and not os.path.exists(os.path.join(load_dir, "latest")):
             log.warning("%s has no checkpoint (no file `latest`): nothing is loaded", load_dir)
             return None, None
-        whole = not load_module_only
+        whole = not (load_module_only or self._config["computes_only"])
         path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
                                                 load_optimizer_states and whole, load_lr_scheduler_states and whole)
         state = states.read(text) or {}
