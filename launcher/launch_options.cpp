@@ -354,7 +354,8 @@ void refuse_empty_texts(const CLI::App& app) {
 
 // argparse, which DeepSpeed's launcher and torchrun use, takes the empty text after "--option=" as the value,
 // and no option as the value of another one. CLI11 would take the next argument in both cases. Returns the
-// arguments so that CLI11 reads them as argparse does.
+// arguments so that CLI11 reads them as argparse does. Only --launcher_args may have an option as its value,
+// since that is what it is for.
 std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const char* const* argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   for (size_t i = 0; i < words.size() && words[i].starts_with("-") && words[i] != "--"; ++i) {
@@ -368,8 +369,7 @@ std::vector<std::string> as_argparse_reads(const CLI::App& app, int argc, const 
     }
     if (equals == std::string::npos) {
       ++i;  // the value
-      const bool is_option =
-          i < words.size() && words[i].starts_with("--") && words[i].find(' ') == std::string::npos;
+      const bool is_option = i < words.size() && words[i].starts_with("--") && name != "--launcher_args";
       if (!is_option) continue;
       throw UserError(name + ": expected a value, found '" + words[i] + "'; if that is the value, write " +
                       name + "=" + words[i]);

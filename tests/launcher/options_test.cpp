@@ -94,6 +94,8 @@ TEST_CASE("an empty text after = is the option's value, and an option is no valu
   CHECK(options({"--launcher_args=--mpi=pmix", "p"}).launcher_args == Words{"--mpi=pmix"});
   CHECK(options({"--launcher_args", "--mpi pmix", "p"}).launcher_args == Words{"--mpi", "pmix"});
   CHECK(options({"--launcher_args", "-v", "p"}).launcher_args == Words{"-v"});
+  CHECK(options({"--launcher_args", "--allow-run-as-root", "p"}).launcher_args ==
+        Words{"--allow-run-as-root"});
   CHECK(options({"--num_gpus", "1", "--num_gpus", "2", "p"}).ranks_per_node == 2);  // as argparse: the last
   CHECK(options({"-H", "a", "-i", "x:1", "-q", "p", "-q"}).command == Words{"p", "-q"});
   CHECK_THAT(mistake({"--quiet=", "p"}), Contains("--quiet"));
