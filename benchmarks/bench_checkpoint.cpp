@@ -78,6 +78,14 @@ class SlowFileSystem : public FileSystem {
   std::optional<std::vector<std::string>> list(const fs::path& folder) override {
     return files_.list(folder);
   }
+  int open_folder(const fs::path& folder) override { return files_.open_folder(folder); }
+  std::optional<std::vector<std::string>> list_open(int folder) override { return files_.list_open(folder); }
+  int remove_at(int folder, const std::string& name) override { return files_.remove_at(folder, name); }
+  std::optional<fs::path> link_target(const fs::path& path) override { return files_.link_target(path); }
+  std::optional<FileIdentity> identity(const fs::path& file) override { return files_.identity(file); }
+  std::shared_ptr<FolderLock> lock_folder(const fs::path& folder) override {
+    return files_.lock_folder(folder);
+  }
 
  private:
   FileSystem& files_ = local_file_system();

@@ -103,8 +103,46 @@ class LocalFileSystem : public FileSystem {
     return static_cast<int>(result_of(::rmdir(folder.c_str())));
   }
   std::optional<std::vector<std::string>> list(const fs::path& folder) override {
-    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(folder.c_str()), ::closedir);
+    return names_in(UniqueFd(::open(folder.c_str(), kFolder)));
+  }
+  int open_folder(const fs::path& folder) override {
+    return static_cast<int>(result_of(::open(folder.c_str(), kFolder | O_NOFOLLOW)));
+  }
+  std::optional<std::vector<std::string>> list_open(int folder) override {
+    return names_in(UniqueFd(::openat(folder, ".", kFolder)));
+  }
+  int remove_at(int folder, const std::string& name) override {
+    return static_cast<int>(result_of(::unlinkat(folder, name.c_str(), 0)));
+  }
+  std::optional<fs::path> link_target(const fs::path& path) override {
+    std::error_code error;
+    if (!fs::is_symlink(path, error)) return std::nullopt;
+    const fs::path folder = fs::absolute(path).parent_path();
+    const fs::path named = folder / fs::read_symlink(path, error);
+    const fs::path target = fs::weakly_canonical(named, error);
+    return error ? named : target;
+  }
+  std::optional<FileIdentity> identity(const fs::path& file) override {
+    struct stat status {};
+    if (::lstat(file.c_str(), &status) != 0) return std::nullopt;
+    constexpr int64_t kSecond = 1'000'000'000;
+    return FileIdentity{.device = status.st_dev,
+                        .node = status.st_ino,
+                        .changed = status.st_mtim.tv_sec * kSecond + status.st_mtim.tv_nsec,
+                        .bytes = status.st_size};
+  }
+  std::shared_ptr<FolderLock> lock_folder(const fs::path& folder) override {
+    return lock_local_folder(folder);
+  }
+
+ private:
+  static constexpr int kFolder = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+
+  static std::optional<std::vector<std::string>> names_in(UniqueFd folder) {
+    if (!folder.is_open()) return std::nullopt;
+    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::fdopendir(folder.get()), ::closedir);
     if (!opened) return std::nullopt;
+    folder.release();  // `opened` closes it
     std::vector<std::string> names;
     while (const dirent* entry = ::readdir(opened.get())) {
       const std::string name = entry->d_name;
@@ -114,7 +152,6 @@ class LocalFileSystem : public FileSystem {
     return names;
   }
 
- private:
   // Clears the O_DIRECT flag of `file` for all later transfers. Returns whether the flag was set. Called when
   // a transfer has failed with EINVAL, because direct transfers must be of whole pages.
   static bool stop_direct(int file) {
@@ -255,14 +292,6 @@ void make_folders(FileSystem& files, const fs::path& folder) {
   if (made == -EEXIST) return;
   check_done(made, folder, "made");
   check_done(files.sync_folder(above), above, "synced");
-}
-
-void remove_flat_folder(FileSystem& files, const fs::path& folder) {
-  const auto names = files.list(folder);
-  if (!names) return;
-  for (const std::string& name : *names)
-    check_done(files.remove_file(folder / name), folder / name, "removed");
-  check_done(files.remove_folder(folder), folder, "removed");
 }
 
 }  // namespace zerorun

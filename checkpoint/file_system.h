@@ -11,7 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/folder_lock.h"
+
 namespace zerorun {
+
+/// Tells a file from every other one, also from one that has replaced it under the same name.
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t node = 0;
+  int64_t changed = 0;  // time of the last write, in ns
+  int64_t bytes = 0;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
 
 enum class Caching {
   page_cache,
@@ -59,6 +70,20 @@ class FileSystem {
   virtual int remove_folder(const std::filesystem::path& folder) = 0;  // the folder must be empty
   /// Returns the names in the folder, sorted; absent if the folder cannot be read.
   virtual std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) = 0;
+
+  // For removals, which must follow no symbolic link.
+
+  /// Opens a folder; fails if `folder` is a symbolic link. To be closed by close().
+  virtual int open_folder(const std::filesystem::path& folder) = 0;
+  virtual std::optional<std::vector<std::string>> list_open(int folder) = 0;
+  /// Removes a file or a link, but no folder.
+  virtual int remove_at(int folder, const std::string& name) = 0;
+  /// Returns what a symbolic link names, as an absolute path; absent if `path` is no link.
+  virtual std::optional<std::filesystem::path> link_target(const std::filesystem::path& path) = 0;
+  virtual std::optional<FileIdentity> identity(const std::filesystem::path& file) = 0;
+
+  /// As lock_local_folder().
+  virtual std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path& folder) = 0;
 };
 
 /// The file system of this machine.
@@ -108,7 +133,5 @@ void write_text(FileSystem& files, const std::filesystem::path& path, const std:
 /// Creates `folder` and its missing parents. When it returns, their names are synced, so no crash can undo
 /// this.
 void make_folders(FileSystem& files, const std::filesystem::path& folder);
-/// Removes `folder` and the files in it, if it exists.
-void remove_flat_folder(FileSystem& files, const std::filesystem::path& folder);
 
 }  // namespace zerorun

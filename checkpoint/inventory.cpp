@@ -9,13 +9,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/publication.h"
 
 namespace zerorun {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kPartialSuffix = ".partial";
 
 int64_t bytes_in(const fs::path& folder) {
   int64_t bytes = 0;
@@ -33,11 +32,6 @@ fs::file_time_type time_of(const fs::path& folder) {
   return error ? fs::last_write_time(folder, error) : written;
 }
 
-// Whether a folder named `name` is for a tag that is still being written, such as ".global_step5.partial".
-bool is_partial(const std::string& name) {
-  return name.size() > kPartialSuffix.size() + 1 && name.front() == '.' && name.ends_with(kPartialSuffix);
-}
-
 // Throws UserError if a file of the manifest is missing or has another length.
 void check_files(const fs::path& folder, const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
@@ -52,8 +46,8 @@ void check_files(const fs::path& folder, const Manifest& manifest) {
 
 InventoryTag describe(FileSystem& files, const fs::path& folder, const std::string& name) {
   InventoryTag tag{.tag = name, .folder = folder, .bytes = bytes_in(folder), .written = time_of(folder)};
-  if (is_partial(name)) {
-    tag.tag = name.substr(1, name.size() - 1 - kPartialSuffix.size());
+  if (const auto unfinished = tag_of_partial(name)) {
+    tag.tag = *unfinished;
     tag.state = TagState::unfinished;
     return tag;
   }
@@ -104,19 +98,23 @@ int64_t freed_bytes(const std::vector<InventoryTag>& removed) {
 std::vector<InventoryTag> list_tags(FileSystem& files, const fs::path& directory) {
   const auto names = files.list(directory);
   if (!names) throw UserError(directory.string() + ": cannot be read: expected a folder of checkpoints");
+  if (own_folder(files, directory)) {
+    throw UserError(directory.string() + " is a checkpoint itself: give the folder above it");
+  }
   const auto latest = readable_latest(files, directory);
   std::vector<InventoryTag> tags;
   for (const std::string& name : *names) {
     const auto entries = files.list(directory / name);
     if (!entries) continue;
     const bool has_manifest = std::ranges::find(*entries, kManifestName) != entries->end();
-    if (!is_partial(name) && (!has_manifest || name.front() == '.')) continue;
+    const bool is_partial = tag_of_partial(name).has_value();
+    if (!is_partial && (!has_manifest || name.front() == '.')) continue;
     tags.push_back(describe(files, directory / name, name));
-    tags.back().is_latest = !is_partial(name) && latest == name;
+    tags.back().is_latest = !is_partial && latest == name;
   }
   std::ranges::stable_sort(tags, {}, [](const InventoryTag& tag) {
-    return std::tuple(tag.state, tag.manifest ? -tag.manifest->generation : 0,
-                      -step_of_tag(tag.tag).value_or(0));
+    return std::tuple(tag.state, tag.manifest ? -tag.manifest->saving : 0,
+                      tag.manifest ? -tag.manifest->generation : 0, -step_of_tag(tag.tag).value_or(0));
   });
   return tags;
 }
@@ -125,18 +123,22 @@ PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOp
   PrunePlan plan;
   int64_t newest = 0;
   std::vector<InventoryTag> tags = list_tags(files, directory);
+  latest_to_keep(files, directory);
+  const std::set<std::string> linked = linked_names(files, directory);
   std::set<std::string> being_written;
-  std::set<fs::path> linked;  // targets of the symbolic links in `directory`
   for (const InventoryTag& tag : tags) {
     if (tag.state == TagState::unfinished) being_written.insert(tag.tag);
-    if (fs::is_symlink(tag.folder)) linked.insert(fs::weakly_canonical(tag.folder));
   }
   for (InventoryTag& tag : tags) {
     if (tag.state != TagState::complete || fs::is_symlink(tag.folder)) continue;
     const auto step = step_of_tag(tag.tag);
-    const bool is_kept = !step || tag.is_latest || newest < options.keep || being_written.contains(tag.tag) ||
-                         linked.contains(fs::weakly_canonical(tag.folder)) ||
-                         (options.keep_every > 0 && *step % options.keep_every == 0);
+    bool is_kept = !step || tag.is_latest || newest < options.keep || being_written.contains(tag.tag) ||
+                   linked.contains(tag.tag) || (options.keep_every > 0 && *step % options.keep_every == 0);
+    if (const auto own = own_folder(files, tag.folder); !is_kept && own && !own->others.empty()) {
+      log_warning(tag.folder.string() + " holds " + own->others.front() +
+                  ", which is no part of the checkpoint: it is not removed");
+      is_kept = true;
+    }
     newest += step ? 1 : 0;
     (is_kept ? plan.kept : plan.removed).push_back(std::move(tag));
   }
@@ -147,19 +149,19 @@ PrunePlan plan_prune(FileSystem& files, const fs::path& directory, const PruneOp
 fs::path checkpoint_folder(FileSystem& files, const fs::path& path, const std::string& tag) {
   const auto names = files.list(path);
   if (!names) throw UserError(path.string() + ": cannot be read: expected the folder of a checkpoint");
+  std::string problem = ": not a checkpoint: it has neither manifest.json nor latest";
   if (tag.empty() && std::ranges::find(*names, kManifestName) != names->end()) return path;
   if (!tag.empty()) {
     check_tag(tag);
     if (files.list(path / tag)) return path / tag;
   } else if (const auto latest = latest_tag(files, path)) {
-    return path / *latest;
+    if (files.list(path / *latest)) return path / *latest;
+    problem = ": latest names " + *latest + ", which is not there";
   }
   std::string found;
   for (const std::string& published : published_tags(files, path)) found += " " + published;
-  throw UserError(
-      path.string() +
-      (tag.empty() ? ": not a checkpoint: it has neither manifest.json nor latest" : ": no tag " + tag) +
-      (found.empty() ? "" : "; its tags are" + found));
+  throw UserError(path.string() + (tag.empty() ? problem : ": no tag " + tag) +
+                  (found.empty() ? "" : "; its tags are" + found));
 }
 
 }  // namespace zerorun

@@ -16,7 +16,7 @@ namespace zerorun {
 enum class TagState {
   complete,    // published; the manifest is readable and all files have their recorded length
   damaged,     // published; the manifest is unreadable, or a file is missing or has another length
-  unfinished,  // ".TAG.partial": being written, or left by a run that ended during a save
+  unfinished,  // ".TAG.ID.partial": being written, or left by a run that ended during a save
 };
 
 struct InventoryTag {
@@ -31,13 +31,14 @@ struct InventoryTag {
   bool is_latest = false;
 };
 
-/// Lists complete tags, then damaged, then unfinished ones. Within each state, tags are sorted by descending
+/// Lists complete tags, then damaged, then unfinished ones. Within each state, the tag that was saved last
+/// comes first; tags whose manifest does not tell (version 1) come after the others, by descending
 /// generation, then descending step, then name. Folders that are not checkpoints are left out. Throws
-/// UserError if `directory` cannot be read.
+/// UserError if `directory` cannot be read or is a checkpoint itself.
 std::vector<InventoryTag> list_tags(FileSystem& files, const std::filesystem::path& directory);
 
 struct PruneOptions {
-  int64_t keep = 1;        // how many tags to keep: those with the highest steps
+  int64_t keep = 1;        // how many tags to keep: those that were saved last
   int64_t keep_every = 0;  // if above 0: also keep tags whose step is a multiple of keep_every
 };
 
@@ -48,7 +49,8 @@ struct PrunePlan {
 };
 
 /// Plans to remove only complete tags that ZeroRun has named itself (global_stepN). Keeps tags that `latest`
-/// or a symbolic link names, and tags that are being written anew.
+/// or a symbolic link names, tags that are being written anew, and tags whose folder holds more than the
+/// checkpoint (and logs a warning). Throws UserError if `latest` names no checkpoint of the folder.
 PrunePlan plan_prune(FileSystem& files, const std::filesystem::path& directory, const PruneOptions& options);
 
 /// Returns the folder of one checkpoint in `path`. This is the folder of `tag` if `tag` is not empty.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -14,7 +15,15 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "zerorun checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
+constexpr int kOldestVersion = 1;  // without "saving", "skippable" and the parameters' "group"
+
+// Members that are reserved for trainings whose ranks form a mesh. A reader that skipped them would take a
+// part of a parameter for all of it, so no manifest can declare them skippable.
+constexpr const char* kMesh = "mesh";
+constexpr const char* kPart = "part";  // of a range
+
+using Skippable = std::set<std::string>;  // "data_position", or "ranges.sum_group" for a member of a range
 
 std::string hexadecimal(const std::vector<uint8_t>& bytes) {
   static constexpr std::string_view kDigits = "0123456789abcdef";
@@ -67,14 +76,17 @@ json to_value(const StateFileFacts& file) {
   return {{"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"ranges", std::move(ranges)}};
 }
 
-// Reads the members of a JSON object; end() throws if the object has members that were not read.
+// Reads the members of a JSON object. end() throws if the object has members that were not read, except those
+// that the manifest declares skippable.
 class Members {
  public:
-  Members(const json& value, std::string where) : value_(&value), where_(std::move(where)) {
+  /// `kind`: what the names of skippable members of this object start with, such as "ranges.".
+  Members(const json& value, std::string where, const Skippable& skippable, std::string kind)
+      : value_(&value), where_(std::move(where)), kind_(std::move(kind)), skippable_(&skippable) {
     if (!value.is_object()) fail("expected an object");
   }
   const json& at(const std::string& key) {
-    ++taken_;
+    taken_.insert(key);
     if (!value_->contains(key)) fail("\"" + key + "\" is missing");
     return (*value_)[key];
   }
@@ -88,7 +100,16 @@ class Members {
     }
   }
   void end() const {
-    if (value_->size() != taken_) fail("there are keys that this version of ZeroRun does not know");
+    for (const auto& [key, value] : value_->items()) {
+      if (taken_.contains(key)) continue;
+      if (key == kMesh || key == kPart)
+        fail("\"" + key +
+             "\": the checkpoint is from ranks that form a mesh, which this version of ZeroRun " +
+             "does not read: read it with the version that wrote it");
+      if (skippable_->contains(kind_ + key)) continue;
+      fail("\"" + key + "\" is a key that this version of ZeroRun does not know: read it with the version " +
+           "that wrote it");
+    }
   }
 
  private:
@@ -96,7 +117,9 @@ class Members {
 
   const json* value_;
   std::string where_;
-  size_t taken_ = 0;
+  std::string kind_;
+  const Skippable* skippable_;
+  std::set<std::string> taken_;
 };
 
 int64_t count_in(Members& members, const std::string& key, const std::string& where) {
@@ -106,8 +129,8 @@ int64_t count_in(Members& members, const std::string& key, const std::string& wh
   throw UserError(where + ": \"" + key + "\" is " + value.dump() + ", expected a count");
 }
 
-StateFileFacts parse_file(const json& value, const std::string& where) {
-  Members members(value, where);
+StateFileFacts parse_file(const json& value, const std::string& where, const Skippable& skippable) {
+  Members members(value, where, skippable, "files.");
   StateFileFacts file{.bytes = count_in(members, "bytes", where), .checksums = {}, .ranges = {}};
   for (const json& checksum : members.at("checksums"))
     file.checksums.push_back(from_hexadecimal(checksum.get<std::string>()));
@@ -115,7 +138,7 @@ StateFileFacts parse_file(const json& value, const std::string& where) {
     throw UserError(where + ": expected a checksum for each MiB of " + std::to_string(file.bytes) + " bytes");
   }
   for (const json& entry : members.at("ranges")) {
-    Members range(entry, where);
+    Members range(entry, where, skippable, "ranges.");
     file.ranges.push_back({.parameter = range.get<std::string>("parameter"),
                            .state = range.get<std::string>("state"),
                            .dtype = range.get<std::string>("dtype"),
@@ -132,13 +155,15 @@ StateFileFacts parse_file(const json& value, const std::string& where) {
   return file;
 }
 
-SavedParameter parse_parameter(const json& value, const std::string& where) {
-  Members members(value, where);
+SavedParameter parse_parameter(const json& value, const std::string& where, const Skippable& skippable,
+                               int64_t version) {
+  Members members(value, where, skippable, "parameters.");
   SavedParameter parameter{.shape = members.get<std::vector<int64_t>>("shape"),
                            .strides = members.get<std::vector<int64_t>>("strides"),
                            .trained = members.get<bool>("trained"),
                            .excluded = members.get<bool>("excluded"),
-                           .aliases = members.get<std::vector<std::string>>("aliases")};
+                           .aliases = members.get<std::vector<std::string>>("aliases"),
+                           .group = version > 1 ? members.get<int64_t>("group") : -1};
   members.end();
   return parameter;
 }
@@ -151,9 +176,10 @@ json to_value(const std::optional<SavedWindow>& window) {
           {"loss_scale", window->loss_scale}};
 }
 
-std::optional<SavedWindow> parse_window(const json& value, const std::string& where) {
+std::optional<SavedWindow> parse_window(const json& value, const std::string& where,
+                                        const Skippable& skippable) {
   if (value.is_null()) return std::nullopt;
-  Members members(value, where);
+  Members members(value, where, skippable, "window.");
   SavedWindow window{.micro_steps = count_in(members, "micro_steps", where),
                      .accumulation_steps = count_in(members, "accumulation_steps", where),
                      .is_summed = members.get<bool>("is_summed"),
@@ -205,6 +231,11 @@ int64_t numel_of(const SavedParameter& parameter, const std::string& where) {
   return numel;
 }
 
+bool is_name_of_file(const std::string& name) {
+  return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
 // Throws UserError if members of the manifest contradict each other.
 void check_consistent(const Manifest& manifest, const std::string& place) {
   if (manifest.world_size < 1) throw UserError(place + ": \"world_size\": expected 1 or more");
@@ -217,7 +248,7 @@ void check_consistent(const Manifest& manifest, const std::string& place) {
     numels[name] = numel_of(parameter, place + ": parameter " + name);
   for (const auto& [name, file] : manifest.files) {
     const std::string where = place + ": file \"" + name + "\"";
-    if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
+    if (!is_name_of_file(name)) {
       throw UserError(where + ": expected the name of a file of the checkpoint's folder");
     }
     for (const StateRange& range : file.ranges) {
@@ -240,16 +271,19 @@ json parse_bounded(const std::string& text, const std::string& place) {
 }
 
 Manifest parse_members(const json& value, const std::string& place) {
-  Members members(value, place);
+  Skippable skippable;
+  Members members(value, place, skippable, "");
   const auto format = members.get<std::string>("format");
   const auto version = members.get<int64_t>("version");
-  if (format != kFormat || version != kVersion) {
-    throw UserError(place + ": expected \"" + kFormat + "\", version " + std::to_string(kVersion) +
-                    ", found \"" + format + "\", version " + std::to_string(version) +
-                    ": read it with the ZeroRun that wrote it");
+  if (format != kFormat || version < kOldestVersion || version > kVersion) {
+    throw UserError(place + ": expected \"" + kFormat + "\", version " + std::to_string(kOldestVersion) +
+                    " to " + std::to_string(kVersion) + ", found \"" + format + "\", version " +
+                    std::to_string(version) + ": read it with the ZeroRun that wrote it");
   }
+  if (version > 1) skippable = members.get<Skippable>("skippable");
   Manifest manifest{
       .tag = members.get<std::string>("tag"),
+      .saving = version > 1 ? count_in(members, "saving", place) : 0,
       .generation = members.get<int64_t>("generation"),
       .world_size = static_cast<int>(std::min<int64_t>(count_in(members, "world_size", place), 1 << 20)),
       .stage = members.get<int>("stage"),
@@ -258,12 +292,12 @@ Manifest parse_members(const json& value, const std::string& place) {
       .parameters = {},
       .files = {},
       .numbers = {},
-      .window = parse_window(members.at("window"), place + ": window"),
+      .window = parse_window(members.at("window"), place + ": window", skippable),
       .client_state = members.at("client_state").dump()};
   for (const auto& [name, parameter] : members.at("parameters").items())
-    manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name);
+    manifest.parameters[name] = parse_parameter(parameter, place + ": parameter " + name, skippable, version);
   for (const auto& [name, file] : members.at("files").items())
-    manifest.files[name] = parse_file(file, place + ": file " + name);
+    manifest.files[name] = parse_file(file, place + ": file " + name, skippable);
   for (const json& numbers : members.at("numbers")) manifest.numbers.push_back(parse_numbers(numbers));
   check_consistent(manifest, place);
   members.at("checksum");
@@ -276,11 +310,9 @@ Manifest parse_members(const json& value, const std::string& place) {
 std::string to_json(const Manifest& manifest) {
   json parameters = json::object();
   for (const auto& [name, parameter] : manifest.parameters) {
-    parameters[name] = {{"shape", parameter.shape},
-                        {"strides", parameter.strides},
-                        {"trained", parameter.trained},
-                        {"excluded", parameter.excluded},
-                        {"aliases", parameter.aliases}};
+    parameters[name] = {{"shape", parameter.shape},     {"strides", parameter.strides},
+                        {"trained", parameter.trained}, {"excluded", parameter.excluded},
+                        {"aliases", parameter.aliases}, {"group", parameter.group}};
   }
   json files = json::object();
   for (const auto& [name, file] : manifest.files) files[name] = to_value(file);
@@ -288,7 +320,9 @@ std::string to_json(const Manifest& manifest) {
   for (const RestartValues& of_rank : manifest.numbers) numbers.push_back(to_value(of_rank));
   json value = {{"format", kFormat},
                 {"version", kVersion},
+                {"skippable", json::array()},
                 {"tag", manifest.tag},
+                {"saving", manifest.saving},
                 {"generation", manifest.generation},
                 {"world_size", manifest.world_size},
                 {"stage", manifest.stage},
@@ -313,6 +347,32 @@ Manifest parse_manifest(const std::string& text, const std::string& place) {
   }
 }
 
+std::optional<ManifestOutline> outline_of(const std::string& text) {
+  try {
+    const json value = parse_bounded(text, "");
+    if (!value.is_object() || value.value("format", "") != kFormat) return std::nullopt;
+    ManifestOutline outline;
+    const json& saving = value.value("saving", json(0));
+    if (saving.is_number_integer() && saving > 0) outline.saving = saving.get<int64_t>();
+    for (const auto& [name, file] : value.at("files").items()) {
+      if (is_name_of_file(name)) outline.files.insert(name);
+    }
+    return outline;
+  } catch (const json::exception&) {
+    return std::nullopt;
+  } catch (const UserError&) {
+    return std::nullopt;  // nested too deep
+  }
+}
+
+bool is_json_text(const std::string& text) {
+  try {
+    return !json(text).dump().empty();
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
 void check_json(const std::string& text, const std::string& what) {
   if (!json::accept(text)) throw UserError(what + " is not JSON: " + text.substr(0, 60));
   parse_bounded(text, what);
@@ -327,7 +387,7 @@ std::string to_json(const std::map<std::string, StateFileFacts>& files, const Re
 void add_part(Manifest& manifest, const std::string& text, const std::string& place) {
   const json part = json::parse(text);
   for (const auto& [name, file] : part.at("files").items())
-    manifest.files[name] = parse_file(file, place + ": file " + name);
+    manifest.files[name] = parse_file(file, place + ": file " + name, /*skippable=*/{});
   manifest.numbers.push_back(parse_numbers(part.at("numbers")));
 }
 

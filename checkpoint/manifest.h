@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -22,6 +23,7 @@ struct SavedParameter {
   bool trained = true;
   bool excluded = false;  // true: in no file, so the program that loads the checkpoint must have it
   std::vector<std::string> aliases = {};  // other names of the same parameter (tied weights)
+  int64_t group = -1;  // index of its parameter group; -1: not trained, or unknown (imported, version 1)
   friend bool operator==(const SavedParameter&, const SavedParameter&) = default;
 };
 
@@ -39,6 +41,9 @@ struct SavedWindow {
 
 struct Manifest {
   std::string tag;
+  /// Grows with each save into the folder, so it tells which of two checkpoints is newer. 0: unknown (version
+  /// 1 of the manifest).
+  int64_t saving = 0;
   int64_t generation = 0;  // number of applied optimizer steps
   int world_size = 1;      // of the run that wrote the checkpoint, as are stage and precision
   int stage = 0;
@@ -55,6 +60,17 @@ std::string to_json(const Manifest& manifest);
 /// Throws UserError if `text` is not a valid manifest. The message names `place` and the defect.
 Manifest parse_manifest(const std::string& text, const std::string& place);
 
+/// What removing and ordering checkpoints need of a manifest of any version.
+struct ManifestOutline {
+  std::set<std::string> files;  // names of the folder's files, without the manifest's own
+  int64_t saving = 0;           // 0: unknown
+};
+/// Absent if `text` is not the manifest of a checkpoint of ZeroRun. Does not compare the checksum: a damaged
+/// checkpoint is ours too.
+std::optional<ManifestOutline> outline_of(const std::string& text);
+
+/// Whether JSON can hold the text: it is valid UTF-8.
+bool is_json_text(const std::string& text);
 /// Throws UserError unless `text` is valid JSON. `what` names `text` in the message.
 void check_json(const std::string& text, const std::string& what);
 

@@ -3,70 +3,92 @@
 // rank.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_system.h"
+#include "checkpoint/own_folder.h"
 
 namespace zerorun {
-
-inline constexpr const char* kManifestName = "manifest.json";
-/// The file in a tag's folder that tells ranks which save the folder is for, until the tag is published.
-inline constexpr const char* kSaveIdName = ".save_id";
 
 /// Throws UserError unless `tag` can be the name of a checkpoint's folder.
 void check_tag(const std::string& tag);
 
-/// The folder for a tag's files until the tag is published.
-std::filesystem::path partial_folder(const std::filesystem::path& directory, const std::string& tag);
-
 inline constexpr const char* kStepTag = "global_step";  // prefix of ZeroRun's own tags; the step follows
 /// Returns the step of a tag that ZeroRun has named itself; absent for other tags.
 std::optional<int64_t> step_of_tag(const std::string& tag);
-/// Removes a published tag atomically: a crash leaves either the whole tag or none of it. Throws UserError.
+/// Removes a published tag atomically: a crash leaves either the whole tag or none of it. Throws UserError,
+/// and removes nothing, if the tag is a link, is no checkpoint, or holds more than a checkpoint.
 void remove_tag(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
+
+/// Returns 16 random hexadecimal digits.
+std::string new_save_id();
 
 /// A tag that is being written. Writers create its files in folder() and sync them.
 class Publication {
  public:
-  /// Creates `directory` if it is missing, and an empty folder for the tag in it. Removes files that an
-  /// earlier run left in that folder. `files` must outlive this object. Throws UserError.
-  Publication(FileSystem& files, std::filesystem::path directory, std::string tag);
+  /// Creates `directory` if it is missing, takes its lock, waits until no other publication of this process
+  /// writes there, and creates a folder for the tag. `id` (new_save_id()) tells this save from all others.
+  /// `files` must outlive this object. Calls `waiting` every 50 ms while it waits. Throws UserError.
+  Publication(FileSystem& files, std::filesystem::path directory, std::string tag,
+              std::string id = new_save_id(), const std::function<void()>& waiting = {});
   /// Removes the tag's folder if the tag was not published; logs a warning if the removal fails.
   ~Publication();
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
 
   const std::filesystem::path& folder() const { return partial_; }
-  /// Writes `save_id` into the folder, in the file kSaveIdName. Throws UserError.
-  void mark(const std::string& save_id);
+  const std::string& id() const { return id_; }
+  /// The lock of the directory, which is released when no one keeps it.
+  const std::shared_ptr<FolderLock>& lock() const { return lock_; }
+  /// The number for the manifest (Manifest::saving).
+  int64_t saving() const { return saving_; }
+
   /// Adds the manifest and publishes the tag, replacing an earlier tag of the same name. All files of the tag
   /// must be written and synced before. When it returns, no crash can undo the publication. With
-  /// `save_latest`, the file `latest` then names this tag.
-  void publish(const std::string& manifest, bool save_latest);
+  /// `save_latest`, the file `latest` then names this tag. `has_all`: all files of the manifest must be in
+  /// the folder, not only some. Throws UserError if the folder holds other files than the manifest names,
+  /// because another program has removed or added some.
+  void publish(const std::string& manifest, bool save_latest, bool has_all = true);
   /// Call it after publish(). Removes the tag that was replaced. With `keep_last` above 0, also removes older
-  /// tags that ZeroRun has named itself: all except the `keep_last` tags with the highest steps, this tag,
-  /// and the tag that `latest` names. Logs a warning if a removal fails. Never throws.
+  /// tags that ZeroRun has named itself: all except the `keep_last` that were saved last, this tag, the tag
+  /// that `latest` names, links and what they name, and tags that hold more than a checkpoint. If `latest`
+  /// names no checkpoint, removes none. Logs a warning if a removal fails. Never throws.
   void remove_old(int64_t keep_last) noexcept;
 
  private:
+  void take_turn(const std::function<void()>& waiting);
+  int64_t next_saving();
+  void check_files(const std::string& manifest, bool has_all) const;
+  void place();
   void name_latest();
   void remove_tags(int64_t keep_last);
 
   FileSystem* files_;
   std::filesystem::path directory_;
   std::string tag_;
+  std::string id_;
   std::filesystem::path partial_;
-  bool marked_ = false;
+  std::shared_ptr<FolderLock> lock_;
+  std::unique_lock<std::timed_mutex> turn_;
+  int64_t saving_ = 0;
   bool published_ = false;
   bool replaced_ = false;  // partial_ holds the tag that was replaced
 };
 
 /// Returns the published tags in the folder, sorted by name.
 std::vector<std::string> published_tags(FileSystem& files, const std::filesystem::path& directory);
-/// Returns the tag that the file `latest` names; absent if there is no such file.
+/// Returns the tag that the file `latest` names, without white space and a byte order mark around it; absent
+/// if there is no such file.
 std::optional<std::string> latest_tag(FileSystem& files, const std::filesystem::path& directory);
+/// As latest_tag(), but throws UserError if `latest` names no checkpoint of the folder. For code that is
+/// about to remove checkpoints.
+std::optional<std::string> latest_to_keep(FileSystem& files, const std::filesystem::path& directory);
 
 }  // namespace zerorun

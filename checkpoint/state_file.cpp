@@ -123,9 +123,21 @@ void write_slot(FileSystem& files, const fs::path& path, const FileToWrite& file
 
 }  // namespace
 
+namespace {
+
+// Links the published file, if it is still the one that was written under its path.
+bool link_published(FileSystem& files, const fs::path& name, const PublishedFile& published) {
+  if (!published.identity || files.link(published.path, name) != 0) return false;
+  if (files.identity(name) == published.identity) return true;
+  check_done(files.remove_file(name), name, "removed");
+  return false;
+}
+
+}  // namespace
+
 StateFileFacts write_state_file(FileSystem& files, const fs::path& folder, const FileToWrite& file,
                                 const std::function<void(int64_t)>& written) {
-  if (file.published && files.link(file.published->path, folder / file.name) == 0) {
+  if (file.published && link_published(files, folder / file.name, *file.published)) {
     written(file.bytes());
     return file.published->facts;
   }

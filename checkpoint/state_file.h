@@ -38,6 +38,8 @@ struct PublishedFile {
   std::filesystem::path path;
   StateFileFacts facts;
   uint64_t digest = 0;  // digest of the values in the file
+  /// The file that was written under `path`. Another job may replace it; then nothing may link to it.
+  std::optional<FileIdentity> identity = {};
 };
 
 struct FileToWrite {

@@ -120,6 +120,7 @@ DeepSpeedCheckpoint read_deepspeed_checkpoint(FileSystem& files, const std::file
   contents.files = &files;
   contents.folder = find_deepspeed_files(files, folder);
   for (const auto& path : contents.folder.model_files) contents.models.push_back(contents.open(path));
+  contents.result.folder = contents.folder.path;
   contents.result.tag = contents.folder.tag;
   contents.result.facts = read_deepspeed_facts(contents.model());
   refuse_experts(contents.model());

@@ -30,6 +30,7 @@ struct SourceParameter {
 };
 
 struct DeepSpeedCheckpoint {
+  std::filesystem::path folder;  // of the tag
   std::string tag;
   int stage = 0;
   DeepSpeedFacts facts;

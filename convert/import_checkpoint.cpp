@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/publication.h"
 #include "checkpoint/state_file.h"
 
@@ -82,13 +83,31 @@ class FileWriter {
   int64_t bytes_ = 0;
 };
 
+void check_target(FileSystem& files, const DeepSpeedCheckpoint& source,
+                  const std::filesystem::path& directory, const std::string& tag, bool replaces) {
+  check_tag(tag);
+  std::error_code error;
+  if (std::filesystem::equivalent(directory, source.folder.parent_path(), error)) {
+    throw UserError(
+        directory.string() +
+        " has the checkpoint that is imported, and its file latest would be replaced: name another "
+        "folder");
+  }
+  if (replaces || !files.identity(directory / tag)) return;
+  throw UserError((directory / tag).string() +
+                  " exists: name the new checkpoint with --tag, or replace it with --replace");
+}
+
 }  // namespace
 
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
-                                     const std::filesystem::path& directory, const std::string& given_tag) {
+                                     const std::filesystem::path& directory, const std::string& given_tag,
+                                     bool replaces) {
   const std::string tag = given_tag.empty() ? source.tag : given_tag;
+  check_target(files, source, directory, tag, replaces);
   Publication publication(files, directory, tag);
   Manifest manifest{.tag = tag,
+                    .saving = publication.saving(),
                     .generation = source.facts.generation,
                     .world_size = source.facts.world_size,
                     .stage = source.stage,

@@ -20,8 +20,11 @@ struct ImportedCheckpoint {
 };
 
 /// Publishes `source` in `directory` as `tag` (empty: the source's tag), and makes the file `latest` name
-/// this tag. Throws UserError. If writing the files fails, `directory` has no new tag.
+/// this tag. Throws UserError, also if the tag exists and `replaces` is false, or if `directory` is the
+/// folder of the source, whose own `latest` would be lost. If writing the files fails, `directory` has no new
+/// tag.
 ImportedCheckpoint import_checkpoint(FileSystem& files, const DeepSpeedCheckpoint& source,
-                                     const std::filesystem::path& directory, const std::string& tag);
+                                     const std::filesystem::path& directory, const std::string& tag,
+                                     bool replaces = false);
 
 }  // namespace zerorun

@@ -98,8 +98,10 @@ void close_slices(EngineState& state, bool gathers) {
 std::map<std::string, SavedParameter> saved_parameters(const EngineState& state) {
   std::map<std::string, SavedParameter> saved;
   for (const auto& [name, tensor, group] : state.buckets.parameters()) {
-    saved[name] = {
-        .shape = tensor.sizes().vec(), .strides = tensor.strides().vec(), .trained = group != kFrozen};
+    saved[name] = {.shape = tensor.sizes().vec(),
+                   .strides = tensor.strides().vec(),
+                   .trained = group != kFrozen,
+                   .group = group};
   }
   for (const auto& [name, tensor, dtype, is_buffer] : state.unbucketed) {
     saved[name] = {.shape = tensor.sizes().vec(),

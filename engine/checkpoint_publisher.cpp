@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/random_bits.h"
 #include "comm/agreement.h"
 #include "zero/slice_store.h"
 
@@ -57,11 +56,8 @@ CheckpointPublisher::CheckpointPublisher(FileSystem& files, const SavedTag& tag,
 
 std::string CheckpointPublisher::open() {
   if (communicator_->rank() == 0) {
-    const std::string id = std::to_string(random_bits());
-    const std::string failure = failure_of([&] {
-      publication_.emplace(*files_, tag_->directory, tag_->manifest.tag);
-      if (tag_->node_local) publication_->mark(id);
-    });
+    const std::string id = new_save_id();
+    const std::string failure = failure_of([&] { make_folder(id); });
     agreement_->say_ready(failure.empty() ? kReady + id : with_rank(failure, 0, communicator_->world_size()));
   }
   const std::string text = agreement_->await_ready();
@@ -70,8 +66,14 @@ std::string CheckpointPublisher::open() {
   return "";
 }
 
+// While another engine of this process saves into the directory, the other ranks hear that this one waits.
+void CheckpointPublisher::make_folder(const std::string& id) {
+  publication_.emplace(*files_, tag_->directory, tag_->manifest.tag, id,
+                       [this] { agreement_->note_progress(); });
+}
+
 std::filesystem::path CheckpointPublisher::folder() {
-  const auto folder = partial_folder(tag_->directory, tag_->manifest.tag);
+  const auto folder = partial_folder(tag_->directory, tag_->manifest.tag, save_id_);
   if (publication_) return folder;
   if (!tag_->node_local) {
     wait_until([&] { return files_->list(folder).has_value(); },
@@ -81,10 +83,11 @@ std::filesystem::path CheckpointPublisher::folder() {
                     ", which rank 0 has created: save to a folder that all hosts share, or let each host "
                     "save to a folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
   }
-  const auto is_of_this_save = [&] { return read_text(*files_, folder / kSaveIdName) == save_id_; };
+  const auto is_of_this_save = [&] {
+    return read_text(*files_, folder / kMarkerName) == marker_text(save_id_);
+  };
   if (communicator_->is_first_on_host() && !is_of_this_save()) {
-    publication_.emplace(*files_, tag_->directory, tag_->manifest.tag);
-    publication_->mark(save_id_);
+    make_folder(save_id_);
     return folder;
   }
   wait_until(is_of_this_save, communicator_->timeout());
@@ -113,7 +116,8 @@ std::string CheckpointPublisher::publish(const std::string& part, const std::str
   if (publishes && failure.empty()) {
     const std::string manifest = agreement_->await_manifest();
     if (!manifest.empty())
-      agreement_->say_published(failure_of([&] { publication_->publish(manifest, tag_->save_latest); }));
+      agreement_->say_published(
+          failure_of([&] { publication_->publish(manifest, tag_->save_latest, /*has_all=*/false); }));
   }
   return agreement_->await_outcome();
 }
@@ -129,6 +133,7 @@ std::string CheckpointPublisher::publish_for_all() {
     others = collect_parts(whole, failure);
     if (!failure.empty()) return;
     check_complete(whole);
+    whole.saving = publication_->saving();
     manifest = to_json(whole);
   });
   if (failure.empty()) failure = with_rank(own, 0, world_size);
@@ -140,7 +145,9 @@ std::string CheckpointPublisher::publish_for_all() {
     if (failure.empty()) failure = with_rank(on_others, 0, world_size);
   }
   if (!failure.empty()) return failure;
-  return with_rank(failure_of([&] { publication_->publish(manifest, tag_->save_latest); }), 0, world_size);
+  const std::string of_rank_0 =
+      failure_of([&] { publication_->publish(manifest, tag_->save_latest, !tag_->node_local); });
+  return with_rank(of_rank_0, 0, world_size);
 }
 
 // Returns the ranks that have a folder to publish. `failure` receives the first failure that a rank has

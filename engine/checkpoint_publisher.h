@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,10 +48,13 @@ class CheckpointPublisher {
   std::string publish(const std::string& part, const std::string& failure);
   /// After a publish() that returned no failure: removes the tags that `keep_last` does not keep.
   void remove_old() noexcept;
+  /// The lock of the directory, on ranks that have made a folder there; else null.
+  std::shared_ptr<FolderLock> lock() const { return publication_ ? publication_->lock() : nullptr; }
   /// Removes the folder that this rank has made, unless it is published.
   void close() { publication_.reset(); }
 
  private:
+  void make_folder(const std::string& id);
   std::string publish_for_all();
   std::vector<int> collect_parts(Manifest& manifest, std::string& failure);
   std::string await_other_hosts(const std::vector<int>& ranks);
@@ -60,7 +64,7 @@ class CheckpointPublisher {
   const SavedTag* tag_;
   SaveAgreement* agreement_;
   const Communicator* communicator_;
-  std::string save_id_;                     // identifies this save; rank 0 chooses it
+  std::string save_id_;                     // tells this save from all others; rank 0 chooses it
   std::optional<Publication> publication_;  // on rank 0, and on ranks that have made a folder for their host
 };
 

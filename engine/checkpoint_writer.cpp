@@ -68,6 +68,7 @@ void CheckpointWriter::write(CheckpointPart& part, FileSystem& files, int64_t nu
   std::string failure;
   const std::string own = failure_of([&] {
     failure = publisher.open();
+    if (auto lock = publisher.lock()) locks_[part.directory] = std::move(lock);
     std::string text;
     std::string no_part = part.failure;
     if (failure.empty() && no_part.empty())
@@ -102,7 +103,8 @@ std::string CheckpointWriter::write_files(CheckpointPart& part, FileSystem& file
     const std::lock_guard lock(mutex_);
     published_[file.name] = {.path = part.directory / part.manifest.tag / file.name,
                              .facts = facts[file.name],
-                             .digest = file.digest};
+                             .digest = file.digest,
+                             .identity = files.identity(folder / file.name)};
   }
   return to_json(facts, part.manifest.numbers.front());
 }

@@ -87,6 +87,9 @@ class CheckpointWriter {
   HomeProcess home_;
   StatePins pins_;
   std::unique_ptr<Notices> notices_;  // used by thread_ only
+  // The locks of the folders in which this rank has published, for as long as the engine lives. Used by
+  // thread_.
+  std::map<std::filesystem::path, std::shared_ptr<FolderLock>> locks_;
   int64_t saves_ = 0;
   std::thread thread_;
   std::shared_future<std::string> outcome_;  // of the last save: the failure, or empty

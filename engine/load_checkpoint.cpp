@@ -1,4 +1,5 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -68,7 +69,8 @@ class Restore {
       }
       const auto found = saved.find(there->second);
       wanted.insert(found->first);
-      if (found->second.shape != parameter.shape || !same_strides(found->second, parameter)) {
+      if (found->second.shape != parameter.shape ||
+          !(same_strides(found->second, parameter) || is_dense(found->second))) {
         differences +=
             "\n  " + name +
             c10::str(" is ", parameter.shape, " with strides ", parameter.strides, " here, and ",
@@ -84,6 +86,22 @@ class Restore {
     throw UserError("the checkpoint is from another model:" + differences +
                     "\nbuild the model as it was, or load with RestoreOptions::strict = false, which ignores "
                     "entries that only one side has (shapes must agree)");
+  }
+
+  /// Throws UserError if parameters are in other groups than in the checkpoint: rates and betas belong to
+  /// groups.
+  void check_groups() const {
+    if (!options_.counters) return;
+    for (const auto& [name, parameter] : saved_parameters(*state_)) {
+      const auto there = names_.find(name);
+      if (there == names_.end() || parameter.group < 0) continue;
+      const int64_t saved = saved_->manifest().parameters.at(there->second).group;
+      if (saved < 0 || saved == parameter.group) continue;
+      throw UserError(c10::str("the checkpoint was written with other parameter groups: ", name,
+                               " is in group ", saved, " there, and in group ", parameter.group,
+                               " here: give the same groups in the same order, or load with "
+                               "RestoreOptions::counters = false"));
+    }
   }
 
   /// Throws UserError if the checkpoint has gradients that this engine cannot continue with.
@@ -139,9 +157,7 @@ class Restore {
     for (const auto& [name, tensor, dtype, is_buffer] : state_->unbucketed) {
       if (tensor.numel() == 0 || !is_there(name)) continue;
       const std::string source = source_of_values(names_.at(name));
-      at::Tensor values = at::empty(tensor.sizes(), dtype_of(saved_->dtype_of(names_.at(name), source)));
-      saved_->read(names_.at(name), source, 0, values.numel(), writable_bytes_of(values));
-      tensor.detach().copy_(values);
+      tensor.detach().copy_(read_whole(names_.at(name), source));
     }
   }
 
@@ -205,7 +221,7 @@ class Restore {
       for (const auto& [index, piece] : pieces) {
         const std::string& name = names_.at(parameters[index].name);
         const bool is_moment = piece.state->kind == StateKind::moment;
-        read(name, is_moment ? piece.state->name : source_of_values(name), piece);
+        read(name, is_moment ? piece.state->name : source_of_values(name), parameters[index].tensor, piece);
       }
     });
   }
@@ -215,16 +231,17 @@ class Restore {
   }
 
   void read_gradients(int parameter) {
+    const at::Tensor& own = state_->buckets.parameters()[parameter].tensor;
     const std::string& name = names_.at(state_->buckets.parameters()[parameter].name);
     if (saved_->dtype_of(name, gradient_state()).empty()) return;  // the parameter has no gradient so far
     const int bucket = state_->buckets.bucket_of(parameter);
     const StateTensor& kept = state_->store.at(bucket, kGradient);
     if (!saved_->manifest().window->is_summed) {
-      read(name, gradient_state(), {&kept, state_->buckets.piece(parameter, kept.memory), 0});
+      read(name, gradient_state(), own, {&kept, state_->buckets.piece(parameter, kept.memory), 0});
       return;
     }
     state_->store.for_each_piece_of(0, parameter, [&](const StatePiece& piece) {
-      if (piece.state->kind == StateKind::gradient) read(name, kGradient, piece);
+      if (piece.state->kind == StateKind::gradient) read(name, kGradient, own, piece);
     });
   }
 
@@ -239,13 +256,15 @@ class Restore {
       window.has_gradient[index] =
           is_there(name) && !saved_->dtype_of(names_.at(name), gradient_state()).empty();
     }
+    if (state_->loss_scale() != saved_->manifest().window->loss_scale) {
+      throw UserError(c10::str("the checkpoint's gradients have the loss scale ",
+                               saved_->manifest().window->loss_scale, ", and this engine's is fixed at ",
+                               state_->loss_scale(),
+                               ": load with the same fp16.loss_scale, or load a checkpoint that was saved "
+                               "after an optimizer step"));
+    }
     state_->reducer.resume_window(window);
     state_->counts.micro = saved_->manifest().window->micro_steps;
-    if (state_->loss_scale() == saved_->manifest().window->loss_scale) return;
-    throw UserError(c10::str(
-        "the checkpoint's gradients have the loss scale ", saved_->manifest().window->loss_scale,
-        ", and this engine's is fixed at ", state_->loss_scale(),
-        ": load with the same fp16.loss_scale, or load a checkpoint that was saved after an optimizer step"));
   }
 
   // Ignores strides of dimensions of size 1, and all strides of an empty tensor.
@@ -257,6 +276,26 @@ class Restore {
       if (a.shape[dim] != 1 && a.strides.at(dim) != b.strides.at(dim)) return false;
     }
     return true;
+  }
+
+  // Whether each place in memory belongs to one element: only then the strides tell the order of the
+  // elements.
+  static bool is_dense(const SavedParameter& parameter) {
+    return at::empty_strided(parameter.shape, parameter.strides,
+                             at::TensorOptions(at::kMeta).dtype(at::kByte))
+        .is_non_overlapping_and_dense();
+  }
+
+  // Returns the parameter with its strides of the checkpoint.
+  at::Tensor read_whole(const std::string& parameter, const std::string& source) const {
+    const SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+    at::Tensor values =
+        at::empty_strided(saved.shape, saved.strides, dtype_of(saved_->dtype_of(parameter, source)));
+    const int64_t numel = values.numel();
+    saved_->read(parameter, source, 0, numel,
+                 {static_cast<std::byte*>(values.mutable_data_ptr()),
+                  static_cast<size_t>(numel) * values.element_size()});
+    return values;
   }
 
   void check_counts(const Manifest& manifest) const {
@@ -272,15 +311,27 @@ class Restore {
     return saved_->dtype_of(parameter, kMaster).empty() ? kValue : kMaster;
   }
 
-  void read(const std::string& parameter, const std::string& source, const StatePiece& piece) {
+  // `own`: the engine's parameter.
+  void read(const std::string& parameter, const std::string& source, const at::Tensor& own,
+            const StatePiece& piece) {
     const std::string dtype = saved_->dtype_of(parameter, source);
     if (dtype.empty()) {
       throw UserError("the checkpoint has no " + source + " of " + parameter +
                       ": it was written with another optimizer; load with RestoreOptions::optimizer_states = "
                       "false and counters = false");
     }
-    at::Tensor values = at::empty({piece.values.numel()}, dtype_of(dtype));
-    saved_->read(parameter, source, piece.begin, values.numel(), writable_bytes_of(values));
+    const int64_t numel = piece.values.numel();
+    const SavedParameter& saved = saved_->manifest().parameters.at(parameter);
+    const at::IntArrayRef strides = own.strides();
+    if (!same_strides(saved, {.shape = saved.shape, .strides = strides.vec()})) {
+      // The elements lie in another order here: take this rank's from the whole parameter.
+      const at::Tensor whole = at::empty_strided(own.sizes(), strides, dtype_of(dtype));
+      whole.copy_(read_whole(parameter, source));
+      at::Tensor(piece.values).copy_(whole.as_strided({numel}, {1}, piece.begin));
+      return;
+    }
+    at::Tensor values = at::empty({numel}, dtype_of(dtype));
+    saved_->read(parameter, source, piece.begin, numel, writable_bytes_of(values));
     at::Tensor(piece.values).copy_(values);
   }
 
@@ -290,12 +341,20 @@ class Restore {
   std::map<std::string, std::string> names_;  // from a name or alias to the name in the checkpoint
 };
 
+constexpr const char* kItself = ".";  // no tag has this name
+
+// Returns kItself if `directory` is the folder of a checkpoint.
 std::string tag_to_load(const fs::path& directory, const std::string& tag, FileSystem& files) {
   if (!tag.empty()) return tag;
-  if (const auto latest = latest_tag(files, directory)) return *latest;
+  if (own_folder(files, directory)) return kItself;
+  const auto latest = latest_tag(files, directory);
+  if (latest && files.list(directory / *latest)) return *latest;
+  if (!files.list(directory)) throw UserError(directory.string() + ": there is no such folder");
   std::string there;
   for (const std::string& published : published_tags(files, directory)) there += " " + published;
-  throw UserError(directory.string() + " has no file \"latest\", which names the checkpoint to load" +
+  throw UserError(directory.string() +
+                  (latest ? ": the file \"latest\" names " + *latest + ", which is not there"
+                          : " has no file \"latest\", which names the checkpoint to load") +
                   (there.empty() ? ", and no checkpoint" : "; name one of these:" + there));
 }
 
@@ -334,7 +393,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     if (communicator.rank() == 0) chosen = tag_to_load(directory, tag, files);
   });
   chosen = exchange_texts(chosen, communicator, label).front();
-  const fs::path folder = directory / chosen;
+  const fs::path folder = chosen == kItself ? directory : directory / chosen;
   std::optional<SavedState> saved;
   std::optional<Restore> restore;
   on_all_ranks(communicator, label, [&] {
@@ -342,6 +401,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
     restore.emplace(state, *saved, options);
     restore->check_optimizer();
     restore->check_model();
+    restore->check_groups();
     restore->check_window();
   });
   check_same_everywhere(saved->manifest(), folder, communicator);

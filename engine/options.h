@@ -73,8 +73,8 @@ struct CheckpointOptions {
   /// once per run: later checkpoints hard-link the same file, unless the program has written to frozen
   /// parameters.
   bool exclude_frozen = false;
-  /// How many of the folder's checkpoints named global_stepN to keep: the ones with the highest steps; the
-  /// others are deleted. 0: keep all.
+  /// How many of the folder's checkpoints named global_stepN to keep: the ones that were saved last; others
+  /// are deleted, if they hold nothing else. 0: keep all.
   int64_t keep_last = 0;
   /// If true, save_checkpoint() returns before files are written; if false, once the checkpoint is published.
   bool asynchronous = true;

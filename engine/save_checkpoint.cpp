@@ -185,9 +185,11 @@ RangeToWrite whole_range(const NamedTensor& named, const at::Tensor& on_host) {
           .source = pinned(on_host)};
 }
 
+// Not by the argument `memory_format` of to(): LibTorch returns a transposed matrix as it is even if that is
+// MemoryFormat::Contiguous.
 at::Tensor on_host(const at::Tensor& tensor, bool copy) {
-  return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, copy,
-                            at::MemoryFormat::Contiguous);
+  const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
+  return copy && values.is_alias_of(tensor) ? values.clone() : values;
 }
 
 FileToWrite file_of_buffers(const EngineState& state) {
@@ -290,13 +292,14 @@ fs::path save_checkpoint(EngineState& state, const fs::path& directory, const st
     state.follow_schedule();
     state.check_states_are_here("save_checkpoint");
     state.check_between_steps("save_checkpoint");
+    if (directory.empty()) throw UserError("save_checkpoint(): the folder's name is empty: name a folder");
     check_tag(tag);
     if (state.communicator->rank() == 0) check_json(options.client_state, "CheckpointOptions::client_state");
   });
   const bool opens = state.residency && (shares || state.communicator->device().streams().asynchronous());
   open_slices(state, opens, "writes before a checkpoint");
   CheckpointPart part;
-  part.directory = directory;
+  part.directory = fs::absolute(directory);  // the program may change its folder during the save
   part.save_latest = options.save_latest;
   part.keep_last = options.keep_last;
   part.node_local = state.config.node_local_checkpoints;

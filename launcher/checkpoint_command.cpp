@@ -16,6 +16,7 @@
 #include "convert/export_checkpoint.h"
 #include "convert/import_checkpoint.h"
 #include "launcher/checkpoint_reports.h"
+#include "launcher/print.h"
 
 namespace zerorun {
 namespace {
@@ -31,19 +32,12 @@ struct CheckpointArguments {
   std::string parameters = "*";
   bool json = false;
   bool dry_run = false;
+  bool replace = false;
   int64_t keep = 0;
   int64_t keep_every = 0;
   std::string dtype = "fp32";
   std::string max_shard_size = "5GB";
 };
-
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-}
-
-void print_json(const nlohmann::ordered_json& json) {
-  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-}
 
 template <typename Result, typename... More>
 void print_result(const CheckpointArguments& arguments, const Result& result, const More&... more) {
@@ -169,7 +163,7 @@ int run_export(const CheckpointArguments& arguments) {
 int run_import(const CheckpointArguments& arguments) {
   const DeepSpeedCheckpoint source = read_deepspeed_checkpoint(local_file_system(), arguments.paths.at(0));
   const ImportedCheckpoint imported =
-      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag);
+      import_checkpoint(local_file_system(), source, arguments.paths.at(1), arguments.tag, arguments.replace);
   const DeepSpeedFacts& facts = source.facts;
   if (arguments.json) {
     print_json({{"folder", imported.folder.string()},
@@ -195,7 +189,7 @@ int run_import(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
-constexpr char kFooter[] =
+constexpr char kCheckpointFooter[] =
     R"(CHECKPOINT is the folder of one tag, or the folder above it (then --tag or the file `latest` says which).
 
 Examples:
@@ -241,7 +235,7 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
   commands.push_back(add(app, arguments, "prune",
                          "Remove old checkpoints that ZeroRun has named (global_stepN)", "FOLDER", 1, prune));
   commands.back()
-      .app->add_option("--keep", arguments.keep, "Keep so many with the highest steps, and latest")
+      .app->add_option("--keep", arguments.keep, "Keep so many that were saved last, and latest")
       ->required()
       ->type_name("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
@@ -266,6 +260,7 @@ std::vector<Command> add_commands(CLI::App& app, CheckpointArguments& arguments)
   commands.push_back(add(app, arguments, "import", "Take over a checkpoint that DeepSpeed wrote",
                          "DEEPSPEED_AND_OUT", 2, run_import));
   add_tag(commands.back().app, "The new checkpoint's name; DeepSpeed's if not given");
+  commands.back().app->add_flag("--replace", arguments.replace, "Replace a checkpoint of this name");
   return commands;
 }
 
@@ -278,7 +273,7 @@ bool is_checkpoint_command(int argc, const char* const* argv) {
 int run_checkpoint_command(int argc, const char* const* argv) {
   CheckpointArguments arguments;
   CLI::App app("Looks at checkpoints, and takes them to and from other programs.", "zerorun checkpoint");
-  app.footer(kFooter);
+  app.footer(kCheckpointFooter);
   app.require_subcommand(1);
   const std::vector<Command> commands = add_commands(app, arguments);
   const auto is_named = [&](const CLI::App* command) { return argc > 2 && command->get_name() == argv[2]; };

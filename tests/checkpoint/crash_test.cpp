@@ -27,6 +27,12 @@ std::string data_of(const Save& save, int rank) {
   return std::string(9000 + static_cast<size_t>(rank), save.contents);
 }
 
+std::string manifest_of(const Save& save) {
+  return std::string(
+             R"({"format": "zerorun checkpoint", "files": {"rank-0": {}, "rank-1": {}}, "contents": ")") +
+         save.contents + "\"}";
+}
+
 // Writes the file of one rank as a save does: in pieces, followed by a sync.
 void write_rank(FileSystem& files, const fs::path& folder, const Save& save, int rank) {
   OpenFile file = OpenFile::create(files, folder / ("rank-" + std::to_string(rank)));
@@ -57,7 +63,7 @@ std::vector<Save> save_some(MemoryFileSystem& files) {
     Publication publication(files, kDirectory, save.tag);
     write_rank(files, publication.folder(), save, 0);
     link_rank(files, publication.folder(), save, 1);
-    publication.publish(std::string("{\"contents\": \"") + save.contents + "\"}", true);
+    publication.publish(manifest_of(save), true);
     save.published = files.operations().size();
     publication.remove_old(save.keep_last);
   }
@@ -67,7 +73,7 @@ std::vector<Save> save_some(MemoryFileSystem& files) {
 bool is_whole(FileSystem& files, const Save& save) {
   const fs::path folder = kDirectory / save.tag;
   const auto manifest = read_text(files, folder / "manifest.json");
-  if (!manifest || *manifest != std::string("{\"contents\": \"") + save.contents + "\"}") return false;
+  if (!manifest || *manifest != manifest_of(save)) return false;
   for (int rank : {0, 1}) {
     if (read_text(files, folder / ("rank-" + std::to_string(rank))) != data_of(save, rank)) return false;
   }

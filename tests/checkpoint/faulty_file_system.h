@@ -68,6 +68,18 @@ class FaultyFileSystem : public FileSystem {
   std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override {
     return inner_->list(folder);
   }
+  int open_folder(const std::filesystem::path& folder) override { return inner_->open_folder(folder); }
+  std::optional<std::vector<std::string>> list_open(int folder) override { return inner_->list_open(folder); }
+  int remove_at(int folder, const std::string& name) override { return inner_->remove_at(folder, name); }
+  std::optional<std::filesystem::path> link_target(const std::filesystem::path& path) override {
+    return inner_->link_target(path);
+  }
+  std::optional<FileIdentity> identity(const std::filesystem::path& file) override {
+    return inner_->identity(file);
+  }
+  std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path& folder) override {
+    return inner_->lock_folder(folder);
+  }
 
  private:
   bool fails() {

@@ -4,11 +4,13 @@
 #include <catch2/catch.hpp>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <valijson/adapters/nlohmann_json_adapter.hpp>
 #include <valijson/schema.hpp>
 #include <valijson/schema_parser.hpp>
 #include <valijson/validator.hpp>
 
+#include "checkpoint/checksums.h"
 #include "tests/support/temporary_folder.h"
 
 namespace zerorun::testing {
@@ -19,12 +21,13 @@ using nlohmann::json;
 
 Manifest some_manifest() {
   Manifest manifest{.tag = "global_step7",
+                    .saving = 12,
                     .generation = 6,
                     .world_size = 2,
                     .stage = 3,
                     .precision = "bf16",
                     .optimizer = "AdamW",
-                    .parameters = {{"w", {{2, 3}, {1, 2}, true}}, {"b", {{}, {}, false}}},
+                    .parameters = {{"w", {{2, 3}, {1, 2}, true, false, {"v"}, 1}}, {"b", {{}, {}, false}}},
                     .files = {},
                     .numbers = {},
                     .client_state = R"({"epoch":[1,null,"x"]})"};
@@ -45,11 +48,18 @@ Manifest some_manifest() {
   return manifest;
 }
 
+// The text of `value` with a checksum that fits.
+std::string with_checksum(json value) {
+  value.erase("checksum");
+  const std::string members = value.dump();
+  value["checksum"] = to_hexadecimal(checksum_of(std::as_bytes(std::span(members))));
+  return value.dump();
+}
+
 std::string error_of(const std::function<void(json&)>& change) {
   json value = json::parse(to_json(some_manifest()));
-  value.erase("checksum");
   change(value);
-  return user_error([&] { parse_manifest(value.dump(), "m.json"); });
+  return user_error([&] { parse_manifest(with_checksum(value), "m.json"); });
 }
 
 }  // namespace
@@ -58,6 +68,7 @@ TEST_CASE("A manifest is read as it was written") {
   const Manifest written = some_manifest();
   const Manifest read = parse_manifest(to_json(written), "m.json");
   CHECK(read.tag == written.tag);
+  CHECK(read.saving == written.saving);
   CHECK(read.generation == written.generation);
   CHECK(read.world_size == written.world_size);
   CHECK(read.stage == written.stage);
@@ -99,6 +110,60 @@ TEST_CASE("The schema of manifests accepts written manifests, and none with a mi
   }
 }
 
+TEST_CASE("A reader skips the members that the manifest declares skippable, and never those of a mesh") {
+  const auto read = [](const char* skippable) {
+    return error_of([&](json& value) {
+      value["skippable"] = {skippable, "ranges.part", "part", "mesh"};
+      value["data_position"] = {1, 2};
+      value["files"]["f"]["ranges"][0]["sum_group"] = 1;
+    });
+  };
+  CHECK_THAT(read("data_position"), Contains("file f: \"sum_group\""));
+  CHECK_THAT(read("ranges.sum_group"), Contains("m.json: \"data_position\""));
+  CHECK(error_of([](json& value) {
+          value["skippable"] = {"ranges.sum_group", "parameters.more", "files.more", "window.more"};
+          value["files"]["f"]["ranges"][0]["sum_group"] = 1;
+          for (const char* path : {"/parameters/w", "/files/f", "/window"})
+            value[json::json_pointer(path)]["more"] = 1;
+        }) == "no error");
+  for (const char* path : {"", "/files/f/ranges/0"}) {
+    for (const char* reserved : {"mesh", "part"}) {
+      CHECK_THAT(error_of([&](json& value) {
+                   value["skippable"] = {reserved, std::string("ranges.") + reserved};
+                   value[json::json_pointer(path)][reserved] = 1;
+                 }),
+                 Contains(std::string("\"") + reserved + "\"") && Contains("form a mesh"));
+    }
+  }
+}
+
+TEST_CASE("A manifest of version 1 is read, and has no saving number") {
+  json value = json::parse(to_json(some_manifest()));
+  for (const char* key : {"skippable", "saving"}) value.erase(key);
+  for (const char* name : {"w", "b"}) value["parameters"][name].erase("group");
+  value["version"] = 1;
+  const Manifest read = parse_manifest(with_checksum(value), "m.json");
+  CHECK(read.saving == 0);
+  CHECK(read.files == some_manifest().files);
+  CHECK(read.parameters.at("w").group == -1);
+  value["saving"] = 3;
+  CHECK_THAT(user_error([&] { parse_manifest(with_checksum(value), "m.json"); }), Contains("\"saving\""));
+}
+
+TEST_CASE(
+    "The outline of a manifest names its files, even if the manifest is damaged or of another version") {
+  json value = json::parse(to_json(some_manifest()));
+  value["version"] = 99;
+  value["files"]["../f"] = json::object();
+  const auto outline = outline_of(value.dump());
+  REQUIRE(outline);
+  CHECK(outline->files == std::set<std::string>{"f"});
+  CHECK(outline->saving == 12);
+  for (const char* other : {"", "{}", "[]", "{\"format\": 1}", "{\"format\": \"zerorun checkpoint\"}"})
+    CHECK(!outline_of(other));
+  CHECK(!outline_of("{\"a\": " + std::string(2000, '[') + std::string(2000, ']') + "}"));
+}
+
 TEST_CASE("The parts that the ranks write are joined into one manifest") {
   const Manifest whole = some_manifest();
   Manifest joined = whole;
@@ -129,10 +194,11 @@ TEST_CASE("A change of any digit of a manifest is detected") {
 
 TEST_CASE("Errors say what is wrong with a manifest") {
   CHECK_THAT(user_error([] { parse_manifest("{", "m.json"); }), Contains("m.json"));
-  CHECK_THAT(error_of([](json& value) { value["version"] = 2; }),
-             Contains("version 1, found") && Contains("version 2"));
+  CHECK_THAT(error_of([](json& value) { value["version"] = 3; }),
+             Contains("version 1 to 2, found") && Contains("version 3"));
   CHECK_THAT(error_of([](json& value) { value.erase("stage"); }), Contains("\"stage\" is missing"));
-  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["more"] = 1; }), Contains("does not know"));
+  CHECK_THAT(error_of([](json& value) { value["files"]["f"]["more"] = 1; }),
+             Contains("\"more\"") && Contains("does not know"));
   CHECK_THAT(error_of([](json& value) { value["files"]["../f"] = value["files"]["f"]; }),
              Contains("the name of a file"));
   CHECK_THAT(error_of([](json& value) { value["numbers"].erase(1); }),

@@ -197,30 +197,46 @@ int MemoryFileSystem::exchange(const fs::path& one, const fs::path& other) {
                  .other_child = other_child});
 }
 
-int MemoryFileSystem::remove(const fs::path& path, bool is_folder) {
-  const int child = find(path);
-  if (child < 0) return child;
-  if (nodes_.at(child).is_folder != is_folder) return is_folder ? -ENOTDIR : -EISDIR;
-  if (!nodes_.at(child).names.empty()) return -ENOTEMPTY;
-  return record({.kind = Kind::unlink,
-                 .node = find(path.parent_path()),
-                 .name = path.filename().string(),
-                 .child = child});
+int MemoryFileSystem::remove(int folder, const std::string& name, bool is_folder) {
+  if (folder < 0) return folder;
+  const auto found = nodes_.at(folder).names.find(name);
+  if (found == nodes_.at(folder).names.end()) return -ENOENT;
+  const Node& removed = nodes_.at(found->second);
+  if (removed.is_folder != is_folder) return is_folder ? -ENOTDIR : -EISDIR;
+  if (!removed.names.empty()) return -ENOTEMPTY;
+  return record({.kind = Kind::unlink, .node = folder, .name = name, .child = found->second});
 }
 
 int MemoryFileSystem::remove_file(const fs::path& file) {
-  return remove(file, false);
+  return remove(find(file.parent_path()), file.filename().string(), false);
 }
 int MemoryFileSystem::remove_folder(const fs::path& folder) {
-  return remove(folder, true);
+  return remove(find(folder.parent_path()), folder.filename().string(), true);
+}
+int MemoryFileSystem::remove_at(int folder, const std::string& name) {
+  return remove(folder, name, false);
 }
 
 std::optional<std::vector<std::string>> MemoryFileSystem::list(const fs::path& folder) {
   const int node = find(folder);
-  if (node < 0 || !nodes_.at(node).is_folder) return std::nullopt;
+  return node < 0 || !nodes_.at(node).is_folder ? std::nullopt : list_open(node);
+}
+
+std::optional<std::vector<std::string>> MemoryFileSystem::list_open(int folder) {
   std::vector<std::string> names;
-  for (const auto& [name, child] : nodes_.at(node).names) names.push_back(name);
+  for (const auto& [name, child] : nodes_.at(folder).names) names.push_back(name);
   return names;
+}
+
+int MemoryFileSystem::open_folder(const fs::path& folder) {
+  const int node = find(folder);
+  return node < 0 || nodes_.at(node).is_folder ? node : -ENOTDIR;
+}
+
+std::optional<FileIdentity> MemoryFileSystem::identity(const fs::path& file) {
+  const int node = find(file);
+  if (node < 0) return std::nullopt;
+  return FileIdentity{.node = static_cast<uint64_t>(node), .bytes = size(node)};
 }
 
 }  // namespace zerorun::testing

@@ -57,6 +57,17 @@ class MemoryFileSystem : public FileSystem {
   int remove_file(const std::filesystem::path& file) override;
   int remove_folder(const std::filesystem::path& folder) override;
   std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override;
+  int open_folder(const std::filesystem::path& folder) override;
+  std::optional<std::vector<std::string>> list_open(int folder) override;
+  int remove_at(int folder, const std::string& name) override;
+  std::optional<std::filesystem::path> link_target(const std::filesystem::path& /*path*/) override {
+    return std::nullopt;
+  }
+  std::optional<FileIdentity> identity(const std::filesystem::path& file) override;
+  /// No test of this file system has a second job.
+  std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path& /*folder*/) override {
+    return std::make_shared<FolderLock>(true);
+  }
 
  private:
   struct Node {
@@ -68,7 +79,7 @@ class MemoryFileSystem : public FileSystem {
   /// Returns the number of the node at the path, or -errno.
   int find(const std::filesystem::path& path) const;
   int add(const std::filesystem::path& path, bool is_folder);
-  int remove(const std::filesystem::path& path, bool is_folder);
+  int remove(int folder, const std::string& name, bool is_folder);
   /// Applies the operation to the nodes, even if a crash has lost earlier operations.
   void apply(const Operation& operation);
   void apply_pages(const Operation& write, const std::function<bool()>& keeps);

@@ -48,6 +48,12 @@ class OneFile : public FileSystem {
   int exchange(const std::filesystem::path&, const std::filesystem::path&) override { std::abort(); }
   int remove_file(const std::filesystem::path&) override { std::abort(); }
   int remove_folder(const std::filesystem::path&) override { std::abort(); }
+  int open_folder(const std::filesystem::path&) override { std::abort(); }
+  std::optional<std::vector<std::string>> list_open(int) override { std::abort(); }
+  int remove_at(int, const std::string&) override { std::abort(); }
+  std::optional<std::filesystem::path> link_target(const std::filesystem::path&) override { std::abort(); }
+  std::optional<FileIdentity> identity(const std::filesystem::path&) override { std::abort(); }
+  std::shared_ptr<FolderLock> lock_folder(const std::filesystem::path&) override { std::abort(); }
 
  private:
   std::span<const std::byte> bytes_;

@@ -265,7 +265,7 @@ TEST_CASE("Errors of saves and loads name what does not match") {
              Contains("the checkpoint's optimizer is AdamW, and this engine's is SGD"));
   CHECK_THAT(
       error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "b"); }, cases[0]),
-      Contains("no checkpoint"));
+      Contains("b: there is no such folder"));
   CHECK_THAT(error_of([&](StateTraining& training) { training.engine->load_checkpoint(folder / "a", "x"); },
                       cases[0]),
              Contains("is not a checkpoint"));

@@ -76,6 +76,7 @@ Manifest manifest_of(const Content& content) {
 void save(const fs::path& directory, const Content& content) {
   Publication publication(local_file_system(), directory, content.tag);
   Manifest manifest = manifest_of(content);
+  manifest.saving = publication.saving();
   const std::span<const float> weight(content.weight);
   const fs::path folder = publication.folder();
   add_file(manifest, folder, "a.safetensors", range_of("h.weight", 0, content.split),
@@ -113,12 +114,12 @@ TEST_CASE("list shows the checkpoints of a folder, newest first, and what is unf
   folder.write("out/broken/manifest.json", "{");
   const json list = json::parse(folder.run("checkpoint list out --json").out)["checkpoints"];
   REQUIRE(list.size() == 5);
-  CHECK(list[0]["tag"] == "best");
-  CHECK(list[0]["step"] == 30);
-  CHECK(list[0]["latest"] == false);
-  CHECK(list[1]["tag"] == "global_step20");
-  CHECK(list[1]["latest"] == true);
-  CHECK(list[1]["bytes"].get<int64_t>() > kNumel * 4);
+  CHECK(list[0]["tag"] == "global_step20");  // saved last
+  CHECK(list[0]["latest"] == true);
+  CHECK(list[0]["bytes"].get<int64_t>() > kNumel * 4);
+  CHECK(list[1]["tag"] == "best");
+  CHECK(list[1]["step"] == 30);
+  CHECK(list[1]["latest"] == false);
   CHECK(list[2]["tag"] == "global_step5");
   CHECK(list[3]["state"] == "damaged");
   CHECK_THAT(list[3]["problem"].get<std::string>(), Contains("broken/manifest.json"));
@@ -409,10 +410,58 @@ TEST_CASE("import converts a checkpoint of DeepSpeed, and describes it") {
   CHECK(inspected["client_state"] == json({{"note", "step5"}, {"step", 5}}));
   CHECK(folder.run("checkpoint import '" + source + "/global_step5/.' by_folder").exit_code == 0);
   CHECK(tags_in(folder / "by_folder") == std::vector<std::string>{"global_step5"});
+  const Outcome again = folder.run("checkpoint import '" + source + "' out --tag first");
+  CHECK(again.exit_code == 2);
+  CHECK_THAT(again.err, Contains("out/first exists") && Contains("--replace"));
+  CHECK(folder.run("checkpoint import '" + source + "' out --tag first --replace").exit_code == 0);
+  fs::copy(source, folder / "both", fs::copy_options::recursive);
+  const std::string latest = read_file(folder / "both/latest");
+  for (const char* from : {"both", "both/global_step5"}) {
+    const Outcome onto_itself = folder.run(std::string("checkpoint import ") + from + " both/. --tag zr");
+    CHECK(onto_itself.exit_code == 2);
+    CHECK_THAT(onto_itself.err, Contains("has the checkpoint that is imported"));
+  }
+  CHECK(read_file(folder / "both/latest") == latest);
   const Outcome none = folder.run("checkpoint import . out2");
   CHECK(none.exit_code == 2);
   CHECK_THAT(none.err, Contains("not a checkpoint of DeepSpeed"));
   CHECK_FALSE(fs::exists(folder / "out2"));
+}
+
+TEST_CASE("An import of an earlier version is read, and equals one of this version") {
+  const CommandFolder folder;
+  const std::string data = ZERORUN_SOURCE_DIR "/tests/";
+  CHECK(
+      folder.run("checkpoint import '" + data + "convert/data/frozen_bf16_s1_w2/checkpoint' out").exit_code ==
+      0);
+  const std::string old = "'" + data + "engine/data/checkpoints_1/imported_bf16_stage1'";
+  CHECK(folder.run("checkpoint verify " + old).exit_code == 0);
+  const Outcome diff = folder.run("checkpoint diff out " + old);
+  CHECK(diff.exit_code == 0);
+  CHECK_THAT(diff.out, Contains("no difference"));
+}
+
+TEST_CASE("prune removes nothing while latest names no checkpoint, and no folder that holds more") {
+  const CommandFolder folder;
+  const fs::path out = folder / "out";
+  for (const int step : {1, 2, 3})
+    save(out, {.tag = "global_step" + std::to_string(step), .generation = step});
+  folder.write("out/latest", "global_step7");
+  const Outcome refused = folder.run("checkpoint prune out --keep 1");
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("latest names global_step7, which is no checkpoint of the folder"));
+  CHECK(tags_in(out).size() == 3);
+  folder.write("out/latest", " global_step1\r\n");
+  folder.write("out/global_step2/notes", "precious");
+  const Outcome outcome = folder.run("checkpoint prune out --keep 1");
+  CHECK(outcome.exit_code == 0);
+  CHECK_THAT(outcome.err, Contains("global_step2 holds notes, which is no part of the checkpoint"));
+  CHECK(tags_in(out) == std::vector<std::string>{"global_step1", "global_step2", "global_step3"});
+  CHECK_THAT(folder.run("checkpoint list out/global_step1").err, Contains("is a checkpoint itself"));
+  save(out, {.tag = "global_step0", .generation = 0});  // saved last, though its step is the lowest
+  CHECK(json::parse(folder.run("checkpoint list out --json").out)["checkpoints"][0]["tag"] == "global_step0");
+  CHECK(folder.run("checkpoint prune out --keep 1").exit_code == 0);
+  CHECK(tags_in(out) == std::vector<std::string>{"global_step0", "global_step2"});
 }
 
 TEST_CASE("Mistakes on the command line of checkpoint name the remedy") {

@@ -1,8 +1,11 @@
 // Runs the sample programs as a user does. Tests exit codes, messages, and printed and written output.
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
 
+#include "checkpoint/file_system.h"
 #include "tests/samples/programs_support.h"
 
 namespace zerorun::testing {
@@ -22,7 +25,8 @@ TEST_CASE("a user's mistake is exit code 2 and one message") {
       {config + "--steps -1", "--steps -1"},
       {config + "--save-every 2", "--save-every, --keep-last and --save-on-sigterm need --save-dir"},
       {config + data + "--steps 1 --resume " + (folder / "nowhere").string(),
-       "nowhere has no file \"latest\""},
+       "nowhere: there is no such folder"},
+      {config + data + "--steps 1 --save-dir " + none, "none/.zerorun-lock cannot be made: Not a directory"},
       {config + "--vocab 255", "--vocab 255: expected 256"},
       {config + "--seq 1", "--seq 1: expected 2"},
       {config + "--hidden 64 --heads 5", "--heads 5 does not divide --hidden 64"},
@@ -220,6 +224,20 @@ TEST_CASE("a resumed run continues with the same losses and weights, at other st
   const std::vector<double> on_four = resume(4, 3);
   REQUIRE(on_four.size() == rest.size());
   for (size_t i = 0; i < rest.size(); ++i) CHECK(on_four[i] == Approx(rest[i]).epsilon(1e-6));
+}
+
+TEST_CASE("gpt2 does not train while another job saves into its --save-dir") {
+  const TemporaryFolder folder;
+  const std::string csv = folder / "steps.csv";
+  const auto other = local_file_system().lock_folder(folder / "");
+  const Outcome outcome =
+      run(folder, kBin + "gpt2 --layers 1 --hidden 32 --heads 2 --seq 16 --generate 0 --steps 1 --csv " +
+                      csv + " --data " + write_text(folder) + " --deepspeed " + write_config(folder, 2, 1) +
+                      " --save-dir " + (folder / "").string());
+  CHECK(outcome.exit_code == 2);
+  CHECK_THAT(outcome.err, Contains("process " + std::to_string(::getpid()) + " of host ") &&
+                              Contains("saves checkpoints into this folder"));
+  CHECK_FALSE(std::filesystem::exists(csv));
 }
 
 TEST_CASE("oneflow_mlp learns with the same losses at every stage, on 1, 2 and 4 ranks") {
