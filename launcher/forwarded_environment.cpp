@@ -13,7 +13,7 @@
 namespace zerorun {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 20;
+constexpr size_t kMostListBytes = 1 << 20;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr const char* kBlanks = " \t\r\n\v\f";
 constexpr std::array<std::string_view, 9> kPrefixes = {"NCCL",  "PYTHON", "MV2",  "UCX",     "MLFLOW",
@@ -26,12 +26,12 @@ bool is_name(std::string_view name) {
 }
 
 VariableList read_file(const std::string& file) {
-  const SmallFile read = read_small_file(file, kMostBytes);
+  const SmallFile read = read_small_file(file, kMostListBytes);
   if (!read.problem.empty()) throw UserError("cannot read the variables in " + file + ": " + read.problem);
   return parse_environment_file(read.text, file);
 }
 
-std::string trimmed(std::string_view text) {
+std::string without_blanks(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
   if (first == std::string_view::npos) return {};
   return std::string(text.substr(first, text.find_last_not_of(kBlanks) - first + 1));
@@ -65,14 +65,14 @@ VariableList parse_environment_file(std::string_view text, const std::string& fi
   for (std::string line; std::getline(lines, line);) {
     ++number;
     if (number == 1 && line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
-    line = trimmed(line);
+    line = without_blanks(line);
     if (line.empty() || line.front() == '#') continue;
     const size_t equals = line.find('=');
-    const std::string name = trimmed(line.substr(0, std::min(equals, line.size())));
+    const std::string name = without_blanks(line.substr(0, std::min(equals, line.size())));
     if (equals == std::string::npos || !is_name(name)) {
       throw UserError(file + ":" + std::to_string(number) + ": expected NAME=VALUE, found '" + line + "'");
     }
-    const std::string value = unquoted(trimmed(line.substr(equals + 1)));
+    const std::string value = unquoted(without_blanks(line.substr(equals + 1)));
     if (value.find_first_of("$`\"'") != std::string::npos) {
       log_warning(file + ":" + std::to_string(number) + ": the value of " + name +
                   " is taken as it is: quotes belong to it, and nothing is expanded");

@@ -13,7 +13,7 @@ namespace zerorun {
 namespace {
 
 constexpr std::string_view kSlots = "slots=";
-constexpr size_t kMostBytes = 16 << 20;
+constexpr size_t kMostHostfileBytes = 16 << 20;
 constexpr size_t kMostHosts = 1 << 16;
 
 // A name that starts with '-' would be an option of ssh.
@@ -77,7 +77,7 @@ std::string choose_hostfile(const LaunchOptions& options, const std::string& usu
 }
 
 std::vector<Host> read_hostfile(const std::string& file) {
-  const SmallFile read = read_small_file(file, kMostBytes);
+  const SmallFile read = read_small_file(file, kMostHostfileBytes);
   if (!read.problem.empty()) throw UserError("--hostfile " + file + ": cannot be read: " + read.problem);
   return parse_hostfile(read.text, file);
 }

@@ -259,7 +259,7 @@ TEST_CASE("rendezvous: a master address that this host does not know is named wi
   const auto endings = run_processes(4, [&](int index) {
     testing::set_rank_variables(std::min(index, 1), 2, testing::free_port(), milliseconds(60000));
     setenv("MASTER_ADDR", addresses[index].c_str(), 1);
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   for (size_t index = 0; index < addresses.size(); ++index) {
     CHECK_THAT(endings[index].text,
@@ -280,7 +280,7 @@ TEST_CASE("rendezvous: the launcher's board shows who joins, and a left-over pat
       std::this_thread::sleep_for(milliseconds(500));
       if (board.joins(0) != 1) return std::string("rank 0 does not show that it joins");
     }
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   for (const Ending& ending : endings)
     CHECK_THAT(ending.text, !Contains("rank 0 does not") && !Contains("Error"));
