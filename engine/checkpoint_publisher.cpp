@@ -83,9 +83,7 @@ std::filesystem::path CheckpointPublisher::folder() {
                     ", which rank 0 has created: save to a folder that all hosts share, or let each host "
                     "save to a folder of its own, with \"checkpoint\": {\"use_node_local_storage\": true}");
   }
-  const auto is_of_this_save = [&] {
-    return read_text(*files_, folder / kMarkerName) == marker_text(save_id_);
-  };
+  const auto is_of_this_save = [&] { return is_marked(*files_, folder, save_id_); };
   if (communicator_->is_first_on_host() && !is_of_this_save()) {
     make_folder(save_id_);
     return folder;
