@@ -65,7 +65,7 @@ std::optional<FileId> id_of(int file) {
 
 // Says in the lock's file who holds the lock. Fails if another user has made the file; the lock needs no
 // text.
-void describe(int file, const std::string& text) {
+void describe_owner(int file, const std::string& text) {
   if (::ftruncate(file, 0) != 0) return;
   [[maybe_unused]] const ssize_t written = ::pwrite(file, text.data(), text.size(), 0);
 }
@@ -80,7 +80,7 @@ class LocalFolderLock : public FolderLock {
       return;
     }
     const std::lock_guard lock(registry().mutex);
-    if (is_locked()) describe(file_.get(), "");
+    if (is_locked()) describe_owner(file_.get(), "");
     registry().held.erase(id_);
     file_.reset();
   }
@@ -137,7 +137,8 @@ std::shared_ptr<FolderLock> try_lock(const fs::path& path) {
   const auto id = id_of(file.get());
   if (!id || id_at(path) != id) return nullptr;  // the user has removed it meanwhile
   const int number = file.get();
-  if (is_locked) describe(number, "process " + std::to_string(::getpid()) + " of host " + host_name() + "\n");
+  if (is_locked)
+    describe_owner(number, "process " + std::to_string(::getpid()) + " of host " + host_name() + "\n");
   auto lock = std::make_shared<LocalFolderLock>(is_locked, path, std::move(file), *id);
   all.held[*id] = {number, lock};
   return lock;
