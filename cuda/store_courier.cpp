@@ -5,9 +5,8 @@
 #include <utility>
 
 namespace zerorun {
-namespace {
 
-struct Errands {
+struct StoreErrands {
   std::optional<std::vector<PendingCollective>> to_publish;
   std::optional<std::string> to_tell;
   bool ask_posted = false;
@@ -16,13 +15,15 @@ struct Errands {
   bool any() const { return to_publish || to_tell || ask_posted || wants_collectives; }
 };
 
-struct Answers {
+struct StoreAnswers {
   std::optional<std::string> posted;
   std::optional<PendingCollectives> collectives;
 };
 
-Answers run_errands(const Errands& errands, const WaitBoard& wait_board, int world_size) {
-  Answers answers;
+namespace {
+
+StoreAnswers run_errands(const StoreErrands& errands, const WaitBoard& wait_board, int world_size) {
+  StoreAnswers answers;
   if (errands.to_publish) wait_board.publish(*errands.to_publish);
   if (errands.to_tell) wait_board.post_for_all(*errands.to_tell);
   if (errands.wants_collectives) answers.collectives = wait_board.read_all(world_size);
@@ -38,8 +39,8 @@ struct StoreCourier::Mailbox {
 
   std::mutex mutex;
   std::condition_variable changed;
-  Errands errands;
-  Answers answers;
+  StoreErrands errands;
+  StoreAnswers answers;
   bool away = false;  // the thread is in a call to the store
   bool stopping = false;
   bool ended = false;
@@ -60,10 +61,10 @@ void StoreCourier::run(const std::shared_ptr<Mailbox>& mailbox, const WaitBoard&
   while (true) {
     mailbox->changed.wait(lock, [&] { return mailbox->stopping || mailbox->errands.any(); });
     if (!mailbox->errands.any()) break;
-    const Errands errands = std::exchange(mailbox->errands, {});
+    const StoreErrands errands = std::exchange(mailbox->errands, {});
     mailbox->away = true;
     lock.unlock();
-    Answers answers = run_errands(errands, wait_board, world_size);
+    StoreAnswers answers = run_errands(errands, wait_board, world_size);
     lock.lock();
     mailbox->away = false;
     if (errands.ask_posted) mailbox->answers.posted = std::move(answers.posted);
