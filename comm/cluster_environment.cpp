@@ -153,7 +153,7 @@ std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFact
 
 // Slurm's numbers have 32 bits.
 int64_t wide_number(const Variables& variables, const char* name) {
-  const std::string text = required(variables, kSlurm, name);
+  const std::string text = required_of(variables, kSlurm, name);
   uint32_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size())
