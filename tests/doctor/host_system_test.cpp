@@ -2,7 +2,12 @@
 // by the test.
 #include "doctor/host_system.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/doctor/findings.h"
 #include "tests/support/temporary_folder.h"
@@ -54,6 +59,15 @@ TEST_CASE("host: versions from recorded files, settings without the job's secret
   CHECK_FALSE(system.free_bytes.empty());
   const auto findings = judge_host_system(system, 0);
   CHECK_THAT(to_text(findings), Contains("NCCL_DEBUG=INFO") && !Contains("a secret"));
+}
+
+TEST_CASE("host: entries of the environment may have any form") {
+  std::string odd = "NCCL_ODD", bytes = "NCCL_BYTES=\xff";
+  char* entries[] = {odd.data(), bytes.data(), nullptr};
+  char** const before = std::exchange(environ, entries);
+  const HostSystem system = zerorun::read_host_system();
+  environ = before;
+  CHECK(system.settings == std::vector<std::pair<std::string, std::string>>{{"NCCL_BYTES", "\xff"}});
 }
 
 TEST_CASE("host: all is well") {
