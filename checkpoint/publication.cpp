@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random_bits.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/manifest.h"
 
 namespace zerorun {

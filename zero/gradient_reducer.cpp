@@ -37,9 +37,13 @@ struct GradientReducer::Hook : torch::autograd::PostAccumulateGradHook {
        std::unique_ptr<PostAccumulateGradHook> earlier)
       : reducer(std::move(reducer)), parameter(parameter), earlier(std::move(earlier)) {}
 
-  void operator()(const at::Tensor& tensor) override {
+  // If a hook throws, the gradient may not stay in grad(), where the next backward would add to it.
+  void operator()(const at::Tensor& tensor) override try {
     if (earlier) (*earlier)(tensor);
     if (*reducer) (*reducer)->on_gradient(parameter, tensor);
+  } catch (...) {
+    if (*reducer) tensor.mutable_grad().reset();
+    throw;
   }
 
   std::shared_ptr<GradientReducer*> reducer;
