@@ -13,10 +13,8 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kPage = 4096;
-
 int64_t in_pages(int64_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
+  return (bytes + kArenaPage - 1) / kArenaPage * kArenaPage;
 }
 
 size_t limit_of(int resource) {
@@ -33,7 +31,7 @@ size_t arena_bytes(int world_size) {
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   const size_t most = std::min({memory, kAddresses / world_size, limit_of(RLIMIT_FSIZE),
                                 limit_of(RLIMIT_AS) / 4 / static_cast<size_t>(world_size)});
-  return most / kPage * kPage;
+  return most / kArenaPage * kArenaPage;
 }
 
 SharedArena::SharedArena(SharedSegment segment) : segment_(std::move(segment)) {
@@ -52,7 +50,7 @@ std::optional<at::Tensor> SharedArena::allocate(int64_t numel, at::ScalarType dt
 
 // First fit: long-lived tensors, which are allocated early, stay at the beginning of the arena.
 std::optional<int64_t> SharedArena::take(int64_t bytes) {
-  const int64_t wanted = std::max(in_pages(bytes), kPage);
+  const int64_t wanted = std::max(in_pages(bytes), kArenaPage);
   if (!home_.is_current()) return std::nullopt;
   std::lock_guard lock(mutex_);
   const auto place = std::ranges::find_if(free_, [&](const auto& entry) { return entry.second >= wanted; });
@@ -65,7 +63,7 @@ std::optional<int64_t> SharedArena::take(int64_t bytes) {
 
 void SharedArena::give_back(int64_t offset, int64_t bytes) {
   if (!home_.is_current()) return;
-  int64_t size = std::max(in_pages(bytes), kPage);
+  int64_t size = std::max(in_pages(bytes), kArenaPage);
   // MADV_REMOVE frees the pages for all processes that map them. The pages read as zeros when they are used
   // again.
   if (madvise(at(offset), static_cast<size_t>(size), MADV_REMOVE) != 0) std::memset(at(offset), 0, size);

@@ -17,6 +17,9 @@
 
 namespace zerorun {
 
+/// What the arena allocates is a multiple of this, in bytes.
+inline constexpr int64_t kArenaPage = 4096;
+
 class SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
   explicit SharedArena(SharedSegment segment);

@@ -14,10 +14,8 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kPage = 4096;
-
-int64_t in_pages(int64_t bytes) {
-  return std::max<int64_t>((bytes + kPage - 1) / kPage, 1) * kPage;
+int64_t in_whole_pages(int64_t bytes) {
+  return std::max<int64_t>((bytes + kArenaPage - 1) / kArenaPage, 1) * kArenaPage;
 }
 
 }  // namespace
@@ -25,11 +23,11 @@ int64_t in_pages(int64_t bytes) {
 std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
   std::erase_if(reserved_, [&](const Block& block) {
     const bool free = users(block).load() == 0;
-    if (free) arena_.give_back(block.offset, block.bytes + kPage);
+    if (free) arena_.give_back(block.offset, block.bytes + kArenaPage);
     return free;
   });
-  const int64_t size = in_pages(bytes);
-  const std::optional<int64_t> offset = arena_.take(size + kPage);
+  const int64_t size = in_whole_pages(bytes);
+  const std::optional<int64_t> offset = arena_.take(size + kArenaPage);
   if (!offset) return std::nullopt;
   reserved_.push_back({.offset = *offset, .bytes = size});
   users(reserved_.back()).store(users_to_come + 1);
@@ -38,7 +36,7 @@ std::optional<int64_t> SharedBlocks::reserve(int64_t bytes, int users_to_come) {
 
 at::Tensor SharedBlocks::open(int64_t offset, int64_t numel, at::ScalarType dtype) {
   const Block block{.offset = offset,
-                    .bytes = in_pages(numel * static_cast<int64_t>(c10::elementSize(dtype)))};
+                    .bytes = in_whole_pages(numel * static_cast<int64_t>(c10::elementSize(dtype)))};
   return at::from_blob(
       arena_.at(offset), {numel}, [self = shared_from_this(), block](void*) { self->let_go(block); },
       at::TensorOptions().dtype(dtype));
@@ -48,7 +46,7 @@ void SharedBlocks::make_own(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return;
   const std::optional<int64_t> offset = arena_.offset_of(tensor.const_data_ptr(), tensor.nbytes());
   ZR_CHECK(offset.has_value(), "a tensor elsewhere");
-  const Block block{.offset = *offset, .bytes = in_pages(static_cast<int64_t>(tensor.nbytes()))};
+  const Block block{.offset = *offset, .bytes = in_whole_pages(static_cast<int64_t>(tensor.nbytes()))};
   std::lock_guard lock(mutex_);
   if (!map(block, MAP_PRIVATE)) {
     throw Error("cannot map memory of " + std::to_string(block.bytes) +
@@ -61,8 +59,8 @@ void SharedBlocks::give_back_pages(const at::Tensor& part) const {
   if (part.numel() == 0) return;
   const std::optional<int64_t> offset = arena_.offset_of(part.const_data_ptr(), part.nbytes());
   ZR_CHECK(offset.has_value(), "a tensor elsewhere");
-  const int64_t begin = (*offset + kPage - 1) / kPage * kPage;
-  const int64_t end = (*offset + static_cast<int64_t>(part.nbytes())) / kPage * kPage;
+  const int64_t begin = (*offset + kArenaPage - 1) / kArenaPage * kArenaPage;
+  const int64_t end = (*offset + static_cast<int64_t>(part.nbytes())) / kArenaPage * kArenaPage;
   if (begin < end) madvise(arena_.at(begin), static_cast<size_t>(end - begin), MADV_REMOVE);
 }
 

@@ -38,7 +38,7 @@ CUDAStream cuda_stream(c10::Device device, StreamId stream) {
   return CUDAStream(CUDAStream::UNCHECKED, c10::Stream(c10::Stream::UNSAFE, device, stream));
 }
 
-const CudaEvent& state_of(const Event& event) {
+const CudaEvent& cuda_event(const Event& event) {
   return static_cast<const CudaEvent&>(*event.state);
 }
 
@@ -97,7 +97,7 @@ void CudaStreams::record(Event& event, StreamId stream) {
 
 void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
   if (!event.state) return;
-  const CudaEvent& state = state_of(event);
+  const CudaEvent& state = cuda_event(event);
   if (state.stream == stream) return;  // a stream executes its own work in order
   const cudaStream_t waiting = usable(stream);
   if (!timed_) {
@@ -114,7 +114,7 @@ void CudaStreams::wait(const Event& event, StreamId stream, Handover handover) {
 void CudaStreams::await(const Event& event, std::chrono::milliseconds timeout, const std::string& what) {
   using namespace std::chrono_literals;
   if (!event.state) return;
-  const CudaEvent& state = state_of(event);
+  const CudaEvent& state = cuda_event(event);
   const CurrentGpu current(device_.index());
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   const Deadline deadline(timeout);

@@ -10,6 +10,7 @@
 
 #include "doctor/gpus.h"
 #include "doctor/nvml.h"
+#include "doctor/system_file.h"
 
 namespace zerorun {
 namespace {
@@ -27,11 +28,6 @@ struct NvmlPciInfo {
 constexpr int kUncorrected = 1;
 constexpr int kSinceDriverLoad = 0;
 constexpr unsigned kMostNvlinks = 18;
-
-std::string content_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::string model_in(const std::string& information) {
   std::istringstream lines(information);

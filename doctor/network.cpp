@@ -18,7 +18,7 @@
 namespace zerorun {
 namespace {
 
-constexpr int kGigabit = 1000;  // megabits per second
+constexpr int kGigabitInMegabits = 1000;  // megabits per second
 
 std::optional<int> number_in_file(const std::string& path) {
   int number = 0;
@@ -85,7 +85,7 @@ Finding judge_interface(const NetworkInterface& interface, bool several_hosts) {
   for (const std::string& address : interface.addresses) text += " " + address;
   text += ", MTU " + std::to_string(interface.mtu);
   if (interface.megabits) text += ", " + std::to_string(*interface.megabits) + " Mbit/s";
-  if (several_hosts && interface.megabits && *interface.megabits < kGigabit)
+  if (several_hosts && interface.megabits && *interface.megabits < kGigabitInMegabits)
     return {Verdict::note, "interface", text, "too slow to train over; GLOO_SOCKET_IFNAME names another one"};
   return {Verdict::ok, "interface", text};
 }

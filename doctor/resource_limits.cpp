@@ -11,6 +11,7 @@
 #include "base/cores.h"
 #include "base/memory_limits.h"
 #include "base/processor_list.h"
+#include "doctor/system_file.h"
 
 namespace zerorun {
 namespace {
@@ -18,11 +19,6 @@ namespace {
 constexpr int kIpcLock = 14;  // numbers of capabilities in linux/capability.h
 constexpr int kAdmin = 21;
 constexpr int kResource = 24;
-
-std::string content_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::optional<int64_t> number_in(const std::string& text) {
   const bool number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;

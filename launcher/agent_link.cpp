@@ -16,9 +16,6 @@ using std::chrono::milliseconds;
 constexpr size_t kMostUntaken = 1 << 20;
 // Ranks whose launcher is lost get only a short grace period, because nobody waits for their results.
 constexpr milliseconds kLostGrace(1000);
-// If two calls of service() are this far apart, this process itself was stopped, and the silence of the
-// launcher does not count.
-constexpr milliseconds kOwnPause(2000);
 
 }  // namespace
 

@@ -16,6 +16,7 @@
 #include "convert/export_checkpoint.h"
 #include "convert/import_checkpoint.h"
 #include "launcher/checkpoint_reports.h"
+#include "launcher/print.h"
 
 namespace zerorun {
 namespace {
@@ -37,14 +38,6 @@ struct CheckpointArguments {
   std::string dtype = "fp32";
   std::string max_shard_size = "5GB";
 };
-
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-}
-
-void print_json(const nlohmann::ordered_json& json) {
-  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-}
 
 template <typename Result, typename... More>
 void print_result(const CheckpointArguments& arguments, const Result& result, const More&... more) {
@@ -196,7 +189,7 @@ int run_import(const CheckpointArguments& arguments) {
   return kEqual;
 }
 
-constexpr char kFooter[] =
+constexpr char kCheckpointFooter[] =
     R"(CHECKPOINT is the folder of one tag, or the folder above it (then --tag or the file `latest` says which).
 
 Examples:
@@ -280,7 +273,7 @@ bool is_checkpoint_command(int argc, const char* const* argv) {
 int run_checkpoint_command(int argc, const char* const* argv) {
   CheckpointArguments arguments;
   CLI::App app("Looks at checkpoints, and takes them to and from other programs.", "zerorun checkpoint");
-  app.footer(kFooter);
+  app.footer(kCheckpointFooter);
   app.require_subcommand(1);
   const std::vector<Command> commands = add_commands(app, arguments);
   const auto is_named = [&](const CLI::App* command) { return argc > 2 && command->get_name() == argv[2]; };

@@ -31,9 +31,6 @@ constexpr milliseconds kKillPatience(300);
 constexpr milliseconds kTick(50);
 // As in job.cpp, a second SIGINT within this time is ignored.
 constexpr milliseconds kSameInterruption(100);
-// If two rounds of the main loop are this far apart, this process itself was stopped, and the silence of
-// agents does not count.
-constexpr milliseconds kOwnPause(2000);
 
 }  // namespace
 

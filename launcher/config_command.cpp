@@ -13,6 +13,7 @@
 #include "config/compare.h"
 #include "config/reference.h"
 #include "config/schema.h"
+#include "launcher/print.h"
 
 namespace zerorun {
 namespace {
@@ -46,10 +47,6 @@ struct Tally {
   }
 };
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-}
-
 std::string origin_name(const std::string& file) {
   return file == "-" ? "stdin" : file;
 }
@@ -76,10 +73,6 @@ nlohmann::ordered_json as_json(const std::string& file, const Diagnostic& diagno
     json["remedy"] = mistake.remedy;
   }
   return json;
-}
-
-void print_json(const nlohmann::ordered_json& json) {
-  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 int check(const ConfigArguments& arguments) {
@@ -178,7 +171,7 @@ int diff(const ConfigArguments& arguments) {
   return differences.empty() ? kClean : kDiffers;
 }
 
-constexpr char kFooter[] = R"(Examples:
+constexpr char kConfigFooter[] = R"(Examples:
   zerorun config check ds_config.json                      every mistake, with its line and what to write instead
   zerorun config check --world 8 --model-hidden 4096 *.json
   zerorun config show ds_config.json                       every setting, with where its value comes from
@@ -210,7 +203,7 @@ bool is_config_command(int argc, const char* const* argv) {
 int run_config_command(int argc, const char* const* argv) {
   ConfigArguments arguments;
   CLI::App app("Looks at ds_config.json files without running anything.", "zerorun config");
-  app.footer(kFooter);
+  app.footer(kConfigFooter);
   app.require_subcommand(1);
   CLI::App* check_command = app.add_subcommand("check", "Tell every mistake in the files; - is stdin");
   check_command->add_option("FILE", arguments.files, "Configurations")->required();

@@ -21,6 +21,7 @@
 #include "launcher/launch_options.h"
 #include "launcher/machine.h"
 #include "launcher/node_job.h"
+#include "launcher/print.h"
 #include "launcher/rank_status.h"
 
 namespace zerorun {
@@ -161,11 +162,6 @@ Trial try_job(const Request& request) {
   return trial;
 }
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 void print_trial(const Trial& trial, const std::string& own_host) {
   if (trial.report) {
     for (const Member& member : trial.report->members) {
@@ -177,12 +173,12 @@ void print_trial(const Trial& trial, const std::string& own_host) {
   for (const std::string& line : trial.output) print("    " + line + "\n");
 }
 
-void print_json(const std::string& host, const Findings& findings, const Trial& trial) {
+void print_findings(const std::string& host, const Findings& findings, const Trial& trial) {
   ordered_json json = {{"host", host}, {"findings", to_json(findings)}};
   json["job"] = trial.report ? to_json(*trial.report) : ordered_json::object();
   json["job"]["findings"] = to_json(trial.findings);
   json["job"]["output"] = trial.output;
-  print(json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  print_json(json);
 }
 
 }  // namespace
@@ -207,7 +203,7 @@ int run_doctor_command(int argc, const char* const* argv) {
     for (const Member& member : trial.report->members) problem = problem || has_problem(member.report);
   }
   if (request.json) {
-    print_json(host, findings, trial);
+    print_findings(host, findings, trial);
   } else {
     print_trial(trial, host);
   }

@@ -16,4 +16,8 @@ inline constexpr std::chrono::milliseconds kControlTick(250);
 /// message from the lost end. docs/guide.md names both values.
 inline constexpr std::chrono::milliseconds kSilence(5000);
 
+/// If two rounds of an end's main loop are this far apart, its own process was stopped, and the silence of
+/// the other end does not count.
+inline constexpr std::chrono::milliseconds kOwnPause(2000);
+
 }  // namespace zerorun

@@ -15,8 +15,6 @@
 namespace zerorun {
 namespace {
 
-constexpr double kGiga = 1e9;
-
 // Something that moves a known number of bytes.
 struct Transfer {
   std::string name;

@@ -13,6 +13,8 @@
 
 namespace zerorun {
 
+inline constexpr double kGiga = 1e9;
+
 struct BenchOptions {
   std::vector<std::string> parts = {"copy", "kernels", "gpt2", "operators", "offload"};
   std::vector<std::string> sizes = {"124M", "1.3B"};  // models of the part gpt2

@@ -17,7 +17,6 @@
 namespace zerorun {
 namespace {
 
-constexpr double kGiga = 1e9;
 // Before anything is timed: the first iteration is recorded, the second plans, the third repeats.
 constexpr int kWarmUpSteps = 3;  // the report's "third loss" is the last one's
 

@@ -7,7 +7,7 @@ constexpr std::string_view every_rank = "every rank writes its own slices";
 constexpr std::string_view writer_reason =
     "every rank already writes in the background, in blocks of 1 MiB that bypass the page cache";
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact checkpoint_rows[] = {
     section("checkpoint", "how checkpoints are saved"),
     choice(".tag_validation", "\"Warn\"", "Ignore Warn Fail",
            "what to do when ranks save a checkpoint under different tags")
@@ -70,6 +70,6 @@ static constexpr KeyFact rows[] = {
     old_name(".thread_count", "aio.intra_op_parallelism"),
 };
 
-const std::span<const KeyFact> checkpoint = rows;
+const std::span<const KeyFact> checkpoint = checkpoint_rows;
 
 }  // namespace zerorun::keys

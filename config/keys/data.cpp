@@ -4,7 +4,7 @@
 
 namespace zerorun::keys {
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact data_rows[] = {
     feature("data_efficiency", "data sampling and data routing")
         .not_supported("the program selects its training data itself"),
     enabled,
@@ -100,6 +100,6 @@ static constexpr KeyFact rows[] = {
     integer(".num_sliding_window_blocks", "3", "number of blocks in the sliding window"),
 };
 
-const std::span<const KeyFact> data = rows;
+const std::span<const KeyFact> data = data_rows;
 
 }  // namespace zerorun::keys

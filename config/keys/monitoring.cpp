@@ -5,7 +5,7 @@ namespace zerorun::keys {
 
 constexpr std::string_view no_monitors = "ZeroRun has no monitors; programs log their own metrics";
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact monitoring_rows[] = {
     feature("tensorboard", "training metrics, written to TensorBoard").not_supported(no_monitors),
     boolean(".enabled", "false", "write TensorBoard logs"),
     text(".output_path", "\"\"", "folder for the logs"),
@@ -49,6 +49,6 @@ static constexpr KeyFact rows[] = {
     texts(".prof_ops", "[]", "collectives to log if prof_all is false"),
 };
 
-const std::span<const KeyFact> monitoring = rows;
+const std::span<const KeyFact> monitoring = monitoring_rows;
 
 }  // namespace zerorun::keys

@@ -3,7 +3,7 @@
 
 namespace zerorun::keys {
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact offload_rows[] = {
     boolean("zero_optimization.cpu_offload", "", "true means {device: cpu}, false means {device: none}")
         .old_form_of("zero_optimization.offload_optimizer"),
     boolean("zero_optimization.cpu_offload_param", "", "true means {device: cpu}, false means {device: none}")
@@ -102,6 +102,6 @@ static constexpr KeyFact rows[] = {
     integer(".steps_per_epoch", "", "steps per epoch").or_null(),
 };
 
-const std::span<const KeyFact> offload = rows;
+const std::span<const KeyFact> offload = offload_rows;
 
 }  // namespace zerorun::keys

@@ -29,7 +29,7 @@ constexpr KeyFact of_removed(const KeyFact& parameter, std::string_view types) {
   return parameter.for_types(types).not_supported("its optimizer is not supported").removed_from_deepspeed();
 }
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact optimizer_rows[] = {
     section("optimizer", "the optimizer that the engine creates; leave it out if the program passes its own")
         .or_null(),
     choice(".type", "", all_types,
@@ -133,6 +133,6 @@ static constexpr KeyFact rows[] = {
         .no_effect("every optimizer of ZeroRun is one fused pass"),
 };
 
-const std::span<const KeyFact> optimizer = rows;
+const std::span<const KeyFact> optimizer = optimizer_rows;
 
 }  // namespace zerorun::keys

@@ -3,7 +3,7 @@
 
 namespace zerorun::keys {
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact parallel_rows[] = {
     section("pipeline", "settings of pipeline parallelism; the section has no on/off switch")
         .no_effect("layers are not divided among ranks"),
     integer(".stages", "", "number of pipeline stages").least(1).filled_by(fallback),
@@ -105,6 +105,6 @@ static constexpr KeyFact rows[] = {
     object(".model_info", "information about the model").or_null(),
 };
 
-const std::span<const KeyFact> parallel = rows;
+const std::span<const KeyFact> parallel = parallel_rows;
 
 }  // namespace zerorun::keys

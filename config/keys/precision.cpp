@@ -15,7 +15,7 @@ constexpr std::string_view on_or_off = "write an object such as {\"enabled\": tr
 constexpr std::string_view bf16_instead =
     "write \"bf16\": {\"enabled\": true} or \"fp16\": {\"enabled\": true} instead";
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact precision_rows[] = {
     feature("fp16", "training in fp16 with loss scaling").with_auto().advise(on_or_off),
     boolean(".enabled", "false", "parameters and activations are in fp16").filled_by(program),
     boolean(".auto_cast", "false", "the engine's cast_input() converts inputs to fp16"),
@@ -78,6 +78,6 @@ static constexpr KeyFact rows[] = {
             "does not have this key and ignores it"),
 };
 
-const std::span<const KeyFact> precision = rows;
+const std::span<const KeyFact> precision = precision_rows;
 
 }  // namespace zerorun::keys

@@ -6,7 +6,7 @@ namespace zerorun::keys {
 constexpr std::string_view batch_advice =
     "write a positive integer, or leave the key out if it follows from the other two batch sizes";
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact run_rows[] = {
     integer("train_batch_size", "",
             "number of samples per optimizer step on all ranks together; by default it follows from the "
             "other two batch sizes")
@@ -95,6 +95,6 @@ static constexpr KeyFact rows[] = {
         .replaced_by("write zero_optimization.allgather_bucket_size"),
 };
 
-const std::span<const KeyFact> run = rows;
+const std::span<const KeyFact> run = run_rows;
 
 }  // namespace zerorun::keys

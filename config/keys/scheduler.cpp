@@ -21,7 +21,7 @@ constexpr KeyFact rate(std::string_view path, std::string_view fallback, std::st
       .advise("write a learning rate, or a list with one for each parameter group");
 }
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact scheduler_rows[] = {
     section("scheduler", "the learning-rate schedule, which step() advances").or_null(),
     choice(".type", "", all_types, "name of the schedule")
         .unsupported(unsupported_types)
@@ -116,6 +116,6 @@ static constexpr KeyFact rows[] = {
         .for_types("OneCycle"),
 };
 
-const std::span<const KeyFact> scheduler = rows;
+const std::span<const KeyFact> scheduler = scheduler_rows;
 
 }  // namespace zerorun::keys

@@ -7,7 +7,7 @@ constexpr std::string_view buckets_reason =
     "gradients are always reduced in contiguous buckets by reduce-scatter, and parameters gathered by "
     "all-gather";
 
-static constexpr KeyFact rows[] = {
+static constexpr KeyFact zero_rows[] = {
     section("zero_optimization", "what ZeRO partitions across ranks, and how it is communicated")
         .with_auto()
         .or_false("{\"stage\": 0}")
@@ -117,6 +117,6 @@ static constexpr KeyFact rows[] = {
         .no_effect("the norm is always computed: get_global_grad_norm()"),
 };
 
-const std::span<const KeyFact> zero = rows;
+const std::span<const KeyFact> zero = zero_rows;
 
 }  // namespace zerorun::keys

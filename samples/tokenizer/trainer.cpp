@@ -11,7 +11,7 @@
 namespace zerorun {
 namespace {
 
-constexpr const char* kEndOfText = "<|endoftext|>";
+constexpr const char* kFirstToken = "<|endoftext|>";
 constexpr int64_t kFewestTokens = 257;
 
 struct Word {
@@ -126,7 +126,7 @@ std::vector<std::string> first_tokens() {
   std::vector<int> bytes(256);
   std::iota(bytes.begin(), bytes.end(), 0);
   std::ranges::sort(bytes, {}, [](int byte) { return byte_characters()[static_cast<size_t>(byte)]; });
-  std::vector<std::string> tokens = {kEndOfText};
+  std::vector<std::string> tokens = {kFirstToken};
   for (const int byte : bytes) tokens.emplace_back(1, static_cast<char>(byte));
   return tokens;
 }
@@ -142,7 +142,7 @@ void TokenizerTrainer::add(std::string_view text) {
 Tokenizer TokenizerTrainer::train(int64_t size) const {
   if (size < kFewestTokens)
     throw UserError("a vocabulary of " + std::to_string(size) + " tokens: expected at least " +
-                    std::to_string(kFewestTokens) + " (256 bytes and " + kEndOfText + ")");
+                    std::to_string(kFewestTokens) + " (256 bytes and " + kFirstToken + ")");
   if (counts_.empty()) throw UserError("there is no text to learn a vocabulary from");
   TokenizerData data;
   data.vocabulary = first_tokens();

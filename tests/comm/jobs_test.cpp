@@ -30,7 +30,7 @@ using testing::run_processes;
 
 const std::string kSumOfTwo = "9.000000";
 
-std::string sum_of_all(Communicator& communicator) {
+std::string sum_in_job(Communicator& communicator) {
   at::Tensor tensor = at::full({3}, communicator.rank() + 1);
   communicator.all_reduce(tensor, "greeting")->wait();
   return std::to_string(tensor.sum().item<double>());
@@ -111,13 +111,13 @@ TEST_CASE("jobs: a process can connect any number of times, over shared memory a
       std::string sums;
       for (int connect_number = 0; connect_number < 3; ++connect_number) {
         auto communicator = connect();
-        sums.append(sum_of_all(*communicator)).append(" ");
+        sums.append(sum_in_job(*communicator)).append(" ");
         communicator.reset();
         if (rank == 1) usleep(700'000);  // rank 0 enters its next connect() 0.7 s before rank 1
       }
       auto first = connect();
       auto second = connect();
-      return sums + sum_of_all(*second) + " " + sum_of_all(*first);
+      return sums + sum_in_job(*second) + " " + sum_in_job(*first);
     });
     for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000 9.000000 9.000000 9.000000");
   }
@@ -133,12 +133,12 @@ TEST_CASE("jobs: a process can connect any number of times if torchrun's agent k
         setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
         setenv("TORCHELASTIC_RUN_ID", "none", 1);
         auto first = connect();
-        const std::string sum = sum_of_all(*first);
+        const std::string sum = sum_in_job(*first);
         first.reset();
         if (index == 1) usleep(700'000);
         auto second = connect();
         auto third = connect();
-        return sum + " " + sum_of_all(*third) + " " + sum_of_all(*second);
+        return sum + " " + sum_in_job(*third) + " " + sum_in_job(*second);
       },
       2);
   for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
@@ -148,14 +148,14 @@ TEST_CASE("jobs: the store still works after a forked child of rank 0 has exited
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
     be_rank(rank, 2, port, "job");
-    const std::string sum = sum_of_all(*connect());
+    const std::string sum = sum_in_job(*connect());
     int status = 0;
     if (rank == 0) {
       const pid_t child = fork();
       if (child == 0) exit(0);
       waitpid(child, &status, 0);
     }
-    return sum + " " + std::to_string(status) + " " + sum_of_all(*connect());
+    return sum + " " + std::to_string(status) + " " + sum_in_job(*connect());
   });
   for (const auto& ending : endings) CHECK(ending.text == "9.000000 0 9.000000");
 }
@@ -166,7 +166,7 @@ TEST_CASE("jobs: if two jobs start together on one port, one of them runs and th
     const int port = testing::free_port();
     const auto endings = run_processes(4, [&](int index) {
       be_rank(index % 2, 2, port, index < 2 ? "one" : "two");
-      return sum_of_all(*connect());
+      return sum_in_job(*connect());
     });
     const int living = endings[0].text == kSumOfTwo ? 0 : 2;
     const int told = 2 - living;
@@ -204,7 +204,7 @@ TEST_CASE(
         steps.await(1);
         be_rank(1, world_size, port, job);
         try {
-          return sum_of_all(*connect());
+          return sum_in_job(*connect());
         } catch (...) {
           steps.reach(2);
           throw;
@@ -212,14 +212,14 @@ TEST_CASE(
       }
       be_rank(index, 2, port, "");
       auto communicator = connect();
-      std::string sums = sum_of_all(*communicator);
+      std::string sums = sum_in_job(*communicator);
       if (index == 1) {
         steps.reach(1);
         steps.await(2);
       }
-      sums.append(" ").append(sum_of_all(*communicator));
+      sums.append(" ").append(sum_in_job(*communicator));
       communicator.reset();
-      return sums + " " + sum_of_all(*connect());
+      return sums + " " + sum_in_job(*connect());
     });
     for (int rank : {0, 1}) CHECK(endings[rank].text == "9.000000 9.000000 9.000000");
     CHECK_THAT(endings[2].text, StartsWith(message + std::to_string(port)) && Contains("--master_port"));
@@ -232,7 +232,7 @@ TEST_CASE("jobs: values that a stranger copies to a rank's keys are an error") {
   const auto endings = run_processes(2, [&](int index) -> std::string {
     if (index == 0) {
       be_rank(0, 2, port, "job");
-      return sum_of_all(*connect());
+      return sum_in_job(*connect());
     }
     // The stranger has no token, but can list the keys. It copies each value of rank 0 to rank 1's key.
     std::vector<std::string> keys;
@@ -265,7 +265,7 @@ TEST_CASE("jobs: ranks of one host are reached at the master address only") {
         setenv("LOCAL_WORLD_SIZE", local_world_size, 1);
         auto communicator = connect();
         const std::string elsewhere = is_reached("127.0.0.2", port) ? "reached" : "not reached";
-        return elsewhere + " " + sum_of_all(*communicator);
+        return elsewhere + " " + sum_in_job(*communicator);
       });
       for (const auto& ending : endings) CHECK(ending.text == "not reached 9.000000");
     }
@@ -280,7 +280,7 @@ TEST_CASE("jobs: rank 0 takes the socket that the launcher hands down") {
       fcntl(socket.fd.get(), F_SETFD, 0);  // clears close-on-exec, as the launcher does for rank 0
       setenv(kListenVariable, std::to_string(socket.fd.get()).c_str(), 1);
     }
-    return sum_of_all(*connect()) + " " + sum_of_all(*connect());
+    return sum_in_job(*connect()) + " " + sum_in_job(*connect());
   });
   for (const auto& ending : endings) CHECK(ending.text == "9.000000 9.000000");
 }
@@ -307,7 +307,7 @@ TEST_CASE("jobs: if rank 0 is stopped after it has opened the store, the others 
           if (rank == 1 && comes_late) steps.await(2);
           if (rank == 1) steps.reach(1);
           be_rank(rank, 3, port, "job", 3s);
-          return sum_of_all(*connect());
+          return sum_in_job(*connect());
         },
         1, 60s);
     CHECK_THAT(endings[0].text, StartsWith("CommError: ") && Contains("127.0.0.1:" + std::to_string(port)) &&

@@ -32,7 +32,7 @@ std::shared_ptr<Communicator> join(const char* transport, int rank, int world_si
   return connect();
 }
 
-void sleep_ms(int duration) {
+void sleep_for_ms(int duration) {
   std::this_thread::sleep_for(std::chrono::milliseconds(duration));
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("order watch: a rank that is late, or starts its collectives in anothe
     check_all_went_through(run_processes(3, [&](int rank) -> std::string {
       auto communicator = join(transport, rank, 3, port);
       // Rank 0 waits for the sum, and rank 1 for the gather. Rank 2 starts both late.
-      if (rank == 2) sleep_ms(kSlow);
+      if (rank == 2) sleep_for_ms(kSlow);
       std::unique_ptr<Work> first = rank == 0 ? sum(*communicator) : gather(*communicator);
       std::unique_ptr<Work> second = rank == 0 ? gather(*communicator) : sum(*communicator);
       first->wait();
@@ -137,10 +137,10 @@ TEST_CASE("order watch: threads of a rank may wait for different collectives") {
       std::thread other([&] {
         communicator->barrier("the other thread is known")->wait();
         is_known = true;
-        sleep_ms(kSlow);
+        sleep_for_ms(kSlow);
         start(rank == 1)->wait();
       });
-      while (!is_known) sleep_ms(1);
+      while (!is_known) sleep_for_ms(1);
       start(rank == 0)->wait();  // on rank 1 the other thread starts the same
       other.join();
       return "went through";
@@ -153,7 +153,7 @@ TEST_CASE("order watch: a broadcast does not wait for ranks that are not its roo
   check_all_went_through(run_processes(3, [&](int rank) -> std::string {
     auto communicator = join("gloo", rank, 3, port);
     const auto start = [&] { return communicator->broadcast(at::ones({4}), 0, "a seed"); };
-    if (rank == 0) sleep_ms(kSlow);
+    if (rank == 0) sleep_for_ms(kSlow);
     // Rank 1 waits for the broadcast before the sum, and rank 2 for the sum before the broadcast.
     std::unique_ptr<Work> broadcast = rank < 2 ? start() : nullptr;
     if (rank == 1) broadcast->wait();

@@ -65,7 +65,7 @@ Table with(const std::string& name, const std::string& value) {
   return variables;
 }
 
-std::string sum_of_all(Communicator& communicator) {
+std::string sum_after_meeting(Communicator& communicator) {
   at::Tensor tensor = at::full({3}, communicator.rank() + 1);
   communicator.all_reduce(tensor, "greeting")->wait();
   return std::to_string(tensor.sum().item<double>());
@@ -134,7 +134,7 @@ TEST_CASE("environment: without variables there is one rank, which connects to n
   environment.device = DeviceChoice::cpu;
   auto communicator = connect(environment);
   CHECK(communicator->world_size() == 1);
-  CHECK(sum_of_all(*communicator) == "3.000000");
+  CHECK(sum_after_meeting(*communicator) == "3.000000");
 }
 
 TEST_CASE("environment: a world of one needs no address") {
@@ -239,7 +239,7 @@ TEST_CASE("rendezvous: a port in use is named") {
   const testing::OccupiedPort occupied;
   const auto endings = run_processes(1, [&](int) {
     testing::set_rank_variables(0, 2, occupied.port(), milliseconds(20000));
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   CHECK_THAT(endings[0].text, StartsWith("UserError: ") &&
                                   Contains("127.0.0.1:" + std::to_string(occupied.port())) &&
@@ -251,7 +251,7 @@ TEST_CASE("rendezvous: ranks that never join are named at the deadline") {
   const int port = testing::free_port();
   const auto endings = run_processes(1, [&](int) {
     testing::set_rank_variables(0, 4, port, milliseconds(1500));
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   CHECK(endings[0].text == "CommError: rendezvous at 127.0.0.1:" + std::to_string(port) +
                                ": ranks 1, 2, 3 did not take part within 1.5 s (the limit set by --timeout)");
@@ -263,7 +263,7 @@ TEST_CASE("rendezvous: ranks that have joined name the one that did not") {
   const int port = testing::free_port();
   const auto endings = run_processes(2, [&](int rank) {
     testing::set_rank_variables(rank, 3, port, milliseconds(2500));
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   for (const Ending& ending : endings) {
     CHECK_THAT(ending.text,
@@ -275,7 +275,7 @@ TEST_CASE("rendezvous: if rank 0 is missing, the others report that they did not
   const int port = testing::free_port();
   const auto endings = run_processes(1, [&](int) {
     testing::set_rank_variables(1, 2, port, milliseconds(1500));
-    return sum_of_all(*connect());
+    return sum_after_meeting(*connect());
   });
   CHECK_THAT(endings[0].text,
              StartsWith("CommError: rank 1 did not reach rank 0 at 127.0.0.1:" + std::to_string(port)));
@@ -302,7 +302,7 @@ TEST_CASE("rendezvous: if torchrun's agent keeps the store, rank 0 is a client, 
         testing::set_rank_variables(index % 2, 2, port, milliseconds(10000));
         setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
         setenv("TORCHELASTIC_RESTART_COUNT", std::to_string(restart).c_str(), 1);
-        return sum_of_all(*connect());
+        return sum_after_meeting(*connect());
       },
       4);
   for (int index = 0; index < 4; ++index) {

@@ -12,10 +12,9 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kPage = 4096;
-
 std::shared_ptr<SharedArena> make_arena(int64_t pages) {
-  return std::make_shared<SharedArena>(SharedSegment::create("test", static_cast<size_t>(pages * kPage)));
+  return std::make_shared<SharedArena>(
+      SharedSegment::create("test", static_cast<size_t>(pages * kArenaPage)));
 }
 
 }  // namespace
@@ -23,13 +22,13 @@ std::shared_ptr<SharedArena> make_arena(int64_t pages) {
 TEST_CASE("shared arena: places are whole pages, do not overlap, and run out") {
   auto arena = make_arena(4);
   const auto first = arena->take(1);
-  const auto second = arena->take(kPage + 1);
+  const auto second = arena->take(kArenaPage + 1);
   REQUIRE(first);
   REQUIRE(second);
   CHECK(*first == 0);
-  CHECK(*second == kPage);
-  CHECK_FALSE(arena->take(kPage + 1));
-  CHECK(arena->take(kPage) == 3 * kPage);
+  CHECK(*second == kArenaPage);
+  CHECK_FALSE(arena->take(kArenaPage + 1));
+  CHECK(arena->take(kArenaPage) == 3 * kArenaPage);
   CHECK_FALSE(arena->take(1));
 }
 
@@ -38,7 +37,7 @@ TEST_CASE("shared arena: freed neighbours are merged, in whatever order they are
   for (int round = 0; round < 200; ++round) {
     auto arena = make_arena(64);
     std::vector<std::pair<int64_t, int64_t>> places;
-    while (const auto offset = arena->take(static_cast<int64_t>(random() % 5 + 1) * kPage)) {
+    while (const auto offset = arena->take(static_cast<int64_t>(random() % 5 + 1) * kArenaPage)) {
       places.emplace_back(*offset, 0);
       if (places.size() > 40) break;
     }
@@ -58,7 +57,7 @@ TEST_CASE("shared arena: freed neighbours are merged, in whatever order they are
 TEST_CASE("shared arena: freed memory is zero when it is allocated again") {
   auto arena = make_arena(8);
   for (int round = 0; round < 3; ++round) {
-    auto tensor = arena->allocate(3 * kPage, at::kByte);
+    auto tensor = arena->allocate(3 * kArenaPage, at::kByte);
     REQUIRE(tensor);
     CHECK(at::count_nonzero(*tensor).item<int64_t>() == 0);
     std::memset(tensor->mutable_data_ptr(), 0xff, tensor->nbytes());
@@ -76,15 +75,15 @@ TEST_CASE("shared arena: a tensor outlives its arena's other owners") {
 
 TEST_CASE("shared arena: offset_of() finds memory in the arena, and no other memory") {
   auto arena = make_arena(8);
-  const auto hole = arena->take(kPage);
+  const auto hole = arena->take(kArenaPage);
   REQUIRE(hole);
-  auto tensor = arena->allocate(2 * kPage, at::kByte);
+  auto tensor = arena->allocate(2 * kArenaPage, at::kByte);
   REQUIRE(tensor);
   const char* data = static_cast<const char*>(tensor->const_data_ptr());
-  CHECK(arena->offset_of(data, 1) == kPage);
-  CHECK(arena->offset_of(data + 17, 100) == kPage + 17);
-  CHECK(arena->at(kPage + 17) == data + 17);
-  CHECK_FALSE(arena->offset_of(data, 100 * kPage));
+  CHECK(arena->offset_of(data, 1) == kArenaPage);
+  CHECK(arena->offset_of(data + 17, 100) == kArenaPage + 17);
+  CHECK(arena->at(kArenaPage + 17) == data + 17);
+  CHECK_FALSE(arena->offset_of(data, 100 * kArenaPage));
   int elsewhere = 0;
   CHECK_FALSE(arena->offset_of(&elsewhere, sizeof elsewhere));
 }

@@ -11,13 +11,12 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kPage = 4096;
-constexpr int64_t kNumel = 64 * kPage;  // elements of 1 byte
+constexpr int64_t kNumel = 64 * kArenaPage;  // elements of 1 byte
 
 // Two ranks' mappings of one segment, and the number of pages that the segment uses.
 struct Pair {
   Pair() {
-    SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kPage));
+    SharedSegment segment = SharedSegment::create("test", static_cast<size_t>(300 * kArenaPage));
     SharedSegment again = SharedSegment::open(getpid(), segment.descriptor(), segment.bytes(), true);
     descriptor = segment.descriptor();
     first = std::make_shared<SharedBlocks>(std::move(segment));
@@ -26,7 +25,7 @@ struct Pair {
   int64_t pages() const {
     struct stat facts {};
     REQUIRE(fstat(descriptor, &facts) == 0);
-    return facts.st_blocks * 512 / kPage;
+    return facts.st_blocks * 512 / kArenaPage;
   }
 
   int descriptor = -1;
@@ -71,7 +70,7 @@ TEST_CASE("shared blocks: a place is reserved again only after all ranks have re
   CHECK(second != first);
   theirs.reset();
   CHECK(pair.first->reserve(kNumel, 1) == first);
-  CHECK_FALSE(pair.first->reserve(300 * kPage, 1));
+  CHECK_FALSE(pair.first->reserve(300 * kArenaPage, 1));
 }
 
 TEST_CASE("shared blocks: after make_own() only the pages that are written to are private") {
@@ -82,10 +81,10 @@ TEST_CASE("shared blocks: after make_own() only the pages that are written to ar
   theirs.fill_(9);
   const int64_t before = pair.pages();
   pair.first->make_own(mine);
-  mine.mutable_data_ptr<uint8_t>()[kPage] = 1;
-  CHECK(at_index(theirs, kPage) == 9);
+  mine.mutable_data_ptr<uint8_t>()[kArenaPage] = 1;
+  CHECK(at_index(theirs, kArenaPage) == 9);
   CHECK(at_index(mine, 0) == 9);
-  CHECK(at_index(mine, kPage + 1) == 9);
+  CHECK(at_index(mine, kArenaPage + 1) == 9);
   CHECK(pair.pages() == before);
   mine.reset();
   theirs.reset();
@@ -94,9 +93,9 @@ TEST_CASE("shared blocks: after make_own() only the pages that are written to ar
   REQUIRE(again == offset);
   mine = pair.first->open(*again, kNumel, at::kByte);
   theirs = pair.second->open(*again, kNumel, at::kByte);
-  CHECK(at_index(mine, kPage) == 0);
-  theirs.mutable_data_ptr<uint8_t>()[kPage] = 4;
-  CHECK(at_index(mine, kPage) == 4);
+  CHECK(at_index(mine, kArenaPage) == 0);
+  theirs.mutable_data_ptr<uint8_t>()[kArenaPage] = 4;
+  CHECK(at_index(mine, kArenaPage) == 4);
 }
 
 TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays shared") {
@@ -118,7 +117,7 @@ TEST_CASE("shared blocks: if there is no memory for make_own(), the block stays 
   CHECK(refused);
   CHECK(pair.first->contains(mine.const_data_ptr(), mine.nbytes()));
   theirs.fill_(5);
-  CHECK(at_index(mine, kPage) == 5);
+  CHECK(at_index(mine, kArenaPage) == 5);
 }
 
 TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system, and read as zeros for all") {
@@ -128,18 +127,18 @@ TEST_CASE("shared blocks: pages that lie wholly in a part go back to the system,
   const at::Tensor theirs = pair.second->open(*offset, kNumel, at::kByte);
   mine.fill_(9);
   const int64_t before = pair.pages();
-  pair.second->give_back_pages(theirs.narrow(0, 10 * kPage - 1, 20 * kPage + 2));
+  pair.second->give_back_pages(theirs.narrow(0, 10 * kArenaPage - 1, 20 * kArenaPage + 2));
   CHECK(pair.pages() == before - 20);
-  CHECK(at_index(mine, 10 * kPage - 1) == 9);
-  CHECK(at_index(mine, 10 * kPage) == 0);
-  CHECK(at_index(mine, 30 * kPage - 1) == 0);
-  CHECK(at_index(mine, 30 * kPage) == 9);
+  CHECK(at_index(mine, 10 * kArenaPage - 1) == 9);
+  CHECK(at_index(mine, 10 * kArenaPage) == 0);
+  CHECK(at_index(mine, 30 * kArenaPage - 1) == 0);
+  CHECK(at_index(mine, 30 * kArenaPage) == 9);
   const int64_t after = pair.pages();  // the two reads of zeros above have allocated two pages again
-  pair.second->give_back_pages(theirs.narrow(0, 40 * kPage + 1, 2 * kPage - 2));  // no whole page
-  pair.second->give_back_pages(theirs.narrow(0, 50 * kPage, 0));
+  pair.second->give_back_pages(theirs.narrow(0, 40 * kArenaPage + 1, 2 * kArenaPage - 2));  // no whole page
+  pair.second->give_back_pages(theirs.narrow(0, 50 * kArenaPage, 0));
   CHECK(pair.pages() == after);
-  theirs.mutable_data_ptr<uint8_t>()[20 * kPage] = 4;
-  CHECK(at_index(mine, 20 * kPage) == 4);
+  theirs.mutable_data_ptr<uint8_t>()[20 * kArenaPage] = 4;
+  CHECK(at_index(mine, 20 * kArenaPage) == 4);
 }
 
 TEST_CASE("shared blocks: make_own() accepts an empty tensor") {

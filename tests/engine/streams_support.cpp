@@ -63,7 +63,7 @@ void evaluate(DeepNet& net, Engine& engine, int step) {
 }
 
 void run_program(const Setting& setting, const Program& program, std::shared_ptr<Communicator> communicator,
-                 Recording* recording, Trained& result) {
+                 Recording* recording, StreamRun& result) {
   const int rank = communicator->rank();
   DeepNet net;
   fill(*net, 7);
@@ -131,16 +131,16 @@ std::string config_of(const Setting& setting) {
          R"(, "stage3_prefetch_bucket_size": 300, "stage3_max_reuse_distance": 0)" + setting.offload + "}}";
 }
 
-Trained run_plain(const Setting& setting, const Program& program) {
-  Trained result;
+StreamRun run_plain(const Setting& setting, const Program& program) {
+  StreamRun result;
   run_ranks(setting.ranks, [&](std::shared_ptr<Communicator> communicator) {
     run_program(setting, program, std::move(communicator), nullptr, result);
   });
   return result;
 }
 
-Trained run_recorded(const Setting& setting, const Program& program, std::vector<Recording>& recordings) {
-  Trained result;
+StreamRun run_recorded(const Setting& setting, const Program& program, std::vector<Recording>& recordings) {
+  StreamRun result;
   run_ranks(setting.ranks, [&](std::shared_ptr<Communicator> communicator) {
     Recording& recording = recordings.at(communicator->rank());
     run_program(setting, program, make_recording_communicator(std::move(communicator), recording), &recording,
@@ -157,7 +157,7 @@ void check_clean(const std::vector<Recording>& recordings) {
   }
 }
 
-void check_same(const Trained& a, const Trained& b) {
+void check_same(const StreamRun& a, const StreamRun& b) {
   REQUIRE(a.parameters.size() == b.parameters.size());
   for (size_t i = 0; i < a.parameters.size(); ++i) CHECK(torch::equal(a.parameters[i], b.parameters[i]));
   CHECK(a.grad_norm == b.grad_norm);
@@ -167,7 +167,7 @@ void check_same(const Trained& a, const Trained& b) {
 
 void check_beside_plain(const Setting& setting, const Program& program) {
   std::vector<Recording> recordings(setting.ranks);
-  const Trained recorded = run_recorded(setting, program, recordings);
+  const StreamRun recorded = run_recorded(setting, program, recordings);
   check_clean(recordings);
   check_same(recorded, run_plain(setting, program));
 }

@@ -40,7 +40,7 @@ struct Setting {
 std::string config_of(const Setting& setting);
 
 // Rank 0's results of a run.
-struct Trained {
+struct StreamRun {
   std::vector<at::Tensor> parameters;
   double grad_norm = 0;
   double lr = 0;
@@ -63,12 +63,12 @@ struct Program {
 };
 
 /// Trains on a device without streams.
-Trained run_plain(const Setting& setting, const Program& program);
+StreamRun run_plain(const Setting& setting, const Program& program);
 /// Trains on recording devices, one for each rank.
-Trained run_recorded(const Setting& setting, const Program& program, std::vector<Recording>& recordings);
+StreamRun run_recorded(const Setting& setting, const Program& program, std::vector<Recording>& recordings);
 /// CHECKs that no recording has a violation.
 void check_clean(const std::vector<Recording>& recordings);
-void check_same(const Trained& a, const Trained& b);
+void check_same(const StreamRun& a, const StreamRun& b);
 /// CHECKs that the run on recording devices has no violations and gives the bits of the plain run.
 void check_beside_plain(const Setting& setting, const Program& program);
 

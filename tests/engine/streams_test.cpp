@@ -50,7 +50,7 @@ TEST_CASE("streams: buckets that evaluation gathers between steps are handed ove
   program.after_step = [&](int, Engine& engine) {
     if (engine.communicator().rank() == 0) allocations.push_back(recordings[0].allocations);
   };
-  const Trained recorded = run_recorded(setting, program, recordings);
+  const StreamRun recorded = run_recorded(setting, program, recordings);
   check_clean(recordings);
   // The limit of 700 elements is an exception: it has room for all parameters, but not for the arena too, so
   // evaluation allocates memory.

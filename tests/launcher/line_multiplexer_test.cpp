@@ -15,7 +15,7 @@ std::string out(LineMultiplexer& lines) {
   return lines.take(Stream::out);
 }
 
-std::vector<std::string> ranks(int number) {
+std::vector<std::string> named_ranks(int number) {
   std::vector<std::string> labels;
   for (int rank = 0; rank < number; ++rank) labels.push_back("rank " + std::to_string(rank));
   return labels;
@@ -32,7 +32,7 @@ TEST_CASE("one rank alone passes through unchanged, whatever its bytes and howev
   std::string bytes;
   for (int i = 0; i < 200000; ++i)
     bytes += static_cast<char>(random() % 16 == 0 ? "\r\n"[random() % 2] : random() % 256);
-  LineMultiplexer lines(ranks(4), kFiles);
+  LineMultiplexer lines(named_ranks(4), kFiles);
   std::string written;
   for (size_t at = 0; at < bytes.size();) {
     size_t size = std::min<size_t>(1 + random() % 300, bytes.size() - at);
@@ -47,7 +47,7 @@ TEST_CASE("one rank alone passes through unchanged, whatever its bytes and howev
 }
 
 TEST_CASE("prefixes begin when a second rank prints, on either stream") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   lines.feed(0, Stream::out, "a\n");
   lines.feed(0, Stream::err, "b\n");
   CHECK(out(lines) == "a\n");
@@ -59,7 +59,7 @@ TEST_CASE("prefixes begin when a second rank prints, on either stream") {
 }
 
 TEST_CASE("lines that arrive in pieces are not interleaved") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   lines.feed(0, Stream::out, "first half, ");
   lines.feed(1, Stream::out, "other ");
   CHECK(out(lines).empty());
@@ -71,7 +71,7 @@ TEST_CASE("lines that arrive in pieces are not interleaved") {
 }
 
 TEST_CASE("an unfinished last line is ended before another rank's line") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   lines.feed(0, Stream::out, "no newline");
   lines.close(0, Stream::out);
   lines.feed(1, Stream::out, "x\n");
@@ -79,7 +79,7 @@ TEST_CASE("an unfinished last line is ended before another rank's line") {
 }
 
 TEST_CASE("a carriage return ends a line and passes through") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   lines.feed(0, Stream::out, "step 1\r");
   CHECK(out(lines) == "step 1\r");
   lines.feed(1, Stream::out, "x\n");
@@ -88,7 +88,7 @@ TEST_CASE("a carriage return ends a line and passes through") {
 }
 
 TEST_CASE("\\r\\n is one line end, even if it arrives in two reads") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   lines.feed(0, Stream::out, "a\n");
   lines.feed(1, Stream::out, "b\r\nc\r");
   lines.feed(1, Stream::out, "\nd\n");
@@ -96,7 +96,7 @@ TEST_CASE("\\r\\n is one line end, even if it arrives in two reads") {
 }
 
 TEST_CASE("a line without end does not fill the memory and is broken only by another rank") {
-  LineMultiplexer lines(ranks(2), kFiles);
+  LineMultiplexer lines(named_ranks(2), kFiles);
   const std::string piece(LineMultiplexer::kLongestLine, 'x');
   lines.feed(0, Stream::out, piece);
   CHECK(out(lines) == piece);
@@ -109,7 +109,7 @@ TEST_CASE("a line without end does not fill the memory and is broken only by ano
 }
 
 TEST_CASE("a live line with its carriage return in front shows at once on a terminal") {
-  LineMultiplexer lines(ranks(2), kTerminal);
+  LineMultiplexer lines(named_ranks(2), kTerminal);
   lines.feed(0, Stream::out, "\rstep 1");
   CHECK(out(lines) == "\rstep 1");
   lines.feed(0, Stream::out, "\rstep 2");
@@ -119,7 +119,7 @@ TEST_CASE("a live line with its carriage return in front shows at once on a term
 }
 
 TEST_CASE("on a terminal another rank's line replaces the live line instead of mixing with it") {
-  LineMultiplexer lines(ranks(2), kTerminal);
+  LineMultiplexer lines(named_ranks(2), kTerminal);
   lines.feed(0, Stream::out, "step 1, a long live line\r");
   out(lines);
   lines.feed(1, Stream::err, "warning\n");
@@ -131,14 +131,14 @@ TEST_CASE("on a terminal another rank's line replaces the live line instead of m
 }
 
 TEST_CASE("streams that lead to one file are written in order, separate files do not disturb each other") {
-  LineMultiplexer joined(ranks(1), {.joined = true});
+  LineMultiplexer joined(named_ranks(1), {.joined = true});
   joined.feed(0, Stream::out, "a\n");
   joined.feed(0, Stream::err, "b\n");
   joined.feed(0, Stream::out, "c\n");
   CHECK(out(joined) == "a\nb\nc\n");
   CHECK(joined.take(Stream::err).empty());
 
-  LineMultiplexer separate(ranks(1), kFiles);
+  LineMultiplexer separate(named_ranks(1), kFiles);
   separate.feed(0, Stream::out, std::string(LineMultiplexer::kLongestLine, 'x'));
   separate.feed(0, Stream::err, "b\n");
   separate.notice("n");

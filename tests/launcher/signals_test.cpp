@@ -12,14 +12,14 @@ using zerorun::testing::Result;
 
 namespace {
 
-const std::string kWaitFor = "wait_for() { while [ ! -e $DIR/$1 ]; do sleep 0.05; done; }; ";
+const std::string kAwaitFile = "wait_for() { while [ ! -e $DIR/$1 ]; do sleep 0.05; done; }; ";
 
 }  // namespace
 
 TEST_CASE("a signal that was ignored when the launcher started does not end the job") {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
     CAPTURE(signal);
-    Launched job({.script = kWaitFor + "echo up; wait_for go; echo done", .ignored_signals = {signal}});
+    Launched job({.script = kAwaitFile + "echo up; wait_for go; echo done", .ignored_signals = {signal}});
     job.wait_for_output("up");
     job.signal(signal);
     job.create_file("go");
@@ -36,8 +36,8 @@ TEST_CASE("ranks ignore the signals that the launcher ignores, except SIGTERM, w
   CHECK_THAT(Launched({.script = script}).finish().out, Contains("SigIgn:\t0000000000000000\n"));
   // If rank 1 ignored SIGTERM, it would run until it is killed, five minutes later.
   Launched job({.options = {"--num_gpus", "2", "--grace", "300"},
-                .script = kWaitFor + "if [ $RANK = 0 ]; then wait_for up; exit 3; fi\n"
-                                     ": >$DIR/up; while :; do sleep 0.05; done",
+                .script = kAwaitFile + "if [ $RANK = 0 ]; then wait_for up; exit 3; fi\n"
+                                       ": >$DIR/up; while :; do sleep 0.05; done",
                 .ignored_signals = {SIGTERM}});
   CHECK(job.finish().exit_code == 3);
 }

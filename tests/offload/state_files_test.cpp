@@ -19,7 +19,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-constexpr int64_t kMiB = kChecksumBlock;
+constexpr int64_t kBlock = kChecksumBlock;
 
 std::vector<SliceContents> some_slices() {
   std::vector<SliceContents> slices;
@@ -38,7 +38,7 @@ StateFilesOptions options_in(const TemporaryFolder& folder) {
   return {.folder = folder / "",
           .rank = 1,
           .buffers = 3,
-          .chunk_bytes = kMiB,
+          .chunk_bytes = kBlock,
           .request_bytes = 256 * 1024,
           .threads = 2,
           .timeout = std::chrono::seconds(20)};
@@ -163,7 +163,7 @@ TEST_CASE("State in files is the same as in memory, through io_uring and threads
       };
     StateFiles files(local_file_system(), options, some_slices());
     CHECK(run(files, seed, folder));
-    CHECK(files.buffer_bytes() == 3 * kMiB);
+    CHECK(files.buffer_bytes() == 3 * kBlock);
   }
 }
 
@@ -279,7 +279,7 @@ TEST_CASE("A lent slot is copied to another file system, and damage of the copy 
   write_state_file(local_file_system(), other, file);
   CHECK(model.is_in(other / "copy", 1));
   const std::vector<std::byte> wrong(4096, std::byte{1});
-  slot.file->write(wrong, 2 * kMiB);
+  slot.file->write(wrong, 2 * kBlock);
   FileToWrite again = file;
   again.name = "again";
   CHECK_THROWS_WITH(write_state_file(local_file_system(), other, again), Contains("another checksum"));
