@@ -57,6 +57,20 @@ void check_outside_backward(const std::string& call) {
                   "after the backward");
 }
 
+// An engine that only computes has an optimizer without parameters.
+Config without_optimizer(Config config) {
+  config.optimizer = SgdConfig();
+  config.scheduler.reset();
+  return config;
+}
+
+// After the program has dropped all gradients, and after a failed backward: grad() may have a gradient that
+// the engine has not taken.
+void empty_gradients(EngineState& state) {
+  state.marks->clear();
+  for (const NamedParameter& parameter : state.buckets.trained()) parameter.tensor.mutable_grad().reset();
+}
+
 StateKind kind_of(OffloadedState state) {
   switch (state) {
     case OffloadedState::moments:
@@ -71,7 +85,8 @@ StateKind kind_of(OffloadedState state) {
 
 }  // namespace
 
-Engine initialize(Model model, const Config& config, InitializeOptions options) {
+Engine initialize(Model model, const Config& given, InitializeOptions options) {
+  const Config config = options.computes_only ? without_optimizer(given) : given;
   if (is_recording()) {
     throw UserError("initialize() inside a DeferredInit scope: end the scope once the model is built");
   }
@@ -133,14 +148,16 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   EngineState& state = *state_;
   check_outside_backward("engine.backward");
   state.drop_failed_backward();
-  state.check_before_backward("engine.backward");
-  state.follow_schedule();
+  state.follow_marks("engine.backward");
+  state.check_trains("engine.backward");
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw UserError("engine.backward(loss): expected a loss of one element that requires grad, found " +
                     (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements" +
                                           (loss.requires_grad() ? "" : " that does not require grad")
                                     : std::string("an undefined tensor")));
   }
+  state.check_before_backward("engine.backward");
+  state.follow_schedule();
   StepTimer::Scope scope(state.timer, Phase::backward);
   double scale = loss_scale() / static_cast<double>(state.config.batch.gradient_accumulation_steps);
   // A scale beyond float32 becomes infinity: gradients overflow, so the step is skipped and the scale falls.
@@ -152,9 +169,11 @@ void Engine::backward(const at::Tensor& loss, bool retain_graph, bool create_gra
   } catch (...) {
     state.reducer.abandon_backward();
     state.backward_failed = true;
+    if (state.marks) empty_gradients(state);
     throw;
   }
   ++state.backwards;
+  state.mark_gradients();
 }
 
 at::Tensor Engine::scale(const at::Tensor& loss) {
@@ -169,6 +188,7 @@ void Engine::zero_grad() {
   check_outside_backward("engine.zero_grad");
   state.drop_failed_backward();
   if (state.backwards > 0 || state.counts.micro > 0) state.discard_gradients();
+  if (state.marks) empty_gradients(state);
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
@@ -186,13 +206,14 @@ void Engine::step() {
   check_outside_backward("engine.step");
   state.finish_open_step();
   state.drop_failed_backward();
+  state.follow_marks("engine.step");
   state.check_before_step("engine.step");
   state.optimizer->follow_program();
   state.follow_schedule();
   if (state.residency) state.residency->finish_iteration();
   const bool updates = state.step_updates();
   state.backwards = 0;
-  state.dropped_failed = state.is_loss_scaled = false;
+  state.dropped_failed = state.is_loss_scaled = state.had_last_backward = false;
   state.outcome.set_not_applied();
   if (!updates) {
     ++state.counts.micro;
@@ -212,6 +233,7 @@ void Engine::step() {
   state.is_updating = false;
   ++state.counts.global;
   state.reducer.start_window();
+  if (state.marks) state.marks->clear();
   state.open_step = !knows;
   if (!knows) return;
   state.apply_outcome();
@@ -230,6 +252,7 @@ Engine::NoSync Engine::no_sync() {
 
 std::filesystem::path Engine::save_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                               const CheckpointOptions& options) {
+  state_->follow_marks("engine.save_checkpoint");
   return zerorun::save_checkpoint(*state_, directory, tag, options, local_file_system());
 }
 
@@ -244,7 +267,11 @@ CheckpointProgress Engine::checkpoint_progress() const {
 
 RestoredCheckpoint Engine::load_checkpoint(const std::filesystem::path& directory, const std::string& tag,
                                            const RestoreOptions& options) {
-  return zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
+  state_->follow_marks("engine.load_checkpoint");
+  RestoredCheckpoint restored =
+      zerorun::load_checkpoint(*state_, directory, tag, options, local_file_system());
+  if (state_->counts.micro > 0) state_->mark_gradients();
+  return restored;
 }
 
 void Engine::save_16bit_model(const std::filesystem::path& directory, const std::string& filename,
@@ -330,6 +357,15 @@ void Engine::set_betas(int group, std::pair<double, double> betas) {
   if (!state_->optimizer->betas(group))
     throw UserError("engine.set_betas(): " + state_->optimizer_name + " has no betas: leave the call out");
   state_->optimizer->set_betas(group, betas);
+}
+
+void Engine::set_weight_decay(int group, double weight_decay) {
+  state_->finish_open_step();
+  state_->check_group(group, "set_weight_decay");
+  if (!std::isfinite(weight_decay) || weight_decay < 0)
+    throw UserError("engine.set_weight_decay(): expected a number that is finite and at least 0, found " +
+                    std::to_string(weight_decay));
+  state_->optimizer->set_weight_decay(group, weight_decay);
 }
 
 double Engine::get_global_grad_norm() const {

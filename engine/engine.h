@@ -201,6 +201,9 @@ class Engine {
   /// name a schedule, or if the optimizer has no betas.
   void set_lr(int group, double lr);
   void set_betas(int group, std::pair<double, double> betas);
+  /// Sets the weight decay of a parameter group, beginning with the next optimizer step. All ranks must set
+  /// the same value. A checkpoint does not restore it. May also be called in a run with a schedule.
+  void set_weight_decay(int group, double weight_decay);
   /// Norm of the averaged gradients over all parameters and ranks before clipping, in the last optimizer step
   /// (under Muon the norm of its directions instead). The same at every stage; 0 before the first step,
   /// infinity if a gradient was not finite.

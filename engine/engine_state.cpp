@@ -50,6 +50,7 @@ std::vector<NamedParameter> bucketed(const ModelParameters& model) {
 
 std::string name_of_optimizer(const Config& config, const InitializeOptions& options) {
   if (!options.optimizer) return name_of(*config.optimizer);
+  if (const auto* foreign = dynamic_cast<const ForeignOptimizer*>(options.optimizer)) return foreign->name();
   const std::string type = c10::demangle(typeid(*options.optimizer).name());
   return type.substr(type.rfind(':') + 1);
 }
@@ -131,13 +132,19 @@ EngineState::EngineState(Model given_model, Config given_config,
       timer(config.wall_clock_breakdown, communicator->device().streams()),
       outcome(buckets, reducer, *communicator, config.precision.communication),
       passes(
-          reducer, [this] { return begin_plain_backward(); }, [this] { ++backwards; }),
+          reducer, [this] { return begin_plain_backward(); },
+          [this] {
+            ++backwards;
+            mark_gradients();
+          }),
       checkpoints(*communicator) {
   on_all_ranks(*communicator, "writing offloaded state", [&] { store.finish_generation(); });
   broadcast_others(parameters, *communicator);
   unbucketed = std::move(parameters.unbucketed);
   if (config.precision.training == Dtype::fp16) scaler.emplace(config.precision.loss_scale);
   schedule.ask(0);
+  computes_only = options.computes_only;
+  if (options.marks_gradients) marks = std::make_unique<GradientMarks>(buckets.trained());
   if (residency) {
     residency->set_before_write([this](int bucket) { before_write(bucket); });
     residency->set_use_observer(&reducer);
@@ -258,16 +265,19 @@ void EngineState::check_not_failed(const std::string& call) const {
 }
 
 void EngineState::check_before_backward(const std::string& call) {
+  check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
-  if (!boundary.value_or(false) || backwards == 0) return;
+  const bool is_last = boundary.value_or(false) && open_no_syncs == 0;
+  if (!is_last || !std::exchange(had_last_backward, true)) return;
   throw UserError(call +
                   "(): a second backward before step(), after set_gradient_accumulation_boundary(true) has "
                   "declared the previous one the last: call it with false until the last backward");
 }
 
-BackwardPasses::Start EngineState::begin_plain_backward() {
+BackwardPasses::Start EngineState::begin_plain_backward() try {
   drop_failed_backward();
+  follow_marks("loss.backward");
   check_before_backward("loss.backward");
   if (scaler && !is_loss_scaled) {
     throw UserError(
@@ -276,6 +286,12 @@ BackwardPasses::Start EngineState::begin_plain_backward() {
   }
   const auto steps = static_cast<double>(config.batch.gradient_accumulation_steps);
   return {.boundary = is_last_backward(), .scale = static_cast<float>(1 / steps)};
+} catch (...) {
+  // Else the gradient that has begun the backward would stay in grad().
+  for (const NamedParameter& parameter : buckets.trained()) {
+    if (marks) parameter.tensor.mutable_grad().reset();
+  }
+  throw;
 }
 
 bool EngineState::step_updates() const {
@@ -291,6 +307,16 @@ void EngineState::discard_gradients() {
   reducer.discard_window();
   counts.micro = 0;
   backwards = 0;
+  had_last_backward = false;
+  if (marks) marks->clear();
+}
+
+void EngineState::follow_marks(const std::string& call) {
+  if (marks && marks->dropped(call)) discard_gradients();
+}
+
+void EngineState::mark_gradients() {
+  if (marks) marks->place();
 }
 
 void EngineState::drop_failed_backward() {
@@ -311,6 +337,10 @@ void EngineState::check_sets_group(int group, const std::string& call) {
                     "() in a run with a schedule, which sets these values: remove the config's "
                     "\"scheduler\", or the schedule of the program");
   }
+  check_group(group, call);
+}
+
+void EngineState::check_group(int group, const std::string& call) const {
   if (group >= 0 && group < optimizer->groups()) return;
   throw UserError("engine." + call + "(): parameter group " + std::to_string(group) + ", expected 0 to " +
                   std::to_string(optimizer->groups() - 1));
@@ -349,7 +379,15 @@ void EngineState::check_in_place() const {
   }
 }
 
+void EngineState::check_trains(const std::string& call) const {
+  if (!computes_only) return;
+  throw UserError(call +
+                  "() of an engine without an optimizer, which only computes: to train, add an \"optimizer\" "
+                  "block to the config or pass one to initialize()");
+}
+
 void EngineState::check_before_step(const std::string& call) const {
+  check_trains(call);
   check_not_failed(call);
   check_states_are_here(call);
   if (open_no_syncs > 0) {
@@ -372,10 +410,15 @@ void EngineState::check_before_step(const std::string& call) const {
     }
   }
   for (const NamedParameter& parameter : buckets.trained()) {
-    if (!parameter.tensor.grad().defined()) continue;
+    if (marks || !parameter.tensor.grad().defined()) continue;  // follow_marks() looks at marked ones
     throw UserError(call + "(): the program has set grad() of parameter " + parameter.name +
                     ", which has no effect on the engine: leave it empty, and change gradients with "
                     "ParameterStates::write_gradient() (Python: zerorun.utils.safe_set_full_grad())");
+  }
+  for (const NamedTensor& other : unbucketed) {
+    if (other.is_buffer || !other.tensor.requires_grad()) continue;
+    throw UserError("parameter " + other.name +
+                    " was unfrozen after initialize(): parameters to train require grad before");
   }
   check_in_place();
   if (backwards > 0) return;

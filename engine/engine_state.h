@@ -8,6 +8,7 @@
 
 #include "engine/backward_passes.h"
 #include "engine/checkpoint_writer.h"
+#include "engine/gradient_marks.h"
 #include "engine/host_update.h"
 #include "engine/model.h"
 #include "engine/model_parameters.h"
@@ -48,6 +49,8 @@ struct EngineState {
   /// Throws UserError once an update has failed. `call`: the function to name in the error, such as
   /// "engine.step".
   void check_not_failed(const std::string& call) const;
+  /// Throws UserError if the engine has no optimizer.
+  void check_trains(const std::string& call) const;
   /// Throws UserError if no backward may begin now. `call`: "engine.backward".
   void check_before_backward(const std::string& call);
   /// Begins a backward that the program starts itself (LibTorch's loss.backward()). Throws UserError.
@@ -58,6 +61,12 @@ struct EngineState {
   bool step_updates() const;
   /// Drops all gradients since the last optimizer step.
   void discard_gradients();
+  /// Drops all gradients since the last optimizer step if the program has dropped them by the marks in
+  /// grad(). Throws UserError if it has dropped some of them, or set one. `call`: the function to name in the
+  /// error.
+  void follow_marks(const std::string& call);
+  /// Marks grad() of trained parameters, if they are to be marked: the engine holds gradients now.
+  void mark_gradients();
   /// Drops all gradients since the last optimizer step if the last backward threw.
   void drop_failed_backward();
   /// Throws UserError between offload_states() and reload_states().
@@ -68,6 +77,8 @@ struct EngineState {
   /// Waits for the outcome of the last step. Throws UserError unless the program may set values of this
   /// parameter group.
   void check_sets_group(int group, const std::string& call);
+  /// Throws UserError if there is no such parameter group.
+  void check_group(int group, const std::string& call) const;
   /// Throws UserError if a parameter has left its bucket: the program has given it other memory.
   void check_in_place() const;
   /// Finishes the reduction and has the device compute the step's outcome: the same bits on every rank and at
@@ -128,15 +139,18 @@ struct EngineState {
   bool open_step = false;  // apply_outcome() has not been called for the last step yet
 
   StepCounts counts;
-  bool should_stop = false;      // some rank had received SIGTERM by the last optimizer step
-  int64_t backwards = 0;         // number of backwards since the last step()
-  bool backward_failed = false;  // engine.backward() threw, and its gradients are not dropped yet
-  bool dropped_failed = false;   // a backward threw since the last step(); its gradients are dropped
-  bool is_loss_scaled = false;   // scale() was called since the last step()
-  std::optional<bool> boundary;  // set by set_gradient_accumulation_boundary()
+  bool should_stop = false;        // some rank had received SIGTERM by the last optimizer step
+  int64_t backwards = 0;           // number of backwards since the last step()
+  bool backward_failed = false;    // engine.backward() threw, and its gradients are not dropped yet
+  bool dropped_failed = false;     // a backward threw since the last step(); its gradients are dropped
+  bool is_loss_scaled = false;     // scale() was called since the last step()
+  bool had_last_backward = false;  // a backward since the last step() was declared the last before a step
+  bool computes_only = false;      // no optimizer: nothing is trained
+  std::optional<bool> boundary;    // set by set_gradient_accumulation_boundary()
   BackwardPasses passes;
-  bool is_updating = false;  // an update has begun and not ended; stays true if it throws
-  int open_scopes = 0;       // number of open GatheredParameters scopes
+  std::unique_ptr<GradientMarks> marks;  // null unless gradients are marked
+  bool is_updating = false;              // an update has begun and not ended; stays true if it throws
+  int open_scopes = 0;                   // number of open GatheredParameters scopes
   int open_no_syncs = 0;
 
   CheckpointWriter checkpoints;  // last member, so destroyed first: its thread reads the other members

@@ -196,7 +196,7 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
     check_usable(name, tensor);
     const auto group = groups.find(tensor.unsafeGetTensorImpl());
     if (group != groups.end()) ++found_in_groups;
-    if (!tensor.requires_grad()) {
+    if (!tensor.requires_grad() || options.computes_only) {
       if (policy_of(config.zero.stage).partition_parameters && can_be_partitioned(tensor, config)) {
         result.frozen.push_back({name, tensor, kFrozen});
       } else {
@@ -218,7 +218,7 @@ ModelParameters collect_parameters(const Model& model, const Config& config,
     throw UserError("the parameter groups hold " + std::to_string(groups.size() - found_in_groups) +
                     " parameter(s) that the model does not: pass the model's own parameters()");
   }
-  if (result.trained.empty())
+  if (result.trained.empty() && !options.computes_only)
     throw UserError("the model has no parameter that requires grad: nothing to train");
   const size_t frozen = result.unbucketed.size();
   for (const auto& [name, tensor] : model.buffers)

@@ -54,6 +54,13 @@ struct InitializeOptions {
   /// itself must step such a scheduler, after each step() for which engine.was_step_applied() is true.
   torch::optim::LRScheduler* lr_scheduler = nullptr;
 
+  /// Without an optimizer: the engine only computes. Nothing is trained, parameters that require grad too,
+  /// and backward() and step() throw UserError. The config's optimizer and scheduler are ignored.
+  bool computes_only = false;
+  /// If true, grad() of each trained parameter is a mark after a backward (engine/gradient_marks.h), by which
+  /// zero_grad() of the model and of optimizers reach the engine.
+  bool marks_gradients = false;
+
   std::optional<int64_t> bucket_numel;  // largest bucket, in elements; default: chosen by the layout
 
   // Values for "auto" settings, for the initialize() that reads a ds_config.json.

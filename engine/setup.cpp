@@ -13,6 +13,7 @@
 
 namespace zerorun {
 void check_one_optimizer(const Config& config, const InitializeOptions& options) {
+  if (options.computes_only) return;
   if (options.optimizer) check_client_optimizer(*options.optimizer);
   if (options.optimizer && config.optimizer) {
     throw UserError(

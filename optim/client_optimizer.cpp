@@ -62,7 +62,11 @@ class ClientOptimizer : public ShardOptimizer {
  public:
   ClientOptimizer(torch::optim::Optimizer& optimizer, std::vector<Shard> shards, const BorrowMoment& borrow,
                   Device& device, StateAccess& access)
-      : optimizer_(&optimizer), shards_(std::move(shards)), device_(&device), access_(&access) {
+      : optimizer_(&optimizer),
+        foreign_(dynamic_cast<ForeignOptimizer*>(&optimizer)),
+        shards_(std::move(shards)),
+        device_(&device),
+        access_(&access) {
     given_state_ = std::exchange(optimizer.state(), {});
     for (auto& group : optimizer.param_groups()) given_.push_back(std::exchange(group.params(), {}));
     for (Shard& shard : shards_) {
@@ -75,6 +79,7 @@ class ClientOptimizer : public ShardOptimizer {
         return lent.emplace_back(name, borrow(shard, name)).second;
       });
       if (state) optimizer.state()[shard.values.unsafeGetTensorImpl()] = std::move(state);
+      if (foreign_) lend_moments(shard, borrow);
     }
     for (const auto& group : optimizer.param_groups()) {
       shards_of_group_.push_back(group.params().size());
@@ -105,6 +110,7 @@ class ClientOptimizer : public ShardOptimizer {
   int64_t steps() const override { return steps_; }
   void set_steps(int64_t steps) override {
     steps_ = steps;
+    if (foreign_) return foreign_->set_steps(steps);
     auto& states = optimizer_->state();
     for (size_t index = 0; index < shards_.size(); ++index) {
       const auto found = states.find(shards_[index].values.unsafeGetTensorImpl());
@@ -138,6 +144,16 @@ class ClientOptimizer : public ShardOptimizer {
     ZR_CHECK(held, "betas for an optimizer that has none");
     *held = betas;
   }
+  void set_weight_decay(int group, double weight_decay) override {
+    using namespace torch::optim;
+    OptimizerOptions& options = optimizer_->param_groups()[group].options();
+    if (auto* adam = dynamic_cast<AdamOptions*>(&options)) adam->weight_decay(weight_decay);
+    if (auto* adamw = dynamic_cast<AdamWOptions*>(&options)) adamw->weight_decay(weight_decay);
+    if (auto* sgd = dynamic_cast<SGDOptions*>(&options)) sgd->weight_decay(weight_decay);
+    if (auto* adagrad = dynamic_cast<AdagradOptions*>(&options)) adagrad->weight_decay(weight_decay);
+    if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&options)) rmsprop->weight_decay(weight_decay);
+    if (auto* foreign = dynamic_cast<ForeignOptions*>(&options)) foreign->weight_decay = weight_decay;
+  }
   int groups() const override { return static_cast<int>(optimizer_->param_groups().size()); }
 
   int64_t buffer_bytes() const override {
@@ -149,6 +165,12 @@ class ClientOptimizer : public ShardOptimizer {
   }
 
  private:
+  void lend_moments(const Shard& shard, const BorrowMoment& borrow) {
+    std::vector<at::Tensor> memory;
+    for (const std::string& name : foreign_->moments()) memory.push_back(borrow(shard, name.c_str()));
+    foreign_->lend(shard.values, shard.group, memory);
+  }
+
   void apply(double gradient_divisor) {
     const int count = static_cast<int>(shards_.size());
     for (int index = 0; index < count; ++index) access_->open(index, ShardUse::update);
@@ -231,6 +253,7 @@ class ClientOptimizer : public ShardOptimizer {
   using Lent = std::pair<std::string_view, at::Tensor>;
 
   torch::optim::Optimizer* optimizer_;
+  ForeignOptimizer* foreign_;                   // the optimizer, or null
   std::vector<std::vector<at::Tensor>> given_;  // the optimizer's original parameters, by group
   std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())> given_state_;
   std::vector<Shard> shards_;
@@ -246,6 +269,7 @@ class ClientOptimizer : public ShardOptimizer {
 }  // namespace
 
 void check_client_optimizer(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const ForeignOptimizer*>(&optimizer)) return;
   const std::string name = c10::demangle(typeid(optimizer).name());
   const auto& type = typeid(optimizer);
   const bool element_wise = type == typeid(torch::optim::Adam) || type == typeid(torch::optim::AdamW) ||

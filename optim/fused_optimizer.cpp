@@ -63,6 +63,9 @@ class FusedOptimizer : public ShardOptimizer {
   void set_betas(int group, std::pair<double, double> betas) override {
     zerorun::set_betas(groups_[group], betas);
   }
+  void set_weight_decay(int group, double weight_decay) override {
+    zerorun::set_weight_decay(groups_[group], weight_decay);
+  }
   int groups() const override { return static_cast<int>(groups_.size()); }
 
  private:

@@ -1,5 +1,5 @@
-// Access to the learning rate and betas of an optimizer config of any type. A config has betas if its struct
-// has members beta1 and beta2. Pure functions; any thread.
+// Access to the learning rate, betas and weight decay of an optimizer config of any type. A config has betas
+// if its struct has members beta1 and beta2. Pure functions; any thread.
 #pragma once
 
 #include <optional>
@@ -44,6 +44,15 @@ inline void set_betas(OptimizerConfig& config, std::pair<double, double> betas) 
         } else {
           ZR_CHECK(false, "betas for an optimizer that has none");
         }
+      },
+      config);
+}
+
+inline void set_weight_decay(OptimizerConfig& config, double weight_decay) {
+  std::visit(
+      [weight_decay](auto& optimizer) {
+        optimizer.weight_decay = weight_decay;
+        if constexpr (requires { optimizer.adamw; }) optimizer.adamw.weight_decay = weight_decay;
       },
       config);
 }

@@ -87,6 +87,9 @@ class LambOptimizer : public ShardOptimizer {
   void set_betas(int group, std::pair<double, double> betas) override {
     std::tie(groups_[group].beta1, groups_[group].beta2) = betas;
   }
+  void set_weight_decay(int group, double weight_decay) override {
+    groups_[group].weight_decay = weight_decay;
+  }
   int groups() const override { return static_cast<int>(groups_.size()); }
 
   int64_t buffer_bytes() const override {

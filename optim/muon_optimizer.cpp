@@ -96,6 +96,9 @@ class MuonOptimizer : public ShardOptimizer {
   void set_lr(int group, double lr) override { update_->set_lr(group, lr); }
   std::optional<std::pair<double, double>> betas(int group) const override { return update_->betas(group); }
   void set_betas(int group, std::pair<double, double> betas) override { update_->set_betas(group, betas); }
+  void set_weight_decay(int group, double weight_decay) override {
+    update_->set_weight_decay(group, weight_decay);
+  }
   int groups() const override { return update_->groups(); }
 
   int64_t buffer_bytes() const override {

@@ -88,6 +88,7 @@ class ShardOptimizer {
   /// The optimizer must have betas. Bias corrections are computed as if every step so far had used the new
   /// betas.
   virtual void set_betas(int group, std::pair<double, double> betas) = 0;
+  virtual void set_weight_decay(int group, double weight_decay) = 0;
   virtual int groups() const = 0;
   /// Bytes of the optimizer's own buffers, without the moments that it borrowed.
   virtual int64_t buffer_bytes() const { return 0; }

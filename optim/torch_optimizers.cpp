@@ -10,6 +10,8 @@
 #include <sstream>
 #include <typeinfo>
 
+#include "optim/client_optimizer.h"
+
 namespace zerorun {
 namespace {
 
@@ -119,7 +121,8 @@ MomentOptions moment_options(const torch::optim::OptimizerOptions& options) {
 std::tuple<double, double>* betas_of(torch::optim::OptimizerOptions& options) {
   if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options)) return &adam->betas();
   if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options)) return &adamw->betas();
-  return nullptr;
+  auto* foreign = dynamic_cast<ForeignOptions*>(&options);
+  return foreign && foreign->betas ? &*foreign->betas : nullptr;
 }
 
 std::string describe_torch_optimizer(const torch::optim::Optimizer& optimizer) {
@@ -135,6 +138,8 @@ std::string describe_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     const OptimizerOptions& options = group.options();
     text << "; group";
+    if (auto* foreign = dynamic_cast<const ForeignOptions*>(&options))
+      add(foreign->lr, foreign->weight_decay);
     if (auto* adam = dynamic_cast<const AdamOptions*>(&options)) add_adam(*adam);
     if (auto* adamw = dynamic_cast<const AdamWOptions*>(&options)) add_adam(*adamw);
     if (auto* sgd = dynamic_cast<const SGDOptions*>(&options))

@@ -12,14 +12,18 @@
 
 #include "base/error.h"
 #include "base/heap.h"
+#include "zero/deferred_init.h"
 #include "zero/operator_traits.h"
 
 namespace zerorun {
 namespace {
 
 const char* const kNoMemory =
-    "This tensor has no values yet: it was built under zerorun::DeferredInit, and its memory was accessed "
-    "without an operator (data_ptr(), torch::save, torch::tensor() of a vector). Initialise it by operators "
+    "This tensor has no values yet: it was built under zerorun::DeferredInit (Python: zero.Init), and its "
+    "memory was accessed "
+    "without an operator (data_ptr(), torch::save, torch::tensor() of a vector). Open a GatheredParameters "
+    "scope "
+    "around the access (Python), initialise it by operators "
     "that do not read it, build it outside the DeferredInit scope or under a zerorun::InterceptionPause "
     "within, or wait until zerorun::initialize() has computed its values";
 
@@ -28,9 +32,10 @@ const char* const kRemedy =
 
 [[noreturn]] void refuse(const c10::OperatorHandle& op, const std::string& reason,
                          const std::string& remedy = kRemedy) {
-  throw UserError("operator " + c10::toString(op.operator_name()) +
-                  " on a tensor that was built under zerorun::DeferredInit and has no values yet: " + reason +
-                  ". " + remedy);
+  throw UserError(
+      "operator " + c10::toString(op.operator_name()) +
+      " on a tensor that was built under zerorun::DeferredInit (Python: zero.Init) and has no values yet: " +
+      reason + ". " + remedy);
 }
 
 void forget(StorageOwner* owner) {
@@ -100,11 +105,11 @@ bool all_plain(const torch::jit::Stack& results) {
   return plain;
 }
 
+// Numbers of the program stay as they are, as LibTorch combines them with tensors of every device. On Meta a
+// number would fail in a Python process, where LibTorch has kernels written in Python.
 at::Tensor meta_like(const at::Tensor& tensor) {
-  at::Tensor meta =
-      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::DeviceType::Meta));
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return meta;
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::DeviceType::Meta));
 }
 
 // Replaces the device argument, which says where to put the results, by Meta.
@@ -143,6 +148,18 @@ void change_view(const c10::OperatorHandle& op, c10::DispatchKeySet below,
     self.unsafeGetTensorImpl()->set_sizes_and_strides(before.sizes, before.strides, before.offset);
     refuse(op, "it needs a larger storage");
   }
+}
+
+bool is_clone(const c10::OperatorHandle& op) {
+  return op.operator_name().name == "aten::clone";
+}
+
+// A copy made after the scope is for use beside the model (a reference model), so it gets values at once.
+void run_clone(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  c10::IValue& argument = torch::jit::peek(*stack, 0, op.schema().arguments().size());
+  argument = make_tensor(argument.toTensor());
+  InterceptionPause pause;
+  op.redispatchBoxed(below, stack);
 }
 
 bool writes_any(const std::vector<TapeSlot>& slots) {
@@ -236,7 +253,7 @@ struct DeferredRecorder::Arguments {
   std::vector<at::Tensor> real;
   bool writes_real = false;
   bool differentiable = false;
-  bool foreign = false;  // has tensors of other scopes or of an engine
+  bool foreign = false;  // has tensors of an engine, or writes to tensors of another scope
 };
 
 DeferredRecorder::Arguments DeferredRecorder::look_at(const c10::OperatorHandle& op,
@@ -251,6 +268,10 @@ DeferredRecorder::Arguments DeferredRecorder::look_at(const c10::OperatorHandle&
     if (owner && owner->tape_owner.get() == this) {
       seen.differentiable |= tensor.requires_grad();
       seen.deferred.push_back({index, item, written, tape_tensor_of(tensor, *owner)});
+    } else if (owner && !written) {
+      const at::Tensor values = make_tensor(tensor);  // as the other scope has them now
+      seen.real.push_back(values);
+      put(seen.values, index, item, values);
     } else {
       seen.foreign |= owner_of(tensor) != nullptr;
       seen.writes_real |= written;
@@ -288,6 +309,8 @@ void DeferredRecorder::record(const c10::OperatorHandle& op, c10::DispatchKeySet
   const Arguments seen = look_at(op, *stack);
   if (op.hasTag(at::Tag::inplace_view)) {
     change_view(op, below, seen.deferred, stack);
+  } else if (!building_ && is_clone(op) && !seen.deferred.empty()) {
+    run_clone(op, below, stack);
   } else if (!seen.deferred.empty()) {
     record_deferred(op, seen, stack);
   } else if (seen.real.empty() && returns_tensors_only(op.schema())) {
@@ -335,7 +358,7 @@ void DeferredRecorder::record_factory(const c10::OperatorHandle& op, c10::Dispat
 void DeferredRecorder::record_deferred(const c10::OperatorHandle& op, const Arguments& seen,
                                        torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
-  if (seen.foreign) refuse(op, "it also has tensors of an engine, or of another DeferredInit scope");
+  if (seen.foreign) refuse(op, "it also has tensors of an engine, or writes to tensors of another scope");
   if (!returns_tensors_only(schema) && !(schema.returns().empty() && writes_any(seen.deferred))) {
     refuse(op, "it would give the host a value (item(), equal(), printing, a condition in the code)");
   }

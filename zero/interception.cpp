@@ -125,8 +125,11 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   TouchedList touched;
   collect(touched, op, *stack);
   OperatorRecorder* recorder = current_recorder;
+  bool writes = false;  // to a tensor of `recorder`, which therefore records the operator
   for (const Touched& item : touched) {
-    if (item.owner->recorder) recorder = item.owner->recorder;
+    if (!item.owner->recorder || writes) continue;
+    recorder = item.owner->recorder;
+    writes = item.written;
   }
   if (recorder) {
     recorder->record(op, below, stack);

@@ -57,8 +57,7 @@ static constexpr KeyFact run_rows[] = {
     boolean("fp32_allreduce", "", "a key of old DeepSpeed versions")
         .replaced_by("write \"communication_data_type\": \"fp32\""),
     boolean("zero_allow_untested_optimizer", "false",
-            "allow ZeRO with optimizers that DeepSpeed has not tried with it")
-        .no_effect("no optimizer needs this permission here"),
+            "in Python programs, allow element-wise optimizers that the engine has no kernels for"),
     boolean("zero_force_ds_cpu_optimizer", "true",
             "with offload_optimizer, require DeepSpeed's own CPU optimizer")
         .no_effect("every optimizer runs on the device that stores its shard"),

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <variant>
@@ -9,6 +10,7 @@
 #include "base/error.h"
 #include "comm/environment.h"
 #include "comm/rendezvous.h"
+#include "config/check.h"
 #include "config/config.h"
 #include "engine/hidden_size.h"
 #include "optim/schedule.h"
@@ -27,27 +29,41 @@ struct Given {
   std::string config;     // the text of a ds_config.json
   std::string origin;     // the config's name in messages
   std::string optimizer;  // a ds_config.json with only the program's optimizer; empty: the program has none
+  std::shared_ptr<PythonOptimizer> python_optimizer;  // the program's, which has no such description
   std::vector<ParameterGroup> groups;
   Arguments arguments;
   bool has_schedule = false;  // the program passes a schedule
   std::string output_folder;
 };
 
-Config read_config(const Given& given, const Model& model, int world_size) {
+bool requires_grad(const Model& model) {
+  return std::ranges::any_of(model.parameters,
+                             [](const auto& named) { return named.second.requires_grad(); });
+}
+
+// An engine has no optimizer if neither the config nor the program names one, or if the config names one for
+// a model that is frozen: a reference model, or one that is only evaluated.
+Config read_config(const Given& given, const Model& model, int world_size, bool& computes_only) {
   Config config = parse_config(
       given.config, given.origin,
       {.world_size = world_size, .arguments = given.arguments, .hidden_size = hidden_size_of(model)});
-  if (!given.optimizer.empty()) {
+  const bool is_python = given.python_optimizer != nullptr;
+  if (!given.optimizer.empty() || is_python) {
     if (config.optimizer) {
       throw UserError(
           "both the config and the program name an optimizer: remove the config's \"optimizer\" block or do "
           "not pass "
           "one to initialize()");
     }
-    config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
+    if (!is_python)
+      config.optimizer = parse_config(given.optimizer, "the optimizer passed to initialize()", 1).optimizer;
   }
-  if (!config.optimizer)
-    throw UserError("no optimizer: add an \"optimizer\" block to the config or pass one to initialize()");
+  computes_only = !is_python && (!config.optimizer || (given.optimizer.empty() && !requires_grad(model)));
+  if (computes_only && given.has_schedule) {
+    throw UserError(
+        "lr_scheduler without an optimizer: add an \"optimizer\" block to the config or pass one to "
+        "initialize()");
+  }
   if (config.scheduler && given.has_schedule) {
     throw UserError(
         "both the config and the program name a schedule: remove the config's \"scheduler\" block or do not "
@@ -62,11 +78,18 @@ std::unique_ptr<CoreEngine, WithoutGil> start(Given given) {
   Model model = make_model(std::move(given.parameters), std::move(given.buffers), mode);
   InitializeOptions options;
   options.communicator = connect();
-  const Config config = read_config(given, model, options.communicator->world_size());
-  options.parameter_groups = std::move(given.groups);
+  const Config config = read_config(given, model, options.communicator->world_size(), options.computes_only);
+  options.marks_gradients = true;
   options.output_folder = given.output_folder;
+  options.optimizer = given.python_optimizer.get();
+  if (!options.optimizer && !options.computes_only) options.parameter_groups = std::move(given.groups);
+  Engine engine = initialize(std::move(model), config, options);
   return std::unique_ptr<CoreEngine, WithoutGil>(
-      new CoreEngine(initialize(std::move(model), config, std::move(options)), mode));
+      new CoreEngine(std::move(engine), mode, options.computes_only, given.python_optimizer));
+}
+
+bool allows_untested(const std::string& config, const std::string& origin) {
+  return check_config(config, origin).settings.get<bool>("zero_allow_untested_optimizer").value_or(false);
 }
 
 py::dict bytes_of(CoreEngine& core) {
@@ -83,15 +106,16 @@ py::dict bytes_of(CoreEngine& core) {
 py::dict config_of(CoreEngine& core) {
   const Config& config = core.get().config();
   const PrecisionConfig& precision = config.precision;
-  return py::dict(
-      "train_batch_size"_a = config.batch.train_batch_size,
-      "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
-      "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
-      "dtype"_a = std::string(name_of(precision.training)), "clipping"_a = config.gradient_clipping,
-      "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
-      "optimizer"_a = std::string(name_of(*config.optimizer)),
-      "has_scheduler"_a = config.scheduler.has_value(), "managed"_a = config.managed_gradient_accumulation,
-      "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
+  return py::dict("train_batch_size"_a = config.batch.train_batch_size,
+                  "micro_batch_size"_a = config.batch.micro_batch_size_per_gpu,
+                  "accumulation"_a = config.batch.gradient_accumulation_steps, "stage"_a = config.zero.stage,
+                  "dtype"_a = std::string(name_of(precision.training)),
+                  "clipping"_a = config.gradient_clipping,
+                  "dynamic_loss_scale"_a = precision.training == Dtype::fp16 && !precision.loss_scale.fixed,
+                  "optimizer"_a = config.optimizer ? std::string(name_of(*config.optimizer)) : std::string(),
+                  "has_scheduler"_a = config.scheduler.has_value(), "computes_only"_a = core.computes_only(),
+                  "managed"_a = config.managed_gradient_accumulation,
+                  "steps_per_print"_a = config.steps_per_print, "resolved"_a = config.resolved);
 }
 
 class NoSyncScope {
@@ -139,6 +163,10 @@ void bind_training(Class& engine) {
           [](CoreEngine& core, int group, std::pair<double, double> betas) {
             core.get().set_betas(group, betas);
           },
+          NoGil())
+      .def(
+          "set_weight_decay",
+          [](CoreEngine& core, int group, double value) { core.get().set_weight_decay(group, value); },
           NoGil())
       .def("set_training", &CoreEngine::set_training)
       .def("destroy", &CoreEngine::destroy, NoGil())
@@ -306,6 +334,8 @@ void bind_engine(py::module_& module) {
       .def_readwrite("weight_decay", &ParameterGroup::weight_decay)
       .def_readwrite("betas", &ParameterGroup::betas)
       .def_readwrite("eps", &ParameterGroup::eps);
+  py::class_<PythonOptimizer, std::shared_ptr<PythonOptimizer>>(module, "PythonOptimizer")
+      .def(py::init<py::object, const std::vector<ParameterGroup>&>());
   py::class_<Given>(module, "Given")
       .def(py::init<>())
       .def_readwrite("parameters", &Given::parameters)
@@ -313,6 +343,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("config", &Given::config)
       .def_readwrite("origin", &Given::origin)
       .def_readwrite("optimizer", &Given::optimizer)
+      .def_readwrite("python_optimizer", &Given::python_optimizer)
       .def_readwrite("groups", &Given::groups)
       .def_readwrite("arguments", &Given::arguments)
       .def_readwrite("has_schedule", &Given::has_schedule)
@@ -326,6 +357,7 @@ void bind_engine(py::module_& module) {
       .def("enter", &NoSyncScope::enter)
       .def("exit", &NoSyncScope::exit);
   module.def("start", &start, NoGil());
+  module.def("allows_untested", &allows_untested);
   module.def("variables_of_place", &variables_of_place);
   py::class_<Meeting>(module, "Meeting")
       .def(py::init([] {

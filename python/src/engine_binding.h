@@ -9,25 +9,34 @@
 
 #include "engine/engine.h"
 #include "python/src/client_model.h"
+#include "python/src/python_optimizer.h"
 
 namespace zerorun::python {
 
 class CoreEngine {
  public:
-  CoreEngine(Engine engine, std::shared_ptr<Mode> mode)
-      : engine_(std::move(engine)), mode_(std::move(mode)) {}
+  /// `optimizer`: that of the engine, or null if it uses one of its own.
+  CoreEngine(Engine engine, std::shared_ptr<Mode> mode, bool computes_only,
+             std::shared_ptr<PythonOptimizer> optimizer)
+      : optimizer_(std::move(optimizer)),
+        engine_(std::move(engine)),
+        mode_(std::move(mode)),
+        computes_only_(computes_only) {}
 
   /// Throws UserError after destroy().
   Engine& get();
   void destroy() { engine_.reset(); }
+  bool computes_only() const { return computes_only_; }  // it has no optimizer
   /// Like destroy(), for a program that an exception of Python ends: as after a C++ exception, the engine
   /// waits for no other rank.
   void destroy_after_exception();
   void set_training(bool trains) { mode_->store(trains); }
 
  private:
+  std::shared_ptr<PythonOptimizer> optimizer_;
   std::optional<Engine> engine_;
   std::shared_ptr<Mode> mode_;
+  bool computes_only_;
 };
 
 /// Destroys the engine without the GIL: the destructor may wait, and other Python threads can run meanwhile.

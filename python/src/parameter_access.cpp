@@ -2,7 +2,6 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
 #include "engine/gathered_parameters.h"
 #include "engine/parameter_states.h"
 #include "python/src/engine_binding.h"
@@ -15,12 +14,12 @@ namespace py = pybind11;
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// A DeferredInit that Python opens and closes. A thread has at most one open scope, and must close it itself.
+// A DeferredInit that Python opens and closes. A scope inside another one does nothing. A thread must close
+// its scope itself.
 class DeferredScope {
  public:
   void enter() {
-    if (is_recording()) throw UserError("zero.Init() inside another zero.Init(): one scope is enough");
-    scope_ = std::make_unique<DeferredInit>();
+    if (!is_recording()) scope_ = std::make_unique<DeferredInit>();
   }
   void exit() { scope_.reset(); }
 
@@ -71,6 +70,7 @@ void bind_parameter_access(py::module_& module) {
       .def("enter", &DeferredScope::enter)
       .def("exit", &DeferredScope::exit);
   module.def("is_deferred", &is_deferred);
+  module.def("make_tensor", &make_tensor, NoGil());
 }
 
 }  // namespace zerorun::python

@@ -261,3 +261,34 @@ def test_fp16_scales_and_skips():
     engine.backward(engine(x).float().pow(2).mean() * float("inf"))
     engine.step()
     assert engine.optimizer.overflow and engine.skipped_steps == 1
+
+
+class Interrupted:
+    """The engine's core, but Ctrl-C comes when step() has updated."""
+
+    def __init__(self, core):
+        self._of = core
+
+    def __getattr__(self, name):
+        return getattr(self._of, name)
+
+    def step(self):
+        self._of.step()
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_costs_the_schedule_no_step():
+    model = net()
+    client = torch.optim.SGD(model.parameters(), lr=1.0)
+    plain = {name: value for name, value in config(2).items() if name != "optimizer"}
+    engine = zerorun.initialize(model=model, optimizer=client, config=plain,
+                                lr_scheduler=torch.optim.lr_scheduler.StepLR(client, 2))[0]
+    core, schedule = engine._core, engine.lr_scheduler
+    engine._core = Interrupted(core)
+    with pytest.raises(KeyboardInterrupt):
+        step(engine)
+    engine._core = core
+    assert (engine.global_steps, schedule.last_epoch) == (1, 0)
+    step(engine)
+    assert (engine.global_steps, schedule.last_epoch) == (2, 2)
+    assert engine.get_lr()[0] == pytest.approx(0.1)

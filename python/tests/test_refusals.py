@@ -31,7 +31,8 @@ def test_models():
     refused("expected a torch.nn.Module", lambda: initialize("model"))
     refused("engine already", lambda: initialize(make()))
     frozen = net().requires_grad_(False)
-    refused("nothing to train", lambda: initialize(frozen))
+    refused("nothing to train", lambda: initialize(frozen, {"train_micro_batch_size_per_gpu": 1}, optimizer=torch.optim.SGD(
+        frozen.parameters(), lr=0.1)))
     refused("float64|kDouble|Double", lambda: initialize(net().double()))
     shared = net()
     shared[0].bias = torch.nn.Parameter(shared[0].weight.detach().view(-1)[:16])
@@ -69,7 +70,7 @@ def test_configs(tmp_path):
     file = tmp_path / "ds_config.json"
     file.write_text('{\n  "train_micro_batch_size_per_gpu": 1,\n  "gradient_cliping": 1\n}')
     refused(r"ds_config.json:3:\d+", lambda: initialize(conf=file))
-    refused("no optimizer", lambda: initialize(conf={"train_micro_batch_size_per_gpu": 1}))
+    refused("without an optimizer", lambda: initialize(conf={"train_micro_batch_size_per_gpu": 1}, lr_scheduler=object()))
 
 
 def test_optimizers():

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -10,21 +9,24 @@ import weakref
 
 import torch
 
-from . import _core, _registry, data
+from . import _core, _registry, client_state as states, data
 from ._core import UserError
 from .comm import init_distributed, take_over_launcher
 from .errors import not_supported
 from .facts import Facts
+from .flat_optimizer import FlatOptimizer
 from .hooks import ModuleHooks
 from .inputs import read_config, refuse_models
 from .model_watch import ModelWatch
-from .optimizer import ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of
+from .module_notes import explained_errors, log_conversions, log_left_out
+from .optimizer import ClientWatch, ConfigSchedule, ZeroOptimizer, as_config, as_group, groups_of, has_kernel
 from .raw_access import RawReaders, refuse_compilation
 from .state_dicts import show_parameters
 
 log = logging.getLogger("zerorun")
 
-_SCHEDULE_KEY = "_lr_scheduler"  # the state of the program's scheduler in a checkpoint's client state
+# In a checkpoint's client state: the state of the program's scheduler, and the numbers of its optimizer if that runs itself.
+_SCHEDULE_KEY, _OPTIMIZER_KEY = "_lr_scheduler", "_optimizer"
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -64,10 +66,16 @@ class Engine(Facts, torch.nn.Module):
         given.parameters = list(model.named_parameters(remove_duplicate=False))
         given.buffers = list(model.named_buffers())
         given.config, given.origin = config_text, origin
-        given.optimizer = as_config(optimizer) if optimizer is not None else ""
+        self._flat = None
         given.groups = [as_group(group) for group in groups or []]
+        if optimizer is not None and not has_kernel(optimizer) and _core.allows_untested(config_text, origin):
+            self._flat = FlatOptimizer(optimizer)
+            given.python_optimizer = _core.PythonOptimizer(self._flat, given.groups)
+        else:
+            given.optimizer = as_config(optimizer) if optimizer is not None else ""
         given.arguments = dict(arguments or {})
         given.has_schedule = lr_scheduler is not None
+        dtypes = {name: tensor.dtype for name, tensor in given.parameters}
         self._core = _core.start(given)
         self.is_destroyed = False
         self._stepped = False
@@ -80,9 +88,15 @@ class Engine(Facts, torch.nn.Module):
         self._follow_mode()
         self._raw_readers = RawReaders(self)
         show_parameters(self, self._hooks)
-        self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
-        self.optimizer.pull()
-        self.lr_scheduler = self._make_schedule(lr_scheduler)
+        self.optimizer = self.lr_scheduler = None
+        if not self._config["computes_only"]:
+            self.optimizer = ZeroOptimizer(self, optimizer, groups if optimizer is not None else self._complete(groups))
+            self.optimizer.pull()
+            self.lr_scheduler = self._make_schedule(lr_scheduler)
+        self._scheduled_steps = 0
+        self._client_watch = ClientWatch(self, optimizer) if optimizer is not None else None
+        if self._core.rank() == 0:
+            log_conversions(model, dtypes, self.dtype)
         _registry.add(self)
 
     # A copy would share the engine's state with the original.
@@ -141,14 +155,16 @@ class Engine(Facts, torch.nn.Module):
         self._raw_readers.follow_compilation()
         if self._config["dtype"] == "fp16":
             inputs, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self._core.cast_input, (inputs, kwargs))
-        return self.module(*inputs, **kwargs)
+        with explained_errors(self.module):
+            return self.module(*inputs, **kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False):
         """Runs backward on loss / gradient_accumulation_steps and reduces gradients while it runs. Returns `loss`."""
         if not isinstance(loss, torch.Tensor):
             raise UserError(f"engine.backward(): loss is a {type(loss).__name__}, expected a tensor of one element")
         scaled = loss if scale_wrt_gas else loss * self.gradient_accumulation_steps()
-        self._core.backward(scaled, retain_graph, create_graph)
+        with explained_errors(self.module):
+            self._core.backward(scaled, retain_graph, create_graph)
         return loss
 
     def scale(self, loss):
@@ -158,7 +174,8 @@ class Engine(Facts, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """Ends a micro-step. At the accumulation boundary it also clips, updates and advances the schedule."""
         self._model_watch.check()
-        if not self._config["has_scheduler"]:
+        self._advance_schedule(lr_kwargs or {})
+        if self.optimizer is not None:
             self.optimizer.push()
         updates = self._core.is_boundary()
         self._core.step()
@@ -168,8 +185,19 @@ class Engine(Facts, torch.nn.Module):
         self._stepped = True
         if self._config["has_scheduler"]:
             self.optimizer.pull()
-        elif self.lr_scheduler is not None and self._core.was_step_applied():
-            self.lr_scheduler.step(**(lr_kwargs or {}))
+        self._advance_schedule(lr_kwargs or {})
+
+    def _steps_applied(self):
+        return self._core.global_steps() - self._core.skipped_steps()
+
+    def _advance_schedule(self, lr_kwargs):
+        """Advances the program's schedule once for each applied step: an interrupt of the program (Ctrl-C) may come between
+        the step and the schedule, which the next step then makes up for."""
+        if self._config["has_scheduler"] or self.lr_scheduler is None:
+            return
+        while self._scheduled_steps < self._steps_applied():
+            self._scheduled_steps += 1
+            self.lr_scheduler.step(**lr_kwargs)
 
     def train(self, mode=True):
         super().train(mode)
@@ -231,23 +259,25 @@ class Engine(Facts, torch.nn.Module):
         self.is_destroyed = True
         self._raw_readers.close_left_open()
         self._hooks.remove()
+        if self._client_watch is not None:
+            self._client_watch.end()
         destroy_core()
 
     # Checkpoints
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False,
                         asynchronous=False, keep_last=0):
-        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: values that JSON
-        can express; those of rank 0 are saved."""
-        if not self._config["has_scheduler"]:
+        """A collective, to be called between step() and the next backward(). Returns True. `client_state`: a dict of numbers,
+        text, bytes, lists, tuples, sets, dicts, tensors (not for large ones: they are kept as text) and numpy arrays; that of
+        rank 0 is saved."""
+        if self.optimizer is not None:
             self.optimizer.push()
         state = dict(client_state or {})
         if self.lr_scheduler is not None and not self._config["has_scheduler"] and hasattr(self.lr_scheduler, "state_dict"):
             state[_SCHEDULE_KEY] = self.lr_scheduler.state_dict()
-        try:
-            text = json.dumps(state)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"save_checkpoint(): client_state and the scheduler's state must be what JSON has: {error}") from error
+        if self._flat is not None:
+            state[_OPTIMIZER_KEY] = self._flat.save()
+        text = states.write(state)
         self._core.save_checkpoint(os.fspath(save_dir), "" if tag is None else str(tag), text, save_latest,
                                    exclude_frozen_parameters, keep_last, asynchronous)
         return True
@@ -268,11 +298,18 @@ class Engine(Facts, torch.nn.Module):
         whole = not load_module_only
         path, text = self._core.load_checkpoint(load_dir, "" if tag is None else str(tag), load_module_strict,
                                                 load_optimizer_states and whole, load_lr_scheduler_states and whole)
-        state = json.loads(text) or {}
-        schedule = state.pop(_SCHEDULE_KEY, None) if isinstance(state, dict) else None
+        state = states.read(text) or {}
+        schedule, numbers = ((state.pop(key, None) for key in (_SCHEDULE_KEY, _OPTIMIZER_KEY)) if isinstance(state, dict)
+                             else (None, None))
         if schedule is not None and load_lr_scheduler_states and whole and self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(schedule)
-        self.optimizer.pull()
+        self._scheduled_steps = self._steps_applied()
+        if self._flat is not None and load_optimizer_states and whole:
+            self._flat.load(numbers)
+        if load_module_strict and self._core.rank() == 0:
+            log_left_out(path, self.module)
+        if self.optimizer is not None:
+            self.optimizer.pull()
         return path, state
 
     def save_16bit_model(self, save_dir, save_filename="model.safetensors", exclude_frozen_parameters=False):

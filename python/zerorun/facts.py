@@ -43,7 +43,7 @@ class Facts:
 
     def get_lr(self):
         """Learning rate of each parameter group in the next optimizer step."""
-        if not self._config["has_scheduler"]:
+        if self.optimizer is not None:
             self.optimizer.push()
         return self._core.get_lr()
 

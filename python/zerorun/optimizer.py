@@ -8,8 +8,9 @@ import torch
 from ._core import ParameterGroup, UserError
 from .ops.adam import _Adam
 
-_EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or zerorun.ops.adam's FusedAdam or "
-             "DeepSpeedCPUAdam, or an \"optimizer\" in the config")
+_EXPECTED = ("expected torch.optim.Adam, AdamW, SGD, Adagrad or RMSprop, or a subclass that leaves their update as it is, or "
+             "zerorun.ops.adam's FusedAdam or DeepSpeedCPUAdam, or an \"optimizer\" in the config; "
+             "\"zero_allow_untested_optimizer\": true in the config allows others that are element-wise")
 
 
 def _adam(optimizer, group):
@@ -32,20 +33,42 @@ _RULES = {
     torch.optim.Adagrad: _named("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")),
     torch.optim.RMSprop: _named("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")),
 }
-# The options that may differ between parameter groups. After them, the options that ZeroRun ignores in groups that are
-# passed without an optimizer.
+# The options that may differ between parameter groups. After them, options of optimizers that groups passed without an
+# optimizer may not have: they would have no effect. Other keys are the program's own.
 _OF_GROUPS = {"params", "lr", "weight_decay", "betas", "eps"}
-_WITHOUT_EFFECT = {"foreach", "fused", "capturable", "initial_lr", "name", "param_names", "group_name"}
+_OF_OPTIMIZERS = {"momentum", "dampening", "nesterov", "maximize", "differentiable", "amsgrad", "decoupled_weight_decay",
+                  "bias_correction", "adam_w_mode", "alpha", "centered", "lr_decay", "initial_accumulator_value",
+                  "max_coeff", "min_coeff"}
+
+
+def has_kernel(optimizer):
+    """Whether the engine's kernels do the optimizer's update."""
+    return _find_rule(optimizer) is not None
+
+
+def _find_rule(optimizer):
+    for kind, rule in (*_RULES.items(), (_Adam, _adam)):
+        if isinstance(optimizer, kind) and _updates_as(type(optimizer), kind):
+            return rule
+    return None
 
 
 def _rule_of(optimizer):
-    for kind in (*_RULES, _Adam):
-        if type(optimizer) is kind:
-            return _RULES[kind]
-    if isinstance(optimizer, _Adam):
-        return _adam
+    rule = _find_rule(optimizer)
+    if rule is not None:
+        return rule
     raise UserError(f"optimizer {type(optimizer).__module__}.{type(optimizer).__qualname__} may look at whole parameters, "
                     f"which are spread over ranks: {_EXPECTED}")
+
+
+def _updates_as(kind, known):
+    """Whether a class updates as its base `known`: no class between them replaces anything that the update calls."""
+    if issubclass(kind, _Adam) or kind is known:
+        return True
+    between = kind.__mro__[:kind.__mro__.index(known)]
+    replaced = {name for each in between for name in vars(each) if hasattr(known, name)}
+    return replaced <= {"__init__", "__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__static_attributes__",
+                        "__firstlineno__", "__annotations__", "__repr__", "zero_grad"}
 
 
 def _plain(value):
@@ -87,16 +110,21 @@ def as_config(optimizer):
     return json.dumps({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": kind, "params": params}})
 
 
+def _betas(group):
+    """Other optimizers than those of the engine may have more than two."""
+    betas = group.get("betas")
+    return tuple(map(float, betas)) if betas is not None and len(betas) == 2 else None
+
+
 def as_group(group):
     """Converts a parameter group of torch.optim, or a dict of the program, for the engine."""
     result = ParameterGroup()
     params = group["params"]
     result.parameters = [params] if isinstance(params, torch.Tensor) else list(params)
     for name in ("lr", "weight_decay", "eps"):
-        if group.get(name) is not None:
+        if group.get(name) is not None and not isinstance(group[name], tuple):  # of an optimizer that runs itself
             setattr(result, name, float(group[name]))
-    if group.get("betas") is not None:
-        result.betas = tuple(float(beta) for beta in group["betas"])
+    result.betas = _betas(group)
     return result
 
 
@@ -110,7 +138,7 @@ def groups_of(model_parameters):
     if not given or not isinstance(given[0], dict):
         return [{"params": given}]
     for index, group in enumerate(given):
-        unknown = set(group) - _OF_GROUPS - _WITHOUT_EFFECT
+        unknown = set(group) & _OF_OPTIMIZERS
         if unknown:
             raise UserError(f"parameter group {index} has {', '.join(sorted(unknown))}: groups may have lr, weight_decay, "
                             "betas and eps of their own")
@@ -119,11 +147,12 @@ def groups_of(model_parameters):
 
 class ZeroOptimizer(torch.optim.Optimizer):
     """The optimizer that initialize() returns. Its param_groups are those of the program's optimizer, or made from the
-    config; changes to their lr and betas apply from the next optimizer step. The engine runs the steps."""
+    config; changes to their lr, betas and weight_decay apply from the next optimizer step. The engine runs the steps."""
 
     def __init__(self, engine, client, groups):
         self._engine = engine
         self.optimizer = client
+        self._pushed = None
         super().__init__([dict(group) for group in groups], {})
         if client is not None:
             self.param_groups = client.param_groups
@@ -134,14 +163,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _values(group):
-        betas = group.get("betas")
-        return float(group["lr"]), tuple(map(float, betas)) if betas is not None else None
+        decay = group.get("weight_decay")
+        return float(group["lr"]), _betas(group), float(decay) if decay is not None else None
 
     def _constants(self, group):
         if self.optimizer is None:
-            return {name: group[name] for name in ("weight_decay", "eps") if name in group}
+            return {name: group[name] for name in ("eps",) if name in group}
+        if self._engine._flat is not None:
+            return {}  # it reads its groups itself
         used = _hyperparameters(self.optimizer, group)
-        return {name: value for name, value in used.items() if name not in ("lr", "betas")}
+        return {name: value for name, value in used.items() if name not in ("lr", "betas", "weight_decay")}
 
     @property
     def overflow(self):
@@ -155,19 +186,37 @@ class ZeroOptimizer(torch.optim.Optimizer):
     cur_scale = loss_scale
 
     def push(self):
-        """Passes the lr and betas that the program has changed since the last call to the engine."""
+        """Passes the lr, betas and weight_decay that the program has changed since the last call to the engine. Under a
+        schedule of the config that alone sets lr and betas."""
+        if self.optimizer is not None and self.optimizer.param_groups is not self.param_groups:
+            self.param_groups = self.optimizer.param_groups  # the program has set another list
+        if len(self.param_groups) != len(self._pushed):
+            raise UserError(f"the optimizer has {len(self.param_groups)} parameter groups, and had {len(self._pushed)} in "
+                            "initialize(): the engine does not train what is added; name all groups before")
+        core, scheduled = self._engine._core, self._engine._config["has_scheduler"]
         for index, group in enumerate(self.param_groups):
-            lr, betas = self._values(group)
-            if lr != self._pushed[index][0]:
-                self._engine._core.set_lr(index, lr)
-            if betas != self._pushed[index][1]:
-                self._engine._core.set_betas(index, betas)
-            self._pushed[index] = lr, betas
+            for of_engine in self._groups_of_engine(index):
+                for value, before, set_value in zip(self._values(group), self._pushed[index],
+                                                    (core.set_lr, core.set_betas, core.set_weight_decay)):
+                    if value != before and not (scheduled and set_value != core.set_weight_decay):
+                        set_value(of_engine, value)
+            self._pushed[index] = self._values(group)
             now, before = self._constants(group), self._fixed[index]
             if now != before:
                 changed = ", ".join(name for name in now if now[name] != before.get(name))
                 raise UserError(f"parameter group {index}: {changed} changed after initialize(), which has no effect on the "
-                                "engine: change only lr and betas (schedulers: cycle_momentum=False)")
+                                "engine: change only lr, betas and weight_decay (schedulers: cycle_momentum=False)")
+
+    def _groups_of_engine(self, index):
+        """Muon's groups are two each in the engine: of matrices, and of the rest."""
+        each = len(self._engine._core.get_lr()) // len(self.param_groups)
+        return range(index * each, (index + 1) * each)
+
+    def add_param_group(self, param_group):
+        if self._pushed is not None:
+            raise UserError("optimizer.add_param_group() after initialize(): the engine does not train what is added; name all "
+                            "groups before")
+        super().add_param_group(param_group)
 
     def pull(self):
         """Copies lr and betas, which the engine's schedule or a checkpoint may have changed, into param_groups."""
@@ -196,6 +245,37 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self):
         raise UserError("the optimizer of an engine cannot be pickled: engine.save_checkpoint() saves its state")
+
+
+class ClientWatch:
+    """Makes calls on the program's own optimizer that would have no effect, as the engine has its parameters, an error."""
+
+    _CALLS = {
+        "step": "call engine.step(), which reduces gradients, clips and updates",
+        "state_dict": "the state is spread over ranks; engine.save_checkpoint() saves it",
+        "load_state_dict": "the state is spread over ranks; engine.load_checkpoint() loads it",
+        "add_param_group": "the engine does not train what is added; name all groups before initialize()",
+    }
+
+    def __init__(self, engine, client):
+        self._client, self._before = client, {}
+        for name, remedy in self._CALLS.items():
+            if name in vars(client):
+                self._before[name] = vars(client)[name]
+            setattr(client, name, self._refusal(name, remedy))
+
+    @staticmethod
+    def _refusal(name, remedy):
+        def refuse(*args, **kwargs):
+            raise UserError(f"optimizer.{name}() of the optimizer passed to initialize(): {remedy}")
+
+        refuse._wrapped_by_lr_sched = True  # schedulers of torch would warn of a step() that they have not wrapped
+        return refuse
+
+    def end(self):
+        for name in self._CALLS:
+            vars(self._client).pop(name, None)
+        vars(self._client).update(self._before)
 
 
 class ConfigSchedule:

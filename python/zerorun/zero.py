@@ -3,13 +3,16 @@
 import torch
 
 from . import _core
+from ._core import UserError
 from ._registry import engine_of
 from .raw_access import gather_arguments  # noqa: F401
 
 
 class Init:
     """Parameters made in this scope get no memory: the operators that fill them are recorded, and initialize() runs
-    them bucket by bucket, with the same bits. The arguments are DeepSpeed's. Only `enabled` and `module` have an effect
+    them bucket by bucket, with the same bits. Copies made in the scope take no memory either; a clone() or copy.deepcopy()
+    made after it is a plain tensor or module with values. A scope inside another one does nothing. The arguments are
+    DeepSpeed's. Only `enabled` and `module` have an effect
     (with a `module` the scope does nothing): the config has the other settings."""
 
     def __init__(self, module=None, data_parallel_group=None, mem_efficient_linear=True, remote_device=None,
@@ -31,7 +34,8 @@ class Init:
 
 class GatheredParameters:
     """In this scope each rank has all values of `params`, so that one rank alone can read them, or code without torch's
-    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end. A collective."""
+    operators. If `modifier_rank` is given, all ranks get that rank's writes at the end. A collective. Before initialize()
+    parameters made under zero.Init get their values here on each rank, and keep them."""
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         if isinstance(params, torch.nn.Module):
@@ -40,19 +44,40 @@ class GatheredParameters:
         self._modifier_rank = modifier_rank
         self._enabled = enabled
         self._scope = None
+        self._addresses = None
 
     def __enter__(self):
         if not self._enabled or not self._params:
             return self
         engine = engine_of(self._params)
-        if engine is not None:
-            self._scope = _core.GatherScope(engine._core, self._params, self._modifier_rank)
+        if engine is None:
+            self._make_values()
+            return self
+        self._scope = _core.GatherScope(engine._core, self._params, self._modifier_rank)
+        self._addresses = [parameter.data_ptr() for parameter in self._params]
         return self
+
+    def _make_values(self):
+        for parameter in self._params:
+            if _core.is_deferred(parameter):
+                parameter.data = _core.make_tensor(parameter)
+        if self._modifier_rank not in (None, 0) and torch.distributed.is_initialized():
+            self._addresses = []  # rank 0's values are those that initialize() gives all ranks
 
     def __exit__(self, kind, error, trace):
         scope, self._scope = self._scope, None
-        if scope is not None:
-            scope.close(kind is not None)
+        addresses, self._addresses = self._addresses, None
+        if scope is None:
+            if addresses is not None and kind is None:
+                for parameter in self._params:
+                    torch.distributed.broadcast(parameter.data, self._modifier_rank)
+            return False
+        moved = [index for index, parameter in enumerate(self._params) if parameter.data_ptr() != addresses[index]]
+        scope.close(kind is not None or bool(moved))
+        if moved and kind is None:
+            raise UserError(f"GatheredParameters: tensor {moved[0]} of its parameters has got other memory in the scope "
+                            "(parameter.data = ...), which the engine does not see: copy values in place "
+                            "(parameter.data.copy_(...))")
         return False
 
 

@@ -127,7 +127,7 @@ TEST_CASE("a setting that has no effect gets one note with its line, unless it i
     std::string text;
   };
   const std::vector<Note> notes = {
-      {R"("zero_allow_untested_optimizer": true)", "zero_allow_untested_optimizer: true has no effect: "},
+      {R"("zero_force_ds_cpu_optimizer": false)", "zero_force_ds_cpu_optimizer: false has no effect: "},
       {R"("zero_optimization": {"contiguous_gradients": false})",
        "zero_optimization.contiguous_gradients: false"},
       {R"("zero_optimization": {"reduce_scatter": false})", "zero_optimization.reduce_scatter: false"},

@@ -1,6 +1,8 @@
 // Checks that loss.backward() on a model with an engine gives the same bits and the same communication volume
 // as engine.backward(), and nearly the same parameters as training without an engine. Also tests backwards
 // that throw, dropped batches, and several engines in one graph.
+#include <torch/nn/utils/clip_grad.h>
+
 #include <catch2/catch.hpp>
 #include <map>
 #include <mutex>
@@ -392,6 +394,50 @@ TEST_CASE("The program may say where accumulation ends") {
   }
 }
 
+// Between two backwards: what the program does to gradients, and whether the engine drops them.
+TEST_CASE("Marks in grad() tell the engine which gradients the program drops or sets") {
+  const int stage = GENERATE(0, 1, 2, 3);
+  using Change = std::function<void(Net&)>;
+  auto trained = [stage](bool starts_with_other, const Change& change) {
+    std::vector<std::vector<at::Tensor>> found(2);
+    run_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
+      Net model;
+      InitializeOptions options;
+      options.marks_gradients = true;
+      const int rank = communicator->rank();
+      Engine engine = make_engine(*model, sgd_config(stage, 1, 1), communicator, options);
+      for (int step = 0; step < 2; ++step) {
+        if (starts_with_other) engine.backward(model->forward(sample(9, step, rank), true).sum());
+        change(model);
+        model->forward(sample(step, 0, rank), true).square().mean().backward();
+        engine.step();
+        for (const at::Tensor& parameter : model->parameters())
+          expect(!parameter.grad().defined(), "no mark is left after step()");
+      }
+      found[rank] = copies_of(*model);
+    });
+    return found[0];
+  };
+  const std::vector<at::Tensor> plain = trained(false, [](Net&) {});
+  expect_same(trained(true, [](Net& model) { model->zero_grad(); }), plain, "zero_grad()");
+  expect_same(trained(true, [](Net& model) { model->zero_grad(/*set_to_none=*/false); }), plain, "zeroed");
+  expect_same(trained(true,
+                      [](Net& model) {
+                        for (const at::Tensor& parameter : model->parameters())
+                          parameter.mutable_grad().reset();
+                      }),
+              plain, "emptied");
+  CHECK_THROWS_WITH(trained(true, [](Net& model) { model->last->bias.mutable_grad().reset(); }),
+                    Contains("dropped the gradient of parameter last.bias"));
+  CHECK_THROWS_WITH(
+      trained(true,
+              [](Net& model) { model->last->bias.mutable_grad() = torch::ones_like(model->last->bias); }),
+      Contains("has set grad() of parameter last.bias"));
+  CHECK_THROWS_WITH(
+      trained(true, [](Net& model) { torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0); }),
+      Contains("gradient_clipping"));
+}
+
 TEST_CASE("Errors of loss.backward() and related calls") {
   run_ranks(1, [&](std::shared_ptr<Communicator> communicator) {
     Net model;
@@ -418,6 +464,29 @@ TEST_CASE("Errors of loss.backward() and related calls") {
       loss().backward();
       CHECK_THROWS_WITH(loss().backward(), Contains("a second backward before step()"));
       CHECK_THROWS_WITH(engine.backward(loss()), Contains("a second backward before step()"));
+    }
+    SECTION("a backward that was not declared the last, before one that is") {
+      Engine engine = make_engine(*model, sgd_config(1), communicator);
+      engine.set_gradient_accumulation_boundary(false);
+      engine.backward(loss());
+      engine.set_gradient_accumulation_boundary(true);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.backward(loss()), Contains("a second backward before step()"));
+      CHECK_NOTHROW(engine.step());
+    }
+    SECTION("an engine without an optimizer") {
+      InitializeOptions options;
+      options.computes_only = true;
+      Engine engine = make_engine(*model, sgd_config(3), communicator, options);
+      CHECK_THROWS_WITH(engine.backward(loss()), Contains("without an optimizer"));
+      CHECK_THROWS_WITH(engine.step(), Contains("without an optimizer"));
+    }
+    SECTION("a frozen parameter outside of buckets, unfrozen") {
+      model->last->bias.requires_grad_(false);
+      Engine engine = make_engine(*model, sgd_config(1), communicator);
+      model->last->bias.requires_grad_(true);
+      engine.backward(loss());
+      CHECK_THROWS_WITH(engine.step(), Contains("last.bias was unfrozen"));
     }
     SECTION("a boundary where every step is one") {
       std::string config = sgd_config(1);

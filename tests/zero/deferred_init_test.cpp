@@ -269,7 +269,15 @@ TEST_CASE("Operations that need values that are not made yet are refused") {
   CHECK((place.ge(0) & place.lt(2)).all().item<bool>());
 
   DeferredInit other;
-  CHECK_THAT(refusal([&] { torch::ones({6}).add_(probabilities); }), Catch::Contains("another DeferredInit"));
+  at::Tensor of_other = torch::ones({6});
+  of_other.add_(probabilities);  // reads the values of another scope
+  CHECK(same_bits(make_tensor(of_other), make_tensor(probabilities) + 1));
+  at::_foreach_add_({of_other, probabilities}, 1);  // adds to each tensor in the scope of that tensor
+  CHECK(same_bits(make_tensor(of_other), make_tensor(probabilities) + 1));
+  CHECK_THAT(refusal([&] {
+               at::aminmax_out(of_other, probabilities, torch::ones({6, 2}), 1);
+             }),
+             Catch::Contains("tensors of another scope"));
 }
 
 TEST_CASE("A mistake in the model gives LibTorch's error, which ends the scope") {

@@ -1,0 +1,102 @@
+"""client_state and the states of schedulers come back as they were saved."""
+
+import argparse
+import collections
+import json
+import random
+
+import numpy
+import pytest
+import torch
+import zerorun
+from small import make, net, step
+
+STATES = {
+    "plain": {"epoch": 3, "best": 0.25, "name": "run", "list": [1, {"a": None}], "flag": True},
+    "keys": {"loss_of_epoch": {0: 1.5, (1, "a"): 0.5}, "tagged": {"__zerorun__": [1, 2]}},
+    "numbers": {"best": float("inf"), "worst": float("-inf"), "large": 2**70, "zero": -0.0, "z": 1 - 2j},
+    "random": {"python": random.getstate(), "numpy": numpy.random.RandomState(3).get_state()},
+    "collections": {"t": (1, (2,)), "s": {1, 2}, "f": frozenset("ab"), "c": collections.Counter("aab"), "b": b"\x00\xff",
+                    "o": collections.OrderedDict([("z", 1), ("a", 2)])},
+    "torch": {"ema": torch.randn(3, 2).t(), "half": torch.ones(2, dtype=torch.bfloat16), "one": torch.tensor(3),
+              "none": torch.empty(0, 4), "rng": torch.get_rng_state(), "dtype": torch.float16, "size": torch.Size([2, 3])},
+    "numpy": {"array": numpy.arange(6.0).reshape(2, 3), "scalar": numpy.float32(0.1), "flag": numpy.bool_(True)},
+    "text": {"file": "a\udcff", "args": argparse.Namespace(lr=0.1, layers=(2, 3))},
+}
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(map(repr, sorted(a, key=repr))) == list(map(repr, sorted(b, key=repr))) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (numpy.ndarray, numpy.generic)):
+        return a.dtype == b.dtype and numpy.array_equal(a, b)
+    return repr(a) == repr(b)
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    engine = make(2)
+    step(engine)
+    for name, state in STATES.items():
+        engine.save_checkpoint(tmp_path, tag=name, client_state=state)
+        assert same(engine.load_checkpoint(tmp_path, tag=name)[1], state), name
+    random.setstate(engine.load_checkpoint(tmp_path, tag="random")[1]["python"])
+    assert not same({"a": (1,)}, {"a": [1]}) and not same({"a": torch.ones(2)}, {"a": torch.zeros(2)})
+
+
+def test_plain_values_stay_readable(tmp_path):
+    text = zerorun.client_state.write(STATES["plain"])
+    assert json.loads(text) == STATES["plain"] == zerorun.client_state.read(text)
+
+
+def test_the_error_names_the_value(tmp_path):
+    engine = make(0)
+    for state, path in (({"args": argparse.Namespace(model=torch.nn.ReLU())}, r"client_state\['args'\]\.model"),
+                        ({"a": [1, {"b": object()}]}, r"client_state\['a'\]\[1\]\['b'\] is a builtins.object"),
+                        ({"s": torch.ones(2).to_sparse()}, r"client_state\['s'\] is a sparse"),
+                        ({"n": numpy.array([{}])}, r"client_state\['n'\] is a numpy")):
+        with pytest.raises(zerorun.UserError, match=path):
+            engine.save_checkpoint(tmp_path, client_state=state)
+    with pytest.raises(zerorun.UserError, match="newer version"):
+        zerorun.client_state.read('{"__zerorun__": ["later", 1]}')
+
+
+def test_a_resumed_scheduler(tmp_path):
+    """The milestones of MultiStepLR are a Counter with numbers as keys."""
+    from small import config, net
+
+    def made():
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.1)
+        plain = {name: value for name, value in config(1).items() if name != "optimizer"}
+        return zerorun.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=plain)[0]
+
+    engine = made()
+    step(engine)
+    engine.save_checkpoint(tmp_path)
+    resumed = made()
+    resumed.load_checkpoint(tmp_path)
+    for _ in range(4):
+        assert step(engine) == step(resumed)
+        assert resumed.get_lr() == engine.get_lr()
+    assert engine.get_lr() == [pytest.approx(0.01)]
+
+
+def test_a_checkpoint_without_frozen_parameters_says_so(tmp_path, caplog):
+    def frozen_base():
+        model = net()
+        model[0].requires_grad_(False)
+        return make(2, model)
+
+    frozen_base().save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+    with caplog.at_level("WARNING", logger="zerorun"):
+        frozen_base().load_checkpoint(tmp_path, load_module_strict=False)
+        assert "frozen" not in caplog.text
+        frozen_base().load_checkpoint(tmp_path)
+    assert "without frozen parameters: 0.weight, 0.bias keep the values" in caplog.text

@@ -1,0 +1,272 @@
+"""What programs do to gradients that the engine has taken, and to a model and optimizer that it trains: it reaches the engine,
+or is refused by name."""
+
+import contextlib
+
+import pytest
+import torch
+import zerorun
+from small import config, loss_of, make, net, step
+
+ALL = pytest.mark.parametrize("stage", [0, 1, 2, 3])
+PLAIN = {name: value for name, value in config().items() if name != "optimizer"}
+
+
+def with_client(stage=2, kind=lambda p: torch.optim.AdamW(p, lr=0.01), model=None, **more):
+    model = net() if model is None else model
+    client = kind(model.parameters())
+    conf = {name: value for name, value in config(stage, **more).items() if name != "optimizer"}
+    return zerorun.initialize(model=model, optimizer=client, config=conf)[0], client
+
+
+def empty(engine):
+    for parameter in engine.module.parameters():
+        parameter.grad = None
+
+
+DROPS = {
+    "module": lambda engine, client: engine.module.zero_grad(),
+    "module, zeros": lambda engine, client: engine.module.zero_grad(set_to_none=False),
+    "client": lambda engine, client: client.zero_grad(),
+    "client, zeros": lambda engine, client: client.zero_grad(set_to_none=False),
+    "returned": lambda engine, client: engine.optimizer.zero_grad(),
+    "engine": lambda engine, client: engine.zero_grad(),
+    "parameters": lambda engine, client: empty(engine),
+    "layers": lambda engine, client: [layer.zero_grad() for layer in engine.module],
+}
+
+
+@ALL
+def test_every_way_to_drop_gradients(stage):
+    expected = make(stage)
+    expected = [step(expected), step(expected)]
+    for name, drop in DROPS.items():
+        for plain in (False, True):
+            engine, client = with_client(stage, kind=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0))
+            engine.backward(loss_of(engine) * 100)
+            losses = []
+            for _ in range(2):
+                loss = loss_of(engine)
+                drop(engine, client)
+                loss.backward() if plain else engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+                assert all(parameter.grad is None for parameter in engine.module.parameters())
+            assert losses == expected, (name, plain)
+
+
+def test_dropped_between_micro_steps(tmp_path):
+    engine = make(2, gradient_accumulation_steps=2)
+    engine.backward(loss_of(engine))
+    engine.step()
+    engine.module.zero_grad()
+    engine.save_checkpoint(tmp_path)
+    for _ in range(2):
+        engine.backward(loss_of(engine))
+        engine.step()
+    assert engine.global_steps == 1
+
+
+@ALL
+def test_what_cannot_reach_the_engine_is_refused(stage):
+    def refused(match, *changes, error=zerorun.UserError):
+        engine = make(stage)
+        engine.backward(loss_of(engine))
+        with pytest.raises(error, match=match):
+            for change in changes:
+                change(engine.module)
+            engine.step()
+        engine.zero_grad()
+        step(engine)
+
+    refused("dropped the gradient of parameter .*2.bias", lambda m: m[2].zero_grad())
+    refused("set grad.. of parameter 0.bias", lambda m: setattr(m[0].bias, "grad", torch.ones(16)))
+    refused("gradient_clipping", lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 1), error=RuntimeError)
+    refused("gradient_clipping", lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 1), error=RuntimeError)
+    refused("safe_get_full_grad", lambda m: print(m[0].weight.grad.norm()), error=RuntimeError)
+    refused("safe_get_full_grad", lambda m: m[0].weight.grad.mul_(0.5), error=RuntimeError)
+
+
+@ALL
+def test_unfrozen_after_initialize(stage):
+    model = net()
+    model[0].requires_grad_(False)
+    engine = make(stage, model)  # the bias is outside of buckets at every stage below 3
+    model[0].bias.requires_grad_(True)
+    engine.backward(loss_of(engine))
+    with pytest.raises(zerorun.UserError, match="0.bias was unfrozen"):
+        engine.step()
+    model[0].bias.requires_grad_(False)
+    engine.step()
+
+
+def test_an_error_leaves_no_gradients_behind():
+    engine, twin = make(2), make(2)
+    with pytest.raises(RuntimeError):
+        loss_of(engine).backward(torch.ones(3))
+    engine.set_gradient_accumulation_boundary(True)
+    engine.backward(loss_of(engine))
+    with pytest.raises(zerorun.UserError, match="second backward"):
+        engine.backward(loss_of(engine))
+    engine.zero_grad()
+    assert [step(engine) for _ in range(2)] == [step(twin) for _ in range(2)]
+
+
+@ALL
+def test_accumulation_without_step_between(stage):
+    """As Accelerate does it."""
+    engine, twin = make(stage, gradient_accumulation_steps=2), make(stage, gradient_accumulation_steps=2)
+    for _ in range(2):
+        for last in (False, True):
+            engine.set_gradient_accumulation_boundary(last)
+            engine.backward(loss_of(engine))
+            twin.backward(loss_of(twin))
+            twin.step()
+        engine.step()
+    for a, b in zip(engine.module.parameters(), twin.module.parameters()):
+        torch.testing.assert_close(a.clone(), b.clone(), rtol=1e-6, atol=1e-7)
+
+
+def test_calls_on_the_optimizer_of_the_program(tmp_path):
+    engine, client = with_client()
+    for name, arguments in (("step", ()), ("state_dict", ()), ("load_state_dict", ({},)), ("add_param_group", ({},))):
+        with pytest.raises(zerorun.UserError, match=f"optimizer.{name}"):
+            getattr(client, name)(*arguments)
+    with pytest.raises(zerorun.UserError, match="add_param_group"):
+        engine.optimizer.add_param_group({"params": []})
+    client.param_groups.append(dict(client.param_groups[0]))
+    engine.backward(loss_of(engine))
+    with pytest.raises(zerorun.UserError, match="2 parameter groups, and had 1"):
+        engine.step()
+    client.param_groups.pop()
+    engine.step()
+    engine.destroy()
+    assert "param_groups" in client.state_dict()
+
+
+def test_a_client_whose_groups_are_another_list():
+    engine, client = with_client(kind=lambda p: torch.optim.SGD(p, lr=0.1))
+    client.param_groups = [dict(group, lr=0.0) for group in client.param_groups]
+    first = step(engine)
+    assert step(engine) == first
+
+
+@ALL
+@pytest.mark.parametrize("from_config", [False, True])
+def test_weight_decay_and_keys_of_the_program(stage, from_config):
+    def groups(model):
+        return [{"params": [model[0].weight, model[2].weight], "weight_decay": 0.05, "lr_scale": 0.5},
+                {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0, "lr_scale": 1.0}]
+
+    def schedule(optimizer, number):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * group["lr_scale"]
+            if group["weight_decay"] > 0:
+                group["weight_decay"] = 0.1 + number
+
+    model, twin = net(), net()
+    plain = torch.optim.AdamW(groups(twin), lr=0.01)
+    if from_config:
+        engine, optimizer, _, _ = zerorun.initialize(model=model, model_parameters=groups(model), config=config(
+            stage, gradient_clipping=0.0))
+    else:
+        engine, optimizer, _, _ = zerorun.initialize(
+            model=model, optimizer=torch.optim.AdamW(groups(model), lr=0.01),
+            config={**PLAIN, "gradient_clipping": 0.0, "zero_optimization": {"stage": stage}})
+    for number in range(3):
+        schedule(optimizer, number)
+        schedule(plain, number)
+        loss = twin(torch.ones(2, 6)).pow(2).mean()
+        plain.zero_grad()
+        loss.backward()
+        plain.step()
+        assert step(engine) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_options_of_optimizers_in_groups_are_refused():
+    model = net()
+    with pytest.raises(zerorun.UserError, match="momentum"):
+        zerorun.initialize(model=model, model_parameters=[{"params": model.parameters(), "momentum": 0.9}], config=config())
+
+
+class Named(torch.optim.AdamW):
+    """Only adds something."""
+
+    def __init__(self, params, **more):
+        super().__init__(params, **more)
+        self.note = "of the program"
+
+    def log(self):
+        return self.note
+
+
+class Changed(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_subclasses_of_optimizers():
+    engine, _ = with_client(kind=lambda p: Named(p, lr=0.01))
+    twin, _ = with_client()
+    assert [step(engine) for _ in range(3)] == [step(twin) for _ in range(3)]
+    with pytest.raises(zerorun.UserError, match="Changed may look at whole parameters"):
+        with_client(kind=lambda p: Changed(p, lr=0.01))
+
+
+@ALL
+@pytest.mark.parametrize("conf", [PLAIN, config()], ids=["no optimizer", "a frozen model"])
+def test_an_engine_without_an_optimizer(stage, conf, tmp_path):
+    model = net()
+    expected = model(torch.ones(2, 6)).detach()
+    if "optimizer" in conf:
+        model.requires_grad_(False)
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    engine, optimizer, _, schedule = zerorun.initialize(model=model, config={**conf, "zero_optimization": zero})
+    assert optimizer is None and schedule is None
+    engine.eval()
+    with torch.no_grad():
+        assert torch.equal(engine(torch.ones(2, 6)), expected)
+    if stage == 3:
+        with pytest.raises(RuntimeError, match="partitioned"):
+            model[0].weight.data_ptr()
+    with pytest.raises(zerorun.UserError, match="without an optimizer"):
+        engine.step()
+    loss = engine(torch.ones(2, 6)).sum()
+    with pytest.raises(zerorun.UserError, match="without an optimizer"):
+        engine.backward(loss)
+    engine.zero_grad()
+    engine.save_16bit_model(tmp_path)
+    trained = make(stage)
+    step(trained)
+    trained.save_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_module_only=True)
+    with torch.no_grad():
+        assert torch.equal(engine(torch.ones(2, 6)), trained(torch.ones(2, 6)))
+
+
+def test_memory_given_to_a_gathered_parameter():
+    engine = make(3)
+    weight = engine.module[0].weight
+    with pytest.raises(zerorun.UserError, match="tensor 0 of its parameters has got other memory"):
+        with zerorun.zero.GatheredParameters([weight]):
+            weight.data = torch.zeros(16, 6)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(x) + self.norm.running_mean.matmul(self.head.weight.t()).sum())
+
+
+def test_messages(caplog):
+    engine = make(0, Normed(), bf16={"enabled": True})
+    with pytest.raises(RuntimeError, match="buffer_dtype"):
+        engine(torch.ones(2, 6, dtype=torch.bfloat16))
+    mixed = net()
+    mixed[0].bfloat16()
+    with caplog.at_level("WARNING", logger="zerorun"), contextlib.suppress(RuntimeError):
+        make(1, mixed, bf16={"enabled": True})
+    assert "2.weight, 2.bias" in caplog.text and "float32" in caplog.text

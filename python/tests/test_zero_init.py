@@ -1,0 +1,94 @@
+"""Models made under zero.Init have the values of models made without it."""
+
+import copy
+
+import pytest
+import torch
+import zerorun
+from small import config, loss_of, net, step
+
+
+class Patches(torch.nn.Module):
+    """Multiplies and adds numbers of Python while it is built."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = torch.nn.Parameter(torch.randn(1, 5, 8) * 0.02)
+        self.scale = torch.nn.Parameter(0.1 * torch.ones(8) + 1)
+        self.mix = torch.nn.Linear(8, 8)
+        torch.nn.init.trunc_normal_(self.mix.weight, std=0.02)
+        self.out = torch.nn.Linear(8, 8)
+        torch.nn.init.orthogonal_(self.out.weight)
+        with torch.no_grad():
+            self.out.weight.mul_(0.5)
+            self.mix.bias += 0.25
+        self.register_buffer("frequencies", 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8)))
+
+
+def whole(model):
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_numbers_of_python(stage):
+    torch.manual_seed(4)
+    expected = whole(Patches())
+    torch.manual_seed(4)
+    with zerorun.zero.Init():
+        model = Patches()
+    zerorun.initialize(model=model, config=config(stage))
+    found = whole(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "vit"])
+def test_models_of_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    text = dict(vocab_size=20, num_key_value_heads=1, max_position_embeddings=16)
+    make = {
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **text)),
+        "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **text)),
+        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)),
+    }[name]
+    torch.manual_seed(4)
+    expected = whole(make())
+    torch.manual_seed(4)
+    with zerorun.zero.Init():
+        model = make()
+    zerorun.initialize(model=model, config=config(3))
+    found = whole(model)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_scopes_together():
+    """A scope in a scope, copies between two scopes, and reads in a gathered scope."""
+    with zerorun.zero.Init():
+        a = torch.nn.Linear(6, 6)
+        with zerorun.zero.Init():
+            inner = torch.nn.Linear(6, 6)
+        c = torch.nn.Linear(6, 6)
+    assert all(zerorun._core.is_deferred(layer.weight) for layer in (a, inner, c))
+    with zerorun.zero.Init():
+        b = torch.nn.Linear(6, 6)
+    b.weight.data[:3] = a.weight.data[:3]
+    with zerorun.zero.GatheredParameters([a.weight, b.weight]):
+        assert torch.equal(a.weight[:3], b.weight[:3]) and not torch.equal(a.weight, b.weight)
+        b.weight.data[3:] = a.weight.data[3:].mean(0)
+    model = torch.nn.Sequential(b, c)
+    expected = a.weight.detach().clone()
+    engine, _, _, _ = zerorun.initialize(model=model, config=config(3))
+    assert torch.equal(b.weight[:3], expected[:3]) and torch.equal(b.weight[3], expected[3:].mean(0))
+    step(engine)
+
+
+def test_a_copy_of_a_model():
+    with zerorun.zero.Init():
+        model = net()
+    reference = copy.deepcopy(model)
+    engine, _, _, _ = zerorun.initialize(model=model, config=config(3))
+    expected = net()(torch.ones(2, 6))
+    assert torch.equal(reference(torch.ones(2, 6)), expected)
+    step(engine)
+    assert torch.equal(reference(torch.ones(2, 6)), expected) and not torch.equal(loss_of(engine), expected.pow(2).mean())
