@@ -12,7 +12,7 @@
 namespace zerorun {
 namespace {
 
-constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kHeaderLengthBytes = 8;
 
 nlohmann::json entry_of(const std::string& dtype, int64_t numel, int64_t begin, int64_t end) {
   return {{"dtype", dtype}, {"shape", {numel}}, {"data_offsets", {begin, end}}};
@@ -65,9 +65,9 @@ std::string state_header(const std::map<std::string, std::string>& metadata,
   pad_to(data_bytes);
   std::string text = header.dump();
   const int64_t bytes =
-      std::max(least_bytes, rounded_up(kLengthBytes + static_cast<int64_t>(text.size()), kPageBytes));
-  text.resize(static_cast<size_t>(bytes - kLengthBytes), ' ');
-  std::string whole(kLengthBytes, '\0');
+      std::max(least_bytes, rounded_up(kHeaderLengthBytes + static_cast<int64_t>(text.size()), kPageBytes));
+  text.resize(static_cast<size_t>(bytes - kHeaderLengthBytes), ' ');
+  std::string whole(kHeaderLengthBytes, '\0');
   const uint64_t length = text.size();
   std::memcpy(whole.data(), &length, sizeof length);
   return whole + text;

@@ -67,8 +67,8 @@ std::vector<Damage> verify_file(FileSystem& files, const fs::path& folder, const
 }
 
 // Reports the first element of a state that is in no file, or in more than one.
-void check_coverage(const SavedParameter& parameter, std::vector<StateRange>& ranges,
-                    std::vector<Damage>& damages) {
+void verify_coverage(const SavedParameter& parameter, std::vector<StateRange>& ranges,
+                     std::vector<Damage>& damages) {
   int64_t numel = 1;
   for (const int64_t size : parameter.shape) numel *= size;
   std::ranges::sort(ranges, {}, &StateRange::begin);
@@ -101,7 +101,7 @@ void check_manifest(const Manifest& manifest, std::vector<Damage>& damages) {
     }
   }
   for (auto& [state, of_state] : ranges)
-    check_coverage(manifest.parameters.at(state.first), of_state, damages);
+    verify_coverage(manifest.parameters.at(state.first), of_state, damages);
   for (const auto& [name, parameter] : manifest.parameters) {
     const bool is_empty = std::ranges::find(parameter.shape, 0) != parameter.shape.end();
     if (!parameter.excluded && !is_empty && !present.contains(name))

@@ -49,7 +49,7 @@ constexpr Names kOpenMpi = {"mpirun",
 constexpr Names kMpich = {"mpiexec",         "PMI_RANK",        "PMI_SIZE",
                           "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpiexec -genv MASTER_ADDR HOST"};
 
-std::string required(const Variables& variables, const Names& names, const std::string& name) {
+std::string required_of(const Variables& variables, const Names& names, const std::string& name) {
   if (auto value = variables.find(name)) return *value;
   throw UserError("environment variable " + name + " is not set, though " + names.rank + " of " +
                   names.launcher +
@@ -58,7 +58,7 @@ std::string required(const Variables& variables, const Names& names, const std::
 }
 
 int number(const Variables& variables, const Names& names, const char* name, int lowest, int highest) {
-  return whole_number(name, required(variables, names, name), lowest, highest);
+  return whole_number(name, required_of(variables, names, name), lowest, highest);
 }
 
 [[noreturn]] void refuse(const std::string& name, const std::string& value, const std::string& reason) {
@@ -147,7 +147,7 @@ std::optional<ClusterRank> read_mpich(const Variables& variables, const HostFact
 
 template <typename Expand>
 auto slurm_list(const Variables& variables, const char* name, const char* example, Expand expand) {
-  const std::string text = required(variables, kSlurm, name);
+  const std::string text = required_of(variables, kSlurm, name);
   auto list = expand(text);
   if (!list) refuse(name, text, std::string("expected a list such as ") + example);
   return std::move(*list);
@@ -157,8 +157,8 @@ auto slurm_list(const Variables& variables, const char* name, const char* exampl
 std::optional<ClusterRank> read_slurm(const Variables& variables) {
   if (!variables.has(kSlurm.rank) || !variables.has(kSlurm.world_size)) return std::nullopt;
   if (const auto tasks = variables.find("SLURM_NTASKS");
-      tasks && *tasks != required(variables, kSlurm, kSlurm.world_size)) {
-    refuse(kSlurm.world_size, required(variables, kSlurm, kSlurm.world_size),
+      tasks && *tasks != required_of(variables, kSlurm, kSlurm.world_size)) {
+    refuse(kSlurm.world_size, required_of(variables, kSlurm, kSlurm.world_size),
            "SLURM_NTASKS is " + *tasks +
                ", so the SLURM_STEP variables come from another step, from which this job was submitted: "
                "start the program with srun, or unset SLURM_STEP_NUM_TASKS for a single rank");
@@ -174,7 +174,7 @@ std::optional<ClusterRank> read_slurm(const Variables& variables) {
   const auto hosts = slurm_list(variables, "SLURM_STEP_NODELIST", "gpu[01-03,7],login2", expand_host_list);
   const int64_t sum = std::accumulate(tasks.begin(), tasks.end(), int64_t{0});
   if (sum != place.world_size || tasks.size() != hosts.size()) {
-    refuse(kSlurm.local_world_size, required(variables, kSlurm, kSlurm.local_world_size),
+    refuse(kSlurm.local_world_size, required_of(variables, kSlurm, kSlurm.local_world_size),
            std::to_string(sum) + " tasks on " + std::to_string(tasks.size()) + " hosts contradict " +
                kSlurm.world_size + "=" + std::to_string(place.world_size) + " or the " +
                std::to_string(hosts.size()) +

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 // How long the destructor waits for other ranks to read the input of a collective, if wait() was never called
 // for it.
-constexpr milliseconds kPatienceWithDropped(10'000);
+constexpr milliseconds kTransferPatienceWithDropped(10'000);
 
 // How long a wait spins before it sleeps. Ranks spin only if every thread of every rank has a core: otherwise
 // spinning would slow down the rank that is waited for. The spin is longer than a wake-up takes; with a
@@ -69,7 +69,7 @@ SharedTransfers::~SharedTransfers() {
   try {
     for (const auto& transfer : std::vector(under_way_)) {
       if (control_.has_failed(rank_)) return;
-      if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kPatienceWithDropped));
+      if (transfer->lends) await(*transfer, is_over, std::min(timeout_, kTransferPatienceWithDropped));
     }
   } catch (const std::exception&) {
     // Ignored, because other ranks that wait for this rank fail too and report the error.

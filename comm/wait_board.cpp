@@ -13,15 +13,15 @@ namespace zerorun {
 namespace {
 
 constexpr char kPostedForAll[] = "posted";
-constexpr std::chrono::milliseconds kPatience(500);
+constexpr std::chrono::milliseconds kStorePatience(500);
 // Like kTimeToRead, if other ranks fail one after the other because the ranks that they wait for have failed.
 constexpr std::chrono::milliseconds kTimeToReadInTurn(1000);
 // The deadline of the calls to the store that are made for the NCCL watchdog. The watchdog itself does not
 // wait that long: the calls run in another thread, and it waits at most 3 s for that thread
 // (cuda/nccl_watchdog.cpp).
-constexpr std::chrono::seconds kLimit(10);
+constexpr std::chrono::seconds kStoreLimit(10);
 
-std::string key(int rank) {
+std::string board_key(int rank) {
   return "waiting/" + std::to_string(rank);
 }
 
@@ -68,10 +68,10 @@ std::optional<std::string> WaitBoard::disagreement(const CollectiveCall& call,
 // Publishes `mine`, and describes the first of `ranks` that waits for a different collective.
 std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
                                               const std::vector<int>& ranks) const {
-  const Deadline deadline(kPatience);
-  store_->set(key(rank_), encoded({mine}), deadline);
+  const Deadline deadline(kStorePatience);
+  store_->set(board_key(rank_), encoded({mine}), deadline);
   for (int other : ranks) {
-    const auto said = store_->await(key(other), deadline);
+    const auto said = store_->await(board_key(other), deadline);
     if (!said) break;  // the rank has published nothing by the deadline
     const std::vector<PendingCollective> theirs = decoded(*said);
     if (theirs.empty() || contains(theirs, mine)) continue;
@@ -82,7 +82,8 @@ std::optional<std::string> WaitBoard::compare(const PendingCollective& mine,
 
 void WaitBoard::publish_failed(const CollectiveCall& call) const {
   try {
-    store_->set(key(rank_), encoded({pending_collective_of(call, call.input.numel())}), Deadline(kPatience));
+    store_->set(board_key(rank_), encoded({pending_collective_of(call, call.input.numel())}),
+                Deadline(kStorePatience));
   } catch (const CommError&) {
     // Ignored for the same reason as in publish().
   }
@@ -91,19 +92,19 @@ void WaitBoard::publish_failed(const CollectiveCall& call) const {
 
 void WaitBoard::publish(const std::vector<PendingCollective>& waiting) const {
   try {
-    store_->set(key(rank_), encoded(waiting), Deadline(kLimit));
+    store_->set(board_key(rank_), encoded(waiting), Deadline(kStoreLimit));
   } catch (const CommError&) {
     // Ignored, because ranks that call read_all() notice by themselves that the store is gone.
   }
 }
 
 PendingCollectives WaitBoard::read_all(int world_size) const {
-  const Deadline deadline(kLimit);
+  const Deadline deadline(kStoreLimit);
   std::vector<std::vector<PendingCollective>> all(world_size);
   try {
     for (int rank = 0; rank < world_size; ++rank) {
       if (rank == rank_) continue;
-      if (const auto said = store_->find(key(rank), deadline)) all[rank] = decoded(*said);
+      if (const auto said = store_->find(board_key(rank), deadline)) all[rank] = decoded(*said);
     }
   } catch (const CommError&) {
     return std::nullopt;
@@ -113,7 +114,7 @@ PendingCollectives WaitBoard::read_all(int world_size) const {
 
 void WaitBoard::post_for_all(const std::string& text) const {
   try {
-    store_->set(kPostedForAll, text, Deadline(kLimit));
+    store_->set(kPostedForAll, text, Deadline(kStoreLimit));
   } catch (const CommError&) {
     // Ignored for the same reason as in publish().
   }
@@ -121,7 +122,7 @@ void WaitBoard::post_for_all(const std::string& text) const {
 
 std::string WaitBoard::posted_for_all() const {
   try {
-    return store_->find(kPostedForAll, Deadline(kLimit)).value_or("");
+    return store_->find(kPostedForAll, Deadline(kStoreLimit)).value_or("");
   } catch (const CommError&) {
     return "";
   }

@@ -115,7 +115,7 @@ std::string type_in_words(const KeyFact& row) {
 }
 
 /// Says which of the supported choices are matched case-insensitively.
-std::string in_any_case(const KeyFact& row) {
+std::string either_case(const KeyFact& row) {
   const std::string some = supported_in_any_case(row);
   if (some == supported_choices(row)) return ", in any case";
   return some.empty() ? "" : "; " + words_or(some, "`") + " in any case";
@@ -126,7 +126,7 @@ std::string value_in_words(const KeyFact& row) {
   if (const std::string range = range_in_words(row.range); !range.empty()) {
     words += (row.is_list() ? ", each " : ", ") + range;
   }
-  if (!row.any_case.empty()) words += in_any_case(row);
+  if (!row.any_case.empty()) words += either_case(row);
   if (row.accepts_true) words += ", or true for 1";
   if (row.per_group) words += ", or one per parameter group";
   if (row.nullable) words += ", or null";

@@ -133,7 +133,7 @@ Remedy misspelled(std::string_view section, std::string_view name) {
   return {"did you mean " + in_quotes(name) + "?" + caution(fact), &fact};
 }
 
-Remedy remedy_of(const Synonym& synonym, std::string_view section) {
+Remedy remedy_for_name(const Synonym& synonym, std::string_view section) {
   if (synonym.meant.empty()) return {std::string(synonym.remedy)};
   if (section_of(synonym.meant) == section) return misspelled(section, name_of(synonym.meant));
   return {"write " + place_of(synonym.meant) + caution(*find_key(synonym.meant))};
@@ -198,7 +198,7 @@ Remedy unknown_key(std::string_view section, std::string_view name, const Value&
   std::string spelled(name);
   std::ranges::replace(spelled, '-', '_');
   if (const Synonym* synonym = find_synonym(section, in_lower_case(spelled)))
-    return remedy_of(*synonym, section);
+    return remedy_for_name(*synonym, section);
   const auto means = [&](std::string_view key) {
     return !key.empty() && can_mean(*find_key(join_path(section, key)), value);
   };

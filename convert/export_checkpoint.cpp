@@ -34,7 +34,7 @@ struct Source {
   int64_t numel = 0;
 };
 
-int64_t numel_of(const std::vector<int64_t>& shape) {
+int64_t exported_numel(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
@@ -84,7 +84,7 @@ class Exporter {
         continue;
       }
       const std::string state = saved.dtype_of(name, "master").empty() ? "value" : "master";
-      const int64_t numel = numel_of(parameter.shape);
+      const int64_t numel = exported_numel(parameter.shape);
       const std::string dtype = numel == 0 ? "F32" : saved.dtype_of(name, state);
       if (dtype.empty()) throw UserError("the checkpoint has no values of " + name);
       check_strides(name, parameter, numel);

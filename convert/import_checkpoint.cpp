@@ -13,7 +13,7 @@
 namespace zerorun {
 namespace {
 
-int64_t numel_of(const SourceState& state) {
+int64_t imported_numel(const SourceState& state) {
   int64_t numel = 0;
   for (const SourcePiece& piece : state.pieces) numel += piece.numel;
   return numel;
@@ -27,7 +27,7 @@ class FileWriter {
 
   void add(const std::string& parameter, const std::string& name, const SourceState& state) {
     const int64_t size = element_bytes(state.dtype);
-    const int64_t numel = numel_of(state);
+    const int64_t numel = imported_numel(state);
     for (int64_t begin = 0; begin < numel;) {
       const int64_t room = (kImportFileBytes - file_bytes_) / size;
       if (room < std::min(numel - begin, kLeastNumel)) {

@@ -360,7 +360,7 @@ std::string tag_to_load(const fs::path& directory, const std::string& tag, FileS
 }
 
 // All that must be the same on all ranks, as text.
-std::string words_of(const fs::path& directory, const std::string& tag, const RestoreOptions& options) {
+std::string words_of_load(const fs::path& directory, const std::string& tag, const RestoreOptions& options) {
   const auto without = [](bool given, const char* what) {
     return given ? "" : std::string(", without ") + what;
   };
@@ -400,7 +400,7 @@ RestoredCheckpoint load_checkpoint(EngineState& state, const fs::path& directory
   state.checkpoints.forget_published();
   Communicator& communicator = *state.communicator;
   const std::string label = "loading a checkpoint from " + directory.string();
-  check_same_words(words_of(directory, tag, options), communicator, label);
+  check_same_words(words_of_load(directory, tag, options), communicator, label);
   std::string chosen;
   on_all_ranks(communicator, label, [&] {
     state.check_states_are_here("load_checkpoint");

@@ -35,7 +35,7 @@ void add_loss_scaler(std::vector<RestartItem>& items, LossScaler& scaler) {
   add("hysteresis", &LossScaler::State::hysteresis);
 }
 
-void add_group(std::vector<RestartItem>& items, ShardOptimizer& optimizer, int group) {
+void add_group_items(std::vector<RestartItem>& items, ShardOptimizer& optimizer, int group) {
   const std::string prefix = "group " + std::to_string(group) + ".";
   items.push_back(
       {.name = prefix + "lr",
@@ -87,7 +87,7 @@ std::vector<RestartItem> restart_items(EngineState& state) {
       {.name = "steps.optimizer",
        .read = [&optimizer] { return RestartValue(optimizer.steps()); },
        .write = [&optimizer](const RestartValue& given) { optimizer.set_steps(std::get<int64_t>(given)); }});
-  for (int group = 0; group < optimizer.groups(); ++group) add_group(items, optimizer, group);
+  for (int group = 0; group < optimizer.groups(); ++group) add_group_items(items, optimizer, group);
   if (state.scaler) add_loss_scaler(items, *state.scaler);
   items.push_back(generator_of(c10::Device(c10::kCPU)));
   const c10::Device device = state.communicator->device().location();

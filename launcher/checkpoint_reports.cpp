@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-const char* name_of(TagState state) {
+const char* name_of_kind(TagState state) {
   switch (state) {
     case TagState::complete:
       return "complete";
@@ -26,7 +26,7 @@ const char* name_of(TagState state) {
 }
 
 // "2026-11-23T14:05:09", local time.
-std::string time_text(std::filesystem::file_time_type written) {
+std::string saving_time_text(std::filesystem::file_time_type written) {
   const auto system = std::chrono::file_clock::to_sys(written);
   const std::time_t seconds = std::chrono::system_clock::to_time_t(
       std::chrono::time_point_cast<std::chrono::system_clock::duration>(system));
@@ -106,13 +106,13 @@ std::string to_text(const std::vector<InventoryTag>& tags) {
   if (tags.empty()) return "no checkpoints\n";
   std::vector<std::vector<std::string>> rows = {{"tag", "", "step", "written", "size", "settings"}};
   for (const InventoryTag& tag : tags) {
-    std::string settings = std::string(name_of(tag.state)) + ": ";
+    std::string settings = std::string(name_of_kind(tag.state)) + ": ";
     if (tag.state == TagState::complete) settings = settings_text(*tag.manifest);
     if (tag.state == TagState::damaged) settings += tag.problem;
     if (tag.state == TagState::unfinished) settings += "being written, or left by a run that died";
     rows.push_back({tag.tag, tag.is_latest ? "latest" : "",
-                    tag.manifest ? std::to_string(tag.manifest->generation) : "-", time_text(tag.written),
-                    readable_bytes(tag.bytes), settings});
+                    tag.manifest ? std::to_string(tag.manifest->generation) : "-",
+                    saving_time_text(tag.written), readable_bytes(tag.bytes), settings});
   }
   return table(rows);
 }
@@ -120,9 +120,12 @@ std::string to_text(const std::vector<InventoryTag>& tags) {
 ordered_json to_json(const std::vector<InventoryTag>& tags) {
   auto list = ordered_json::array();
   for (const InventoryTag& tag : tags) {
-    ordered_json entry = {
-        {"tag", tag.tag},          {"folder", tag.folder.string()},     {"state", name_of(tag.state)},
-        {"latest", tag.is_latest}, {"written", time_text(tag.written)}, {"bytes", tag.bytes}};
+    ordered_json entry = {{"tag", tag.tag},
+                          {"folder", tag.folder.string()},
+                          {"state", name_of_kind(tag.state)},
+                          {"latest", tag.is_latest},
+                          {"written", saving_time_text(tag.written)},
+                          {"bytes", tag.bytes}};
     if (tag.manifest) {
       entry["step"] = tag.manifest->generation;
       entry["precision"] = tag.manifest->precision;

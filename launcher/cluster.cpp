@@ -22,15 +22,15 @@ using std::chrono::milliseconds;
 
 // After the grace, agents have this long to kill their ranks and send their results.
 constexpr milliseconds kReportPatience(2500);
-constexpr milliseconds kFlushPatience(500);
+constexpr milliseconds kAgentFlushPatience(500);
 // Agents that have sent their results exit at once, and so do the processes that started them. But an agent
 // that has not connected yet would try again and again, so the process that started it is killed after this
 // time.
 constexpr milliseconds kStarterPatience(1000);
-constexpr milliseconds kKillPatience(300);
-constexpr milliseconds kTick(50);
+constexpr milliseconds kAgentKillPatience(300);
+constexpr milliseconds kClusterTick(50);
 // As in job.cpp, a second SIGINT within this time is ignored.
-constexpr milliseconds kSameInterruption(100);
+constexpr milliseconds kSameAgentInterruption(100);
 
 }  // namespace
 
@@ -85,7 +85,7 @@ void Cluster::wait_for_something() {
     if (agent.socket) agent.socket->append_poll_entry(entries);
   }
   console_.append_poll_entries(entries);
-  const milliseconds timeout = phase_ == Phase::running ? kControlTick : kTick;
+  const milliseconds timeout = phase_ == Phase::running ? kControlTick : kClusterTick;
   ::poll(entries.data(), entries.size(), static_cast<int>(timeout.count()));
 
   starters_.read(entries, 0);
@@ -308,7 +308,7 @@ void Cluster::handle_interruption(int signal) {
                                        : signal_name(signal) + ": ending the job");
     begin_ending(plan_.order.grace);
   } else if (phase_ == Phase::ending && signal == SIGINT &&
-             (first || now - interrupted_at_ > kSameInterruption)) {
+             (first || now - interrupted_at_ > kSameAgentInterruption)) {
     begin_ending(milliseconds(0));
   }
 }
@@ -377,18 +377,18 @@ void Cluster::finish() {
   agents_.clear();  // closes the connections: agents that are over then exit, and so do their starters
   wait_for_starters(kStarterPatience);
   starters_.signal_all(SIGKILL);
-  wait_for_starters(kKillPatience);
+  wait_for_starters(kAgentKillPatience);
   starters_.end_orphans();
   for (const std::string& line : stopped_) console_.notice(line);
   if (failure_) {
     for (const std::string& line : failure_->lines) console_.notice(line);
   }
   const bool in_a_hurry = failure_ || interrupted_by_;
-  const Clock::time_point flushed = Clock::now() + kFlushPatience;
+  const Clock::time_point flushed = Clock::now() + kAgentFlushPatience;
   while (!console_.is_flushed() && !(in_a_hurry && Clock::now() >= flushed)) {
     std::vector<pollfd> entries = {{signals_.fd(), POLLIN, 0}};
     console_.append_poll_entries(entries);
-    ::poll(entries.data(), entries.size(), static_cast<int>(kTick.count()));
+    ::poll(entries.data(), entries.size(), static_cast<int>(kClusterTick.count()));
     console_.write_some();
     while (const std::optional<int> signal = signals_.next()) {
       if (*signal == SIGCHLD) continue;
@@ -402,7 +402,7 @@ void Cluster::wait_for_starters(milliseconds patience) {
   const Clock::time_point end = Clock::now() + patience;
   while (starters_.any_runs() && Clock::now() < end) {
     pollfd entry = {signals_.fd(), POLLIN, 0};
-    ::poll(&entry, 1, static_cast<int>(kTick.count()));
+    ::poll(&entry, 1, static_cast<int>(kClusterTick.count()));
     handle_signals();
   }
 }

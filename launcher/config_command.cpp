@@ -55,7 +55,7 @@ CheckedConfig check_file(const std::string& file, const ConfigArguments& argumen
   return check_config(read_config_file(file), origin_name(file), arguments.check_options());
 }
 
-std::string count(int number, const std::string& what) {
+std::string counted(int number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
@@ -105,8 +105,8 @@ int check(const ConfigArguments& arguments) {
       total.add(severity, left_out);
       report += checked.diagnostics.left_out_line(severity) + "\n";
     }
-    report += origin_name(file) + ": " + count(tally.errors, "error") + ", " +
-              count(tally.warnings, "warning") + ", " + count(tally.notes, "note") + "\n";
+    report += origin_name(file) + ": " + counted(tally.errors, "error") + ", " +
+              counted(tally.warnings, "warning") + ", " + counted(tally.notes, "note") + "\n";
     if (!arguments.json) print(report);
   }
   if (arguments.json) {
@@ -142,7 +142,7 @@ std::string side(const std::string& file, const std::string& value, const std::s
                        : "  " + file + ": " + value + " (" + origin + ")\n";
 }
 
-int diff(const ConfigArguments& arguments) {
+int diff_configs(const ConfigArguments& arguments) {
   const std::string& first_file = arguments.files.at(0);
   const std::string& second_file = arguments.files.at(1);
   const auto first = accepted(first_file, arguments);
@@ -235,7 +235,7 @@ int run_config_command(int argc, const char* const* argv) {
   }
   if (check_command->parsed()) return check(arguments);
   if (show_command->parsed()) return show(arguments);
-  if (diff_command->parsed()) return diff(arguments);
+  if (diff_command->parsed()) return diff_configs(arguments);
   if (schema_command->parsed()) print(config_schema());
   if (reference_command->parsed()) print(config_reference());
   return kClean;

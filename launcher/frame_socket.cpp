@@ -20,7 +20,7 @@ constexpr size_t kHead = sizeof(uint32_t) + sizeof(uint8_t);
 // In bytes; longer than any payload that an agent or a launcher sends. So a frame with a longer payload comes
 // from another program.
 constexpr uint32_t kLongestPayload = 1 << 26;
-constexpr size_t kReadSize = 1 << 16;
+constexpr size_t kFrameReadSize = 1 << 16;
 // Bounds read_some(), so that one fast sender cannot hold up all others.
 constexpr int kReads = 16;
 
@@ -59,7 +59,7 @@ void FrameSocket::write_some() {
 }
 
 void FrameSocket::read_some() {
-  std::array<char, kReadSize> buffer;
+  std::array<char, kFrameReadSize> buffer;
   for (int reads = 0; reads < kReads && fd_.is_open(); ++reads) {
     const ssize_t size = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
     if (size < 0 && errno == EINTR) continue;

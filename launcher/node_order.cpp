@@ -53,7 +53,7 @@ json from_bytes(std::string_view payload) {
   return json::from_cbor(payload.begin(), payload.end());
 }
 
-json to_json(const StreamChoice& choice) {
+json order_json(const StreamChoice& choice) {
   return {choice.all, choice.some};
 }
 
@@ -61,11 +61,11 @@ StreamChoice stream_choice(const json& message) {
   return {message[0].get<int>(), message[1].get<std::vector<std::pair<int, int>>>()};
 }
 
-json to_json(const LogOptions& logs) {
+json order_json(const LogOptions& logs) {
   return {{"one_file_folder", logs.one_file_folder},
           {"folder", logs.folder},
-          {"redirects", to_json(logs.redirects)},
-          {"tee", to_json(logs.tee)},
+          {"redirects", order_json(logs.redirects)},
+          {"tee", order_json(logs.tee)},
           {"printed", logs.printed ? json(*logs.printed) : json()},
           {"run", logs.run}};
 }
@@ -151,7 +151,7 @@ std::string encode(const NodeOrder& order) {
                    {"failure_grace", order.failure_grace.count()},
                    {"bind_cores", order.bind_cores},
                    {"bind_core_list", order.bind_core_list},
-                   {"logs", to_json(order.logs)},
+                   {"logs", order_json(order.logs)},
                    {"port", order.port ? json(*order.port) : json()}});
 }
 

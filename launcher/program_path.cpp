@@ -23,7 +23,7 @@ bool is_runnable_file(const std::string& path) {
   throw UserError("cannot run '" + program + "': " + reason);
 }
 
-void check_file(const std::string& program) {
+void check_program_file(const std::string& program) {
   struct stat info {};
   if (::stat(program.c_str(), &info) != 0) {
     if (errno == ENOENT) refuse(program, "no such file: build it first, or correct the path");
@@ -39,7 +39,7 @@ void check_file(const std::string& program) {
 std::string find_program(const std::string& program) {
   if (program.empty()) refuse(program, "the name of the program is empty");
   if (program.find('/') != std::string::npos) {
-    check_file(program);
+    check_program_file(program);
     return program;
   }
   const char* path = std::getenv("PATH");

@@ -17,7 +17,7 @@
 namespace zerorun {
 namespace {
 
-struct Pipe {
+struct RankPipe {
   UniqueFd read_end;
   UniqueFd write_end;
 };
@@ -27,7 +27,7 @@ struct Pipe {
               " (start fewer ranks, or raise the limits that `ulimit -a` shows)");
 }
 
-Pipe open_pipe(const std::string& name) {
+RankPipe open_rank_pipe(const std::string& name) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) out_of_resources(name, "no pipe");
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
@@ -91,9 +91,9 @@ struct ChildPlan {
 }  // namespace
 
 RankProcess start_process(const ProcessPlan& plan, const Signals& signals, const Guardian& guardian) {
-  Pipe out = open_pipe(plan.name);
-  Pipe err = open_pipe(plan.name);
-  Pipe failure = open_pipe(plan.name);  // closed by a successful exec
+  RankPipe out = open_rank_pipe(plan.name);
+  RankPipe err = open_rank_pipe(plan.name);
+  RankPipe failure = open_rank_pipe(plan.name);  // closed by a successful exec
   UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!nothing.is_open()) out_of_resources(plan.name, "/dev/null");
 

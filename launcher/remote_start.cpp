@@ -16,14 +16,14 @@ constexpr std::array<std::pair<const char*, Starter>, 5> kStarters = {{{"ssh", S
                                                                        {"mpich", Starter::mpich},
                                                                        {"slurm", Starter::slurm}}};
 
-std::string join(const std::vector<std::string>& words, const char* separator) {
+std::string join_words(const std::vector<std::string>& words, const char* separator) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
   return text;
 }
 
 std::vector<std::string> agent_arguments(const StartPlan& plan, const std::string& node) {
-  std::vector<std::string> words = {plan.zerorun, kAgentCommand, join(plan.addresses, ","),
+  std::vector<std::string> words = {plan.zerorun, kAgentCommand, join_words(plan.addresses, ","),
                                     std::to_string(plan.port)};
   if (!node.empty()) words.push_back(node);
   return words;
@@ -112,7 +112,7 @@ Starter parse_starter(const std::string& name) {
 
 std::vector<StartCommand> start_commands(const StartPlan& plan, const std::vector<std::string>& hosts,
                                          const std::vector<int>& nodes) {
-  const std::string all = join(hosts, ",");
+  const std::string all = join_words(hosts, ",");
   const std::string count = std::to_string(hosts.size());
   switch (plan.starter) {
     case Starter::pdsh:

@@ -17,7 +17,7 @@
 namespace zerorun {
 namespace {
 
-constexpr size_t kReadSize = 1 << 16;
+constexpr size_t kStarterReadSize = 1 << 16;
 
 // A pipe that contains `text`, the ticket, for an agent's stdin.
 UniqueFd pipe_with(const std::string& text) {
@@ -50,7 +50,7 @@ StarterProcesses::StarterProcesses(Console& console, size_t first_source, const 
       next_source_(static_cast<int>(first_source)),
       signals_(signals),
       guardian_(guardian),
-      buffer_(kReadSize, '\0') {
+      buffer_(kStarterReadSize, '\0') {
   ::getrlimit(RLIMIT_NOFILE, &open_files_);
   const rlimit raised = {open_files_.rlim_max, open_files_.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &raised);

@@ -91,8 +91,9 @@ class ClientOptimizer : public ShardOptimizer {
   // the engine and would otherwise keep the engine's memory.
   ~ClientOptimizer() override {
     optimizer_->state() = std::move(given_state_);
-    for (size_t group = 0; group < given_.size(); ++group)
-      optimizer_->param_groups()[group].params() = std::move(given_[group]);
+    auto& groups = optimizer_->param_groups();  // the program may have removed some
+    for (size_t group = 0; group < std::min(given_.size(), groups.size()); ++group)
+      groups[group].params() = std::move(given_[group]);
   }
 
   // The host must know whether to step, since torch::optim cannot skip an update on the device.
