@@ -122,10 +122,11 @@ TEST_CASE("Moments of other sizes, removed ones, and ones that appear later are 
       auto& state = static_cast<torch::optim::AdamParamState&>(*adam.state().begin()->second);
       state.exp_avg(torch::zeros({3}));
       CHECK_THAT(user_error([&] { train(model, *zero, 1, 2); }), Contains("another exp_avg, of shape [3]"));
+      zero->zero_grad();
       CHECK_THAT(user_error([&] { zero->engine().save_checkpoint(folder / "out"); }),
                  Contains("another exp_avg"));
       adam.state().clear();
-      CHECK_THAT(user_error([&] { zero->step(); }), Contains("has removed states from the optimizer"));
+      CHECK_THAT(user_error([&] { train(model, *zero, 1, 2); }), Contains("has removed states"));
     }
     SECTION("momentum that begins later") {
       SGD sgd(model->parameters(), SGDOptions(0.1));
